@@ -1,0 +1,179 @@
+// A growing array that any thread may append to without a lock.
+//
+//  * A row's position is claimed by one fetch_add: the order of the log *is* the order of claims,
+//    recorded and never inferred from clocks. Whoever holds a lock while appending (an allocator
+//    holds its device's) gets positions in the order of that lock.
+//  * A row is whole or absent: its ready word is stored last and is never zero.
+//  * Rows never move. Memory grows by chunks and is given back chunk by chunk, once every row of
+//    a chunk has been read.
+//  * When `limit` rows have been claimed, further rows are refused and counted by the caller.
+//    Nothing already recorded is overwritten.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "event.h"
+
+namespace pytracer {
+
+// Where each row keeps the 64-bit word that says "written".
+template <class Row>
+inline constexpr size_t kReadyWord = 1;  // ScopeEnd: `scope` is never 0
+template <>
+inline constexpr size_t kReadyWord<Event> = 2;  // the `ready` byte
+template <>
+inline constexpr size_t kReadyWord<ScopeBegin> = 2;  // the top bit of `flags_and_ready`
+
+inline constexpr uint8_t kScopeReady = 0x80;
+
+template <class Row>
+class AppendLog {
+ public:
+  // 2 MiB of events: large enough that growing is rare, small enough that an idle log is cheap.
+  static constexpr uint64_t kChunkRows = uint64_t{1} << 16;
+  static constexpr uint64_t kMaxChunks = uint64_t{1} << 16;
+  static constexpr uint64_t kRefused = UINT64_MAX;
+
+  AppendLog() : chunks_(new std::atomic<uint64_t*>[kMaxChunks]()) {}
+
+  ~AppendLog() { clear(); }
+
+  AppendLog(const AppendLog&) = delete;  // rows are addressed by other threads
+  AppendLog& operator=(const AppendLog&) = delete;
+
+  // Returns the row's position, or kRefused.
+  uint64_t append(const Row& row) {
+    uint64_t position = next_.fetch_add(1, std::memory_order_relaxed);
+    if (position >= limit_.load(std::memory_order_relaxed)) [[unlikely]] {
+      return kRefused;
+    }
+    uint64_t* chunk = chunks_[position / kChunkRows].load(std::memory_order_acquire);
+    if (chunk == nullptr) [[unlikely]] {
+      chunk = add_chunk(position / kChunkRows);
+      if (chunk == nullptr) {
+        return kRefused;
+      }
+    }
+    uint64_t words[kWords];
+    std::memcpy(words, &row, sizeof(Row));
+    uint64_t* slot = chunk + (position % kChunkRows) * kWords;
+    for (size_t i = 0; i < kWords; ++i) {
+      if (i != kReadyWord<Row>) {
+        __atomic_store_n(slot + i, words[i], __ATOMIC_RELAXED);
+      }
+    }
+    __atomic_store_n(slot + kReadyWord<Row>, words[kReadyWord<Row>], __ATOMIC_RELEASE);
+    return position;
+  }
+
+  // Positions claimed so far. Rows just below it may still be in the making.
+  uint64_t size() const {
+    return std::min(next_.load(std::memory_order_acquire), limit_.load(std::memory_order_relaxed));
+  }
+
+  // Calls read(row) for the whole rows from `from` on, up to `to`; stops at the first that is
+  // not whole yet. Returns the position after the last row read.
+  template <class Reader>
+  uint64_t read(uint64_t from, uint64_t to, Reader&& reader) const {
+    for (; from < to; ++from) {
+      const uint64_t* chunk = chunks_[from / kChunkRows].load(std::memory_order_acquire);
+      if (chunk == nullptr) {
+        break;
+      }
+      const uint64_t* slot = chunk + (from % kChunkRows) * kWords;
+      uint64_t words[kWords];
+      words[kReadyWord<Row>] = __atomic_load_n(slot + kReadyWord<Row>, __ATOMIC_ACQUIRE);
+      if (words[kReadyWord<Row>] == 0) {
+        break;
+      }
+      for (size_t i = 0; i < kWords; ++i) {
+        if (i != kReadyWord<Row>) {
+          words[i] = __atomic_load_n(slot + i, __ATOMIC_RELAXED);
+        }
+      }
+      Row row;
+      std::memcpy(&row, words, sizeof(Row));
+      reader(row);
+    }
+    return from;
+  }
+
+  // Gives back the chunks that lie wholly below `position`. Their rows must all have been read:
+  // then no writer can still be inside them. A few are kept for the next writer.
+  void release_below(uint64_t position) {
+    std::lock_guard lock(growth_);
+    for (; (first_chunk_ + 1) * kChunkRows <= position; ++first_chunk_) {
+      uint64_t* chunk = chunks_[first_chunk_].exchange(nullptr, std::memory_order_acq_rel);
+      if (chunk == nullptr) {
+        continue;
+      }
+      if (spare_.size() < 4) {
+        std::memset(chunk, 0, kChunkRows * sizeof(Row));
+        spare_.push_back(chunk);
+      } else {
+        std::free(chunk);
+      }
+    }
+  }
+
+  void set_limit(uint64_t rows) {
+    limit_.store(std::min(rows, kChunkRows * kMaxChunks), std::memory_order_relaxed);
+  }
+
+  // Forgets everything. Only when no thread can append (see Recorder::quiesce).
+  void clear() {
+    std::lock_guard lock(growth_);
+    for (uint64_t i = first_chunk_; i < kMaxChunks && i * kChunkRows < size(); ++i) {
+      std::free(chunks_[i].exchange(nullptr));
+    }
+    for (uint64_t* chunk : spare_) {
+      std::free(chunk);
+    }
+    spare_.clear();
+    first_chunk_ = 0;
+    next_.store(0);
+  }
+
+  uint64_t bytes_held() const {
+    uint64_t rows = size();
+    uint64_t chunks = (rows + kChunkRows - 1) / kChunkRows - first_chunk_;
+    return chunks * kChunkRows * sizeof(Row);
+  }
+
+ private:
+  static constexpr size_t kWords = sizeof(Row) / sizeof(uint64_t);
+  static_assert(sizeof(Row) % sizeof(uint64_t) == 0);
+
+  uint64_t* add_chunk(uint64_t index) {
+    std::lock_guard lock(growth_);
+    uint64_t* chunk = chunks_[index].load(std::memory_order_acquire);
+    if (chunk != nullptr) {
+      return chunk;  // another writer was first
+    }
+    if (!spare_.empty()) {
+      chunk = spare_.back();
+      spare_.pop_back();
+    } else {
+      chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
+    }
+    chunks_[index].store(chunk, std::memory_order_release);
+    return chunk;
+  }
+
+  // The claim counter is the one line that every thread writes: it gets a line of its own.
+  alignas(64) std::atomic<uint64_t> next_{0};
+  alignas(64) std::atomic<uint64_t> limit_{kChunkRows * kMaxChunks};
+  std::unique_ptr<std::atomic<uint64_t*>[]> chunks_;
+  std::mutex growth_;
+  std::vector<uint64_t*> spare_;
+  uint64_t first_chunk_ = 0;
+};
+
+}  // namespace pytracer

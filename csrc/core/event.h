@@ -1,0 +1,125 @@
+// The vocabulary: what is recorded, in which order, in how many bytes. Everything else in the
+// project (file format, lifetimes, numpy columns) speaks these words. pytracer/schema.py repeats
+// the numbers for Python; a test keeps the two equal.
+//
+// Three append-only logs make up a recording:
+//
+//   Event       one thing an allocator did, or one thing we learned about a live block
+//   ScopeBegin  one op, module, backward pass, ... was entered
+//   ScopeEnd    it was left
+//
+// A row's position in its log is its number, and the order of the rows is the order in which
+// things happened. Times are raw ticks; they become nanoseconds when the recording is read.
+#pragma once
+
+#include <cstdint>
+
+namespace pytracer {
+
+enum class Action : uint8_t {
+  kAlloc = 0,          // bytes: what was asked for
+  kFreeRequested = 1,  // the program gave the block back
+  kFreeCompleted = 2,  // no stream uses it any more: the allocator may hand it out again
+  kSegmentAlloc = 3,   // the allocator took memory from the driver; bytes: the segment's size
+  kSegmentFree = 4,
+  kSegmentMap = 5,  // the same two for expandable segments
+  kSegmentUnmap = 6,
+  kSnapshot = 7,     // the device's recording starts here: seeds describe what was alive now
+  kSeed = 8,         // a block that was alive before; bytes: what had been asked for
+  kSeedSegment = 9,  // a segment that was held before
+  kOom = 10,         // an allocation failed; bytes: what was asked for, address: free device bytes
+  kLabel = 11,       // the block at address is known to be something; bytes: a label id
+  kSaved = 12,       // autograd saved a tensor in the block at address; bytes: the tensor's own
+};
+inline constexpr uint8_t kActions = 13;
+
+// Two events share a cache line and never straddle one. 2^48 bytes is 256 TiB: larger than any
+// block, so the action and the log's own ready mark fit beside the size.
+struct Event {
+  uint64_t ticks;
+  uint64_t address;
+  uint64_t bytes : 48;
+  uint64_t action : 8;
+  uint64_t ready : 8;  // set last, by the log: the row is whole
+  uint32_t scope;      // the innermost scope open on the acting thread, 0 for none
+  uint16_t place;      // device, stream and pool: a row of the place table
+  uint16_t thread;     // a row of the thread table
+};
+static_assert(sizeof(Event) == 32);
+
+enum class ScopeKind : uint8_t {
+  kOp = 0,         // a dispatched operator
+  kNode = 1,       // the engine evaluates one autograd node
+  kModule = 2,     // a module's call
+  kBackward = 3,   // a call of the autograd engine
+  kOptimizer = 4,  // optimizer.step()
+  kUser = 5,       // record_function(...), the profiler's own annotations, DataLoader, FSDP
+  kStep = 6,       // a mark without extent: the user or the optimizer ended a step
+};
+inline constexpr uint8_t kScopeKinds = 7;
+
+enum ScopeFlag : uint8_t {
+  kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
+  kScopeGrad = 2,       // the op ran with grad mode on: what it returns may be saved
+};
+
+struct ScopeBegin {
+  uint64_t ticks;
+  uint32_t parent;   // the enclosing scope on the same thread, 0 for none
+  uint32_t forward;  // of a node: the op that made it, 0 when not known
+  uint32_t name;     // a row of the string table
+  uint16_t thread;
+  ScopeKind kind;
+  uint8_t flags_and_ready;  // ScopeFlag bits; the top bit is the log's ready mark
+};
+static_assert(sizeof(ScopeBegin) == 24);
+
+// Scopes are numbered from 1; the row at position i of the log is scope i + 1. A parent is
+// always begun before its children, so a scope's number is greater than its parent's.
+struct ScopeEnd {
+  uint64_t ticks;
+  uint32_t scope;
+  uint32_t stack;  // a row of the stack table (the Python line that called), 0 for none
+};
+static_assert(sizeof(ScopeEnd) == 16);
+
+enum class DeviceType : uint8_t { kCpu = 0, kCuda = 1 };
+
+struct Place {
+  uint64_t stream;
+  uint64_t pool_high;  // the allocator's pool id, {0, 0} for the default pool
+  uint64_t pool_low;
+  DeviceType device_type;
+  uint8_t device_index;
+
+  bool operator==(const Place&) const = default;
+};
+
+// One frame of a Python stack: the trie's node. Row 0 is the root, "no stack".
+struct StackFrame {
+  uint32_t parent;    // the caller
+  uint32_t file;      // rows of the string table
+  uint32_t function;
+  uint32_t line;
+
+  bool operator==(const StackFrame&) const = default;
+};
+
+// What a block was found to hold. Category numbers are pytracer/schema.py's.
+struct Label {
+  uint8_t category;
+  uint32_t role;  // rows of the string table, 0 for none
+  uint32_t name;
+  uint32_t shape;
+  uint32_t dtype;
+
+  bool operator==(const Label&) const = default;
+};
+
+// A pair of readings of the two clocks, taken together. Two of them turn ticks into time.
+struct ClockReading {
+  uint64_t ticks;
+  int64_t unix_ns;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,484 @@
+#include "recorder.h"
+
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+namespace pytracer {
+
+namespace {
+
+// One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
+__attribute__((tls_model("initial-exec"))) thread_local ThreadState* this_thread_state = nullptr;
+
+// membarrier(2): makes every thread of the process pass a full barrier, so that the hooks
+// themselves need none. The numbers are the kernel's; old headers lack the names.
+constexpr int kMembarrierPrivateExpedited = 1 << 3;
+constexpr int kMembarrierRegisterPrivateExpedited = 1 << 4;
+
+bool barrier_on_all_threads() {
+#ifdef SYS_membarrier
+  static const bool registered =
+      syscall(SYS_membarrier, kMembarrierRegisterPrivateExpedited, 0, 0) == 0;
+  return registered && syscall(SYS_membarrier, kMembarrierPrivateExpedited, 0, 0) == 0;
+#else
+  return false;
+#endif
+}
+
+}  // namespace
+
+// Marks the state of a thread that ends. The state itself stays: its frees may still come, and
+// other threads read which ops it ran.
+struct ThreadExit {
+  ThreadState* state = nullptr;
+
+  ~ThreadExit() {
+    if (state != nullptr) {
+      Recorder::get().retire_thread(*state);
+    }
+  }
+};
+
+Recorder*& Recorder::instance() {
+  // Leaked: blocks are freed after our static destructors would have run.
+  static Recorder* recorder = new Recorder;
+  return recorder;
+}
+
+Recorder& Recorder::get() {
+  return *instance();
+}
+
+ThreadState& Recorder::this_thread() {
+  ThreadState* state = this_thread_state;
+  return state != nullptr ? *state : new_thread_state();
+}
+
+ThreadState& Recorder::new_thread_state() {
+  static thread_local ThreadExit at_exit;
+  ThreadState& state = get().adopt_thread();
+  this_thread_state = &state;
+  at_exit.state = &state;
+  return state;
+}
+
+ThreadState& Recorder::adopt_thread() {
+  auto native_id = static_cast<uint64_t>(syscall(SYS_gettid));
+  std::lock_guard lock(threads_mutex_);
+  // A state retired in an earlier recording belongs to nobody any more.
+  for (auto& state : threads_) {
+    if (state->retired_ && state->generation_ != generation_.load()) {
+      state->retired_ = false;
+      state->native_id_ = native_id;
+      return *state;
+    }
+  }
+  // Numbers are 16 bits wide; a program with more threads than that shares the last one.
+  auto number = static_cast<uint16_t>(std::min<size_t>(threads_.size(), UINT16_MAX));
+  threads_.push_back(std::make_unique<ThreadState>(number, native_id));
+  return *threads_.back();
+}
+
+void Recorder::retire_thread(ThreadState& state) {
+  std::lock_guard lock(threads_mutex_);
+  state.retired_ = true;
+  state.frames_.clear();
+}
+
+// Frames are kept while callbacks are installed, whether or not something records; what they
+// remember of an earlier recording (scope numbers, interned names) must not leak into this one.
+void Recorder::refresh(ThreadState& thread) {
+  thread.generation_ = generation_.load(std::memory_order_relaxed);
+  thread.names_.fill({});
+  thread.claimed_ = 0;
+  thread.torch_id_.store(0, std::memory_order_relaxed);
+  if (thread.made_by_) {
+    for (uint64_t i = 0; i < ThreadState::kRing; ++i) {
+      thread.made_by_[i].store(0, std::memory_order_relaxed);
+    }
+  }
+  for (Frame& frame : thread.frames_) {
+    frame.scope = 0;
+    frame.name_id = 0;
+  }
+}
+
+void Recorder::push(ThreadState& thread,
+                    ScopeKind kind,
+                    const void* key,
+                    const char* name,
+                    int64_t sequence,
+                    uint32_t name_id) {
+  uint8_t flags = 0;
+  if (sequence >= 0) {
+    flags = thread.node_grad_off_ ? kScopeGrad | kScopeRecompute : kScopeGrad;
+  }
+  thread.frames_.push_back(
+      {key, name, ticks_now(), sequence, 0, 0, name_id, kind, flags, false, false});
+}
+
+void Recorder::push_node(ThreadState& thread,
+                         const void* key,
+                         const char* name,
+                         int64_t sequence,
+                         uint64_t forward_thread,
+                         bool grad_mode) {
+  thread.frames_.push_back({key,
+                            name,
+                            ticks_now(),
+                            sequence,
+                            forward_thread,
+                            0,
+                            0,
+                            ScopeKind::kNode,
+                            0,
+                            false,
+                            thread.node_grad_off_});
+  thread.node_grad_off_ = !grad_mode;
+}
+
+void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) {
+  auto& frames = thread.frames_;
+  auto found = std::find_if(
+      frames.rbegin(), frames.rend(), [key](const Frame& frame) { return frame.key == key; });
+  if (found == frames.rend()) {
+    return;  // entered before we looked, or on another thread
+  }
+  // Anything above was left without a word (an asynchronous scope that ended elsewhere).
+  for (auto above = found - frames.rbegin(); above >= 0; --above) {
+    Frame& frame = frames.back();
+    if (frame.kind == ScopeKind::kOp && frame.sequence >= 0 && above == 0) {
+      claim(thread, frame, next_sequence);
+    }
+    if (frame.kind == ScopeKind::kNode) {
+      thread.node_grad_off_ = frame.outer_node_grad_off;
+    }
+    if (frame.scope != 0) {
+      close(thread, frame);
+    }
+    frames.pop_back();
+  }
+}
+
+uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
+  if (frame.name_id != 0) {
+    return frame.name_id;
+  }
+  // Schema names live at fixed addresses, so the pointer finds the number; other names are
+  // transient and their addresses come again with other text, hence the comparison.
+  auto slot = (reinterpret_cast<uintptr_t>(frame.name) >> 4) % thread.names_.size();
+  ThreadState::CachedName& cached = thread.names_[slot];
+  if (cached.address != frame.name || cached.text != frame.name) {
+    uint32_t id = strings.intern(frame.name);
+    cached = {frame.name, strings.at(id), id};
+  }
+  return frame.name_id = cached.id;
+}
+
+// Gives every open frame a row, outermost first, and returns the innermost one's number.
+uint32_t Recorder::open_scope(ThreadState& thread) {
+  auto& frames = thread.frames_;
+  if (frames.empty()) {
+    return 0;
+  }
+  if (frames.back().scope != 0) {
+    return frames.back().scope;
+  }
+  size_t first = frames.size() - 1;
+  while (first > 0 && frames[first - 1].scope == 0) {
+    --first;
+  }
+  uint32_t parent = first > 0 ? frames[first - 1].scope : 0;
+  for (size_t i = first; i < frames.size(); ++i) {
+    Frame& frame = frames[i];
+    uint32_t forward = frame.kind == ScopeKind::kNode ? forward_of(frame) : 0;
+    uint64_t position = scopes.append({frame.ticks,
+                                       parent,
+                                       forward,
+                                       name_of(thread, frame),
+                                       thread.number_,
+                                       frame.kind,
+                                       static_cast<uint8_t>(frame.flags | kScopeReady)});
+    if (position == AppendLog<ScopeBegin>::kRefused) {
+      lost_scopes.fetch_add(1, std::memory_order_relaxed);
+      return parent;
+    }
+    frame.scope = static_cast<uint32_t>(position + 1);
+    parent = frame.scope;
+  }
+  return parent;
+}
+
+uint32_t Recorder::forward_of(const Frame& node) const {
+  const ThreadState* maker = forward_thread_.load(std::memory_order_acquire);
+  if (maker == nullptr || node.sequence < 0) {
+    return 0;  // -1: an AccumulateGrad, made by no op
+  }
+  if (forward_threads_.load(std::memory_order_relaxed) > 1) {
+    // Numbers count per thread: without the thread's name a guess could be wrong.
+    if (node.forward_thread == 0) {
+      return 0;
+    }
+    if (maker->torch_id_ != node.forward_thread) {
+      std::lock_guard lock(threads_mutex_);
+      maker = nullptr;
+      for (const auto& state : threads_) {
+        if (state->torch_id_ == node.forward_thread) {
+          maker = state.get();
+        }
+      }
+      if (maker == nullptr) {
+        return 0;
+      }
+    }
+  }
+  auto number = static_cast<uint64_t>(node.sequence);
+  uint64_t entry = maker->made_by_[number % ThreadState::kRing].load(std::memory_order_relaxed);
+  return entry >> 32 == (number & UINT32_MAX) ? static_cast<uint32_t>(entry) : 0;
+}
+
+// Every node number in [op.sequence, next_sequence) that no inner op has taken is this op's.
+void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
+  int64_t first = std::max(op.sequence, thread.claimed_);
+  if (next_sequence <= first || !recording.load(std::memory_order_relaxed)) {
+    return;
+  }
+  thread.busy_.store(true, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (recording.load(std::memory_order_relaxed)) {
+    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
+      refresh(thread);
+      first = op.sequence;
+    }
+    if (!thread.made_by_) {
+      thread.made_by_.reset(new std::atomic<uint64_t>[ThreadState::kRing]());
+    }
+    if (thread.torch_id_ == 0) {
+      auto ask = torch_thread_id.load(std::memory_order_relaxed);
+      thread.torch_id_ = ask != nullptr ? ask() : 1;
+      if (forward_threads_.fetch_add(1) == 0) {
+        forward_thread_.store(&thread, std::memory_order_release);
+      }
+    }
+    uint32_t scope = open_scope(thread);
+    for (int64_t number = first; number < next_sequence; ++number) {
+      auto n = static_cast<uint64_t>(number);
+      thread.made_by_[n % ThreadState::kRing].store((n & UINT32_MAX) << 32 | scope,
+                                                    std::memory_order_relaxed);
+    }
+    thread.claimed_ = next_sequence;
+  }
+  thread.busy_.store(false, std::memory_order_release);
+}
+
+void Recorder::close(ThreadState& thread, Frame& frame) {
+  size_t depth = thread.frames_.size();
+  bool inside_op = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kOp;
+  if (frame.kind == ScopeKind::kOp && frame.allocated && inside_op) {
+    thread.frames_[depth - 2].allocated = true;
+  }
+  if (thread.generation_ != generation_.load(std::memory_order_relaxed) ||
+      !recording.load(std::memory_order_relaxed)) {
+    return;
+  }
+  uint64_t left = ticks_now();
+  uint32_t stack = 0;
+  // The outermost op was called from Python: its line is the line. Under a node the line would
+  // be that of backward(), which says nothing, unless the forward is being run again.
+  bool inside_node = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kNode;
+  if (frame.kind == ScopeKind::kOp && frame.allocated && !inside_op &&
+      (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
+    auto take = take_stack.load(std::memory_order_relaxed);
+    stack = take != nullptr ? take() : 0;  // may wait for the GIL: not while busy
+  }
+  thread.busy_.store(true, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (recording.load(std::memory_order_relaxed) &&
+      thread.generation_ == generation_.load(std::memory_order_relaxed)) {
+    if (scope_ends.append({left, frame.scope, stack}) == AppendLog<ScopeEnd>::kRefused) {
+      lost_scopes.fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  thread.busy_.store(false, std::memory_order_release);
+}
+
+uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) {
+  if (!recording.load(std::memory_order_relaxed)) {
+    return AppendLog<Event>::kRefused;
+  }
+  ThreadState& thread = this_thread();
+  uint64_t position = AppendLog<Event>::kRefused;
+  thread.busy_.store(true, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (recording.load(std::memory_order_relaxed)) {
+    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
+      refresh(thread);
+    }
+    uint32_t scope = open_scope(thread);
+    if (action == Action::kAlloc && !thread.frames_.empty()) {
+      thread.frames_.back().allocated = true;
+    }
+    Event event{ticks_now(),
+                address,
+                bytes & ((uint64_t{1} << 48) - 1),
+                static_cast<uint64_t>(action),
+                1,
+                scope,
+                place,
+                thread.number_};
+    position = events.append(event);
+    if (position == AppendLog<Event>::kRefused) {
+      lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
+    }
+  }
+  thread.busy_.store(false, std::memory_order_release);
+  return position;
+}
+
+void Recorder::mark_step(std::string_view name) {
+  ThreadState& thread = this_thread();
+  if (!recording.load()) {
+    return;
+  }
+  uint64_t position = scopes.append({ticks_now(),
+                                     0,
+                                     0,
+                                     strings.intern(name),
+                                     thread.number_,
+                                     ScopeKind::kStep,
+                                     kScopeReady});
+  if (position == AppendLog<ScopeBegin>::kRefused) {
+    lost_scopes.fetch_add(1);
+  }
+}
+
+uint32_t Recorder::begin_session(uint64_t max_events) {
+  std::lock_guard lock(mutex_);
+  uint32_t id = next_session_++;
+  uint64_t first = events.size();
+  sessions_[id] = {first, max_events};
+  needs_[id] = first;
+  set_limits();
+  recording.store(true, std::memory_order_seq_cst);
+  return id;
+}
+
+void Recorder::set_limits() {
+  uint64_t limit = 0;
+  for (const auto& [id, session] : sessions_) {
+    uint64_t room = AppendLog<Event>::kChunkRows * AppendLog<Event>::kMaxChunks;
+    limit = std::max(limit, session.first_event + std::min(session.max_events, room));
+  }
+  if (!sessions_.empty()) {
+    events.set_limit(limit);
+    scopes.set_limit(limit);
+    scope_ends.set_limit(limit);
+  }
+}
+
+void Recorder::end_session(uint32_t id) {
+  std::lock_guard lock(mutex_);
+  sessions_.erase(id);
+  needs_.erase(id);
+  if (sessions_.empty()) {
+    recording.store(false, std::memory_order_seq_cst);
+    quiesce();
+  }
+}
+
+// Waits until no thread is inside the recorder. A hook raises its busy flag and then looks at
+// `recording` again; with a barrier on every thread after `recording` fell, whoever has not
+// raised the flag by now will see that it fell.
+bool Recorder::quiesce() {
+  if (!barrier_on_all_threads()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::vector<const ThreadState*> states;
+  {
+    std::lock_guard lock(threads_mutex_);
+    for (const auto& state : threads_) {
+      states.push_back(state.get());
+    }
+  }
+  auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+  for (const ThreadState* state : states) {
+    while (state->busy_.load(std::memory_order_acquire)) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        return false;
+      }
+      std::this_thread::yield();
+    }
+  }
+  return true;
+}
+
+Recorder::Session Recorder::session(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  auto it = sessions_.find(id);
+  return it != sessions_.end() ? it->second : Session{0, 0};
+}
+
+uint32_t Recorder::sessions() const {
+  std::lock_guard lock(mutex_);
+  return static_cast<uint32_t>(sessions_.size());
+}
+
+void Recorder::clear() {
+  std::lock_guard lock(mutex_);
+  if (!sessions_.empty() || !quiesce()) {
+    return;
+  }
+  generation_.fetch_add(1);
+  forward_threads_.store(0);
+  forward_thread_.store(nullptr);
+  events.clear();
+  scopes.clear();
+  scope_ends.clear();
+  strings.clear();
+  stacks.clear();
+  places.clear();
+  labels.clear();
+  for (auto& count : lost_events) {
+    count.store(0);
+  }
+  lost_scopes.store(0);
+}
+
+void Recorder::release_events_below(uint32_t id, uint64_t position) {
+  std::lock_guard lock(mutex_);
+  auto it = needs_.find(id);
+  if (it == needs_.end()) {
+    return;
+  }
+  it->second = position;
+  uint64_t lowest = position;
+  for (const auto& [other, need] : needs_) {
+    lowest = std::min(lowest, need);
+  }
+  events.release_below(lowest);
+}
+
+std::vector<ThreadRow> Recorder::threads_from(size_t first) const {
+  std::lock_guard lock(threads_mutex_);
+  std::vector<ThreadRow> rows;
+  for (size_t i = first; i < std::min<size_t>(threads_.size(), UINT16_MAX); ++i) {
+    rows.push_back({threads_[i]->native_id_, threads_[i]->torch_id_ != 0});
+  }
+  return rows;
+}
+
+void Recorder::start_afresh_after_fork() {
+  Recorder& parents = get();
+  recording.store(false);
+  instance() = new Recorder;
+  get().take_stack.store(parents.take_stack.load());
+  get().torch_thread_id.store(parents.torch_thread_id.load());
+  this_thread_state = nullptr;
+}
+
+}  // namespace pytracer

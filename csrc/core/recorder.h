@@ -1,0 +1,192 @@
+// The recorder: the process's one recording, and each thread's stack of open scopes.
+//
+// Hooks (csrc/torch, csrc/cuda) call push, pop and record. None of these throws, waits for
+// another thread or touches Python, so they may run under an allocator's lock. When nothing is
+// traced each costs one relaxed load.
+//
+//   thread A ──push/pop──> its own frames ─┐ a frame becomes a row only when something
+//   thread B ──push/pop──> its own frames ─┤ happens inside it (lazily: most ops allocate
+//                                          v nothing and cost no memory)
+//            record ──────────────> events, scopes, scope_ends (AppendLog)
+//
+// Several traces may run at once; they share the recording and each reads its own stretch of it.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "append_log.h"
+#include "clock.h"
+#include "event.h"
+#include "tables.h"
+
+namespace pytracer {
+
+// The gate in front of every hook.
+inline constinit std::atomic<bool> recording{false};
+
+// An op, module or pass that the thread is inside of.
+struct Frame {
+  const void* key;   // tells whose frame this is when it is popped
+  const char* name;  // valid as long as the frame is open
+  uint64_t ticks;
+  int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
+                     // of a node: its own number
+  uint64_t forward_thread;  // of a node: torch's id of the thread that made it, 0: not told
+  uint32_t scope;           // 0 until something happens inside
+  uint32_t name_id;         // when the name is interned already, else 0
+  ScopeKind kind;
+  uint8_t flags;
+  bool allocated;             // a block was made inside: worth a Python line
+  bool outer_node_grad_off;   // the thread's value to restore when a node is left
+};
+
+class ThreadState {
+ public:
+  ThreadState(uint16_t number, uint64_t native_id) : number_(number), native_id_(native_id) {
+    frames_.reserve(128);
+  }
+
+  bool inside(ScopeKind kind) const { return !frames_.empty() && frames_.back().kind == kind; }
+
+ private:
+  friend class Recorder;
+
+  struct CachedName {
+    const char* address = nullptr;
+    std::string_view text;  // the interned copy
+    uint32_t id = 0;
+  };
+
+  // Forward ops by the number of the autograd node they made: the nodes' side of the map from
+  // backward to forward. A ring, since numbers grow for ever: 2^17 nodes may be alive at once.
+  static constexpr uint64_t kRing = uint64_t{1} << 17;
+
+  std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
+  bool node_grad_off_ = false;     // inside an autograd node that runs without grad mode
+  bool retired_ = false;           // its thread has ended
+  uint16_t number_;
+  uint32_t generation_ = 0;  // of the recording that the caches belong to
+  uint64_t native_id_;
+  std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
+  int64_t claimed_ = 0;    // node numbers below this have an op
+  std::vector<Frame> frames_;
+  std::unique_ptr<std::atomic<uint64_t>[]> made_by_;  // set once, before torch_id_
+  std::array<CachedName, 1024> names_;
+};
+
+struct ThreadRow {
+  uint64_t native_id;
+  bool made_nodes;  // it ran forward code with grad mode on
+};
+
+class Recorder {
+ public:
+  static constexpr uint64_t kNoLimit = UINT64_MAX;
+
+  static Recorder& get();
+
+  // --- the hooks' side ------------------------------------------------------------------
+
+  static ThreadState& this_thread();
+
+  void push(ThreadState& thread,
+            ScopeKind kind,
+            const void* key,
+            const char* name,
+            int64_t sequence = -1,
+            uint32_t name_id = 0);
+  // A node's frame also knows whether grad mode is on and, sometimes, who made the node.
+  void push_node(ThreadState& thread,
+                 const void* key,
+                 const char* name,
+                 int64_t sequence,
+                 uint64_t forward_thread,
+                 bool grad_mode);
+  // `next_sequence` is autograd's next node number now: the op made the nodes in between.
+  void pop(ThreadState& thread, const void* key, int64_t next_sequence = -1);
+
+  // Returns the event's position, or AppendLog::kRefused.
+  uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes);
+  void mark_step(std::string_view name);
+
+  uint16_t place(const Place& place) { return static_cast<uint16_t>(places.intern(place)); }
+
+  // How the Python stack of the calling thread becomes a row of `stacks`; null takes none.
+  std::atomic<uint32_t (*)()> take_stack{nullptr};
+  // How a thread that makes autograd nodes learns what torch calls it.
+  std::atomic<uint64_t (*)()> torch_thread_id{nullptr};
+
+  // --- the sessions' side ---------------------------------------------------------------
+
+  struct Session {
+    uint64_t first_event;
+    uint64_t max_events;
+  };
+
+  uint32_t begin_session(uint64_t max_events);
+  // After the last session has ended no thread appends any more and the logs can be read whole.
+  void end_session(uint32_t id);
+  Session session(uint32_t id) const;
+  uint32_t sessions() const;
+  // Drops a finished recording's memory. Does nothing while a session is open.
+  void clear();
+  // Chunks that lie below every session's needs may be freed as they are streamed to disk.
+  void release_events_below(uint32_t id, uint64_t position);
+
+  std::vector<ThreadRow> threads_from(size_t first) const;
+  // More than one thread has made autograd nodes: a node's number alone does not name its op.
+  bool needs_forward_thread() const { return forward_threads_.load() > 1; }
+  uint32_t forward_threads() const { return forward_threads_.load(); }
+
+  // In a forked child: other threads are gone and may have held any lock, so the child gets a
+  // recorder of its own and the parent's is left where it lies.
+  static void start_afresh_after_fork();
+
+  AppendLog<Event> events;
+  AppendLog<ScopeBegin> scopes;
+  AppendLog<ScopeEnd> scope_ends;
+  StringTable strings;
+  RowTable<StackFrame> stacks;
+  RowTable<Place> places;
+  RowTable<Label> labels;
+  std::array<std::atomic<uint64_t>, kActions> lost_events{};
+  std::atomic<uint64_t> lost_scopes{0};
+
+ private:
+  Recorder() = default;
+
+  static ThreadState& new_thread_state();
+  ThreadState& adopt_thread();
+  void retire_thread(ThreadState& state);
+  bool quiesce();
+  void refresh(ThreadState& thread);
+  uint32_t name_of(ThreadState& thread, Frame& frame);
+  uint32_t open_scope(ThreadState& thread);
+  uint32_t forward_of(const Frame& node) const;
+  void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
+  void close(ThreadState& thread, Frame& frame);
+  void set_limits();
+
+  friend struct ThreadExit;
+
+  static Recorder*& instance();
+
+  mutable std::mutex mutex_;  // sessions; no hook takes it, so it may be held while waiting
+  std::map<uint32_t, Session> sessions_;
+  std::map<uint32_t, uint64_t> needs_;  // per session: events from here on are still unread
+  uint32_t next_session_ = 1;
+  std::atomic<uint32_t> generation_{1};
+  std::atomic<uint32_t> forward_threads_{0};
+  std::atomic<ThreadState*> forward_thread_{nullptr};  // the first thread that made nodes
+  mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
+  std::vector<std::unique_ptr<ThreadState>> threads_;
+};
+
+}  // namespace pytracer
