@@ -1,0 +1,86 @@
+// From events to allocations: which alloc, free and label belong to the same block.
+//
+// An allocation is one life of a block. Addresses are reused, so it is known by a number: seeds
+// (what was alive before) first, in row order, then by the position of the alloc.
+//
+// The rules, one test each; pytracer/analysis/reference.py says the same in slow Python:
+//   - A device whose log holds a kSnapshot starts there. Its earlier rows are ignored and counted
+//     (before_snapshot); the seeds after it describe what was alive at the snapshot.
+//   - A device without one starts at its first row. A seed there is a block that was alive
+//     before, unless its address was allocated within the recording before the seed's row: the
+//     seed then saw that allocation and is ignored (duplicate_seeds).
+//   - An alloc where a block still lives ends that block, unseen (implicit_frees).
+//   - kFreeRequested ends the program's use, kFreeCompleted makes the bytes reusable. A block
+//     that is only completed (the CPU) ends there. In between it can still be labelled.
+//   - Labels and saves find the block that starts at their address; failing that, the live block
+//     with the nearest start below, if it reaches that far.
+//   - Anything that finds no block is counted by name. Nothing is guessed.
+#pragma once
+
+#include "event.h"
+
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace pytracer {
+
+// Views of equally long columns, from a Recording or from numpy. Positions are row numbers.
+struct EventColumns {
+  std::span<const uint64_t> address;
+  std::span<const uint64_t> bytes;
+  std::span<const uint8_t> action;
+  std::span<const uint16_t> place;
+};
+
+struct LifetimeCounters {
+  uint64_t before_snapshot = 0;          // rows of a device before its snapshot; not a loss
+  uint64_t repeated_snapshots = 0;       // a device's second and later snapshots, ignored
+  uint64_t duplicate_seeds = 0;          // seeds of a block that is known already; not a loss
+  uint64_t implicit_frees = 0;           // blocks that ended unseen: their address came again
+  uint64_t unmatched_free_requests = 0;  // kFreeRequested where no block lives
+  uint64_t unmatched_frees = 0;          // kFreeCompleted where no block lives
+  uint64_t repeated_free_requests = 0;   // kFreeRequested of a block already given back
+  uint64_t unmatched_labels = 0;         // kLabel where no block lives
+  uint64_t unmatched_saves = 0;          // kSaved where no block lives
+  uint64_t unknown_places = 0;           // rows whose place is not in the table, ignored
+  uint64_t unknown_actions = 0;          // rows whose action this version does not know, ignored
+
+  std::vector<std::pair<std::string_view, uint64_t>> named() const;
+};
+
+// One row per allocation, except allocation_of_event. Event positions are -1 for "before the
+// recording" (start) and "still alive" (end, completed).
+struct Lifetimes {
+  std::vector<int64_t> start;
+  std::vector<int64_t> end;        // the program's use ended: free requested
+  std::vector<int64_t> completed;  // the bytes could be handed out again
+  std::vector<uint64_t> address;
+  std::vector<uint64_t> bytes;
+  std::vector<uint16_t> place;
+  std::vector<int64_t> allocation_of_event;  // per event: the allocation it touched, or -1
+  LifetimeCounters counters;
+};
+
+// Throws std::invalid_argument when the columns differ in length; nothing else in them is an
+// error.
+Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> places);
+
+// One device's requested bytes over time, as its allocator counts them: a block counts from its
+// alloc to its completed free.
+struct LiveBytes {
+  uint64_t at_start = 0;          // what the seeds hold
+  std::vector<int64_t> position;  // the events that changed the sum, rising
+  std::vector<uint64_t> bytes;    // the sum after each of them
+  uint64_t peak = 0;
+  int64_t peak_position = -1;  // the first event at which the peak was reached; -1: start
+};
+
+LiveBytes live_bytes(const Lifetimes& lifetimes,
+                     std::span<const Place> places,
+                     DeviceType device_type,
+                     uint8_t device_index);
+
+}  // namespace pytracer

@@ -1,0 +1,268 @@
+// The .pytrace file: written while recording, readable whenever the process dies.
+// docs/trace-format.md describes the bytes.
+#pragma once
+
+#include "event.h"
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace pytracer {
+
+// A reader of major version N reads every N.x. Within a major version only tables, columns and
+// enumerators are added, and old readers skip them.
+inline constexpr uint16_t kFormatMajor = 1;
+inline constexpr uint16_t kFormatMinor = 0;
+inline constexpr size_t kMaxRowsPerChunk = 65536;
+inline constexpr size_t kMaxColumnBytes = size_t{256} << 20;  // of one decoded column: long texts
+
+enum class Table : uint16_t {
+  kMeta = 1,
+  kClock = 2,
+  kStrings = 3,
+  kStacks = 4,
+  kPlaces = 5,
+  kLabels = 6,
+  kThreads = 7,
+  kLosses = 8,
+  kEvents = 9,
+  kScopeBegins = 10,
+  kScopeEnds = 11,
+  kEnd = 12,
+};
+inline constexpr size_t kTables = 13;  // one more than the largest: indexes arrays by table
+
+std::string_view table_name(Table table);
+
+struct ThreadRow {
+  uint64_t native_id;
+  uint32_t name;  // a row of the string table
+};
+
+struct LossRow {
+  uint32_t name;  // a row of the string table
+  uint64_t count;
+};
+
+// What went wrong with a file as a whole. what() is one line: path, what happened, what to do.
+class FileError : public std::runtime_error {
+ public:
+  enum class Kind {
+    kMissing,
+    kDirectory,
+    kNotAFile,  // a pipe, a device
+    kUnreadable,
+    kEmpty,    // not even a whole file header
+    kForeign,  // not a .pytrace
+    kDamaged,  // the file header itself
+    kNewer,    // a newer major version
+    kExists,   // and overwriting was not asked for
+    kUnwritable,
+    kDiskFull,
+    kIo,
+  };
+
+  FileError(Kind kind,
+            std::string path,
+            const std::string& what_happened,
+            const std::string& advice);
+
+  Kind kind() const { return kind_; }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  Kind kind_;
+  std::string path_;
+};
+
+// Appends rows to a new file. Guarantees:
+//   - every call leaves whole chunks in the file: after kill -9 they can be read
+//   - memory is bounded by one chunk, however long the recording
+//   - rows are numbered by the writer, per table, in the order they are added
+//   - after a failed write the file ends at its last whole chunk, and every later call throws
+//     the same error again
+// Write rows before the rows that refer to them (strings before scopes before events), or a
+// killed recording has references into nothing; the reader turns those to "none".
+// One thread at a time, except bytes_written().
+class TraceWriter {
+ public:
+  // Throws FileError; without `overwrite` also when the file exists.
+  explicit TraceWriter(const std::string& path, bool overwrite = false);
+  // Appends to `memory` instead of a file: for tests.
+  explicit TraceWriter(std::vector<uint8_t>* memory);
+  // Closes the file as it is. Without finish() it reads as truncated, by design.
+  ~TraceWriter();
+  TraceWriter(const TraceWriter&) = delete;  // owns a file descriptor that is closed once
+  TraceWriter& operator=(const TraceWriter&) = delete;
+
+  void set_meta(std::string_view json);  // replaces what was set before
+  void add(std::span<const ClockReading> rows);
+  void add(std::span<const std::string_view> rows);
+  void add(std::span<const std::string> rows);
+  void add(std::span<const StackFrame> rows);
+  void add(std::span<const Place> rows);
+  void add(std::span<const Label> rows);
+  void add(std::span<const ThreadRow> rows);
+  void add(std::span<const LossRow> rows);  // a later count of the same name replaces an earlier
+  void add(std::span<const Event> rows);
+  void add(std::span<const ScopeBegin> rows);
+  void add(std::span<const ScopeEnd> rows);
+
+  // Waits until all is on the disk: survives a power cut, not only the process's death.
+  void flush();
+  // Writes the trailer that says "complete", flushes and closes. Later calls of it do nothing;
+  // adding afterwards throws std::logic_error.
+  void finish();
+
+  uint64_t bytes_written() const { return bytes_written_.load(std::memory_order_relaxed); }
+
+  const std::string& path() const { return path_; }
+
+ private:
+  class Chunk;
+
+  template <typename Row, typename Encode>
+  void add_rows(Table table, std::span<const Row> rows, Encode encode);
+  template <typename Text>
+  void add_strings(std::span<const Text> rows);
+  void write_file_header();
+  void write_chunk(Chunk& chunk);
+  void write_bytes(std::span<const uint8_t> bytes);
+  [[noreturn]] void fail(FileError::Kind kind,
+                         const std::string& what_happened,
+                         const std::string& advice);
+  void require_open() const;
+
+  std::string path_;
+  int fd_ = -1;
+  std::vector<uint8_t>* memory_ = nullptr;
+  bool finished_ = false;
+  std::vector<FileError> failure_;  // empty or one
+  std::array<uint64_t, kTables> rows_{};
+  std::atomic<uint64_t> bytes_written_{0};
+  std::vector<uint8_t> buffer_;   // the chunk being built
+  std::vector<uint8_t> column_;   // one column, gathered from rows
+  std::vector<uint8_t> scratch_;  // the same, filtered
+};
+
+// A whole file, decoded. Each group's columns are equally long. Every reference between tables
+// is valid, or 0: code may index without checking. strings, stacks, places, labels and threads
+// have at least their row 0.
+struct Recording {
+  struct Events {
+    std::vector<uint64_t> ticks;
+    std::vector<uint64_t> address;
+    std::vector<uint64_t> bytes;
+    std::vector<uint8_t> action;
+    std::vector<uint32_t> scope;
+    std::vector<uint16_t> place;
+    std::vector<uint16_t> thread;
+  };
+
+  struct ScopeBegins {
+    std::vector<uint64_t> ticks;
+    std::vector<uint32_t> parent;
+    std::vector<uint32_t> forward;
+    std::vector<uint32_t> name;
+    std::vector<uint16_t> thread;
+    std::vector<uint8_t> kind;
+    std::vector<uint8_t> flags;  // without the log's ready bit
+  };
+
+  struct ScopeEnds {
+    std::vector<uint64_t> ticks;
+    std::vector<uint32_t> scope;
+    std::vector<uint32_t> stack;
+  };
+
+  struct Stacks {
+    std::vector<uint32_t> parent;
+    std::vector<uint32_t> file;
+    std::vector<uint32_t> function;
+    std::vector<uint32_t> line;
+  };
+
+  struct Places {
+    std::vector<uint64_t> stream;
+    std::vector<uint64_t> pool_high;
+    std::vector<uint64_t> pool_low;
+    std::vector<uint8_t> device_type;
+    std::vector<uint8_t> device_index;
+  };
+
+  struct Labels {
+    std::vector<uint8_t> category;
+    std::vector<uint32_t> role;
+    std::vector<uint32_t> name;
+    std::vector<uint32_t> shape;
+    std::vector<uint32_t> dtype;
+  };
+
+  struct Threads {
+    std::vector<uint64_t> native_id;
+    std::vector<uint32_t> name;
+  };
+
+  struct Clock {
+    std::vector<uint64_t> ticks;
+    std::vector<int64_t> unix_ns;
+  };
+
+  std::string meta;  // a JSON document, empty when there was none
+  Clock clock;
+  std::vector<std::string> strings;  // valid UTF-8
+  Stacks stacks;
+  Places places;
+  Labels labels;
+  Threads threads;
+  std::vector<std::pair<std::string, uint64_t>> losses;
+  Events events;
+  ScopeBegins scope_begins;
+  ScopeEnds scope_ends;
+};
+
+// What match_lifetimes and live_bytes want.
+std::vector<Place> to_places(const Recording::Places& columns);
+
+struct ReadReport {
+  enum class Status {
+    kComplete,   // finished, and all of it is here
+    kTruncated,  // never finished (killed, or still recording): everything up to a point is here
+    kCorrupt,    // parts in the middle are damaged or missing; the rest is here
+  };
+
+  struct Lost {
+    std::string table;
+    uint64_t rows = 0;    // known to have been there
+    uint64_t chunks = 0;  // found, but unreadable
+  };
+
+  Status status = Status::kComplete;
+  uint16_t major = 0;
+  uint16_t minor = 0;
+  uint64_t good_bytes = 0;  // of the file header and of whole chunks
+  uint64_t total_bytes = 0;
+  uint64_t skipped_chunks = 0;     // whole, but of a kind that this version does not know
+  std::vector<Lost> lost;          // only tables that lost something
+  std::vector<std::string> notes;  // one sentence each, for people
+};
+
+// Throws FileError when there is nothing to read; damage and truncation are in the report.
+// Rows that are lost in the middle leave blank rows, so that all others keep their numbers; a
+// blank event is a kLabel of label 0 at address 0.
+Recording read_recording(const std::string& path, ReadReport& report);
+// The same from memory. `name` stands for the path in messages.
+Recording read_recording(std::span<const uint8_t> bytes,
+                         ReadReport& report,
+                         const std::string& name = "<memory>");
+
+}  // namespace pytracer
