@@ -1,0 +1,77 @@
+"""The build backend: setuptools, with the torch of the environment that pytracer goes into.
+
+pip builds in an isolated environment, where torch cannot be imported. Asking for torch as a build
+requirement would be worse: pip would download one, and a binary compiled against it need not load
+in the torch that is really there. pip however runs this backend with the target environment's own
+interpreter and only hides that environment's packages, so we ask the interpreter, in a fresh
+process, where it would find torch and add those folders behind the isolated ones.
+
+uv and `python -m build` use a throw-away interpreter, which knows nothing of the target: there
+setup.py ends with the advice to use --no-build-isolation. PYTRACER_TORCH_PATH names a folder
+(a site-packages) to look in first.
+"""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+from setuptools import build_meta
+from setuptools.build_meta import (  # noqa: F401 - the hooks that need no torch
+    build_sdist,
+    get_requires_for_build_sdist,
+    prepare_metadata_for_build_editable,
+    prepare_metadata_for_build_wheel,
+)
+
+WHERE_IS_TORCH = """
+import importlib.util, json, sys
+print(json.dumps(sys.path if importlib.util.find_spec("torch") else []))
+"""
+
+
+def _reveal_torch():
+    named = os.environ.get("PYTRACER_TORCH_PATH")
+    if named:
+        sys.path.append(named)
+    if importlib.util.find_spec("torch"):
+        return
+    # These two are how pip hides the environment.
+    hiding = ("PYTHONPATH", "PYTHONNOUSERSITE")
+    environment = {name: value for name, value in os.environ.items() if name not in hiding}
+    answer = subprocess.run(
+        [sys.executable, "-c", WHERE_IS_TORCH],
+        env=environment,
+        cwd=os.path.dirname(sys.executable),  # not here, where a folder could pose as torch
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if answer.returncode == 0:
+        sys.path += [path for path in json.loads(answer.stdout) if path and path not in sys.path]
+        importlib.invalidate_caches()
+
+
+def _tools():
+    """ninja, unless there is one: then a build needs no network."""
+    return [] if shutil.which("ninja") else ["ninja"]
+
+
+def get_requires_for_build_wheel(config_settings=None):
+    return build_meta.get_requires_for_build_wheel(config_settings) + _tools()
+
+
+def get_requires_for_build_editable(config_settings=None):
+    return build_meta.get_requires_for_build_editable(config_settings) + _tools()
+
+
+def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
+    _reveal_torch()
+    return build_meta.build_wheel(wheel_directory, config_settings, metadata_directory)
+
+
+def build_editable(wheel_directory, config_settings=None, metadata_directory=None):
+    _reveal_torch()
+    return build_meta.build_editable(wheel_directory, config_settings, metadata_directory)

@@ -1,0 +1,37 @@
+"""Every error pytracer raises on purpose, and the exit code the command line gives it."""
+
+
+class PytracerError(Exception):
+    """Something went wrong and the message says what to do; every error below is one."""
+
+    exit_code = 1
+
+
+class BuildMissing(PytracerError, ImportError):
+    """The compiled extension is not there: this copy of pytracer was never built."""
+
+
+class BuildMismatch(PytracerError, ImportError):
+    """The compiled extension was built for another torch or another Python than these."""
+
+
+class CaptureError(PytracerError, RuntimeError):
+    """A recording cannot start, or cannot go on: another one is running, say."""
+
+
+class UsageError(PytracerError, ValueError):
+    """What was asked for does not exist: an unknown view, option or combination of options."""
+
+    exit_code = 2
+
+
+class BudgetExceeded(PytracerError):
+    """A limit that the caller set does not hold: a peak, a growth, a claim to confirm."""
+
+    exit_code = 3
+
+
+class UnreadableTrace(PytracerError):
+    """The file is not a trace, is damaged beyond reading, or is of a newer format."""
+
+    exit_code = 4
