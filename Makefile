@@ -1,0 +1,53 @@
+# `make demo` and `make test` do everything from nothing. They use the Python that has torch
+# already (then without any network), an active virtual environment, or a new .venv: see
+# tools/environment.py. Another interpreter: make test PYTHON=python3.12
+
+PYTHON ?= python3
+ARGS ?=
+
+# Runs the Python that has what the named extras need, e.g. $(call python,test) -m pytest.
+python = python=$$($(PYTHON) tools/environment.py $(1)) && "$$python"
+
+# setup.py writes this file last, so it is as old as the extension.
+BUILT := pytracer/_build.json
+NATIVE := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
+
+.PHONY: help demo test build lint bench clean FORCE
+
+help:
+	@echo "make demo    build, trace a small training run and print what it found"
+	@echo "make test    build and run the tests; those marked cuda need a GPU.  ARGS='-k name'"
+	@echo "make build   compile the extension in place, for the torch that is installed"
+	@echo "make lint    formatting, lint, spelling and types"
+	@echo "make bench   what tracing costs, beside the peers"
+	@echo "make clean   remove everything that was built (not .venv)"
+
+demo: $(BUILT)
+	@$(call python) -m pytracer demo $(ARGS)
+
+test: $(BUILT)
+	@$(call python,test) -m pytest $(ARGS)
+
+build: $(BUILT)
+
+$(BUILT): $(NATIVE) $(shell $(PYTHON) tools/environment.py --stale)
+	@$(call python) setup.py --quiet build_ext --inplace
+
+# Each runs even when one before it failed; make fails if any did.
+lint:
+	@python=$$($(PYTHON) tools/environment.py test lint) && bin=$$(dirname "$$python") && \
+	status=0; run() { echo "+ $$1"; shift; "$$@" || status=1; }; \
+	run "ruff check" "$$python" -m ruff check . ; \
+	run "ruff format" "$$python" -m ruff format --check . ; \
+	run "clang-format" "$$bin/clang-format" --dry-run --Werror $(CXX_FILES) ; \
+	run "codespell" "$$bin/codespell" $$(git ls-files) ; \
+	run "mypy" "$$python" -m mypy ; \
+	exit $$status
+
+bench: $(BUILT)
+	@$(call python) benchmarks/overhead.py $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info $(BUILT) pytracer/*.so .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,97 @@
+"""Prints the path of a Python that can build and run pytracer, after making one if need be.
+
+    python3 tools/environment.py [extra ...]     extras of pyproject.toml: test, lint
+    python3 tools/environment.py --stale         prints FORCE when the extension built here
+                                                 belongs to another torch or another Python
+
+The interpreter that runs this is taken when it lacks nothing, and then the network is not touched.
+An active virtual environment gets what it lacks. Otherwise `.venv` is made: on top of this
+interpreter's packages when torch is among them, with the pinned torch from PyPI when not.
+"""
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+TORCH = "torch==2.13.0"
+
+
+def requirements(extras: list[str]) -> list[str]:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = settings["project"]
+    wanted = [TORCH, "ninja", *settings["build-system"]["requires"], *project["dependencies"]]
+    for extra in extras:
+        wanted += project["optional-dependencies"][extra]
+    return wanted
+
+
+def is_installed(requirement: str) -> bool:
+    """Whether the package is there, in any version but for a pin; any torch will do."""
+    name = re.match(r"[\w.-]+", requirement)[0]
+    if name == "ninja" and shutil.which("ninja"):
+        return True
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return importlib.util.find_spec(name.replace("-", "_")) is not None
+    pin = requirement.partition("==")[2]
+    return not pin or name == "torch" or version == pin
+
+
+def install(missing: list[str]) -> None:
+    if not missing:
+        return
+    print(f"installing into {sys.prefix}: {' '.join(missing)}", file=sys.stderr)
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *missing]
+    # stdout is for the answer.
+    if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
+        raise SystemExit(f"error: {sys.executable} lacks {', '.join(missing)} and pip failed")
+
+
+def main(arguments: list[str]) -> None:
+    stale = arguments == ["--stale"]
+    missing = [need for need in requirements([] if stale else arguments) if not is_installed(need)]
+    if missing and sys.prefix == sys.base_prefix:
+        python = VENV / "bin" / "python"
+        if stale and not python.exists():
+            return
+        if not python.exists():
+            has_torch = TORCH not in missing
+            print(f"making {VENV}", file=sys.stderr)
+            venv.create(VENV, with_pip=True, system_site_packages=has_torch)
+        os.execv(python, [str(python), __file__, *arguments])
+    if stale:
+        print("FORCE" if is_stale() else "")
+    else:
+        install(missing)
+        print(sys.executable)
+
+
+def is_stale() -> bool:
+    facts = ROOT / "pytracer" / "_build.json"
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not facts.exists():
+        return False  # make sees for itself that there is nothing yet
+    built = json.loads(facts.read_text())
+    # Read, not imported: importing torch takes longer than all the rest of make.
+    version = (Path(torch.origin).parent / "version.py").read_text()
+    same_torch = f"'{built['torch']}'" in version
+    return not same_torch or built["abi"] != sysconfig.get_config_var("SOABI")
+
+
+main(sys.argv[1:])
