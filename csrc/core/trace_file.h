@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -42,12 +43,12 @@ inline constexpr size_t kTables = 13;  // one more than the largest: indexes arr
 
 std::string_view table_name(Table table);
 
-struct ThreadRow {
+struct NamedThread {
   uint64_t native_id;
   uint32_t name;  // a row of the string table
 };
 
-struct LossRow {
+struct NamedCount {
   uint32_t name;  // a row of the string table
   uint64_t count;
 };
@@ -111,8 +112,8 @@ class TraceWriter {
   void add(std::span<const StackFrame> rows);
   void add(std::span<const Place> rows);
   void add(std::span<const Label> rows);
-  void add(std::span<const ThreadRow> rows);
-  void add(std::span<const LossRow> rows);  // a later count of the same name replaces an earlier
+  void add(std::span<const NamedThread> rows);
+  void add(std::span<const NamedCount> rows);  // a later count of the same name replaces an earlier
   void add(std::span<const Event> rows);
   void add(std::span<const ScopeBegin> rows);
   void add(std::span<const ScopeEnd> rows);
@@ -128,29 +129,25 @@ class TraceWriter {
   const std::string& path() const { return path_; }
 
  private:
-  class Chunk;
-
-  template <typename Row, typename Encode>
-  void add_rows(Table table, std::span<const Row> rows, Encode encode);
+  template <typename Row, typename Columns>
+  void add_rows(Table table, std::span<const Row> rows, Columns columns);
   template <typename Text>
   void add_strings(std::span<const Text> rows);
   void write_file_header();
-  void write_chunk(Chunk& chunk);
   void write_bytes(std::span<const uint8_t> bytes);
-  [[noreturn]] void fail(FileError::Kind kind,
-                         const std::string& what_happened,
-                         const std::string& advice);
+  void sync();
   void require_open() const;
+  [[noreturn]] void fail(int error);
 
   std::string path_;
   int fd_ = -1;
   std::vector<uint8_t>* memory_ = nullptr;
   bool finished_ = false;
-  std::vector<FileError> failure_;  // empty or one
+  std::optional<FileError> failure_;
   std::array<uint64_t, kTables> rows_{};
   std::atomic<uint64_t> bytes_written_{0};
-  std::vector<uint8_t> buffer_;   // the chunk being built
-  std::vector<uint8_t> column_;   // one column, gathered from rows
+  std::vector<uint8_t> chunk_;    // the one being built
+  std::vector<uint8_t> column_;   // one column of it, gathered from rows
   std::vector<uint8_t> scratch_;  // the same, filtered
 };
 

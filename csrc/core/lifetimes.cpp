@@ -1,0 +1,435 @@
+#include "lifetimes.h"
+
+#include <algorithm>
+#include <bit>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <unordered_map>
+
+namespace pytracer {
+namespace {
+
+constexpr int64_t kNone = -1;
+
+// Live blocks by address: open addressing, linear probing. Erasing shifts the followers back
+// instead of leaving tombstones, because a trace erases as often as it inserts.
+class LiveTable {
+ public:
+  // A pointer to the block's allocation number, or null.
+  int64_t* find(uint64_t address) {
+    for (size_t at = home(address); slots_[at].allocation != kNone; at = next(at)) {
+      if (slots_[at].address == address) {
+        return &slots_[at].allocation;
+      }
+    }
+    return nullptr;
+  }
+
+  // The address must not be in the table.
+  void insert(uint64_t address, int64_t allocation) {
+    if ((size_ + 1) * 2 > slots_.size()) {
+      grow();
+    }
+    place_slot({address, allocation});
+    ++size_;
+  }
+
+  void erase(int64_t* found) {
+    size_t hole = slot_of(found);
+    for (size_t at = next(hole); slots_[at].allocation != kNone; at = next(at)) {
+      // A slot may move back into the hole unless its home lies after the hole.
+      size_t wanted = home(slots_[at].address);
+      if (((at - wanted) & mask()) >= ((at - hole) & mask())) {
+        slots_[hole] = slots_[at];
+        hole = at;
+      }
+    }
+    slots_[hole].allocation = kNone;
+    --size_;
+  }
+
+  template <typename Visit>
+  void for_each(Visit visit) const {
+    for (const Slot& slot : slots_) {
+      if (slot.allocation != kNone) {
+        visit(slot.address, slot.allocation);
+      }
+    }
+  }
+
+ private:
+  struct Slot {
+    uint64_t address = 0;
+    int64_t allocation = kNone;
+  };
+
+  size_t mask() const { return slots_.size() - 1; }
+
+  size_t next(size_t at) const { return (at + 1) & mask(); }
+
+  // Addresses differ in their middle bits; multiplying carries these to the top.
+  size_t home(uint64_t address) const {
+    return static_cast<size_t>((address * 0x9E3779B97F4A7C15u) >> shift_);
+  }
+
+  size_t slot_of(const int64_t* allocation) const {
+    auto offset =
+        reinterpret_cast<const char*>(allocation) - reinterpret_cast<const char*>(slots_.data());
+    return static_cast<size_t>(offset) / sizeof(Slot);
+  }
+
+  void place_slot(Slot slot) {
+    size_t at = home(slot.address);
+    while (slots_[at].allocation != kNone) {
+      at = next(at);
+    }
+    slots_[at] = slot;
+  }
+
+  void grow() {
+    std::vector<Slot> old(slots_.size() * 2);
+    old.swap(slots_);
+    shift_ = 64 - std::countr_zero(slots_.size());
+    for (const Slot& slot : old) {
+      if (slot.allocation != kNone) {
+        place_slot(slot);
+      }
+    }
+  }
+
+  std::vector<Slot> slots_ = std::vector<Slot>(16);
+  int shift_ = 60;
+  size_t size_ = 0;
+};
+
+struct Device {
+  int64_t snapshot = kNone;  // its recording starts at this event
+  LiveTable live;
+  // The same blocks in order. Only made when a label misses every start, since keeping it costs
+  // more than the table does.
+  std::unique_ptr<std::map<uint64_t, int64_t>> ordered;
+};
+
+class Matcher {
+ public:
+  Matcher(const EventColumns& events, std::span<const Place> places);
+  Lifetimes run();
+
+ private:
+  using FirstTouch = std::unordered_map<uint64_t, std::pair<int64_t, Action>>;
+
+  size_t scan();
+  std::vector<FirstTouch> first_touches() const;
+  void plant_seeds();
+  void step(size_t position);
+  void on_alloc(Device& device, size_t position);
+  void on_free_requested(Device& device, size_t position);
+  void on_free_completed(Device& device, size_t position);
+  void on_mention(Device& device, size_t position, uint64_t& unmatched);
+  int64_t begin(Device& device, size_t position, int64_t start);
+  void finish(int64_t allocation, size_t position);
+  int64_t find_containing(Device& device, uint64_t address);
+
+  bool known_place(size_t position) const { return events_.place[position] < device_of_.size(); }
+
+  Device& device_at(size_t position) { return devices_[device_of_[events_.place[position]]]; }
+
+  EventColumns events_;
+  std::vector<uint32_t> device_of_;  // per place
+  std::vector<Device> devices_;
+  std::vector<size_t> seeds_;
+  Lifetimes out_;
+};
+
+Matcher::Matcher(const EventColumns& events, std::span<const Place> places) : events_(events) {
+  std::map<std::pair<DeviceType, uint8_t>, uint32_t> numbers;
+  for (const Place& place : places) {
+    auto key = std::pair{place.device_type, place.device_index};
+    auto number = numbers.emplace(key, static_cast<uint32_t>(numbers.size())).first->second;
+    device_of_.push_back(number);
+  }
+  devices_.resize(numbers.size());
+}
+
+// Finds snapshots and seeds; returns how many allocations there can be.
+size_t Matcher::scan() {
+  size_t allocations = 0;
+  for (size_t i = 0; i < events_.action.size(); ++i) {
+    auto action = static_cast<Action>(events_.action[i]);
+    if (action == Action::kAlloc) {
+      ++allocations;
+    } else if (action == Action::kSeed) {
+      seeds_.push_back(i);
+    } else if (action == Action::kSnapshot && known_place(i)) {
+      int64_t& snapshot = device_at(i).snapshot;
+      if (snapshot == kNone) {
+        snapshot = static_cast<int64_t>(i);
+      }
+    }
+  }
+  return allocations + seeds_.size();
+}
+
+// Per device without a snapshot: the first alloc or free at each address that is also seeded.
+std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
+  std::vector<FirstTouch> touches(devices_.size());
+  size_t last = 0;  // one past the last seed that matters
+  for (size_t seed : seeds_) {
+    if (known_place(seed)) {
+      uint32_t device = device_of_[events_.place[seed]];
+      if (devices_[device].snapshot == kNone) {
+        touches[device].try_emplace(events_.address[seed], kNone, Action::kSeed);
+        last = seed + 1;
+      }
+    }
+  }
+  for (size_t i = 0; i < last; ++i) {
+    auto action = static_cast<Action>(events_.action[i]);
+    if (action > Action::kFreeCompleted || !known_place(i)) {
+      continue;
+    }
+    FirstTouch& seeded = touches[device_of_[events_.place[i]]];
+    if (auto found = seeded.find(events_.address[i]);
+        found != seeded.end() && found->second.first == kNone) {
+      found->second = {static_cast<int64_t>(i), action};
+    }
+  }
+  return touches;
+}
+
+void Matcher::plant_seeds() {
+  std::vector<FirstTouch> touches = first_touches();
+  for (size_t seed : seeds_) {
+    auto position = static_cast<int64_t>(seed);
+    if (!known_place(seed) || position < device_at(seed).snapshot) {
+      continue;  // step() counts it
+    }
+    Device& device = device_at(seed);
+    bool born_here = false;  // allocated within the recording, before the seed was written
+    if (device.snapshot == kNone) {
+      auto [touched, action] = touches[device_of_[events_.place[seed]]].at(events_.address[seed]);
+      born_here = action == Action::kAlloc && touched < position;
+    }
+    if (born_here || device.live.find(events_.address[seed]) != nullptr) {
+      ++out_.counters.duplicate_seeds;
+    } else {
+      begin(device, seed, kNone);
+    }
+  }
+}
+
+Lifetimes Matcher::run() {
+  size_t most = scan();
+  for (auto* column : {&out_.start, &out_.end, &out_.completed}) {
+    column->reserve(most);
+  }
+  out_.address.reserve(most);
+  out_.bytes.reserve(most);
+  out_.place.reserve(most);
+  out_.allocation_of_event.assign(events_.action.size(), kNone);
+  plant_seeds();
+  for (size_t i = 0; i < events_.action.size(); ++i) {
+    step(i);
+  }
+  return std::move(out_);
+}
+
+void Matcher::step(size_t position) {
+  if (events_.action[position] >= kActions) {
+    ++out_.counters.unknown_actions;
+    return;
+  }
+  if (!known_place(position)) {
+    ++out_.counters.unknown_places;
+    return;
+  }
+  Device& device = device_at(position);
+  if (static_cast<int64_t>(position) < device.snapshot) {
+    ++out_.counters.before_snapshot;
+    return;
+  }
+  switch (static_cast<Action>(events_.action[position])) {
+    case Action::kAlloc:
+      return on_alloc(device, position);
+    case Action::kFreeRequested:
+      return on_free_requested(device, position);
+    case Action::kFreeCompleted:
+      return on_free_completed(device, position);
+    case Action::kLabel:
+      return on_mention(device, position, out_.counters.unmatched_labels);
+    case Action::kSaved:
+      return on_mention(device, position, out_.counters.unmatched_saves);
+    case Action::kSnapshot:
+      out_.counters.repeated_snapshots += static_cast<int64_t>(position) != device.snapshot;
+      return;
+    default:
+      return;  // seeds are planted already; segments and ooms are not allocations
+  }
+}
+
+void Matcher::on_alloc(Device& device, size_t position) {
+  if (int64_t* live = device.live.find(events_.address[position])) {
+    ++out_.counters.implicit_frees;
+    finish(*live, position);
+    device.live.erase(live);
+  }
+  begin(device, position, static_cast<int64_t>(position));
+}
+
+void Matcher::on_free_requested(Device& device, size_t position) {
+  int64_t* live = device.live.find(events_.address[position]);
+  if (live == nullptr) {
+    ++out_.counters.unmatched_free_requests;
+    return;
+  }
+  out_.allocation_of_event[position] = *live;
+  int64_t& end = out_.end[static_cast<size_t>(*live)];
+  if (end == kNone) {
+    end = static_cast<int64_t>(position);
+  } else {
+    ++out_.counters.repeated_free_requests;
+  }
+}
+
+void Matcher::on_free_completed(Device& device, size_t position) {
+  int64_t* live = device.live.find(events_.address[position]);
+  if (live == nullptr) {
+    ++out_.counters.unmatched_frees;
+    return;
+  }
+  out_.allocation_of_event[position] = *live;
+  finish(*live, position);
+  device.live.erase(live);
+  if (device.ordered) {
+    device.ordered->erase(events_.address[position]);
+  }
+}
+
+void Matcher::on_mention(Device& device, size_t position, uint64_t& unmatched) {
+  uint64_t address = events_.address[position];
+  int64_t* live = device.live.find(address);
+  int64_t allocation = live != nullptr ? *live : find_containing(device, address);
+  out_.allocation_of_event[position] = allocation;
+  unmatched += allocation == kNone;
+}
+
+int64_t Matcher::begin(Device& device, size_t position, int64_t start) {
+  auto allocation = static_cast<int64_t>(out_.start.size());
+  out_.start.push_back(start);
+  out_.end.push_back(kNone);
+  out_.completed.push_back(kNone);
+  out_.address.push_back(events_.address[position]);
+  out_.bytes.push_back(events_.bytes[position]);
+  out_.place.push_back(events_.place[position]);
+  out_.allocation_of_event[position] = allocation;
+  device.live.insert(events_.address[position], allocation);
+  if (device.ordered) {
+    (*device.ordered)[events_.address[position]] = allocation;
+  }
+  return allocation;
+}
+
+void Matcher::finish(int64_t allocation, size_t position) {
+  auto row = static_cast<size_t>(allocation);
+  out_.completed[row] = static_cast<int64_t>(position);
+  if (out_.end[row] == kNone) {
+    out_.end[row] = static_cast<int64_t>(position);
+  }
+}
+
+int64_t Matcher::find_containing(Device& device, uint64_t address) {
+  if (!device.ordered) {
+    device.ordered = std::make_unique<std::map<uint64_t, int64_t>>();
+    device.live.for_each(
+        [&](uint64_t start, int64_t allocation) { device.ordered->emplace(start, allocation); });
+  }
+  auto above = device.ordered->upper_bound(address);
+  if (above == device.ordered->begin()) {
+    return kNone;
+  }
+  auto [start, allocation] = *std::prev(above);
+  return address - start < out_.bytes[static_cast<size_t>(allocation)] ? allocation : kNone;
+}
+
+// The steps of the running sum: per event at which a block began or completed, the bytes that
+// came and went there, modulo 2^64 (both can happen at one event, an implicit free).
+std::vector<std::pair<int64_t, uint64_t>> changes_of(const Lifetimes& lifetimes,
+                                                     const std::vector<bool>& on_device) {
+  std::vector<std::pair<int64_t, uint64_t>> frees;
+  std::vector<std::pair<int64_t, uint64_t>> changes;
+  for (size_t i = 0; i < lifetimes.start.size(); ++i) {
+    uint16_t place = lifetimes.place[i];
+    if (place >= on_device.size() || !on_device[place]) {
+      continue;
+    }
+    changes.emplace_back(lifetimes.start[i], lifetimes.bytes[i]);  // rises already
+    if (lifetimes.completed[i] != kNone) {
+      frees.emplace_back(lifetimes.completed[i], 0 - lifetimes.bytes[i]);
+    }
+  }
+  std::sort(frees.begin(), frees.end());
+  auto middle = static_cast<std::ptrdiff_t>(changes.size());
+  changes.insert(changes.end(), frees.begin(), frees.end());
+  std::inplace_merge(
+      changes.begin(), changes.begin() + middle, changes.end(), [](const auto& a, const auto& b) {
+        return a.first < b.first;
+      });
+  return changes;
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string_view, uint64_t>> LifetimeCounters::named() const {
+  return {{"before_snapshot", before_snapshot},
+          {"repeated_snapshots", repeated_snapshots},
+          {"duplicate_seeds", duplicate_seeds},
+          {"implicit_frees", implicit_frees},
+          {"unmatched_free_requests", unmatched_free_requests},
+          {"unmatched_frees", unmatched_frees},
+          {"repeated_free_requests", repeated_free_requests},
+          {"unmatched_labels", unmatched_labels},
+          {"unmatched_saves", unmatched_saves},
+          {"unknown_places", unknown_places},
+          {"unknown_actions", unknown_actions}};
+}
+
+Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> places) {
+  size_t rows = events.action.size();
+  if (events.address.size() != rows || events.bytes.size() != rows || events.place.size() != rows) {
+    throw std::invalid_argument("event columns differ in length");
+  }
+  return Matcher(events, places).run();
+}
+
+LiveBytes live_bytes(const Lifetimes& lifetimes,
+                     std::span<const Place> places,
+                     DeviceType device_type,
+                     uint8_t device_index) {
+  std::vector<bool> on_device;
+  for (const Place& place : places) {
+    on_device.push_back(place.device_type == device_type && place.device_index == device_index);
+  }
+  LiveBytes out;
+  uint64_t sum = 0;
+  for (auto [position, change] : changes_of(lifetimes, on_device)) {
+    sum += change;
+    if (position == kNone) {
+      out.at_start = sum;
+    } else if (!out.position.empty() && out.position.back() == position) {
+      out.bytes.back() = sum;
+    } else {
+      out.position.push_back(position);
+      out.bytes.push_back(sum);
+    }
+  }
+  auto highest = std::max_element(out.bytes.begin(), out.bytes.end());
+  out.peak = out.at_start;
+  if (highest != out.bytes.end() && *highest > out.peak) {
+    out.peak = *highest;
+    out.peak_position = out.position[static_cast<size_t>(highest - out.bytes.begin())];
+  }
+  return out;
+}
+
+}  // namespace pytracer
