@@ -1,12 +1,11 @@
 #include "recorder.h"
 
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <sys/syscall.h>
 #include <thread>
+#include <unistd.h>
 
 namespace pytracer {
 
@@ -19,6 +18,9 @@ __attribute__((tls_model("initial-exec"))) thread_local ThreadState* this_thread
 // themselves need none. The numbers are the kernel's; old headers lack the names.
 constexpr int kMembarrierPrivateExpedited = 1 << 3;
 constexpr int kMembarrierRegisterPrivateExpedited = 1 << 4;
+
+// Row 1 of the place table, so that the CPU's hooks need not ask.
+constexpr Place kCpuPlace{0, 0, 0, DeviceType::kCpu, 0};
 
 bool barrier_on_all_threads() {
 #ifdef SYS_membarrier
@@ -43,6 +45,10 @@ struct ThreadExit {
     }
   }
 };
+
+Recorder::Recorder() {
+  places.intern(kCpuPlace);
+}
 
 Recorder*& Recorder::instance() {
   // Leaked: blocks are freed after our static destructors would have run.
@@ -219,27 +225,25 @@ uint32_t Recorder::forward_of(const Frame& node) const {
   if (maker == nullptr || node.sequence < 0) {
     return 0;  // -1: an AccumulateGrad, made by no op
   }
-  if (forward_threads_.load(std::memory_order_relaxed) > 1) {
-    // Numbers count per thread: without the thread's name a guess could be wrong.
-    if (node.forward_thread == 0) {
+  if (maker->torch_id_ != node.forward_thread) {
+    maker = thread_called(node.forward_thread);
+    if (maker == nullptr) {
       return 0;
-    }
-    if (maker->torch_id_ != node.forward_thread) {
-      std::lock_guard lock(threads_mutex_);
-      maker = nullptr;
-      for (const auto& state : threads_) {
-        if (state->torch_id_ == node.forward_thread) {
-          maker = state.get();
-        }
-      }
-      if (maker == nullptr) {
-        return 0;
-      }
     }
   }
   auto number = static_cast<uint64_t>(node.sequence);
   uint64_t entry = maker->made_by_[number % ThreadState::kRing].load(std::memory_order_relaxed);
   return entry >> 32 == (number & UINT32_MAX) ? static_cast<uint32_t>(entry) : 0;
+}
+
+const ThreadState* Recorder::thread_called(uint64_t torch_id) const {
+  std::lock_guard lock(threads_mutex_);
+  for (const auto& state : threads_) {
+    if (state->torch_id_ == torch_id) {
+      return state.get();
+    }
+  }
+  return nullptr;
 }
 
 // Every node number in [op.sequence, next_sequence) that no inner op has taken is this op's.
@@ -261,9 +265,8 @@ void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
     if (thread.torch_id_ == 0) {
       auto ask = torch_thread_id.load(std::memory_order_relaxed);
       thread.torch_id_ = ask != nullptr ? ask() : 1;
-      if (forward_threads_.fetch_add(1) == 0) {
-        forward_thread_.store(&thread, std::memory_order_release);
-      }
+      ThreadState* none = nullptr;
+      forward_thread_.compare_exchange_strong(none, &thread);
     }
     uint32_t scope = open_scope(thread);
     for (int64_t number = first; number < next_sequence; ++number) {
@@ -340,18 +343,25 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   return position;
 }
 
+void Recorder::open_current(ThreadState& thread) {
+  thread.busy_.store(true, std::memory_order_relaxed);
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  if (recording.load(std::memory_order_relaxed)) {
+    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
+      refresh(thread);
+    }
+    open_scope(thread);
+  }
+  thread.busy_.store(false, std::memory_order_release);
+}
+
 void Recorder::mark_step(std::string_view name) {
   ThreadState& thread = this_thread();
   if (!recording.load()) {
     return;
   }
-  uint64_t position = scopes.append({ticks_now(),
-                                     0,
-                                     0,
-                                     strings.intern(name),
-                                     thread.number_,
-                                     ScopeKind::kStep,
-                                     kScopeReady});
+  uint64_t position = scopes.append(
+      {ticks_now(), 0, 0, strings.intern(name), thread.number_, ScopeKind::kStep, kScopeReady});
   if (position == AppendLog<ScopeBegin>::kRefused) {
     lost_scopes.fetch_add(1);
   }
@@ -360,9 +370,9 @@ void Recorder::mark_step(std::string_view name) {
 uint32_t Recorder::begin_session(uint64_t max_events) {
   std::lock_guard lock(mutex_);
   uint32_t id = next_session_++;
-  uint64_t first = events.size();
-  sessions_[id] = {first, max_events};
-  needs_[id] = first;
+  // Scopes from as far back as there are any: the new session may lie inside an open one.
+  Positions start{events.size(), released_.scopes, released_.scope_ends};
+  sessions_[id] = {start, start, max_events};
   set_limits();
   recording.store(true, std::memory_order_seq_cst);
   return id;
@@ -372,7 +382,7 @@ void Recorder::set_limits() {
   uint64_t limit = 0;
   for (const auto& [id, session] : sessions_) {
     uint64_t room = AppendLog<Event>::kChunkRows * AppendLog<Event>::kMaxChunks;
-    limit = std::max(limit, session.first_event + std::min(session.max_events, room));
+    limit = std::max(limit, session.start.events + std::min(session.max_events, room));
   }
   if (!sessions_.empty()) {
     events.set_limit(limit);
@@ -384,7 +394,6 @@ void Recorder::set_limits() {
 void Recorder::end_session(uint32_t id) {
   std::lock_guard lock(mutex_);
   sessions_.erase(id);
-  needs_.erase(id);
   if (sessions_.empty()) {
     recording.store(false, std::memory_order_seq_cst);
     quiesce();
@@ -417,10 +426,10 @@ bool Recorder::quiesce() {
   return true;
 }
 
-Recorder::Session Recorder::session(uint32_t id) const {
+Recorder::Positions Recorder::start_of(uint32_t id) const {
   std::lock_guard lock(mutex_);
   auto it = sessions_.find(id);
-  return it != sessions_.end() ? it->second : Session{0, 0};
+  return it != sessions_.end() ? it->second.start : Positions{};
 }
 
 uint32_t Recorder::sessions() const {
@@ -434,7 +443,7 @@ void Recorder::clear() {
     return;
   }
   generation_.fetch_add(1);
-  forward_threads_.store(0);
+  released_ = {};
   forward_thread_.store(nullptr);
   events.clear();
   scopes.clear();
@@ -447,29 +456,34 @@ void Recorder::clear() {
     count.store(0);
   }
   lost_scopes.store(0);
+  places.intern(kCpuPlace);
 }
 
-void Recorder::release_events_below(uint32_t id, uint64_t position) {
+void Recorder::release_below(uint32_t id, const Positions& positions) {
   std::lock_guard lock(mutex_);
-  auto it = needs_.find(id);
-  if (it == needs_.end()) {
+  auto it = sessions_.find(id);
+  if (it == sessions_.end()) {
     return;
   }
-  it->second = position;
-  uint64_t lowest = position;
-  for (const auto& [other, need] : needs_) {
-    lowest = std::min(lowest, need);
+  it->second.unread = positions;
+  released_ = positions;
+  for (const auto& [other, session] : sessions_) {
+    released_.events = std::min(released_.events, session.unread.events);
+    released_.scopes = std::min(released_.scopes, session.unread.scopes);
+    released_.scope_ends = std::min(released_.scope_ends, session.unread.scope_ends);
   }
-  events.release_below(lowest);
+  events.release_below(released_.events);
+  scopes.release_below(released_.scopes);
+  scope_ends.release_below(released_.scope_ends);
 }
 
-std::vector<ThreadRow> Recorder::threads_from(size_t first) const {
+std::vector<uint64_t> Recorder::threads_from(size_t first) const {
   std::lock_guard lock(threads_mutex_);
-  std::vector<ThreadRow> rows;
-  for (size_t i = first; i < std::min<size_t>(threads_.size(), UINT16_MAX); ++i) {
-    rows.push_back({threads_[i]->native_id_, threads_[i]->torch_id_ != 0});
+  std::vector<uint64_t> ids;
+  for (size_t i = first; i < std::min<size_t>(threads_.size(), UINT16_MAX + 1); ++i) {
+    ids.push_back(threads_[i]->native_id_);
   }
-  return rows;
+  return ids;
 }
 
 void Recorder::start_afresh_after_fork() {

@@ -12,6 +12,7 @@
 // Several traces may run at once; they share the recording and each reads its own stretch of it.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -53,10 +54,21 @@ class ThreadState {
     frames_.reserve(128);
   }
 
-  bool inside(ScopeKind kind) const { return !frames_.empty() && frames_.back().kind == kind; }
+  bool inside_node() const { return inside(ScopeKind::kNode); }
+  // Neither in a module nor in a backward pass (which may run modules again).
+  bool outside_of_modules() const {
+    return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
+           !inside(ScopeKind::kBackward);
+  }
 
  private:
   friend class Recorder;
+
+  bool inside(ScopeKind kind) const {
+    return std::any_of(frames_.rbegin(), frames_.rend(), [kind](const Frame& frame) {
+      return frame.kind == kind;
+    });
+  }
 
   struct CachedName {
     const char* address = nullptr;
@@ -81,11 +93,6 @@ class ThreadState {
   std::array<CachedName, 1024> names_;
 };
 
-struct ThreadRow {
-  uint64_t native_id;
-  bool made_nodes;  // it ran forward code with grad mode on
-};
-
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
@@ -102,7 +109,7 @@ class Recorder {
             const char* name,
             int64_t sequence = -1,
             uint32_t name_id = 0);
-  // A node's frame also knows whether grad mode is on and, sometimes, who made the node.
+  // A node's frame also knows which thread made it and whether grad mode is on.
   void push_node(ThreadState& thread,
                  const void* key,
                  const char* name,
@@ -114,6 +121,8 @@ class Recorder {
 
   // Returns the event's position, or AppendLog::kRefused.
   uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes);
+  // Gives the innermost frame a row now, though nothing has happened in it yet.
+  void open_current(ThreadState& thread);
   void mark_step(std::string_view name);
 
   uint16_t place(const Place& place) { return static_cast<uint16_t>(places.intern(place)); }
@@ -125,26 +134,25 @@ class Recorder {
 
   // --- the sessions' side ---------------------------------------------------------------
 
-  struct Session {
-    uint64_t first_event;
-    uint64_t max_events;
+  // Log positions: where a session starts, or up to where it has read.
+  struct Positions {
+    uint64_t events = 0;
+    uint64_t scopes = 0;
+    uint64_t scope_ends = 0;
   };
 
   uint32_t begin_session(uint64_t max_events);
   // After the last session has ended no thread appends any more and the logs can be read whole.
   void end_session(uint32_t id);
-  Session session(uint32_t id) const;
+  Positions start_of(uint32_t id) const;
   uint32_t sessions() const;
   // Drops a finished recording's memory. Does nothing while a session is open.
   void clear();
-  // Chunks that lie below every session's needs may be freed as they are streamed to disk.
-  void release_events_below(uint32_t id, uint64_t position);
+  // This session has read the rows below: their memory may go when no other needs it.
+  void release_below(uint32_t id, const Positions& positions);
 
-  std::vector<ThreadRow> threads_from(size_t first) const;
-  // More than one thread has made autograd nodes: a node's number alone does not name its op.
-  bool needs_forward_thread() const { return forward_threads_.load() > 1; }
-  uint32_t forward_threads() const { return forward_threads_.load(); }
-
+  // The operating system's ids of the threads, by their number.
+  std::vector<uint64_t> threads_from(size_t first) const;
   // In a forked child: other threads are gone and may have held any lock, so the child gets a
   // recorder of its own and the parent's is left where it lies.
   static void start_afresh_after_fork();
@@ -159,8 +167,11 @@ class Recorder {
   std::array<std::atomic<uint64_t>, kActions> lost_events{};
   std::atomic<uint64_t> lost_scopes{0};
 
+  // Counts recordings: what was interned under an earlier number is not valid any more.
+  uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
+
  private:
-  Recorder() = default;
+  Recorder();
 
   static ThreadState& new_thread_state();
   ThreadState& adopt_thread();
@@ -170,6 +181,7 @@ class Recorder {
   uint32_t name_of(ThreadState& thread, Frame& frame);
   uint32_t open_scope(ThreadState& thread);
   uint32_t forward_of(const Frame& node) const;
+  const ThreadState* thread_called(uint64_t torch_id) const;
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
   void close(ThreadState& thread, Frame& frame);
   void set_limits();
@@ -179,12 +191,17 @@ class Recorder {
   static Recorder*& instance();
 
   mutable std::mutex mutex_;  // sessions; no hook takes it, so it may be held while waiting
+  struct Session {
+    Positions start;
+    Positions unread;  // rows from here on are still needed
+    uint64_t max_events;
+  };
+
   std::map<uint32_t, Session> sessions_;
-  std::map<uint32_t, uint64_t> needs_;  // per session: events from here on are still unread
+  Positions released_;
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
-  std::atomic<uint32_t> forward_threads_{0};
-  std::atomic<ThreadState*> forward_thread_{nullptr};  // the first thread that made nodes
+  std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;
 };

@@ -1,0 +1,418 @@
+// The only pybind11 module. It translates and decides nothing: policy lives in Python.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <pthread.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/clock.h"
+#include "core/harvest.h"
+#include "core/lifetimes.h"
+#include "core/recorder.h"
+#include "core/streamer.h"
+#include "core/trace_file.h"
+#include "torch/cpu_allocator.h"
+#include "torch/device_tracker.h"
+#include "torch/interceptors.h"
+#include "torch/labels.h"
+#include "torch/ops.h"
+#include "torch/python_stacks.h"
+#include "torch/saved_tensors.h"
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+// ------------------------------------------------------------------ columns, to and from numpy
+
+// Every numeric column of a recording, under the name it has in Python.
+template <class R, class Visit>
+void each_column(R& r, Visit visit) {
+  visit("clock.ticks", r.clock.ticks);
+  visit("clock.unix_ns", r.clock.unix_ns);
+  visit("stacks.parent", r.stacks.parent);
+  visit("stacks.file", r.stacks.file);
+  visit("stacks.function", r.stacks.function);
+  visit("stacks.line", r.stacks.line);
+  visit("places.stream", r.places.stream);
+  visit("places.pool_high", r.places.pool_high);
+  visit("places.pool_low", r.places.pool_low);
+  visit("places.device_type", r.places.device_type);
+  visit("places.device_index", r.places.device_index);
+  visit("labels.category", r.labels.category);
+  visit("labels.role", r.labels.role);
+  visit("labels.name", r.labels.name);
+  visit("labels.shape", r.labels.shape);
+  visit("labels.dtype", r.labels.dtype);
+  visit("threads.native_id", r.threads.native_id);
+  visit("threads.name", r.threads.name);
+  visit("events.ticks", r.events.ticks);
+  visit("events.address", r.events.address);
+  visit("events.bytes", r.events.bytes);
+  visit("events.action", r.events.action);
+  visit("events.scope", r.events.scope);
+  visit("events.place", r.events.place);
+  visit("events.thread", r.events.thread);
+  visit("scopes.ticks", r.scope_begins.ticks);
+  visit("scopes.parent", r.scope_begins.parent);
+  visit("scopes.forward", r.scope_begins.forward);
+  visit("scopes.name", r.scope_begins.name);
+  visit("scopes.thread", r.scope_begins.thread);
+  visit("scopes.kind", r.scope_begins.kind);
+  visit("scopes.flags", r.scope_begins.flags);
+  visit("scope_ends.ticks", r.scope_ends.ticks);
+  visit("scope_ends.scope", r.scope_ends.scope);
+  visit("scope_ends.stack", r.scope_ends.stack);
+}
+
+// Hands the vector's memory to numpy; nothing is copied.
+template <class T>
+py::array_t<T> to_array(std::vector<T>&& column) {
+  auto* kept = new std::vector<T>(std::move(column));
+  py::capsule owner(kept, [](void* held) { delete static_cast<std::vector<T>*>(held); });
+  return py::array_t<T>(static_cast<py::ssize_t>(kept->size()), kept->data(), owner);
+}
+
+py::dict to_dict(Recording&& recording) {
+  py::dict columns;
+  each_column(recording, [&](const char* name, auto& column) {
+    columns[name] = to_array(std::move(column));
+  });
+  columns["strings"] = py::cast(recording.strings);
+  columns["meta"] = py::str(recording.meta);
+  py::dict losses;
+  for (const auto& [name, count] : recording.losses) {
+    losses[py::str(name)] = count;
+  }
+  columns["losses"] = losses;
+  return columns;
+}
+
+template <class T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+std::span<const T> view(const Column<T>& column) {
+  return {column.data(), static_cast<size_t>(column.size())};
+}
+
+template <class T>
+std::span<const T> column_of(const py::dict& columns, const char* name, Column<T>& holder) {
+  holder = columns[name].cast<Column<T>>();
+  return view(holder);
+}
+
+Recording from_dict(const py::dict& columns) {
+  Recording recording;
+  each_column(recording, [&](const char* name, auto& column) {
+    using T = typename std::decay_t<decltype(column)>::value_type;
+    Column<T> holder;
+    auto values = column_of<T>(columns, name, holder);
+    column.assign(values.begin(), values.end());
+  });
+  recording.strings = columns["strings"].cast<std::vector<std::string>>();
+  recording.meta = columns["meta"].cast<std::string>();
+  for (const auto& [name, count] : columns["losses"].cast<py::dict>()) {
+    recording.losses.emplace_back(name.cast<std::string>(), count.cast<uint64_t>());
+  }
+  return recording;
+}
+
+// ------------------------------------------------------------------ sessions
+
+py::dict read_session(uint32_t session) {
+  RecordingBuilder builder;
+  bool whole = false;
+  {
+    py::gil_scoped_release unlocked;
+    Harvest harvest(session);
+    whole = harvest.drain_all(builder);
+  }
+  if (!whole) {
+    builder.recording.losses.emplace_back("lost_unfinished_rows", 1);
+  }
+  return to_dict(std::move(builder.recording));
+}
+
+// While a session is open it stays readable; this ends it and returns what it recorded.
+py::dict end_and_read_session(uint32_t session) {
+  RecordingBuilder builder;
+  bool whole = false;
+  {
+    py::gil_scoped_release unlocked;
+    Harvest harvest(session);
+    Recorder::get().end_session(session);
+    whole = harvest.drain_all(builder);
+  }
+  if (!whole) {
+    builder.recording.losses.emplace_back("lost_unfinished_rows", 1);
+  }
+  return to_dict(std::move(builder.recording));
+}
+
+void clear() {
+  Recorder::get().clear();
+  if (Recorder::get().sessions() == 0) {
+    python_stacks::clear();
+    interceptors::forget_all_modules();
+  }
+}
+
+py::dict status() {
+  Recorder& recorder = Recorder::get();
+  py::dict facts;
+  facts["recording"] = recording.load();
+  facts["sessions"] = recorder.sessions();
+  facts["events"] = recorder.events.size();
+  facts["scopes"] = recorder.scopes.size();
+  facts["host_bytes"] = recorder.events.bytes_held() + recorder.scopes.bytes_held() +
+                        recorder.scope_ends.bytes_held();
+  facts["callback_errors"] = interceptors::callback_errors();
+  facts["ops_installed"] = ops::installed();
+  facts["cpu_installed"] = cpu_allocator::installed();
+  return facts;
+}
+
+// ------------------------------------------------------------------ labels
+
+uint32_t intern_label(int category,
+                      const std::string& role,
+                      const std::string& name,
+                      const std::string& shape,
+                      const std::string& dtype) {
+  Recorder& recorder = Recorder::get();
+  return recorder.labels.intern({static_cast<uint8_t>(category),
+                                 recorder.strings.intern(role),
+                                 recorder.strings.intern(name),
+                                 recorder.strings.intern(shape),
+                                 recorder.strings.intern(dtype)});
+}
+
+const at::Tensor& tensor_of(py::handle object) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw py::type_error("expected a tensor");
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+// How many of the tensors had a block to label.
+size_t label_tensors(const py::list& tensors, const std::vector<uint32_t>& labels) {
+  size_t labelled = 0;
+  for (size_t i = 0; i < std::min(tensors.size(), labels.size()); ++i) {
+    labelled += labels::record(tensor_of(tensors[i]), labels[i]) ? 1 : 0;
+  }
+  return labelled;
+}
+
+size_t label_gradients(const py::list& tensors, const std::vector<uint32_t>& labels) {
+  size_t labelled = 0;
+  for (size_t i = 0; i < std::min(tensors.size(), labels.size()); ++i) {
+    const at::Tensor& gradient = tensor_of(tensors[i]).grad();
+    labelled += gradient.defined() && labels::record(gradient, labels[i]) ? 1 : 0;
+  }
+  return labelled;
+}
+
+size_t adopt_cpu_tensors(const py::list& tensors) {
+  size_t adopted = 0;
+  for (py::handle object : tensors) {
+    const at::Tensor& tensor = tensor_of(object);
+    if (tensor.device().is_cpu() && tensor.has_storage()) {
+      adopted += cpu_allocator::adopt(*tensor.storage().unsafeGetStorageImpl()) ? 1 : 0;
+    }
+  }
+  return adopted;
+}
+
+// ------------------------------------------------------------------ files and lifetimes
+
+py::dict report_of(const ReadReport& report) {
+  py::dict facts;
+  facts["status"] = report.status == ReadReport::Status::kComplete    ? "complete"
+                    : report.status == ReadReport::Status::kTruncated ? "truncated"
+                                                                      : "corrupt";
+  facts["version"] = std::to_string(report.major) + "." + std::to_string(report.minor);
+  facts["good_bytes"] = report.good_bytes;
+  facts["total_bytes"] = report.total_bytes;
+  facts["skipped_chunks"] = report.skipped_chunks;
+  py::dict lost;
+  for (const auto& entry : report.lost) {
+    lost[py::str(entry.table)] = py::make_tuple(entry.rows, entry.chunks);
+  }
+  facts["lost"] = lost;
+  facts["notes"] = report.notes;
+  return facts;
+}
+
+py::tuple read_file(const std::string& path) {
+  ReadReport report;
+  Recording recording;
+  {
+    py::gil_scoped_release unlocked;
+    recording = read_recording(path, report);
+  }
+  return py::make_tuple(to_dict(std::move(recording)), report_of(report));
+}
+
+void write_file(const std::string& path, const py::dict& columns, bool overwrite) {
+  Recording recording = from_dict(columns);
+  py::gil_scoped_release unlocked;
+  write_recording(recording, path, overwrite);
+}
+
+py::dict lifetimes_of(const py::dict& columns) {
+  Column<uint64_t> address;
+  Column<uint64_t> bytes;
+  Column<uint8_t> action;
+  Column<uint16_t> place;
+  EventColumns events{column_of<uint64_t>(columns, "events.address", address),
+                      column_of<uint64_t>(columns, "events.bytes", bytes),
+                      column_of<uint8_t>(columns, "events.action", action),
+                      column_of<uint16_t>(columns, "events.place", place)};
+  Recording::Places place_columns;
+  auto fill = [&](const char* name, auto& to) {
+    using T = typename std::decay_t<decltype(to)>::value_type;
+    Column<T> holder;
+    auto values = column_of<T>(columns, name, holder);
+    to.assign(values.begin(), values.end());
+  };
+  fill("places.stream", place_columns.stream);
+  fill("places.pool_high", place_columns.pool_high);
+  fill("places.pool_low", place_columns.pool_low);
+  fill("places.device_type", place_columns.device_type);
+  fill("places.device_index", place_columns.device_index);
+  Lifetimes found;
+  {
+    py::gil_scoped_release unlocked;
+    found = match_lifetimes(events, to_places(place_columns));
+  }
+  py::dict result;
+  result["start"] = to_array(std::move(found.start));
+  result["end"] = to_array(std::move(found.end));
+  result["completed"] = to_array(std::move(found.completed));
+  result["address"] = to_array(std::move(found.address));
+  result["bytes"] = to_array(std::move(found.bytes));
+  result["place"] = to_array(std::move(found.place));
+  result["allocation_of_event"] = to_array(std::move(found.allocation_of_event));
+  py::dict counters;
+  for (const auto& [name, count] : found.counters.named()) {
+    counters[py::str(std::string(name))] = count;
+  }
+  result["counters"] = counters;
+  return result;
+}
+
+// ------------------------------------------------------------------ fork
+
+void in_forked_child() {
+  Recorder::start_afresh_after_fork();
+  cpu_allocator::uninstall();
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "pytracer's native core. Import pytracer._native instead.";
+  pthread_atfork(nullptr, nullptr, &in_forked_child);
+
+  static py::exception<FileError> file_error(m, "FileError");
+  py::register_exception_translator([](std::exception_ptr raised) {
+    try {
+      if (raised) {
+        std::rethrow_exception(raised);
+      }
+    } catch (const FileError& error) {
+      py::object value = py::reinterpret_borrow<py::object>(file_error.ptr())(error.what());
+      value.attr("kind") = static_cast<int>(error.kind());
+      value.attr("path") = error.path();
+      PyErr_SetObject(file_error.ptr(), value.ptr());
+    }
+  });
+
+  py::dict built_for;
+  built_for["torch"] = PYTRACER_TORCH_VERSION;
+  built_for["torch_git"] = PYTRACER_TORCH_GIT_VERSION;
+  built_for["cuda"] = PYTRACER_CUDA_VERSION;
+  built_for["python"] = PYTRACER_PYTHON_VERSION;
+  built_for["compiler"] = PYTRACER_COMPILER;
+  m.attr("built_for") = built_for;
+
+  m.def("begin_session", [](uint64_t max_events) {
+    return Recorder::get().begin_session(max_events);
+  });
+  m.def("end_session", [](uint32_t session) {
+    py::gil_scoped_release unlocked;
+    Recorder::get().end_session(session);
+  });
+  m.def("read_session", &read_session);
+  m.def("end_and_read_session", &end_and_read_session);
+  m.def("clear", &clear);
+  m.def("status", &status);
+  m.def("mark_step", [](const std::string& name) { Recorder::get().mark_step(name); });
+  m.def("read_clock", [] {
+    ClockReading now = read_clock();
+    return std::make_pair(now.ticks, now.unix_ns);
+  });
+
+  py::enum_<ops::Detail>(m, "Detail")
+      .value("category", ops::Detail::kCategory)
+      .value("op", ops::Detail::kOp);
+  m.def("install_ops", &ops::install);
+  m.def("uninstall_ops", &ops::uninstall);
+  m.def("install_cpu", &cpu_allocator::install);
+  m.def("uninstall_cpu", &cpu_allocator::uninstall);
+  m.def("adopt_cpu_tensors", &adopt_cpu_tensors);
+  m.def("install_stacks", &python_stacks::install);
+  m.def("uninstall_stacks", &python_stacks::uninstall);
+
+  m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
+  m.def("device_ready", [] { return device_tracker() != nullptr && device_tracker()->ready(); });
+  m.def("attach_device", [] { return device_tracker()->attach(); });
+  m.def("seed_device", [] {
+    py::gil_scoped_release unlocked;
+    device_tracker()->seed();
+  });
+
+  m.def("make_module_call", [](py::handle type, py::handle original) {
+    return py::reinterpret_steal<py::object>(
+        interceptors::make_module_call(type.ptr(), original.ptr()));
+  });
+  m.def("make_engine_call", [](py::handle original) {
+    return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
+  });
+  m.def("set_callbacks", [](py::object name_of_module, py::object root, py::object backward) {
+    auto or_null = [](const py::object& object) {
+      return object.is_none() ? nullptr : object.ptr();
+    };
+    interceptors::set_callbacks({or_null(name_of_module), or_null(root), or_null(backward)});
+  });
+  m.def("forget_module", &interceptors::forget_module);
+  m.def("saved_tensor_hooks", [] {
+    return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),
+                          py::reinterpret_steal<py::object>(saved_tensors::unpack_hook()));
+  });
+
+  m.def("intern_label", &intern_label);
+  m.def("label_tensors", &label_tensors);
+  m.def("label_gradients", &label_gradients);
+
+  py::class_<Streamer>(m, "Streamer")
+      .def(py::init<uint32_t, const std::string&, bool, const std::string&>())
+      .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>())
+      .def("bytes_written", &Streamer::bytes_written);
+  m.def("read_file", &read_file);
+  m.def("write_file", &write_file);
+  m.def("lifetimes", &lifetimes_of);
+}
+
+}  // namespace pytracer

@@ -1,0 +1,288 @@
+#include "harvest.h"
+
+#include <algorithm>
+#include <span>
+
+namespace pytracer {
+
+namespace {
+
+constexpr const char* kLossNames[kActions + 1] = {"lost_alloc",
+                                                  "lost_free_requested",
+                                                  "lost_free_completed",
+                                                  "lost_segment_alloc",
+                                                  "lost_segment_free",
+                                                  "lost_segment_map",
+                                                  "lost_segment_unmap",
+                                                  "lost_snapshot",
+                                                  "lost_seed",
+                                                  "lost_seed_segment",
+                                                  "lost_oom",
+                                                  "lost_label",
+                                                  "lost_saved",
+                                                  "lost_scopes"};
+
+template <class Row, class Sink>
+void add_some(const std::vector<Row>& rows, Sink& sink) {
+  for (size_t i = 0; i < rows.size(); i += kMaxRowsPerChunk) {
+    size_t count = std::min(kMaxRowsPerChunk, rows.size() - i);
+    sink.add(std::span<const Row>(rows.data() + i, count));
+  }
+}
+
+}  // namespace
+
+template <class Row, class Sink, class Change>
+uint64_t Harvest::copy(
+    const AppendLog<Row>& log, uint64_t from, uint64_t to, Sink& sink, Change change) {
+  std::vector<Row> batch;
+  while (from < to) {
+    batch.clear();
+    uint64_t end = std::min(to, from + kMaxRowsPerChunk);
+    uint64_t reached = log.read(from, end, [&](Row row) {
+      change(row);
+      batch.push_back(row);
+    });
+    if (!batch.empty()) {
+      sink.add(std::span<const Row>(batch));
+    }
+    from = reached;
+    if (reached < end) {
+      break;  // that row is still being written
+    }
+  }
+  return from;
+}
+
+template <class Sink>
+void Harvest::drain_tables(Sink& sink) {
+  Recorder& recorder = Recorder::get();
+  auto labels = recorder.labels.rows_from(labels_);
+  auto places = recorder.places.rows_from(places_);
+  auto stacks = recorder.stacks.rows_from(stacks_);
+  std::vector<NamedThread> threads;
+  for (uint64_t native_id : recorder.threads_from(threads_)) {
+    threads.push_back({native_id, 0});
+  }
+  std::vector<NamedCount> losses;
+  for (size_t i = 0; i <= kActions; ++i) {
+    uint64_t count = i < kActions ? recorder.lost_events[i].load() : recorder.lost_scopes.load();
+    if (count != losses_[i]) {
+      losses_[i] = count;
+      losses.push_back({recorder.strings.intern(kLossNames[i]), count});
+    }
+  }
+  auto strings = recorder.strings.rows_from(strings_);
+  labels_ += labels.size();
+  places_ += places.size();
+  stacks_ += stacks.size();
+  threads_ += threads.size();
+  strings_ += strings.size();
+  add_some(strings, sink);
+  add_some(stacks, sink);
+  add_some(places, sink);
+  add_some(labels, sink);
+  add_some(threads, sink);
+  add_some(losses, sink);
+}
+
+template <class Sink>
+bool Harvest::drain(Sink& sink) {
+  Recorder& recorder = Recorder::get();
+  uint64_t events = recorder.events.size();
+  uint64_t scope_ends = recorder.scope_ends.size();
+  uint64_t scopes = recorder.scopes.size();
+  drain_tables(sink);
+  read_.scopes = copy(recorder.scopes, read_.scopes, scopes, sink, [&](ScopeBegin& row) {
+    row.parent = own_number(row.parent);
+    row.forward = own_number(row.forward);
+  });
+  read_.scope_ends =
+      copy(recorder.scope_ends, read_.scope_ends, scope_ends, sink, [&](ScopeEnd& row) {
+        row.scope = own_number(row.scope);
+      });
+  read_.events = copy(recorder.events, read_.events, events, sink, [&](Event& row) {
+    row.scope = own_number(row.scope);
+  });
+  return read_.events >= events && read_.scopes >= scopes && read_.scope_ends >= scope_ends;
+}
+
+template bool Harvest::drain(TraceWriter& sink);
+template bool Harvest::drain(RecordingBuilder& sink);
+
+void RecordingBuilder::add(std::span<const ClockReading> rows) {
+  for (const ClockReading& row : rows) {
+    recording.clock.ticks.push_back(row.ticks);
+    recording.clock.unix_ns.push_back(row.unix_ns);
+  }
+}
+
+void RecordingBuilder::add(std::span<const std::string> rows) {
+  recording.strings.insert(recording.strings.end(), rows.begin(), rows.end());
+}
+
+void RecordingBuilder::add(std::span<const StackFrame> rows) {
+  for (const StackFrame& row : rows) {
+    recording.stacks.parent.push_back(row.parent);
+    recording.stacks.file.push_back(row.file);
+    recording.stacks.function.push_back(row.function);
+    recording.stacks.line.push_back(row.line);
+  }
+}
+
+void RecordingBuilder::add(std::span<const Place> rows) {
+  for (const Place& row : rows) {
+    recording.places.stream.push_back(row.stream);
+    recording.places.pool_high.push_back(row.pool_high);
+    recording.places.pool_low.push_back(row.pool_low);
+    recording.places.device_type.push_back(static_cast<uint8_t>(row.device_type));
+    recording.places.device_index.push_back(row.device_index);
+  }
+}
+
+void RecordingBuilder::add(std::span<const Label> rows) {
+  for (const Label& row : rows) {
+    recording.labels.category.push_back(row.category);
+    recording.labels.role.push_back(row.role);
+    recording.labels.name.push_back(row.name);
+    recording.labels.shape.push_back(row.shape);
+    recording.labels.dtype.push_back(row.dtype);
+  }
+}
+
+void RecordingBuilder::add(std::span<const NamedThread> rows) {
+  for (const NamedThread& row : rows) {
+    recording.threads.native_id.push_back(row.native_id);
+    recording.threads.name.push_back(row.name);
+  }
+}
+
+void RecordingBuilder::add(std::span<const NamedCount> rows) {
+  for (const NamedCount& row : rows) {
+    const std::string& name = recording.strings[row.name];
+    auto known = std::find_if(recording.losses.begin(),
+                              recording.losses.end(),
+                              [&](const auto& loss) { return loss.first == name; });
+    if (known != recording.losses.end()) {
+      known->second = row.count;
+    } else {
+      recording.losses.emplace_back(name, row.count);
+    }
+  }
+}
+
+void RecordingBuilder::add(std::span<const Event> rows) {
+  auto& to = recording.events;
+  for (const Event& row : rows) {
+    to.ticks.push_back(row.ticks);
+    to.address.push_back(row.address);
+    to.bytes.push_back(row.bytes);
+    to.action.push_back(static_cast<uint8_t>(row.action));
+    to.scope.push_back(row.scope);
+    to.place.push_back(row.place);
+    to.thread.push_back(row.thread);
+  }
+}
+
+void RecordingBuilder::add(std::span<const ScopeBegin> rows) {
+  auto& to = recording.scope_begins;
+  for (const ScopeBegin& row : rows) {
+    to.ticks.push_back(row.ticks);
+    to.parent.push_back(row.parent);
+    to.forward.push_back(row.forward);
+    to.name.push_back(row.name);
+    to.thread.push_back(row.thread);
+    to.kind.push_back(static_cast<uint8_t>(row.kind));
+    to.flags.push_back(row.flags_and_ready & static_cast<uint8_t>(~kScopeReady));
+  }
+}
+
+void RecordingBuilder::add(std::span<const ScopeEnd> rows) {
+  for (const ScopeEnd& row : rows) {
+    recording.scope_ends.ticks.push_back(row.ticks);
+    recording.scope_ends.scope.push_back(row.scope);
+    recording.scope_ends.stack.push_back(row.stack);
+  }
+}
+
+namespace {
+
+// Rows are built and written a chunk at a time: no second copy of a long recording.
+template <class MakeRow>
+void write_rows(TraceWriter& writer, size_t count, MakeRow make_row) {
+  using Row = decltype(make_row(size_t{0}));
+  std::vector<Row> batch;
+  for (size_t i = 0; i < count; i += kMaxRowsPerChunk) {
+    batch.clear();
+    for (size_t row = i; row < std::min(count, i + kMaxRowsPerChunk); ++row) {
+      batch.push_back(make_row(row));
+    }
+    writer.add(std::span<const Row>(batch));
+  }
+}
+
+void write_losses(TraceWriter& writer, const Recording& from, size_t strings) {
+  std::vector<std::string> names;
+  std::vector<NamedCount> rows;
+  for (const auto& [name, count] : from.losses) {
+    rows.push_back({static_cast<uint32_t>(strings + names.size()), count});
+    names.push_back(name);
+  }
+  writer.add(std::span<const std::string>(names));
+  writer.add(std::span<const NamedCount>(rows));
+}
+
+}  // namespace
+
+void write_recording(const Recording& from, const std::string& path, bool overwrite) {
+  TraceWriter writer(path, overwrite);
+  writer.set_meta(from.meta);
+  write_rows(writer, from.clock.ticks.size(), [&](size_t i) {
+    return ClockReading{from.clock.ticks[i], from.clock.unix_ns[i]};
+  });
+  add_some(from.strings, writer);
+  write_losses(writer, from, from.strings.size());
+  write_rows(writer, from.stacks.parent.size(), [&](size_t i) {
+    return StackFrame{
+        from.stacks.parent[i], from.stacks.file[i], from.stacks.function[i], from.stacks.line[i]};
+  });
+  std::vector<Place> places = to_places(from.places);
+  add_some(places, writer);
+  write_rows(writer, from.labels.category.size(), [&](size_t i) {
+    return Label{from.labels.category[i],
+                 from.labels.role[i],
+                 from.labels.name[i],
+                 from.labels.shape[i],
+                 from.labels.dtype[i]};
+  });
+  write_rows(writer, from.threads.native_id.size(), [&](size_t i) {
+    return NamedThread{from.threads.native_id[i], from.threads.name[i]};
+  });
+  const auto& scopes = from.scope_begins;
+  write_rows(writer, scopes.ticks.size(), [&](size_t i) {
+    return ScopeBegin{scopes.ticks[i],
+                      scopes.parent[i],
+                      scopes.forward[i],
+                      scopes.name[i],
+                      scopes.thread[i],
+                      static_cast<ScopeKind>(scopes.kind[i]),
+                      static_cast<uint8_t>(scopes.flags[i] | kScopeReady)};
+  });
+  write_rows(writer, from.scope_ends.ticks.size(), [&](size_t i) {
+    return ScopeEnd{from.scope_ends.ticks[i], from.scope_ends.scope[i], from.scope_ends.stack[i]};
+  });
+  const auto& events = from.events;
+  write_rows(writer, events.ticks.size(), [&](size_t i) {
+    return Event{events.ticks[i],
+                 events.address[i],
+                 events.bytes[i] & ((uint64_t{1} << 48) - 1),
+                 events.action[i],
+                 1,
+                 events.scope[i],
+                 events.place[i],
+                 events.thread[i]};
+  });
+  writer.finish();
+}
+
+}  // namespace pytracer

@@ -1,0 +1,94 @@
+// Reads a session's rows as they appear and hands them to a sink: a TraceWriter (a file) or a
+// RecordingBuilder (memory). Both are fed by the same code, so both say the same.
+//
+// Rows come after the rows they refer to: sizes are read from the referring logs first, tables
+// last, and written the other way round.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "recorder.h"
+#include "trace_file.h"
+
+namespace pytracer {
+
+// The sink that keeps everything.
+class RecordingBuilder {
+ public:
+  void add(std::span<const ClockReading> rows);
+  void add(std::span<const std::string> rows);
+  void add(std::span<const StackFrame> rows);
+  void add(std::span<const Place> rows);
+  void add(std::span<const Label> rows);
+  void add(std::span<const NamedThread> rows);
+  void add(std::span<const NamedCount> rows);
+  void add(std::span<const Event> rows);
+  void add(std::span<const ScopeBegin> rows);
+  void add(std::span<const ScopeEnd> rows);
+
+  Recording recording;
+};
+
+class Harvest {
+ public:
+  explicit Harvest(uint32_t session)
+      : session_(session), start_(Recorder::get().start_of(session)), read_(start_) {}
+
+  // Everything that is whole by now. Returns whether all rows claimed by now were.
+  template <class Sink>
+  bool drain(Sink& sink);
+
+  // Drains until every row that exists now has been read. Rows take nanoseconds to become whole;
+  // a thread may be asleep in the middle of one, though, so this gives up in the end.
+  template <class Sink>
+  bool drain_all(Sink& sink) {
+    auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
+    while (!drain(sink)) {
+      if (std::chrono::steady_clock::now() > deadline) {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  const Recorder::Positions& read() const { return read_; }
+  uint64_t events_read() const { return read_.events - start_.events; }
+  uint32_t session() const { return session_; }
+
+ private:
+  template <class Row, class Sink, class Change>
+  uint64_t copy(const AppendLog<Row>& log,
+                uint64_t from,
+                uint64_t to,
+                Sink& sink,
+                Change change);
+  template <class Sink>
+  void drain_tables(Sink& sink);
+
+  // Scopes are numbered from the start of this session's stretch.
+  uint32_t own_number(uint32_t scope) const {
+    return scope > start_.scopes ? static_cast<uint32_t>(scope - start_.scopes) : 0;
+  }
+
+  uint32_t session_;
+  Recorder::Positions start_;
+  Recorder::Positions read_;
+  size_t strings_ = 0;
+  size_t stacks_ = 0;
+  size_t places_ = 0;
+  size_t labels_ = 0;
+  size_t threads_ = 0;
+  std::array<uint64_t, kActions + 1> losses_{};
+};
+
+// The other way round: a recording in memory becomes a finished file. Throws FileError.
+void write_recording(const Recording& recording, const std::string& path, bool overwrite);
+
+extern template bool Harvest::drain(TraceWriter& sink);
+extern template bool Harvest::drain(RecordingBuilder& sink);
+
+}  // namespace pytracer

@@ -1,0 +1,84 @@
+#include "streamer.h"
+
+#include "clock.h"
+
+#include <array>
+#include <chrono>
+
+namespace pytracer {
+
+namespace {
+
+// How much a kill may lose. Short enough to matter to nobody, long enough to cost nothing.
+constexpr auto kInterval = std::chrono::milliseconds(100);
+
+void add_clock(TraceWriter& writer) {
+  std::array<ClockReading, 1> now{read_clock()};
+  writer.add(std::span<const ClockReading>(now));
+}
+
+}  // namespace
+
+Streamer::Streamer(uint32_t session,
+                   const std::string& path,
+                   bool overwrite,
+                   const std::string& meta)
+    : writer_(path, overwrite), harvest_(session) {
+  writer_.set_meta(meta);
+  add_clock(writer_);
+  thread_ = std::thread(&Streamer::run, this);
+}
+
+Streamer::~Streamer() {
+  stop();
+}
+
+void Streamer::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+}
+
+void Streamer::run() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, kInterval, [this] { return stopping_; });
+    write_some();
+  }
+}
+
+void Streamer::write_some() {
+  if (failed_) {
+    return;
+  }
+  try {
+    uint64_t before = harvest_.events_read();
+    harvest_.drain(writer_);
+    if (harvest_.events_read() != before) {
+      add_clock(writer_);
+    }
+  } catch (const FileError& error) {
+    failed_ = true;
+    failure_ = error.what();
+    return;  // rows stay in memory: the trace itself can still be read
+  }
+  Recorder::get().release_below(harvest_.session(), harvest_.read());
+}
+
+void Streamer::finish(const std::string& meta) {
+  stop();
+  if (failed_) {
+    throw FileError(FileError::Kind::kIo, writer_.path(), failure_, "");
+  }
+  harvest_.drain_all(writer_);
+  add_clock(writer_);
+  writer_.set_meta(meta);
+  writer_.finish();
+}
+
+}  // namespace pytracer

@@ -1,0 +1,46 @@
+// Writes a session to its file while it runs, from a thread of its own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "harvest.h"
+#include "trace_file.h"
+
+namespace pytracer {
+
+class Streamer {
+ public:
+  // Throws FileError when the file cannot be made.
+  Streamer(uint32_t session, const std::string& path, bool overwrite, const std::string& meta);
+  // Stops writing; the file stays as far as it was written.
+  ~Streamer();
+  Streamer(const Streamer&) = delete;  // its thread refers to it
+  Streamer& operator=(const Streamer&) = delete;
+
+  // Writes what is left and the trailer. Call when the session has ended. Throws FileError when
+  // this or any earlier write failed (the disk was full): nothing is lost silently.
+  void finish(const std::string& meta);
+
+  uint64_t bytes_written() const { return writer_.bytes_written(); }
+
+ private:
+  void run();
+  void write_some();
+  void stop();
+
+  TraceWriter writer_;
+  Harvest harvest_;
+  std::mutex mutex_;  // the writer and the harvest
+  std::condition_variable wake_;
+  bool stopping_ = false;
+  std::string failure_;  // the first write that failed
+  bool failed_ = false;
+  std::thread thread_;
+};
+
+}  // namespace pytracer

@@ -1,0 +1,148 @@
+// The CUDA caching allocator's events.
+//
+// The tracker runs with the device's allocator lock held: it appends one record and does nothing
+// else. No GIL, no CUDA call, no torch call, no exception may happen there.
+#include <c10/cuda/CUDACachingAllocator.h>
+
+#include <array>
+#include <exception>
+#include <string>
+
+#include "../core/recorder.h"
+#include "../torch/device_tracker.h"
+
+namespace pytracer {
+
+namespace {
+
+using c10::cuda::CUDACachingAllocator::TraceEntry;
+
+constexpr size_t kMaxDevices = 64;
+
+// The place of the last event per device; written under that device's lock only.
+struct LastPlace {
+  uint32_t generation = 0;
+  uint16_t number = 0;
+  Place place{};
+};
+std::array<LastPlace, kMaxDevices> last_places;
+
+uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
+  Place place{reinterpret_cast<uint64_t>(stream),
+              pool.first,
+              pool.second,
+              DeviceType::kCuda,
+              static_cast<uint8_t>(device)};
+  LastPlace& last = last_places[static_cast<size_t>(device) % kMaxDevices];
+  uint32_t generation = Recorder::get().generation();
+  if (last.generation != generation || !(last.place == place)) {
+    last = {generation, Recorder::get().place(place), place};
+  }
+  return last.number;
+}
+
+void on_event(const TraceEntry& entry) {
+  if (!recording.load(std::memory_order_relaxed)) {
+    return;
+  }
+  Action action;
+  switch (entry.action_) {
+    case TraceEntry::ALLOC:
+      action = Action::kAlloc;
+      break;
+    case TraceEntry::FREE_REQUESTED:
+      action = Action::kFreeRequested;
+      break;
+    case TraceEntry::FREE_COMPLETED:
+      action = Action::kFreeCompleted;
+      break;
+    case TraceEntry::SEGMENT_ALLOC:
+      action = Action::kSegmentAlloc;
+      break;
+    case TraceEntry::SEGMENT_FREE:
+      action = Action::kSegmentFree;
+      break;
+    case TraceEntry::SEGMENT_MAP:
+      action = Action::kSegmentMap;
+      break;
+    case TraceEntry::SEGMENT_UNMAP:
+      action = Action::kSegmentUnmap;
+      break;
+    case TraceEntry::SNAPSHOT:
+      action = Action::kSnapshot;
+      break;
+    case TraceEntry::OOM:
+      action = Action::kOom;
+      break;
+    default:
+      return;  // newer torch: annotations and the like, which are no allocations
+  }
+  uint16_t place = place_of(entry.device_, entry.stream_, entry.mempool_);
+  Recorder::get().record(action, place, static_cast<uint64_t>(entry.addr_), entry.size_);
+}
+
+class CudaTracker final : public DeviceTracker {
+ public:
+  bool ready() const override {
+    auto* allocator = c10::cuda::CUDACachingAllocator::allocator.load();
+    return allocator != nullptr && allocator->initialized();
+  }
+
+  std::string attach() override {
+    if (attached_) {
+      return {};
+    }
+    try {
+      c10::cuda::CUDACachingAllocator::attachAllocatorTraceTracker(&on_event);
+      attached_ = true;
+      return {};
+    } catch (const std::exception& error) {
+      std::string text = error.what();
+      return text.substr(0, text.find('\n'));
+    }
+  }
+
+  // The allocator tells its trackers of a snapshot with the lock held: that event marks the
+  // instant, and the rows written afterwards describe it.
+  void seed() override {
+    auto snapshot = c10::cuda::CUDACachingAllocator::get()->snapshot({0, 0}, false);
+    for (const auto& segment : snapshot.segments) {
+      auto address = static_cast<uint64_t>(segment.address);
+      Recorder& recorder = Recorder::get();
+      uint16_t place =
+          place_of_seed(segment.device, segment.stream, segment.owner_private_pool_id);
+      recorder.record(Action::kSeedSegment, place, address, segment.total_size);
+      for (const auto& block : segment.blocks) {
+        if (block.active) {
+          recorder.record(Action::kSeed, place, address, block.requested_size);
+        }
+        if (block.active && !block.allocated) {
+          recorder.record(Action::kFreeRequested, place, address, block.requested_size);
+        }
+        address += block.size;
+      }
+    }
+  }
+
+ private:
+  // Not under the device's lock, so without the cache that the lock guards.
+  static uint16_t place_of_seed(int device, void* stream, c10::MempoolId_t pool) {
+    return Recorder::get().place({reinterpret_cast<uint64_t>(stream),
+                                  pool.first,
+                                  pool.second,
+                                  DeviceType::kCuda,
+                                  static_cast<uint8_t>(device)});
+  }
+
+  bool attached_ = false;
+};
+
+const bool registered = [] {
+  static auto* const tracker = new CudaTracker;  // leaked: the allocator keeps calling
+  set_device_tracker(tracker);
+  return true;
+}();
+
+}  // namespace
+
+}  // namespace pytracer

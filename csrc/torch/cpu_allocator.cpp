@@ -1,0 +1,109 @@
+#include "cpu_allocator.h"
+
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+
+#include <atomic>
+
+#include "../core/recorder.h"
+
+namespace pytracer::cpu_allocator {
+
+namespace {
+
+// What we forward to. Set once: blocks made through us are freed by its deleter for ever.
+c10::Allocator* original = nullptr;
+c10::DeleterFnPtr original_deleter = nullptr;
+std::atomic<bool> reporting{false};
+
+void report(Action action, const void* address, uint64_t bytes) {
+  Recorder::get().record(action, place(), reinterpret_cast<uint64_t>(address), bytes);
+}
+
+// Lives as long as the process: tensors made while tracing outlive the trace.
+void deleter(void* address) {
+  if (address != nullptr && reporting.load(std::memory_order_relaxed)) {
+    // Before the block can be handed out again, so that per address the order is right.
+    report(Action::kFreeCompleted, address, 0);
+  }
+  original_deleter(address);
+}
+
+// Keeps context == data and only swaps the deleter: oneDNN asks for raw pointers and gives them
+// back without a context.
+class ReportingAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override {
+    c10::DataPtr data = original->allocate(bytes);
+    if (data.get() != nullptr && reporting.load(std::memory_order_relaxed)) {
+      report(Action::kAlloc, data.get(), bytes);
+    }
+    (void)data.compare_exchange_deleter(original_deleter, &deleter);
+    return data;
+  }
+
+  c10::DeleterFnPtr raw_deleter() const override { return &deleter; }
+
+  bool is_simple_data_ptr(const c10::DataPtr& data) const override {
+    return original->is_simple_data_ptr(data);
+  }
+
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    original->copy_data(to, from, bytes);
+  }
+};
+
+ReportingAllocator& wrapper() {
+  static auto* const allocator = new ReportingAllocator;  // leaked: storages point at it
+  return *allocator;
+}
+
+}  // namespace
+
+uint16_t place() { return 1; }  // the recorder keeps this row for us
+
+std::string install() {
+  c10::Allocator* current = c10::GetCPUAllocator();
+  if (current != &wrapper()) {
+    if (current->raw_deleter() == nullptr) {
+      return "the CPU allocator in place gives out memory that carries its own context";
+    }
+    if (original != nullptr && original != current) {
+      return "the CPU allocator was replaced since an earlier trace";
+    }
+    original = current;
+    original_deleter = current->raw_deleter();
+    c10::SetCPUAllocator(&wrapper());
+    if (c10::GetCPUAllocator() != &wrapper()) {
+      return "another library registered its CPU allocator with a higher priority";
+    }
+  }
+  reporting.store(true);
+  return {};
+}
+
+void uninstall() {
+  reporting.store(false);
+  if (original != nullptr && c10::GetCPUAllocator() == &wrapper()) {
+    c10::SetCPUAllocator(original);
+  }
+}
+
+bool installed() { return reporting.load(); }
+
+bool adopt(c10::StorageImpl& storage) {
+  // The pointer is the same; only who is told of its end changes.
+  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  if (data.get() == nullptr || data.device().type() != c10::DeviceType::CPU) {
+    return false;
+  }
+  if (data.get_deleter() != &deleter &&
+      !data.compare_exchange_deleter(original_deleter, &deleter)) {
+    return false;
+  }
+  report(Action::kSeed, data.get(), storage.nbytes());
+  return true;
+}
+
+}  // namespace pytracer::cpu_allocator

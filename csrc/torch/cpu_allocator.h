@@ -1,0 +1,26 @@
+// The CPU allocator's events. While installed, torch's CPU allocator is one of ours that forwards
+// every request and reports it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace c10 {
+struct StorageImpl;
+}
+
+namespace pytracer::cpu_allocator {
+
+// Returns an empty string, or why the allocator in place cannot be wrapped.
+std::string install();
+void uninstall();
+bool installed();
+
+// The place of CPU events in the running recording.
+uint16_t place();
+
+// Makes the free of a block that was there before visible, and tells that it is alive. Returns
+// false for memory that is not the CPU allocator's (numpy's, shared, mapped from a file).
+bool adopt(c10::StorageImpl& storage);
+
+}  // namespace pytracer::cpu_allocator

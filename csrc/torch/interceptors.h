@@ -1,0 +1,36 @@
+// C functions that stand in for two of torch's Python functions while something is traced:
+//
+//   torch.nn.Module.__call__              keeps the module stack
+//   torch.autograd._engine_run_backward   marks the backward pass
+//
+// They add no Python frame, run none of their own Python per call, and pass everything through.
+// Global module hooks would do the same job at ten times the cost: they switch off the fast path
+// of every module's call, and torch.compile guards on them.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace pytracer::interceptors {
+
+// Replacements that behave exactly like `original`; the caller puts them in place and back.
+// New references.
+PyObject* make_module_call(PyObject* module_type, PyObject* original);
+PyObject* make_engine_call(PyObject* original);
+
+struct Callbacks {
+  PyObject* name_of_module;   // module -> str, asked once per module
+  PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
+  PyObject* before_backward;  // (outputs): the outermost backward pass starts
+};
+
+// Borrowed references are taken over; nulls detach. The GIL must be held for all of these.
+void set_callbacks(const Callbacks& callbacks);
+// A module has died: its address may become another's.
+void forget_module(uintptr_t address);
+void forget_all_modules();
+// Exceptions that a callback raised; they never reach the traced program.
+uint64_t callback_errors();
+
+}  // namespace pytracer::interceptors

@@ -1,0 +1,13 @@
+// The Python stack of the calling thread, as a row of the recorder's stack table.
+#pragma once
+
+#include <cstdint>
+
+namespace pytracer::python_stacks {
+
+void install();
+void uninstall();
+// Lets go of the code objects that a recording referred to. The GIL must be held.
+void clear();
+
+}  // namespace pytracer::python_stacks
