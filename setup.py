@@ -16,7 +16,6 @@ torch's own MAX_JOBS, CXX, CUDA_HOME.
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +25,10 @@ from typing import NoReturn
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).parent.resolve()
+sys.path.insert(0, str(ROOT / "_build_backend"))
+import cuda_headers  # noqa: E402 - ours, and not on the path before
 
 try:
     import torch
@@ -37,7 +40,6 @@ except (ImportError, OSError) as error:
     torch = None
     torch_problem = str(error)
 
-ROOT = Path(__file__).parent.resolve()
 CSRC = ROOT / "csrc"
 MODULE = "pytracer._C"
 
@@ -70,33 +72,6 @@ def sources(*patterns: str) -> list[str]:
     ]
 
 
-def cuda_include_dirs() -> list[str]:
-    """Where the headers of torch's CUDA are, or nothing.
-
-    NVIDIA's wheels come first: they are the ones this torch was installed with. A toolkit of
-    another major version is passed over, because its headers describe other structures.
-    """
-    beside_torch = Path(torch.__file__).parents[1] / "nvidia"
-    toolkit = Path(cpp_extension.CUDA_HOME or "/usr/local/cuda") / "include"
-    for candidate in (sorted(beside_torch.glob("*/include")), [toolkit]):
-        found = {name: first_with(candidate, name) for name in CUDA_HEADERS}
-        if not all(found.values()):
-            continue
-        text = (found["cuda_runtime_api.h"] / "cuda_runtime_api.h").read_text(errors="replace")
-        version = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
-        if version and int(version[1]) // 1000 == int(torch.version.cuda.split(".")[0]):
-            return [str(path) for path in candidate if path != Path("/usr/include")]
-    return []
-
-
-# The runtime's own header and the one it needs from the compiler's package.
-CUDA_HEADERS = ("cuda_runtime_api.h", "crt/host_defines.h")
-
-
-def first_with(folders: list[Path], name: str) -> Path | None:
-    return next((folder for folder in folders if (folder / name).is_file()), None)
-
-
 def find_cuda() -> list[str] | None:
     """The CUDA include directories, or None to build without the CUDA tracker."""
     wanted = choice("PYTRACER_CUDA", ("auto", "1", "0"))
@@ -106,12 +81,13 @@ def find_cuda() -> list[str] | None:
         if wanted == "1":
             give_up(f"PYTRACER_CUDA=1, but torch {torch.__version__} is a build without CUDA")
         return None
-    found = cuda_include_dirs()
+    found = cuda_headers.find(torch.version.cuda)
     if found:
         return found
+    wheels = " ".join(f"'{wheel}'" for wheel in cuda_headers.wheels(torch.version.cuda))
     remedy = (
-        f"the headers of CUDA {torch.version.cuda} were not found: install nvidia-cuda-runtime and "
-        f"nvidia-cuda-crt for it, or set CUDA_HOME to a CUDA {torch.version.cuda} toolkit"
+        f"no headers of CUDA {torch.version.cuda} were found; install them: pip install {wheels}, "
+        f"or set CUDA_HOME to a toolkit of that version"
     )
     if wanted == "1":
         give_up(f"PYTRACER_CUDA=1, but {remedy}")
@@ -151,7 +127,7 @@ def build_facts(cuda: bool) -> dict[str, str | None]:
 
 def native_extension(cuda_dirs: list[str] | None, facts: dict[str, str | None]) -> Extension:
     cuda_sources = sources("cuda/*.cpp") if cuda_dirs is not None else []
-    torch_dirs = cpp_extension.include_paths()
+    system_dirs = [*cpp_extension.include_paths(), *(cuda_dirs or [])]
     extension = cpp_extension.CppExtension(
         MODULE,
         sources("core/*.cpp", "torch/*.cpp", "bindings.cpp") + cuda_sources,
@@ -166,7 +142,8 @@ def native_extension(cuda_dirs: list[str] | None, facts: dict[str, str | None]) 
     # Foreign headers are system headers, so that the warnings shown are about our own code.
     extension.include_dirs = [str(CSRC)]
     extension.extra_compile_args = [
-        *(f"-isystem{path}" for path in torch_dirs + (cuda_dirs or [])),
+        # gcc loses its own headers when told of /usr/include once more.
+        *(f"-isystem{path}" for path in system_dirs if path != "/usr/include"),
         "-O3",
         "-g0",  # Python's own flags ask for debug information: ten times the size
         "-fvisibility=hidden",
@@ -176,6 +153,9 @@ def native_extension(cuda_dirs: list[str] | None, facts: dict[str, str | None]) 
         f"-ffile-prefix-map={Path(torch.__file__).parent}=torch",
         f"-ffile-prefix-map={ROOT}=pytracer",
     ]
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13):
+        # Our code is C++20. Newer torches ask for that or more by themselves.
+        extension.extra_compile_args.append("-std=c++20")
     return extension
 
 

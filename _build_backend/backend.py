@@ -17,7 +17,9 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import cuda_headers
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401 - the hooks that need no torch
     build_sdist,
@@ -55,8 +57,14 @@ def _reveal_torch():
 
 
 def _tools():
-    """ninja, unless there is one: then a build needs no network."""
-    return [] if shutil.which("ninja") else ["ninja"]
+    """What this machine lacks: often nothing, and then a build needs no network."""
+    lacking = [] if shutil.which("ninja") else ["ninja"]
+    _reveal_torch()
+    torch = importlib.util.find_spec("torch")
+    cuda = cuda_headers.cuda_of(Path(torch.origin).parent) if torch else None
+    if cuda and not cuda_headers.find(cuda) and os.environ.get("PYTRACER_CUDA") != "0":
+        lacking += cuda_headers.wheels(cuda)
+    return lacking
 
 
 def get_requires_for_build_wheel(config_settings=None):

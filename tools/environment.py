@@ -27,6 +27,9 @@ except ModuleNotFoundError:  # Python 3.10
     from pip._vendor import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "_build_backend"))
+import cuda_headers  # noqa: E402 - not on the path before
+
 VENV = ROOT / ".venv"
 TORCH = "torch==2.13.0"
 
@@ -79,7 +82,16 @@ def main(arguments: list[str]) -> None:
         print("FORCE" if is_stale() else "")
     else:
         install(missing)
+        if Path(sys.prefix) == VENV:  # elsewhere setup.py says what to install
+            install(missing_cuda_headers())
         print(sys.executable)
+
+
+def missing_cuda_headers() -> list[str]:
+    """What the CUDA tracker is compiled with, when this torch is one for CUDA."""
+    importlib.invalidate_caches()
+    cuda = cuda_headers.cuda_of(Path(importlib.util.find_spec("torch").origin).parent)
+    return [] if cuda is None or cuda_headers.find(cuda) else cuda_headers.wheels(cuda)
 
 
 def is_stale() -> bool:

@@ -1,0 +1,27 @@
+"""What every test gets: fixed seeds, and a skip with its reason where there is no GPU."""
+
+import os
+import random
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+
+# The same examples on every run, and no deadline: the machine may be busy with something else.
+hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
+# HYPOTHESIS_PROFILE=search looks for new ones, and for longer.
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def seeds() -> None:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the code under test may use the global generator
+    torch.manual_seed(0)

@@ -1,0 +1,104 @@
+"""Data flows one way: capture -> trace -> analysis -> export. These tests keep it so."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "pytracer"
+CSRC = ROOT / "csrc"
+
+# What each module or subpackage may import from pytracer, inside functions too. Anything not
+# listed is forbidden, and a new module is a new line here.
+ANALYSES = {"_native", "analysis", "errors", "health", "schema", "trace"}
+MAY_IMPORT = {
+    "errors": set(),
+    "schema": set(),
+    "health": {"schema"},
+    "_native": {"errors", "schema"},
+    "trace": {"_native", "errors", "health", "schema"},
+    "capture": {"_native", "errors", "health", "schema", "trace"},
+    "analysis": {"_native", "errors", "health", "schema", "trace"},
+    "cost": ANALYSES,
+    "gemm": {"_native", "errors"},
+    "claims": {*ANALYSES, "capture", "cost", "gemm"},
+    "export": {"analysis", "errors", "health", "schema", "trace"},
+    "integrations": {"capture", "errors", "schema", "trace"},
+    "cli": {*ANALYSES, "capture", "claims", "cost", "export", "gemm", "integrations"},
+    "__main__": {"cli"},
+    "__init__": {"analysis", "capture", "errors", "export", "trace"},
+}
+MAY_IMPORT_TORCH = {"_native", "capture", "cost", "gemm", "claims", "integrations", "cli"}
+
+modules = sorted(PACKAGE.rglob("*.py"))
+each_module = pytest.mark.parametrize("path", modules, ids=lambda p: str(p.relative_to(PACKAGE)))
+
+
+def layer_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> set[str]:
+    """Every dotted name a module imports, including those imported inside functions."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def lines_with(pattern: str, folder: str) -> list[str]:
+    """Where in this folder of csrc the pattern occurs."""
+    wanted = re.compile(pattern)
+    return [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted((CSRC / folder).rglob("*"))
+        if path.suffix in {".h", ".cpp", ".cu", ".cuh"}
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if wanted.search(line)
+    ]
+
+
+@each_module
+def test_each_layer_imports_only_what_it_may(path: Path) -> None:
+    own = layer_of(path)
+    layers = {name.split(".")[1] for name in imports_of(path) if name.startswith("pytracer.")}
+    assert own in MAY_IMPORT, f"say in MAY_IMPORT what {own} may import"
+    assert layers - {own} <= MAY_IMPORT[own]
+
+
+@each_module
+def test_only_the_capture_side_knows_torch(path: Path) -> None:
+    uses_torch = any(name.split(".")[0] == "torch" for name in imports_of(path))
+    assert not uses_torch or layer_of(path) in MAY_IMPORT_TORCH
+
+
+@each_module
+def test_only_the_command_line_exits(path: Path) -> None:
+    exits = {"sys.exit", "os._exit"} & {
+        ast.unparse(node.func)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+    }
+    assert not exits or layer_of(path) in {"cli", "__main__"}
+
+
+def test_the_core_includes_neither_python_nor_torch_nor_cuda() -> None:
+    assert lines_with(r'#include\s*[<"](Python\.h|pybind11|torch|ATen|c10|cuda)', "core") == []
+
+
+def test_the_cuda_side_does_not_know_python() -> None:
+    assert (
+        lines_with(r'#include\s*[<"](Python\.h|pybind11|torch/csrc/(python|utils/py))', "cuda")
+        == []
+    )
+
+
+@pytest.mark.parametrize("folder", ["core", "torch"])
+def test_cuda_arrives_as_files_and_not_by_ifdef(folder: str) -> None:
+    assert lines_with(r"#\s*(if|elif).*CUDA", folder) == []
+    assert lines_with(r'#include\s*[<"](c10/cuda|ATen/cuda|cuda)', folder) == []

@@ -1,0 +1,215 @@
+"""What an installer, an importer and a person with the wrong torch get."""
+
+import importlib
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pytracer
+from pytracer import _native, errors
+
+ROOT = Path(__file__).parents[1]
+ABI = sysconfig.get_config_var("SOABI")
+tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
+SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT: dict[str, Any] = SETTINGS["project"]
+
+
+def run(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """pyproject.toml, the package and the changelog name one version."""
+    assert pytracer.__version__ == PROJECT["version"]
+    assert f"\n## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_torch_is_never_a_requirement() -> None:
+    """An installer must not be led to replace the torch that is there."""
+    everything = [*PROJECT["dependencies"], *SETTINGS["build-system"]["requires"]]
+    for extra in PROJECT["optional-dependencies"].values():
+        everything += extra
+    assert not [need for need in everything if re.match(r"torch\b", need)]
+    assert PROJECT["dependencies"] == ["numpy", "pandas"]
+
+
+def test_metadata_is_static() -> None:
+    """uv reads the metadata without building."""
+    assert "dynamic" not in PROJECT
+
+
+def test_the_entry_point_exists() -> None:
+    """`pytracer` on the command line is a function."""
+    module, _, function = PROJECT["scripts"]["pytracer"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_pre_commit_uses_the_pinned_tools() -> None:
+    """A commit hook and `make lint` never disagree on a layout."""
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text()
+    revisions = dict(re.findall(r"repo: \S+/(\S+)\n\s+rev: v(\S+)", hooks))
+    pins = dict(pin.split("==") for pin in PROJECT["optional-dependencies"]["lint"])
+    assert revisions["ruff-pre-commit"] == pins["ruff"]
+    assert revisions["mirrors-clang-format"] == pins["clang-format"]
+    assert revisions["codespell"] == pins["codespell"]
+
+
+def test_errors_carry_the_exit_codes_of_the_command_line() -> None:
+    """0 fine, 1 failed, 2 usage, 3 a budget exceeded, 4 not a readable trace."""
+    codes = {
+        name: kind.exit_code
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.PytracerError)
+    }
+    special = {"UsageError": 2, "BudgetExceeded": 3, "UnreadableTrace": 4}
+    assert codes == {name: special.get(name, 1) for name in codes}
+
+
+@pytest.mark.slow
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    """py.typed and stubs are in; leftovers of a build in place are not."""
+    source = tmp_path / "source"
+    leave = shutil.ignore_patterns(".*", "build*", "*.so", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=leave)
+    (source / "pytracer" / "_build.json").write_text("{}")
+    (source / "pytracer" / "_C.leftover.so").touch()
+    build = "from setuptools import build_meta; print(build_meta.build_wheel('.'))"
+    done = run("-c", build, cwd=source, PYTRACER_BUILD_EXT="0")
+    assert done.returncode == 0, done.stderr
+    names = set(zipfile.ZipFile(source / done.stdout.split()[-1]).namelist())
+    inside = {name for name in names if not name.startswith("pytracer-")}
+    wanted = {
+        path.relative_to(source).as_posix()
+        for path in (source / "pytracer").rglob("*")
+        if path.suffix in {".py", ".pyi", ".typed", ".html", ".css", ".js"}
+    }
+    assert "pytracer/py.typed" in wanted
+    assert inside == wanted
+
+
+@pytest.mark.slow
+def test_importing_costs_little_beside_torch() -> None:
+    """`import pytracer` adds at most 50 ms to `import torch`, and leaves pandas alone."""
+    code = "import torch, pytracer, sys; sys.exit('pandas' in sys.modules)"
+    times_ms = []
+    for _ in range(3):
+        done = run("-X", "importtime", "-c", code, cwd=ROOT)
+        assert done.returncode == 0, "import pytracer imported pandas"
+        (cumulative_us,) = re.findall(r"\|\s*(\d+) \| pytracer\n", done.stderr)
+        times_ms.append(int(cumulative_us) / 1000)
+    assert statistics.median(times_ms) <= 50, times_ms
+
+
+# --- a binary for another torch ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("built", "running", "fits"),
+    [
+        ("2.11.0+cu130", "2.11.0+cu130", True),
+        ("2.11.0+cu130", "2.11.1+cu130", True),
+        ("2.11.0", "2.11.0", True),
+        ("2.11.0+cu130", "2.11.0+cu128", False),
+        ("2.11.0+cu130", "2.11.0", False),
+        ("2.11.0+cpu", "2.13.0+cpu", False),
+        ("2.14.0.dev20261101+cpu", "2.14.0.dev20261102+cpu", False),
+        ("2.14.0a0+gitabc1234", "2.14.0a0+gitabc1234", True),
+        ("2.14.0a0+gitabc1234", "2.14.0a0+gitdef5678", False),
+    ],
+)
+def test_a_binary_fits_its_release_and_variant_of_torch(
+    built: str, running: str, fits: bool
+) -> None:
+    """Patch releases share a binary; nightlies and builds from source share none."""
+    facts = {"torch": built, "abi": ABI}
+    if fits:
+        _native.check_facts(facts, running)
+    else:
+        with pytest.raises(errors.BuildMismatch, match=re.escape(built)):
+            _native.check_facts(facts, running)
+
+
+def test_a_binary_for_another_python_is_refused() -> None:
+    """The message names both and the command."""
+    facts = {"torch": "2.13.0+cpu", "abi": "cpython-39-x86_64-linux-gnu"}
+    with pytest.raises(errors.BuildMismatch, match=r"cpython-39.*(?s:.)*pip install|setup\.py"):
+        _native.check_facts(facts, "2.13.0+cpu")
+
+
+def copy_beside_a_torch(folder: Path, torch_version: str) -> None:
+    """The door to the extension, without an extension, beside a torch of this version."""
+    for name in ("pytracer", "torch"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
+    for name in ("_native.py", "errors.py"):
+        shutil.copy(ROOT / "pytracer" / name, folder / "pytracer")
+
+
+def test_another_torch_is_refused_before_the_binary_is_loaded(tmp_path: Path) -> None:
+    """Both versions and the command, instead of an undefined symbol."""
+    copy_beside_a_torch(tmp_path, "2.99.0+cu150")
+    facts = {"torch": "2.13.0+cpu", "abi": ABI}
+    (tmp_path / "pytracer" / "_build.json").write_text(json.dumps(facts))
+    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    assert "errors.BuildMismatch: pytracer was built for torch 2.13.0+cpu" in message
+    assert "this is torch 2.99.0+cu150" in message
+    assert "pip install --no-build-isolation --force-reinstall --no-deps ." in message
+
+
+def test_a_binary_that_does_not_load_is_explained(tmp_path: Path) -> None:
+    """The facts fit, and yet the import fails: the reason and the command are given."""
+    copy_beside_a_torch(tmp_path, "2.13.0+cpu")
+    facts = {"torch": "2.13.0+cpu", "abi": ABI}
+    (tmp_path / "pytracer" / "_build.json").write_text(json.dumps(facts))
+    (tmp_path / "pytracer" / f"_C.{ABI}.so").write_text("not a binary")
+    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    assert "does not load in torch 2.13.0+cpu" in message
+    assert "Rebuild it:" in message
+
+
+def test_a_checkout_that_was_never_built_says_how(tmp_path: Path) -> None:
+    """In a checkout the command is setup.py's."""
+    copy_beside_a_torch(tmp_path, "2.13.0+cpu")
+    (tmp_path / "csrc").mkdir()
+    (tmp_path / "setup.py").touch()
+    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    assert "errors.BuildMissing" in message
+    assert f"cd {tmp_path} && python setup.py build_ext --inplace" in message
+
+
+# --- building where something is missing ---------------------------------------------------------
+
+
+def test_building_without_torch_says_what_to_do(tmp_path: Path) -> None:
+    """One clear message, not a traceback."""
+    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
+    done = run("setup.py", "-q", "build_ext", cwd=ROOT, PYTHONPATH=str(tmp_path))
+    assert done.returncode != 0
+    assert "no torch here" in done.stderr
+    assert "pip install --no-build-isolation ." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_switch_is_refused() -> None:
+    """A typing error in an environment variable does not silently build something else."""
+    done = run("setup.py", "--version", cwd=ROOT, PYTRACER_BUILD_EXT="yes")
+    assert done.returncode != 0
+    assert "PYTRACER_BUILD_EXT=yes is not understood; it is one of 1, 0" in done.stderr
