@@ -35,3 +35,7 @@ class UnreadableTrace(PytracerError):
     """The file is not a trace, is damaged beyond reading, or is of a newer format."""
 
     exit_code = 4
+
+
+class CannotWrite(PytracerError, OSError):
+    """A file cannot be made: it exists already, its folder does not, or the disk is full."""

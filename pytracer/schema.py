@@ -1,0 +1,149 @@
+"""The vocabulary of a trace: tables, columns, dtypes, units and the numbers behind the words.
+
+csrc/core/event.h says the same to C++; tests/test_schema.py keeps the two equal. Times are raw
+ticks in the tables and become nanoseconds through `Trace.time_ns`; sizes are bytes.
+"""
+
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8: TypeAlias = NDArray[np.uint8]
+U16: TypeAlias = NDArray[np.uint16]
+U32: TypeAlias = NDArray[np.uint32]
+U64: TypeAlias = NDArray[np.uint64]
+I64: TypeAlias = NDArray[np.int64]
+
+# What an allocator did, or what was learned about a live block. The position is the number.
+ACTIONS = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",  # the device's recording starts here
+    "seed",  # a block that was alive then
+    "seed_segment",  # a segment that was held then
+    "oom",
+    "label",  # bytes: a row of the label table
+    "saved",  # bytes: the saved tensor's own
+)
+ACTION = {name: number for number, name in enumerate(ACTIONS)}
+
+SCOPE_KINDS = ("op", "node", "module", "backward", "optimizer", "user", "step")
+SCOPE_KIND = {name: number for number, name in enumerate(SCOPE_KINDS)}
+SCOPE_RECOMPUTE = 1  # scope flags: the forward is run again inside backward
+SCOPE_GRAD = 2  # grad mode was on: what the op returns may be saved
+
+DEVICE_TYPES = ("cpu", "cuda")
+
+PHASES = ("other", "data", "forward", "recompute", "backward", "optimizer")
+PHASE = {name: number for number, name in enumerate(PHASES)}
+
+# Numbers are stored in files and never change; the order people see is CATEGORY_ORDER.
+CATEGORIES = (
+    "unknown",
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "activations",
+    "temporaries",
+    "inputs",
+    "workspaces",
+    "communication",
+    "graph_pools",
+    "functional",
+)
+CATEGORY = {name: number for number, name in enumerate(CATEGORIES)}
+CATEGORY_ORDER = (*CATEGORIES[1:], "unknown")
+
+
+class Events(NamedTuple):
+    """What happened, in order: a row's position is its number and its place in time."""
+
+    ticks: U64
+    address: U64
+    bytes: U64
+    action: U8
+    scope: U32  # the innermost scope on the acting thread; 0 for none
+    place: U16
+    thread: U16
+
+
+class Scopes(NamedTuple):
+    """One row per op, node, module call, pass, ...; row i is scope i + 1."""
+
+    ticks: U64
+    parent: U32  # the enclosing scope on the same thread, always a smaller number; 0 for none
+    forward: U32  # of a node: the op that made it; 0 when not known
+    name: U32
+    thread: U16
+    kind: U8
+    flags: U8
+
+
+class ScopeEnds(NamedTuple):
+    """When scopes were left; a scope without a row was open when the trace ended."""
+
+    ticks: U64
+    scope: U32
+    stack: U32  # the Python stack that called it; 0 for none
+
+
+class Stacks(NamedTuple):
+    """Python stacks as a trie: each row is a frame, its parent the caller. Row 0: no stack."""
+
+    parent: U32
+    file: U32
+    function: U32
+    line: U32
+
+
+class Places(NamedTuple):
+    """Device, stream and pool. Row 0: none."""
+
+    stream: U64
+    pool_high: U64
+    pool_low: U64
+    device_type: U8
+    device_index: U8
+
+
+class Labels(NamedTuple):
+    """What a block was found to hold. Row 0: nothing."""
+
+    category: U8
+    role: U32
+    name: U32
+    shape: U32
+    dtype: U32
+
+
+class Threads(NamedTuple):
+    """Threads by their number; the operating system's id and a name."""
+
+    native_id: U64
+    name: U32
+
+
+class Clock(NamedTuple):
+    """Readings of both clocks, taken together."""
+
+    ticks: U64
+    unix_ns: I64
+
+
+# Prefix of the table's columns in the native interface, and the dtype of each column.
+TABLES: dict[str, tuple[type[Any], tuple[str, ...]]] = {
+    "clock": (Clock, ("u8", "i8")),
+    "stacks": (Stacks, ("u4", "u4", "u4", "u4")),
+    "places": (Places, ("u8", "u8", "u8", "u1", "u1")),
+    "labels": (Labels, ("u1", "u4", "u4", "u4", "u4")),
+    "threads": (Threads, ("u8", "u4")),
+    "events": (Events, ("u8", "u8", "u8", "u1", "u4", "u2", "u2")),
+    "scopes": (Scopes, ("u8", "u4", "u4", "u4", "u2", "u1", "u1")),
+    "scope_ends": (ScopeEnds, ("u8", "u4", "u4")),
+}

@@ -1,0 +1,123 @@
+"""A finished recording: frozen columns, and the file they are kept in."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytracer import errors, schema
+from pytracer._native import C
+
+# The readings of both clocks closer together than this say nothing about the rate.
+_SHORTEST_SPAN_NS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was recorded, as columns. Nothing here is interpreted yet."""
+
+    events: schema.Events
+    scopes: schema.Scopes
+    scope_ends: schema.ScopeEnds
+    stacks: schema.Stacks
+    places: schema.Places
+    labels: schema.Labels
+    threads: schema.Threads
+    clock: schema.Clock
+    strings: tuple[str, ...]
+    losses: Mapping[str, int]  # rows that could not be kept, by name
+    meta: Mapping[str, Any]
+    file_report: Mapping[str, Any] = field(default_factory=dict)  # of a loaded trace
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, Any], file_report: Mapping[str, Any] | None = None
+    ) -> "Trace":
+        """Takes over what the native side hands out."""
+        return cls(
+            **{name: _table(name, columns) for name in schema.TABLES},
+            strings=tuple(columns["strings"]),
+            losses=dict(columns["losses"]),
+            meta=_parse_meta(columns["meta"]),
+            file_report=file_report or {},
+        )
+
+    def to_columns(self) -> dict[str, Any]:
+        """The reverse of `from_columns`."""
+        columns: dict[str, Any] = {
+            f"{name}.{column}": values
+            for name in schema.TABLES
+            for column, values in getattr(self, name)._asdict().items()
+        }
+        columns["strings"] = list(self.strings)
+        columns["losses"] = dict(self.losses)
+        columns["meta"] = json.dumps(dict(self.meta))
+        return columns
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a finished `.pytrace` file.
+
+        Raises:
+            errors.PytracerError: the file exists already, or cannot be written.
+        """
+        try:
+            C.write_file(str(path), self.to_columns(), overwrite)
+        except C.FileError as error:
+            raise errors.CannotWrite(str(error)) from None
+        return Path(path)
+
+    def time_ns(self, ticks: schema.U64) -> schema.I64:
+        """Ticks as nanoseconds since the trace began."""
+        return unix_ns(self.clock, ticks) - self.began_unix_ns
+
+    @property
+    def began_unix_ns(self) -> int:
+        """When the trace began, on the wall clock."""
+        return int(self.clock.unix_ns[0]) if len(self.clock.unix_ns) else 0
+
+
+def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
+    """Ticks on the wall clock, by the line through the first and the last reading."""
+    if len(clock.ticks) == 0:
+        return ticks.astype(np.int64)
+    first_ticks, first_ns = int(clock.ticks[0]), int(clock.unix_ns[0])
+    span_ticks = int(clock.ticks[-1]) - first_ticks
+    span_ns = int(clock.unix_ns[-1]) - first_ns
+    rate = span_ns / span_ticks if span_ticks > 0 and span_ns > _SHORTEST_SPAN_NS else 1.0
+    since = ticks.astype(np.int64) - first_ticks
+    return first_ns + np.round(since * rate).astype(np.int64)
+
+
+def load(path: str | Path) -> Trace:
+    """Reads a `.pytrace` file, whole or as far as it was written.
+
+    Raises:
+        errors.UnreadableTrace: not a trace, damaged beyond reading, of a newer format, or missing.
+    """
+    try:
+        columns, report = C.read_file(str(path))
+    except C.FileError as error:
+        raise errors.UnreadableTrace(str(error)) from None
+    return Trace.from_columns(columns, report)
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> Any:
+    row_type, dtypes = schema.TABLES[name]
+    values = []
+    for column, dtype in zip(row_type._fields, dtypes, strict=True):
+        array = np.asarray(columns[f"{name}.{column}"], dtype=dtype)
+        array.flags.writeable = False
+        values.append(array)
+    return row_type(*values)
+
+
+def _parse_meta(text: str) -> dict[str, Any]:
+    """The meta document of a file may be anything; only an object is ours."""
+    try:
+        meta = json.loads(text) if text else {}
+    except ValueError:
+        return {}
+    return meta if isinstance(meta, dict) else {}
