@@ -32,7 +32,10 @@ test: $(BUILT)
 build: $(BUILT)
 
 $(BUILT): $(NATIVE) $(shell $(PYTHON) tools/environment.py --stale)
-	@$(call python) setup.py --quiet build_ext --inplace
+	@mkdir -p build && echo "compiling pytracer._C (a minute or so; details in build/make.log)"
+	@$(call python) setup.py --quiet build_ext --inplace > build/make.log 2>&1 \
+	    || { cat build/make.log; exit 1; }
+	@grep '^warning:' build/make.log || true
 
 # Each runs even when one before it failed; make fails if any did.
 lint:

@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
     "health": {"schema"},
-    "_native": {"errors", "schema"},
+    "_native": {"_C", "errors"},
     "trace": {"_native", "errors", "health", "schema"},
     "capture": {"_native", "errors", "health", "schema", "trace"},
     "analysis": {"_native", "errors", "health", "schema", "trace"},
