@@ -646,6 +646,7 @@ class Reader {
 
  private:
   void read_file_header();
+  void reserve_events();
   void read_chunks();
   bool read_chunk_at(size_t& at);
   void take_tail(size_t at);
@@ -713,6 +714,7 @@ Recording Reader::read() {
   report_ = {};
   report_.total_bytes = bytes_.size();
   read_file_header();
+  reserve_events();
   read_chunks();
   check_totals();
   repair_text();
@@ -758,6 +760,24 @@ void Reader::read_file_header() {
                     "update pytracer");
   }
   report_.good_bytes = kFileHeader;
+}
+
+// Growing a column of millions of rows step by step would move them all again and again.
+void Reader::reserve_events() {
+  size_t rows = 0;
+  for (size_t at = kFileHeader; at < bytes_.size();) {
+    auto header = header_at(bytes_, at);
+    if (!header || header->payload_size > bytes_.size() - at - kChunkHeader) {
+      break;
+    }
+    if (header->table == Table::kEvents) {
+      // A chunk may claim more than its bytes can hold.
+      size_t most = header->payload_size * kLz4MaxRatio / row_bytes(out_.events);
+      rows += std::min<size_t>(header->rows, most);
+    }
+    at += kChunkHeader + header->payload_size;
+  }
+  std::apply([rows](auto&... column) { (column.reserve(rows), ...); }, columns_of(out_.events));
 }
 
 void Reader::read_chunks() {
