@@ -390,12 +390,15 @@ PYBIND11_MODULE(_C, m) {
   m.def("make_engine_call", [](py::handle original) {
     return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
   });
-  m.def("set_callbacks", [](py::object name_of_module, py::object root, py::object backward) {
-    auto or_null = [](const py::object& object) {
-      return object.is_none() ? nullptr : object.ptr();
-    };
-    interceptors::set_callbacks({or_null(name_of_module), or_null(root), or_null(backward)});
-  });
+  m.def(
+      "set_callbacks",
+      [](py::object name_of_module, py::object root, py::object before, py::object after) {
+        auto or_null = [](const py::object& object) {
+          return object.is_none() ? nullptr : object.ptr();
+        };
+        interceptors::set_callbacks(
+            {or_null(name_of_module), or_null(root), or_null(before), or_null(after)});
+      });
   m.def("forget_module", &interceptors::forget_module);
   m.def("saved_tensor_hooks", [] {
     return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),
@@ -409,6 +412,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Streamer>(m, "Streamer")
       .def(py::init<uint32_t, const std::string&, bool, const std::string&>())
       .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>())
+      .def("abandon_after_fork", &Streamer::abandon_after_fork)
       .def("bytes_written", &Streamer::bytes_written);
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);

@@ -103,7 +103,7 @@ class Stacks(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Device, stream and pool. Row 0: none."""
+    """Device, stream and pool. Row 0 is the CPU."""
 
     stream: U64
     pool_high: U64

@@ -330,7 +330,7 @@ EncodedColumn encode_column(std::span<const uint8_t> raw,
                             std::vector<uint8_t>& scratch,
                             std::vector<uint8_t>& out) {
   std::span<const uint8_t> filtered = raw;
-  if (filter != kFilterNone) {
+  if (filter != kFilterNone && !raw.empty()) {
     scratch.resize(std::max(scratch.size(), 2 * raw.size()));
     switch (width) {
       case 1:
@@ -383,9 +383,9 @@ bool decode_column(std::span<const uint8_t> encoded,
   } else if (codec != Codec::kStored || encoded.size() != raw.size()) {
     return false;
   }
-  if (filter == kFilterNone) {
-    if (!raw.empty() && filtered.data() != raw.data()) {
-      std::memcpy(raw.data(), filtered.data(), raw.size());
+  if (filter == kFilterNone || raw.empty()) {
+    if (filtered.data() != raw.data()) {
+      std::copy(filtered.begin(), filtered.end(), raw.begin());
     }
     return true;
   }

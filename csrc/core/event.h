@@ -94,6 +94,7 @@ struct Place {
 
   bool operator==(const Place&) const = default;
 };
+inline constexpr uint16_t kCpuPlace = 0;  // the default row
 
 // One frame of a Python stack: the trie's node. Row 0 is the root, "no stack".
 struct StackFrame {

@@ -109,13 +109,17 @@ class Recorder {
             const char* name,
             int64_t sequence = -1,
             uint32_t name_id = 0);
-  // A node's frame also knows which thread made it and whether grad mode is on.
   void push_node(ThreadState& thread,
                  const void* key,
                  const char* name,
                  int64_t sequence,
-                 uint64_t forward_thread,
                  bool grad_mode);
+  // Which thread made the node that is being evaluated.
+  void identify_node(ThreadState& thread, int64_t sequence, uint64_t forward_thread);
+  // More than one thread has made nodes in this recording: they need to be identified.
+  bool several_forward_threads() const {
+    return forward_threads_.load(std::memory_order_relaxed) > 1;
+  }
   // `next_sequence` is autograd's next node number now: the op made the nodes in between.
   void pop(ThreadState& thread, const void* key, int64_t next_sequence = -1);
 
@@ -171,7 +175,7 @@ class Recorder {
   uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
  private:
-  Recorder();
+  Recorder() = default;
 
   static ThreadState& new_thread_state();
   ThreadState& adopt_thread();
@@ -201,6 +205,7 @@ class Recorder {
   Positions released_;
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
+  std::atomic<uint32_t> forward_threads_{0};
   std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;

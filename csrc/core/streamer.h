@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <new>
 #include <string>
 #include <thread>
 
@@ -25,6 +26,9 @@ class Streamer {
   // Writes what is left and the trailer. Call when the session has ended. Throws FileError when
   // this or any earlier write failed (the disk was full): nothing is lost silently.
   void finish(const std::string& meta);
+
+  // In a forked child, where the thread does not exist: forget it, touch nothing.
+  void abandon_after_fork() { new (&thread_) std::thread(); }
 
   uint64_t bytes_written() const { return writer_.bytes_written(); }
 

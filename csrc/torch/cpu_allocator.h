@@ -2,7 +2,6 @@
 // every request and reports it.
 #pragma once
 
-#include <cstdint>
 #include <string>
 
 namespace c10 {
@@ -15,9 +14,6 @@ namespace pytracer::cpu_allocator {
 std::string install();
 void uninstall();
 bool installed();
-
-// The place of CPU events in the running recording.
-uint16_t place();
 
 // Makes the free of a block that was there before visible, and tells that it is alive. Returns
 // false for memory that is not the CPU allocator's (numpy's, shared, mapped from a file).

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "../core/recorder.h"
+#include "ops.h"
 
 namespace pytracer::interceptors {
 
@@ -131,12 +132,21 @@ PyObject* engine_call(PyObject* /*self*/,
     return forward();
   }
   ThreadState& thread = Recorder::this_thread();
-  if (callbacks.before_backward != nullptr && count > 0 && !thread.inside_node()) {
+  bool outermost = !thread.inside_node();
+  if (outermost && callbacks.before_backward != nullptr && count > 0) {
     Py_XDECREF(call_quietly(callbacks.before_backward, args, 1));
   }
-  OpenFrame frame(ScopeKind::kBackward, "backward", 0);
-  Recorder::get().open_current(thread);
-  return forward();
+  ops::before_backward();
+  PyObject* result = nullptr;
+  {
+    OpenFrame frame(ScopeKind::kBackward, "backward", 0);
+    Recorder::get().open_current(thread);
+    result = forward();
+  }
+  if (outermost && callbacks.after_backward != nullptr && result != nullptr) {
+    Py_XDECREF(call_quietly(callbacks.after_backward, nullptr, 0));
+  }
+  return result;
 }
 
 template <class Function>
@@ -178,6 +188,7 @@ void set_callbacks(const Callbacks& with) {
   replace(callbacks.name_of_module, with.name_of_module);
   replace(callbacks.before_root, with.before_root);
   replace(callbacks.before_backward, with.before_backward);
+  replace(callbacks.after_backward, with.after_backward);
 }
 
 void forget_module(uintptr_t address) {

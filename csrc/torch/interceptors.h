@@ -22,7 +22,8 @@ PyObject* make_engine_call(PyObject* original);
 struct Callbacks {
   PyObject* name_of_module;   // module -> str, asked once per module
   PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
-  PyObject* before_backward;  // (outputs): the outermost backward pass starts
+  PyObject* before_backward;  // (outputs): an outermost backward pass starts
+  PyObject* after_backward;   // (): it has ended without an exception
 };
 
 // Borrowed references are taken over; nulls detach. The GIL must be held for all of these.

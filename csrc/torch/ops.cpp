@@ -22,6 +22,7 @@ constexpr size_t kNodePrefixLength = sizeof(kNodePrefix) - 1;
 constexpr char kOptimizerPrefix[] = "Optimizer.step#";
 
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+at::CallbackHandle node_handle = at::INVALID_CALLBACK_HANDLE;
 
 bool has_prefix(const char* text, const char* prefix, size_t length) {
   return std::strncmp(text, prefix, length) == 0;
@@ -39,7 +40,6 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
                        &fn,
                        name + kNodePrefixLength,
                        fn.seqNr(),
-                       fn.forwardThreadId(),
                        c10::GradMode::is_enabled());
   } else {
     recorder.push(thread, ScopeKind::kOp, &fn, name, fn.seqNr());
@@ -49,6 +49,19 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
 
 void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
   Recorder::get().pop(Recorder::this_thread(), &fn, at::sequence_number::peek());
+}
+
+// Inside the scope that made the node's frame; only this one knows the thread.
+std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& fn) {
+  Recorder::get().identify_node(Recorder::this_thread(), fn.seqNr(), fn.forwardThreadId());
+  return nullptr;
+}
+
+void remove(at::CallbackHandle& installed) {
+  if (installed != at::INVALID_CALLBACK_HANDLE) {
+    at::removeCallback(installed);
+    installed = at::INVALID_CALLBACK_HANDLE;
+  }
 }
 
 }  // namespace
@@ -64,11 +77,17 @@ void install(Detail detail) {
       at::RecordFunctionCallback(&enter, &leave).scopes(std::move(scopes)));
 }
 
-void uninstall() {
-  if (installed()) {
-    at::removeCallback(handle);
-    handle = at::INVALID_CALLBACK_HANDLE;
+void before_backward() {
+  if (installed() && node_handle == at::INVALID_CALLBACK_HANDLE &&
+      Recorder::get().several_forward_threads()) {
+    node_handle = at::addGlobalCallback(
+        at::RecordFunctionCallback(&enter_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   }
+}
+
+void uninstall() {
+  remove(handle);
+  remove(node_handle);
 }
 
 bool installed() { return handle != at::INVALID_CALLBACK_HANDLE; }

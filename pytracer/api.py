@@ -1,0 +1,350 @@
+"""The public face: `trace()` records, `load()` reads back, and both answer the same questions."""
+
+import dis
+import functools
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+
+from pytracer import errors
+from pytracer.capture.session import Options, Session, default_devices
+from pytracer.trace import Trace
+from pytracer.trace import load as load_trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pytracer.analysis.views import Peak
+
+P = ParamSpec("P")
+R = TypeVar("R")
+At = Literal["peak", "end"] | int
+
+
+class Views:
+    """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns."""
+
+    @property
+    def data(self) -> Trace:
+        """The recorded columns behind every view."""
+        raise NotImplementedError
+
+    @property
+    def peak(self) -> "Peak":
+        """The moment of greatest memory: .bytes .time_ns .step .phase .by_category."""
+        from pytracer.analysis import views
+
+        return views.peak(self.data)
+
+    def summary(self) -> "pd.DataFrame":
+        """One row per category: bytes at the peak, at its own peak and at the end."""
+        from pytracer.analysis import views
+
+        return views.summary(self.data)
+
+    def allocations(self) -> "pd.DataFrame":
+        """One row per allocation, in order."""
+        from pytracer.analysis import views
+
+        return views.allocations_frame(self.data)
+
+    def timeline(self, by: str = "category") -> "pd.DataFrame":
+        """Bytes over time, a column per category (or phase, device); index: time_ns."""
+        from pytracer.analysis import views
+
+        return views.timeline(self.data, by=by)
+
+    def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
+        """Who holds memory at a moment: by "module", "op", "line", "phase", "role", or several."""
+        from pytracer.analysis import views
+
+        return views.by(self.data, keys, at=at)
+
+    def steps(self) -> "pd.DataFrame":
+        """One row per training step: its peak, what it left behind, how long it took."""
+        from pytracer.analysis import views
+
+        return views.steps(self.data)
+
+    def bytes_per_parameter(self) -> "pd.DataFrame":
+        """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
+        from pytracer.analysis import views
+
+        return views.bytes_per_parameter(self.data)
+
+    def health(self) -> "pd.DataFrame":
+        """What was lost or could not be seen, and what to do about it."""
+        from pytracer.analysis import views
+
+        return views.health(self.data)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a `.pytrace` file that `load` reads back equal."""
+        return self.data.save(path, overwrite=overwrite)
+
+    def table(self, width: int = 80, *, color: bool = False) -> str:
+        """The one screen, as text."""
+        from pytracer.export import table
+
+        return table.render(self.data, width=width, color=color)
+
+    def __str__(self) -> str:
+        """The one screen."""
+        return self.table()
+
+
+class LoadedTrace(Views):
+    """A trace read from a file."""
+
+    def __init__(self, data: Trace) -> None:
+        """`load` makes these."""
+        self._data = data
+
+    @property
+    def data(self) -> Trace:
+        """The recorded columns behind every view."""
+        return self._data
+
+    @property
+    def file_report(self) -> dict[str, Any]:
+        """How whole the file was: status, lost rows, notes."""
+        return dict(self._data.file_report)
+
+
+def load(path: str | Path) -> LoadedTrace:
+    """Reads a saved trace, whole or as far as it was written before the program died."""
+    return LoadedTrace(load_trace(path))
+
+
+class Schedule(Protocol):
+    """What `torch.profiler.schedule` returns: an action for each step."""
+
+    def __call__(self, step: int, /) -> Any:
+        """The profiler's action: NONE, WARMUP, RECORD or RECORD_AND_SAVE."""
+
+
+class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
+    """Records memory from here to the end of the block; as a decorator, each call.
+
+    Args:
+        *targets: models and optimizers. Without any they are found as they are used.
+        detail: "op" attributes every allocation to an operator; "category" only to modules and
+            phases, at a third of the cost.
+        stacks: also the Python line of every allocation.
+        saved_tensors: "auto" infers what autograd keeps; "hooks" sees each save as it happens.
+        cost: also forward and backward cost.
+        schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
+            at `t.step()`, or at every `optimizer.step()` if that is never called.
+        devices: "cpu", "cuda" or both; by default CUDA if there is one.
+        path: write the trace to this file while recording. It can be read whatever happens.
+        max_events: how many events to keep in memory; more are counted and not kept.
+        report: print the table at the end (to stderr). By default only for a `with trace():`
+            that gives the trace no name.
+    """
+
+    def __init__(
+        self,
+        *targets: Any,
+        detail: Literal["op", "category"] = "op",
+        stacks: bool = False,
+        saved_tensors: Literal["auto", "hooks"] = "auto",
+        cost: bool = False,
+        schedule: Schedule | None = None,
+        devices: str | Sequence[str] | None = None,
+        path: str | Path | None = None,
+        max_events: int | None = None,
+        report: bool | None = None,
+    ) -> None:
+        """Nothing is recorded yet; bad arguments are refused here."""
+        if cost:
+            raise errors.UsageError("cost=True is not there yet; it comes with a later version")
+        chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
+        self._targets = targets
+        self._options = Options(
+            detail=detail,
+            stacks=stacks,
+            saved_tensors=saved_tensors,
+            devices=chosen,
+            path=None if path is None else str(path),
+            max_events=max_events,
+        )
+        self._schedule = schedule
+        self._report = report
+        self._report_now = bool(report)
+        self._session: Session | None = None
+        self._data: Trace | None = None
+        self._entered = False
+        self._step = 0
+        self._cycle = 0
+        self._user_steps = False
+
+    # ---------------------------------------------------------------- the block
+
+    def __enter__(self) -> "trace":
+        """Starts recording."""
+        if self._entered:
+            raise errors.CaptureError(
+                "this trace is recording already; make another with trace() to nest them"
+            )
+        self._entered = True
+        self._data = None
+        self._step = self._cycle = 0
+        if self._report is None:
+            self._report_now = _has_no_name(sys._getframe(1))
+        try:
+            self._follow_schedule()
+        except BaseException:
+            self._entered = False
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stops recording; what the block raised goes on unchanged."""
+        self._entered = False
+        self._stop()
+        if self._report_now and self._data is not None:
+            self._print_report()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Traces each call of the function, each with a trace of its own."""
+
+        @functools.wraps(function)
+        def traced(*args: P.args, **kwargs: P.kwargs) -> R:
+            again = trace.__new__(trace)
+            again.__dict__.update(self.__dict__)
+            again._report = True if self._report is None else self._report
+            again._report_now = bool(again._report)
+            with again:
+                result = function(*args, **kwargs)
+            traced.last = again  # type: ignore[attr-defined]
+            return result
+
+        return traced
+
+    def step(self) -> None:
+        """The user's word that a training step ends here."""
+        if not self._entered:
+            raise errors.CaptureError("step() belongs inside the `with trace():` block")
+        self._user_steps = True
+        if self._session is not None:
+            self._session.mark_step()
+        self._next_step()
+
+    @property
+    def data(self) -> Trace:
+        """The recorded columns; while recording, what there is so far."""
+        if self._session is not None and self._session.running:
+            return self._session.peek()
+        if self._data is None:
+            raise errors.CaptureError(
+                "nothing has been recorded yet: the block has not run"
+                if self._schedule is None
+                else "nothing has been recorded yet: the schedule's first active step has not come"
+            )
+        return self._data
+
+    # ---------------------------------------------------------------- parts
+
+    def _follow_schedule(self) -> None:
+        """Starts or stops as the schedule says for this step."""
+        action = "RECORD" if self._schedule is None else self._schedule(self._step).name
+        recording = self._session is not None
+        if action in ("RECORD", "RECORD_AND_SAVE"):
+            if not recording:
+                self._start()
+        elif recording:
+            self._stop()
+        if self._session is None and self._schedule is not None:
+            self._wait_for_steps()
+
+    def _next_step(self) -> None:
+        if self._schedule is None:
+            return
+        ended = self._schedule(self._step).name == "RECORD_AND_SAVE"
+        self._step += 1
+        if ended:
+            self._stop()
+        self._follow_schedule()
+
+    def _optimizer_stepped(self) -> None:
+        if not self._user_steps:
+            self._next_step()
+
+    def _wait_for_steps(self) -> None:
+        """Between the schedule's windows only the optimizers' steps are listened to."""
+        self._waiting = _StepListener(self._optimizer_stepped)
+
+    def _start(self) -> None:
+        self._stop_waiting()
+        options = self._options
+        if not options.devices:
+            options = _with(options, devices=default_devices(self._targets))
+        if options.path is not None and self._cycle:
+            options = _with(options, path=_numbered(options.path, self._cycle))
+        listener = self._optimizer_stepped if self._schedule is not None else None
+        session = Session(options, self._targets, listener)
+        session.start()
+        self._session = session
+
+    def _stop(self) -> None:
+        self._stop_waiting()
+        session, self._session = self._session, None
+        if session is not None:
+            data = session.stop()
+            self._cycle += 1
+            if data is not None:
+                self._data = data
+
+    def _stop_waiting(self) -> None:
+        waiting: _StepListener | None = self.__dict__.pop("_waiting", None)
+        if waiting is not None:
+            waiting.close()
+
+    def _print_report(self) -> None:
+        # stderr, so that what the program prints to stdout stays its own.
+        print(self.table(color=_wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
+
+
+class _StepListener:
+    """Hears optimizer steps while nothing records."""
+
+    def __init__(self, heard: Callable[[], None]) -> None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._handle = register_optimizer_step_post_hook(lambda *_: heard())
+
+    def close(self) -> None:
+        self._handle.remove()
+
+
+def _with(options: Options, **changes: Any) -> Options:
+    from dataclasses import replace
+
+    return replace(options, **changes)
+
+
+def _numbered(path: str, cycle: int) -> str:
+    """run.pytrace, run.1.pytrace, ...: a schedule that repeats leaves a file per cycle."""
+    whole = Path(path)
+    return str(whole.with_name(f"{whole.stem}.{cycle}{whole.suffix}"))
+
+
+def _has_no_name(frame: FrameType) -> bool:
+    """Whether the `with` statement that is entering throws the trace away."""
+    following = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
+    after = next((i for i in following if i.opname not in ("CACHE", "NOP")), None)
+    return after is not None and after.opname == "POP_TOP"
+
+
+def _wants_color(stream: Any) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

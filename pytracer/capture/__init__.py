@@ -1,0 +1,1 @@
+"""Recording: what is hooked, what is labelled, and the sessions that a `trace()` runs in."""

@@ -1,0 +1,323 @@
+"""Everything of torch's that is hooked while something records, put in place and taken back.
+
+One set of hooks serves all sessions of the process: it is what the most demanding one asks for,
+and it is gone when the last one ends.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from pytracer import errors
+from pytracer._native import C
+from pytracer.capture.dynamo import Shelter
+from pytracer.capture.labels import Labels
+
+
+@dataclass(frozen=True)
+class Wants:
+    """What a session needs hooked."""
+
+    ops: bool = False
+    cpu: bool = False
+    cuda: bool = False
+    stacks: bool = False
+    saved_tensors: bool = False
+
+    def __or__(self, other: "Wants") -> "Wants":
+        """What both need."""
+        return Wants(
+            **{name: getattr(self, name) or getattr(other, name) for name in vars(self)}
+        )
+
+
+class Hooks:
+    """The process's hooks. Use the one instance, `HOOKS`."""
+
+    def __init__(self) -> None:
+        """Nothing is hooked."""
+        self._lock = threading.RLock()
+        self._wanted: dict[int, Wants] = {}
+        self._installed: Wants | None = None
+        self.labels = Labels()
+        self.step_listeners: list[Callable[[], None]] = []
+        self._python = _PythonHooks(self)
+        self._saved = _SavedTensorHooks()
+        self._cuda = _Cuda()
+
+    def add(self, session: int, wants: Wants) -> None:
+        """Hooks what the session needs; on failure nothing is left hooked for it."""
+        with self._lock:
+            self._wanted[session] = wants
+            try:
+                self._apply()
+            except BaseException:
+                self.remove(session)
+                raise
+
+    def remove(self, session: int) -> None:
+        """Unhooks what no other session needs."""
+        with self._lock:
+            self._wanted.pop(session, None)
+            self._apply()
+
+    def _apply(self) -> None:
+        wants: Wants | None = None
+        for wanted in self._wanted.values():
+            wants = wanted if wants is None else wants | wanted
+        before, self._installed = self._installed, wants
+        if wants == before:
+            return
+        if wants is None:
+            self._uninstall_all()
+            return
+        C.install_ops(C.Detail.op if wants.ops else C.Detail.category)
+        (C.install_stacks if wants.stacks else C.uninstall_stacks)()
+        if wants.cpu:
+            problem = C.install_cpu()
+            if problem:
+                raise errors.CaptureError(f"CPU memory cannot be traced: {problem}")
+        if wants.cuda:
+            self._cuda.attach_when_ready()
+        self._saved.switch(on=wants.saved_tensors)
+        self._python.install()
+
+    def _uninstall_all(self) -> None:
+        self._python.uninstall()
+        self._saved.switch(on=False)
+        self._cuda.stop_waiting()
+        C.uninstall_stacks()
+        C.uninstall_cpu()
+        C.uninstall_ops()
+        self.labels = Labels()
+
+    def labels_now(self) -> Labels:
+        """The labels of the running recording."""
+        return self.labels
+
+    def cuda_problem(self) -> str:
+        """Why CUDA memory is not recorded event by event, or nothing."""
+        return self._cuda.problem
+
+    def seed_cuda(self) -> None:
+        """Writes down what the device holds, when it is up already."""
+        self._cuda.seed_if_ready()
+
+    def after_fork_in_child(self) -> None:
+        """The child records nothing: it inherited hooks, and gets rid of them."""
+        self._lock = threading.RLock()
+        if self._installed is not None:
+            self._wanted.clear()
+            self._installed = None
+            self._uninstall_all()
+        self.step_listeners.clear()
+
+
+class _PythonHooks:
+    """torch's Python functions: module calls, the engine, optimizers; all but the engine's C."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+        self._shelter = Shelter(self._take_away, self._put_in_place)
+        self._installed = False
+        self._module_call: Any = None
+        self._original_module_call: Any = None
+        self._engine_call: Any = None
+        self._original_engine_call: Any = None
+        self._optimizer_handles: list[Any] = []
+
+    def install(self) -> None:
+        if self._installed:
+            return
+        self._installed = True
+        C.set_callbacks(
+            lambda module: self._hooks.labels.name_of_module(module),
+            lambda module, args, kwargs: self._hooks.labels.before_root(module, args, kwargs),
+            None,
+            lambda: self._hooks.labels.after_backward(),
+        )
+        self._put_in_place()
+        self._shelter.install()
+
+    def uninstall(self) -> None:
+        if not self._installed:
+            return
+        self._installed = False
+        self._shelter.uninstall()
+        self._take_away()
+        C.set_callbacks(None, None, None, None)
+
+    def _put_in_place(self) -> None:
+        if not self._installed or self._module_call is not None:
+            return
+        module_type = torch.nn.Module
+        self._original_module_call = module_type.__dict__["__call__"]
+        self._module_call = C.make_module_call(module_type, self._original_module_call)
+        module_type.__call__ = self._module_call
+        self._original_engine_call = vars(torch.autograd)["_engine_run_backward"]
+        self._engine_call = C.make_engine_call(self._original_engine_call)
+        torch.autograd._engine_run_backward = self._engine_call
+        self._optimizer_handles = [
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+
+    def _take_away(self) -> None:
+        if self._module_call is None:
+            return
+        # Somebody may have wrapped ours meanwhile; then theirs stays, and ours passes through.
+        if torch.nn.Module.__dict__["__call__"] is self._module_call:
+            torch.nn.Module.__call__ = self._original_module_call
+        if vars(torch.autograd)["_engine_run_backward"] is self._engine_call:
+            torch.autograd._engine_run_backward = self._original_engine_call
+        self._module_call = self._engine_call = None
+        for handle in self._optimizer_handles:
+            handle.remove()
+        self._optimizer_handles = []
+
+    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._hooks.labels.before_optimizer(optimizer)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._hooks.labels.after_optimizer(optimizer)
+        for listener in tuple(self._hooks.step_listeners):
+            listener()
+
+
+class _SavedTensorHooks:
+    """Our default saved-tensor hooks on the thread that traces, out of torch's way where it asks.
+
+    torch.func refuses to run while hooks are active. It announces itself by disabling them, so
+    that is where ours step aside.
+    """
+
+    def __init__(self) -> None:
+        self._pushed = False
+        self._originals: tuple[Any, Any] | None = None
+        self._aside = 0
+
+    def switch(self, *, on: bool) -> None:
+        if on == (self._originals is not None):
+            return
+        autograd = torch._C._autograd
+        if on:
+            self._originals = (
+                autograd._saved_tensors_hooks_disable,
+                autograd._saved_tensors_hooks_enable,
+            )
+            autograd._saved_tensors_hooks_disable = self._disable
+            autograd._saved_tensors_hooks_enable = self._enable
+            self._push()
+        else:
+            self._pop()
+            assert self._originals is not None
+            (
+                autograd._saved_tensors_hooks_disable,
+                autograd._saved_tensors_hooks_enable,
+            ) = self._originals
+            self._originals = None
+            self._aside = 0
+
+    def _push(self) -> None:
+        if torch._C._autograd._saved_tensors_hooks_is_enabled():
+            torch._C._autograd._push_saved_tensors_default_hooks(*C.saved_tensor_hooks())
+            self._pushed = True
+
+    def _pop(self) -> None:
+        if self._pushed:
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+            self._pushed = False
+
+    def _disable(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._originals is not None
+        ours_on_top = self._pushed and _top_hook_is_ours()
+        if ours_on_top:
+            self._pop()
+        try:
+            result = self._originals[0](*args, **kwargs)
+        except BaseException:
+            if ours_on_top:
+                self._push()
+            raise
+        return result
+
+    def _enable(self, *args: Any, **kwargs: Any) -> Any:
+        assert self._originals is not None
+        result = self._originals[1](*args, **kwargs)
+        if not self._pushed:
+            self._push()
+        return result
+
+
+def _top_hook_is_ours() -> bool:
+    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top is not None and type(top[0]).__name__ == "builtin_function_or_method"
+
+
+class _Cuda:
+    """Attaches to CUDA's allocator when CUDA comes up; never brings it up."""
+
+    def __init__(self) -> None:
+        self._attached = False
+        self._waiting = False
+        self.problem = ""
+
+    def attach_when_ready(self) -> None:
+        self.problem = self._why_not()
+        if self.problem or self._attached:
+            return
+        if torch.cuda.is_initialized() and C.device_ready():
+            self._attach()
+        elif not self._waiting:
+            self._waiting = True
+            torch.cuda._lazy_call(self._came_up)
+
+    def stop_waiting(self) -> None:
+        self._waiting = False
+        queue = torch.cuda._queued_calls
+        queue[:] = [entry for entry in queue if entry[0] != self._came_up]
+
+    def seed_if_ready(self) -> None:
+        if self._attached:
+            C.seed_device()
+
+    def _came_up(self) -> None:
+        # An exception here would reach the user as CUDA's.
+        if self._waiting:
+            self._waiting = False
+            self._attach()
+            self.seed_if_ready()
+
+    def _attach(self) -> None:
+        problem = C.attach_device()
+        self.problem = problem
+        self._attached = not problem
+
+    def _why_not(self) -> str:
+        if not C.has_device_tracker():
+            return "this build of pytracer has no CUDA tracker; rebuild it beside a CUDA torch"
+        backend = torch.cuda.get_allocator_backend()
+        if backend != "native":
+            return (
+                f"the CUDA allocator is {backend}, which reports no events; "
+                "unset backend: in PYTORCH_CUDA_ALLOC_CONF to see each allocation"
+            )
+        if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+            return "PYTORCH_NO_CUDA_MEMORY_CACHING is set: uncached allocations report no events"
+        return ""
+
+
+HOOKS = Hooks()
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=lambda: HOOKS.after_fork_in_child())
+
+__all__ = ["HOOKS", "Hooks", "Wants", "replace"]

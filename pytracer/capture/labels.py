@@ -1,0 +1,331 @@
+"""Says which live block is what: weights, gradients, optimizer state, inputs.
+
+Blocks are labelled after the fact, at moments when the truth is easy to read: a module is
+entered, a backward pass ends, an optimizer steps, the trace ends. Everything is known by weak
+references only; nothing lives longer for being watched.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from pytracer import schema
+from pytracer._native import C
+
+# Wrappers that add a level to module paths which is not in the user's code.
+_WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+_PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel")
+
+_WEIGHTS = schema.CATEGORY["weights"]
+_GRADIENTS = schema.CATEGORY["gradients"]
+_OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
+_INPUTS = schema.CATEGORY["inputs"]
+
+
+class Watched:
+    """Tensors by weak reference, each with the label of its block and of its gradient's."""
+
+    def __init__(self) -> None:
+        """Watches nothing yet."""
+        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._labels: list[int] = []
+        self._gradient_labels: list[int] = []
+        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def add(self, tensor: torch.Tensor, label: int, gradient_label: int) -> bool:
+        """Returns whether the tensor was new."""
+        known = self._known.get(id(tensor))
+        if known is not None and known() is tensor:  # else a dead tensor's id, come again
+            return False
+        self._known[id(tensor)] = reference = weakref.ref(tensor)
+        self._references.append(reference)
+        self._labels.append(label)
+        self._gradient_labels.append(gradient_label)
+        return True
+
+    def label(self) -> None:
+        """Labels the blocks that back the tensors now."""
+        C.label_tensors(self._alive(), self._labels)
+
+    def label_gradients(self) -> None:
+        """Labels the blocks that back their gradients now."""
+        C.label_gradients(self._alive(), self._gradient_labels)
+
+    def _alive(self) -> list[torch.Tensor]:
+        tensors = [reference() for reference in self._references]
+        if any(tensor is None for tensor in tensors):
+            self._drop_dead()
+            tensors = [reference() for reference in self._references]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _drop_dead(self) -> None:
+        alive = [i for i, reference in enumerate(self._references) if reference() is not None]
+        self._references = [self._references[i] for i in alive]
+        self._labels = [self._labels[i] for i in alive]
+        self._gradient_labels = [self._gradient_labels[i] for i in alive]
+        self._known = {id(reference()): reference for reference in self._references}
+
+
+class Labels:
+    """The modules and optimizers of one recording, and what their tensors are called."""
+
+    def __init__(self) -> None:
+        """Knows nothing yet; modules and optimizers are met as they are used."""
+        self._watched = Watched()
+        self._module_names: dict[int, str] = {}
+        self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
+        self._parameter_names: dict[int, str] = {}
+        self._optimizers: list[_Optimizer] = []
+
+    # ---------------------------------------------------------------- modules
+
+    def name_of_module(self, module: torch.nn.Module) -> str:
+        """The module's path in the user's model. Asked once per module."""
+        name = self._module_names.get(id(module))
+        if name is None:
+            for root, prefix in self._roots:  # it may have been added since we looked
+                known = root()
+                if known is not None:
+                    self._walk(known, prefix)
+            name = self._module_names.get(id(module))
+        if name is None:
+            self.add_root(module)
+            name = self._module_names[id(module)]
+        return name
+
+    def add_root(self, module: torch.nn.Module) -> None:
+        """Learns the names of a model's modules and tensors."""
+        # The first model's paths are as its user writes them; a second one's say whose they are.
+        prefix = f"{type(module).__name__}." if self._roots else ""
+        self._roots.append((weakref.ref(module), prefix))
+        self._walk(module, prefix)
+
+    def _walk(self, root: torch.nn.Module, prefix: str) -> None:
+        parallel = type(root).__name__ in _PARALLEL_WRAPPERS
+        for raw_path, module in root.named_modules():
+            path = _clean(raw_path, parallel)
+            name = prefix + path if path else type(_unwrapped(module)).__name__
+            if id(module) not in self._module_names:
+                self._module_names[id(module)] = name
+                self._module_references[id(module)] = weakref.ref(
+                    module, lambda _, key=id(module): self._forget(key)
+                )
+            where = prefix + path + "." if path else prefix
+            for key, parameter in module._parameters.items():
+                self._watch(parameter, "parameter", where + key)
+            for key, buffer in module._buffers.items():
+                self._watch(buffer, "buffer", where + key)
+
+    def _watch(self, tensor: torch.Tensor | None, role: str, name: str) -> None:
+        if tensor is None:
+            return
+        shape, dtype = describe(tensor)
+        weight = C.intern_label(_WEIGHTS, role, name, shape, dtype)
+        gradient = C.intern_label(_GRADIENTS, role, name, shape, dtype)
+        if self._watched.add(tensor, weight, gradient):
+            self._parameter_names[id(tensor)] = name
+            adopt([tensor, tensor.grad if tensor.is_leaf else None])
+
+    def _forget(self, module_id: int) -> None:
+        self._module_names.pop(module_id, None)
+        self._module_references.pop(module_id, None)
+        C.forget_module(module_id)
+
+    # ---------------------------------------------------------------- moments
+
+    def before_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """The outermost module is entered: weights are where they are, inputs are new."""
+        self._watched.label()
+        self._watched.label_gradients()
+        inputs = list(tensors_in((args, kwargs)))
+        adopt(inputs)
+        labels = [C.intern_label(_INPUTS, "batch", "", *describe(tensor)) for tensor in inputs]
+        C.label_tensors(inputs, labels)
+
+    def after_backward(self) -> None:
+        """Gradients are where they are, whatever op allocated their blocks."""
+        self._watched.label_gradients()
+
+    def before_optimizer(self, optimizer: Any) -> None:
+        """The gradients as the optimizer sees them; its parameters may belong to no module."""
+        known = self._optimizer(optimizer)
+        known.watch_parameters(self)
+        self._watched.label()
+        self._watched.label_gradients()
+        known.label_state_of_old(self)
+
+    def after_optimizer(self, optimizer: Any) -> None:
+        """State that this step has made."""
+        self._optimizer(optimizer).label_changed_state(self)
+
+    def add_optimizer(self, optimizer: Any) -> None:
+        """One given explicitly, or met at its first step."""
+        known = self._optimizer(optimizer)
+        known.watch_parameters(self)
+        known.label_state_of_old(self)
+
+    def label_everything(self) -> None:
+        """At the end of a trace: one last look at all that is known."""
+        self._watched.label()
+        self._watched.label_gradients()
+        for optimizer in self._optimizers:
+            optimizer.label_state(self)
+
+    # ---------------------------------------------------------------- optimizers
+
+    def _optimizer(self, optimizer: Any) -> "_Optimizer":
+        for known in self._optimizers:
+            if known.reference() is optimizer:
+                return known
+        known = _Optimizer(optimizer)
+        self._optimizers = [o for o in self._optimizers if o.reference() is not None]
+        self._optimizers.append(known)
+        return known
+
+    def watch_parameter(self, parameter: torch.Tensor, fallback_name: str) -> None:
+        """A parameter that an optimizer has; modules' parameters are known by better names."""
+        if id(parameter) not in self._parameter_names:
+            self._watch(parameter, "parameter", fallback_name)
+
+    def parameter_name(self, parameter: Any) -> str:
+        """The name under which it is known, or nothing."""
+        return self._parameter_names.get(id(parameter), "")
+
+
+class _Optimizer:
+    """One optimizer's state, labelled when it changes."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.reference = weakref.ref(optimizer)
+        self._entries = -1  # parameters with state when last labelled
+        self._turn = 0
+        self._sample: tuple[int, ...] = ()
+        self._moving = False  # its state tensors are replaced as it steps
+        self._old_state_known = False
+
+    def watch_parameters(self, labels: Labels) -> None:
+        optimizer = self.reference()
+        for g, group in enumerate(getattr(optimizer, "param_groups", ())):
+            for p, parameter in enumerate(group.get("params", ())):
+                labels.watch_parameter(parameter, f"param_groups[{g}].params[{p}]")
+
+    def label_state_of_old(self, labels: Labels) -> None:
+        """State from before the trace, once: it may be freed by this very step."""
+        if not self._old_state_known:
+            self._old_state_known = True
+            self.label_state(labels, adopting=True)
+
+    def label_changed_state(self, labels: Labels) -> None:
+        """Labels all state if it grew, or if the tensors of one parameter were replaced.
+
+        A different parameter is looked at after each step, so that a check costs next to nothing
+        and an optimizer that replaces its tensors is noticed soon; from then on it is labelled
+        after every step.
+        """
+        state = _state_of(self.reference())
+        if len(state) != self._entries:
+            self.label_state(labels)
+        elif state and (self._moving or self._replaced(state)):
+            self._moving = True
+            self.label_state(labels)
+
+    def _replaced(self, state: dict[Any, Any]) -> bool:
+        items = list(state.values())
+        before = self._sample
+        same_turn = before and _identities(items[self._turn % len(items)]) == before
+        self._turn += 1
+        self._sample = _identities(items[self._turn % len(items)])
+        return bool(before) and not same_turn
+
+    def label_state(self, labels: Labels, *, adopting: bool = False) -> None:
+        state = _state_of(self.reference())
+        self._entries = len(state)
+        tensors: list[torch.Tensor] = []
+        numbers: list[int] = []
+        for parameter, entry in state.items():
+            name = labels.parameter_name(parameter)
+            for role, tensor in named_tensors(entry):
+                tensors.append(tensor)
+                numbers.append(C.intern_label(_OPTIMIZER_STATE, role, name, *describe(tensor)))
+        if adopting:
+            adopt(tensors)
+        C.label_tensors(tensors, numbers)
+
+
+def _state_of(optimizer: Any) -> dict[Any, Any]:
+    state = getattr(optimizer, "state", None)
+    return state if isinstance(state, dict) else {}
+
+
+def _identities(entry: Any) -> tuple[int, ...]:
+    return tuple(id(tensor) for _, tensor in named_tensors(entry))
+
+
+def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a parameter's state, each with the key it is under."""
+    if isinstance(entry, torch.Tensor):
+        for part in plain_tensors(entry):
+            yield role, part
+    elif isinstance(entry, dict):
+        for key, value in entry.items():
+            yield from named_tensors(value, role or str(key))
+    elif isinstance(entry, list | tuple):
+        for value in entry:
+            yield from named_tensors(value, role)
+
+
+def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Tensors in arguments: nested containers and dataclass-like outputs, not arbitrary objects."""
+    if isinstance(value, torch.Tensor):
+        yield from plain_tensors(value)
+    elif depth == 0:
+        return
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item, depth - 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item, depth - 1)
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a tensor subclass is made of (quantised state, DTensor), or the tensor itself."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+        return
+    names, _ = flatten()
+    for name in names:
+        yield from plain_tensors(getattr(tensor, name))
+
+
+def describe(tensor: torch.Tensor) -> tuple[str, str]:
+    """Shape and dtype as people write them."""
+    return "×".join(map(str, tensor.shape)) or "scalar", str(tensor.dtype).removeprefix("torch.")
+
+
+def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
+    """Makes CPU memory from before the trace visible, and its end too."""
+    cpu = [part for t in tensors if t is not None for part in plain_tensors(t) if part.is_cpu]
+    if cpu:
+        C.adopt_cpu_tensors(cpu)
+
+
+def _clean(path: str, parallel: bool) -> str:
+    levels = [level for level in path.split(".") if level not in _WRAPPER_LEVELS]
+    if parallel and levels[:1] == ["module"]:
+        levels = levels[1:]
+    return ".".join(level for level in levels if level)
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    for level in (*_WRAPPER_LEVELS, "module"):
+        inner = module._modules.get(level)
+        if inner is not None and (level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS):
+            return _unwrapped(inner)
+    return module

@@ -1,0 +1,255 @@
+"""A session: one stretch of recording, from start to the Trace it leaves."""
+
+import os
+import platform
+import sys
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytracer.version import __version__
+from pytracer import errors
+from pytracer._native import C, facts
+from pytracer.capture.hooks import HOOKS, Wants
+from pytracer.trace import Trace
+
+# 640 MB of host memory; with `path` the log is written away and this bounds nothing.
+DEFAULT_MAX_EVENTS = 20_000_000
+
+DETAILS = ("op", "category")
+SAVED_TENSORS = ("auto", "hooks")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to record; see `pytracer.trace` for their meaning."""
+
+    detail: str = "op"
+    stacks: bool = False
+    saved_tensors: str = "auto"
+    devices: tuple[str, ...] = ()
+    path: str | None = None
+    max_events: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuses what is not understood, before anything is hooked."""
+        _check("detail", self.detail, DETAILS)
+        _check("saved_tensors", self.saved_tensors, SAVED_TENSORS)
+        for device in self.devices:
+            _check("devices", device, ("cpu", "cuda"))
+        if self.max_events is not None and self.max_events < 1:
+            raise errors.UsageError(f"max_events is {self.max_events}; it must be at least 1")
+        if self.stacks and self.detail != "op":
+            raise errors.UsageError(
+                'stacks=True needs detail="op": lines are taken as operators end'
+            )
+
+    def wants(self) -> Wants:
+        """What has to be hooked for this."""
+        return Wants(
+            ops=self.detail == "op",
+            cpu="cpu" in self.devices,
+            cuda="cuda" in self.devices,
+            stacks=self.stacks,
+            saved_tensors=self.saved_tensors == "hooks",
+        )
+
+
+def _check(option: str, value: str, allowed: Iterable[str]) -> None:
+    if value not in allowed:
+        listed = ", ".join(repr(choice) for choice in allowed)
+        raise errors.UsageError(f"{option}={value!r} is not understood; it is one of {listed}")
+
+
+def default_devices(targets: Iterable[Any]) -> tuple[str, ...]:
+    """CUDA where there is one, unless what is traced is on the CPU; else the CPU."""
+    found = {
+        parameter.device.type
+        for target in targets
+        if isinstance(target, torch.nn.Module)
+        for parameter in target.parameters()
+    }
+    found &= {"cpu", "cuda"}
+    if found:
+        return tuple(sorted(found))
+    return ("cuda",) if torch.cuda.is_available() else ("cpu",)
+
+
+@dataclass
+class Session:
+    """Starts recording, and turns what was recorded into a Trace."""
+
+    options: Options
+    targets: tuple[Any, ...] = ()
+    on_step: Callable[[], None] | None = None  # an optimizer has stepped
+    _id: int = 0
+    _pid: int = 0
+    _streamer: Any = None
+    _clock: list[tuple[int, int]] = field(default_factory=list)
+    _counters: dict[str, Any] = field(default_factory=dict)
+    _steps_marked: int = 0
+
+    @property
+    def running(self) -> bool:
+        """Started, not stopped, and in the process that started it."""
+        return self._id != 0 and self._pid == os.getpid()
+
+    def start(self) -> None:
+        """Hooks what is needed and records from here on."""
+        self._pid = os.getpid()
+        self._clock = [C.read_clock()]
+        self._id = C.begin_session(self._max_events())
+        try:
+            self._open_file()
+            HOOKS.add(self._id, self.options.wants())
+            self._learn_targets()
+            if "cuda" in self.options.devices:
+                HOOKS.seed_cuda()
+        except BaseException:
+            self._abandon()
+            raise
+        if self.on_step is not None:
+            HOOKS.step_listeners.append(self.on_step)
+        self._counters["begin"] = _allocator_counters(self.options.devices)
+        _open_sessions.add(self)
+
+    def mark_step(self) -> None:
+        """The user says that a step ends here."""
+        self._steps_marked += 1
+        C.mark_step("step")
+
+    def stop(self) -> Trace | None:
+        """Ends the recording. None in a forked child, which recorded nothing."""
+        if not self.running:
+            self._forget_in_child()
+            return None
+        session, self._id = self._id, 0
+        _open_sessions.discard(self)
+        if self.on_step in HOOKS.step_listeners:
+            HOOKS.step_listeners.remove(self.on_step)
+        self._counters["end"] = _allocator_counters(self.options.devices)
+        HOOKS.labels.label_everything()
+        HOOKS.remove(session)
+        try:
+            return self._finish(session)
+        finally:
+            self._streamer = None
+            C.clear()
+
+    def peek(self) -> Trace:
+        """What is there so far; the recording goes on."""
+        if self._streamer is not None:
+            raise errors.CaptureError(
+                f"this trace is being written to {self.options.path}: load() that file to see "
+                "what is there so far"
+            )
+        HOOKS.labels.label_everything()
+        self._counters["end"] = _allocator_counters(self.options.devices)
+        return self._trace(C.read_session(self._id))
+
+    # ---------------------------------------------------------------- parts
+
+    def _max_events(self) -> int:
+        if self.options.max_events is not None:
+            return self.options.max_events
+        return 2**32 if self.options.path else DEFAULT_MAX_EVENTS
+
+    def _open_file(self) -> None:
+        if self.options.path is None:
+            return
+        try:
+            self._streamer = C.Streamer(self._id, self.options.path, False, self._meta())
+        except C.FileError as error:
+            raise errors.CannotWrite(str(error)) from None
+
+    def _learn_targets(self) -> None:
+        labels = HOOKS.labels
+        for target in self.targets:
+            if isinstance(target, torch.nn.Module):
+                labels.add_root(target)
+        for target in self.targets:
+            if not isinstance(target, torch.nn.Module):
+                labels.add_optimizer(target)
+
+    def _finish(self, session: int) -> Trace:
+        if self._streamer is None:
+            return self._trace(C.end_and_read_session(session))
+        C.end_session(session)
+        self._clock.append(C.read_clock())
+        try:
+            self._streamer.finish(self._meta())
+        except C.FileError as error:
+            raise errors.CannotWrite(str(error)) from None
+        columns, report = C.read_file(self.options.path)
+        return Trace.from_columns(columns, report)
+
+    def _trace(self, columns: dict[str, Any]) -> Trace:
+        clock = [*self._clock, C.read_clock()]
+        columns["clock.ticks"] = [ticks for ticks, _ in clock]
+        columns["clock.unix_ns"] = [unix_ns for _, unix_ns in clock]
+        columns["meta"] = self._meta()
+        return Trace.from_columns(columns)
+
+    def _meta(self) -> str:
+        import json
+
+        return json.dumps(
+            {
+                "pytracer": __version__,
+                "torch": str(torch.__version__),
+                "torch_git": facts.get("torch_git"),
+                "python": platform.python_version(),
+                "host": platform.node(),
+                "pid": self._pid,
+                "rank": int(os.environ.get("RANK", "0")),
+                "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+                "command": Path(sys.argv[0]).name if sys.argv else "",
+                "directory": str(Path.cwd()),
+                "torch_folder": str(Path(torch.__file__).parent),
+                "options": asdict(self.options),
+                "targets": [type(target).__name__ for target in self.targets],
+                "counters": self._counters,
+                "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
+                "callback_errors": C.status()["callback_errors"],
+            }
+        )
+
+    def _abandon(self) -> None:
+        """Starting failed: as if it had never been tried."""
+        session, self._id = self._id, 0
+        HOOKS.remove(session)
+        C.end_session(session)
+        self._streamer = None
+        C.clear()
+
+    def _forget_in_child(self) -> None:
+        if self._streamer is not None and self._pid != os.getpid():
+            self._streamer.abandon_after_fork()
+        self._streamer = None
+
+    def __hash__(self) -> int:
+        """By identity: sessions are kept in a set of those that run."""
+        return id(self)
+
+
+_open_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
+
+
+def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:
+    """What the allocators themselves count, to hold the trace against."""
+    if "cuda" not in devices or not torch.cuda.is_initialized():
+        return {}
+    wanted = ("allocated_bytes", "requested_bytes", "active_bytes", "reserved_bytes")
+    counters = {}
+    for index in range(torch.cuda.device_count()):
+        stats = torch.cuda.memory_stats(index)
+        counters[f"cuda:{index}"] = {
+            f"{name}.{which}": stats.get(f"{name}.all.{which}", 0)
+            for name in wanted
+            for which in ("current", "peak")
+        }
+    return counters
