@@ -1,0 +1,1 @@
+"""From a trace to answers: lifetimes, categories, timeline, ledger and views."""
