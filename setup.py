@@ -23,7 +23,7 @@ import sysconfig
 from pathlib import Path
 from typing import NoReturn
 
-from setuptools import Extension, setup
+from setuptools import Extension, __version__ as setuptools_version, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
@@ -178,6 +178,11 @@ class BuildNative(cpp_extension.BuildExtension if torch else build_ext):
             (folder / "_build.json").write_text(json.dumps(facts, indent=2) + "\n")
 
 
+if int(setuptools_version.split(".")[0]) < 77:
+    give_up(
+        f"setuptools {setuptools_version} cannot read pyproject.toml's license; "
+        "pip install --upgrade 'setuptools>=77'"
+    )
 if choice("PYTRACER_BUILD_EXT", ("1", "0")) == "1":
     # A stand-in that makes the wheel a platform wheel and puts the sources into the source
     # distribution; the real one is made when compiling starts, since it needs torch.

@@ -44,16 +44,21 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def is_installed(requirement: str) -> bool:
-    """Whether the package is there, in any version but for a pin; any torch will do."""
-    name = re.match(r"[\w.-]+", requirement)[0]
+    """Whether the package is there, and new enough; any torch will do."""
+    name, relation, wanted = re.match(r"([\w.-]+)(==|>=)?(.*)", requirement).groups()
     if name == "ninja" and shutil.which("ninja"):
         return True
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return importlib.util.find_spec(name.replace("-", "_")) is not None
-    pin = requirement.partition("==")[2]
-    return not pin or name == "torch" or version == pin
+    if relation is None or name == "torch":
+        return True
+    return version == wanted if relation == "==" else numbers(version) >= numbers(wanted)
+
+
+def numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
 
 
 def install(missing: list[str]) -> None:
