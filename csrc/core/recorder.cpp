@@ -125,12 +125,13 @@ void Recorder::push_node(ThreadState& thread,
                          const void* key,
                          const char* name,
                          int64_t sequence,
+                         uint64_t forward_thread,
                          bool grad_mode) {
   thread.frames_.push_back({key,
                             name,
                             ticks_now(),
                             sequence,
-                            0,
+                            forward_thread,
                             0,
                             0,
                             ScopeKind::kNode,
@@ -138,17 +139,6 @@ void Recorder::push_node(ThreadState& thread,
                             false,
                             thread.node_grad_off_});
   thread.node_grad_off_ = !grad_mode;
-}
-
-void Recorder::identify_node(ThreadState& thread, int64_t sequence, uint64_t forward_thread) {
-  for (auto frame = thread.frames_.rbegin(); frame != thread.frames_.rend(); ++frame) {
-    if (frame->kind == ScopeKind::kNode) {
-      if (frame->sequence == sequence) {
-        frame->forward_thread = forward_thread;
-      }
-      return;
-    }
-  }
 }
 
 void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) {
@@ -228,15 +218,11 @@ uint32_t Recorder::forward_of(const Frame& node) const {
   if (maker == nullptr || node.sequence < 0) {
     return 0;  // -1: an AccumulateGrad, made by no op
   }
-  // Numbers count per thread. With one thread making nodes it is that one; with several, the
-  // engine has to be asked (identify_node), and without its word any guess could be wrong.
-  if (node.forward_thread != 0 && node.forward_thread != maker->torch_id_) {
+  if (node.forward_thread != maker->torch_id_) {  // numbers count per thread
     maker = thread_called(node.forward_thread);
-  } else if (node.forward_thread == 0 && several_forward_threads()) {
-    maker = nullptr;
-  }
-  if (maker == nullptr) {
-    return 0;
+    if (maker == nullptr) {
+      return 0;
+    }
   }
   auto number = static_cast<uint64_t>(node.sequence);
   uint64_t entry = maker->made_by_[number % ThreadState::kRing].load(std::memory_order_relaxed);
@@ -272,9 +258,8 @@ void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
     if (thread.torch_id_ == 0) {
       auto ask = torch_thread_id.load(std::memory_order_relaxed);
       thread.torch_id_ = ask != nullptr ? ask() : 1;
-      if (forward_threads_.fetch_add(1) == 0) {
-        forward_thread_.store(&thread, std::memory_order_release);
-      }
+      ThreadState* none = nullptr;
+      forward_thread_.compare_exchange_strong(none, &thread);
     }
     uint32_t scope = open_scope(thread);
     for (int64_t number = first; number < next_sequence; ++number) {
@@ -452,7 +437,6 @@ void Recorder::clear() {
   }
   generation_.fetch_add(1);
   released_ = {};
-  forward_threads_.store(0);
   forward_thread_.store(nullptr);
   events.clear();
   scopes.clear();

@@ -39,7 +39,7 @@ struct Frame {
   uint64_t ticks;
   int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
                      // of a node: its own number
-  uint64_t forward_thread;  // of a node: torch's id of the thread that made it, 0: not told
+  uint64_t forward_thread;  // of a node: torch's id of the thread that made it
   uint32_t scope;           // 0 until something happens inside
   uint32_t name_id;         // when the name is interned already, else 0
   ScopeKind kind;
@@ -109,17 +109,13 @@ class Recorder {
             const char* name,
             int64_t sequence = -1,
             uint32_t name_id = 0);
+  // An autograd node is evaluated: its number on the thread that made it, and that thread.
   void push_node(ThreadState& thread,
                  const void* key,
                  const char* name,
                  int64_t sequence,
+                 uint64_t forward_thread,
                  bool grad_mode);
-  // Which thread made the node that is being evaluated.
-  void identify_node(ThreadState& thread, int64_t sequence, uint64_t forward_thread);
-  // More than one thread has made nodes in this recording: they need to be identified.
-  bool several_forward_threads() const {
-    return forward_threads_.load(std::memory_order_relaxed) > 1;
-  }
   // `next_sequence` is autograd's next node number now: the op made the nodes in between.
   void pop(ThreadState& thread, const void* key, int64_t next_sequence = -1);
 
@@ -205,7 +201,6 @@ class Recorder {
   Positions released_;
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
-  std::atomic<uint32_t> forward_threads_{0};
   std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;

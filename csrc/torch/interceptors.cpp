@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "../core/recorder.h"
-#include "ops.h"
 
 namespace pytracer::interceptors {
 
@@ -136,7 +135,6 @@ PyObject* engine_call(PyObject* /*self*/,
   if (outermost && callbacks.before_backward != nullptr && count > 0) {
     Py_XDECREF(call_quietly(callbacks.before_backward, args, 1));
   }
-  ops::before_backward();
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kBackward, "backward", 0);

@@ -3,6 +3,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <cstring>
 #include <memory>
@@ -22,10 +23,23 @@ constexpr size_t kNodePrefixLength = sizeof(kNodePrefix) - 1;
 constexpr char kOptimizerPrefix[] = "Optimizer.step#";
 
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
-at::CallbackHandle node_handle = at::INVALID_CALLBACK_HANDLE;
 
 bool has_prefix(const char* text, const char* prefix, size_t length) {
   return std::strncmp(text, prefix, length) == 0;
+}
+
+// This scope does not carry the node's number. The BACKWARD_FUNCTION scope would, but naming each
+// node once more costs more than all the rest; the engine's own notion of "the current node" is
+// set by now and says the same.
+void enter_node(Recorder& recorder,
+                ThreadState& thread,
+                const at::RecordFunction& fn,
+                const char* name) {
+  auto node = torch::autograd::get_current_node();
+  int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
+  uint64_t forward_thread = node ? node->thread_id() : 0;
+  recorder.push_node(
+      thread, &fn, name, sequence, forward_thread, c10::GradMode::is_enabled());
 }
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
@@ -36,11 +50,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     bool optimizer = has_prefix(name, kOptimizerPrefix, sizeof(kOptimizerPrefix) - 1);
     recorder.push(thread, optimizer ? ScopeKind::kOptimizer : ScopeKind::kUser, &fn, name);
   } else if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
-    recorder.push_node(thread,
-                       &fn,
-                       name + kNodePrefixLength,
-                       fn.seqNr(),
-                       c10::GradMode::is_enabled());
+    enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
     recorder.push(thread, ScopeKind::kOp, &fn, name, fn.seqNr());
   }
@@ -49,19 +59,6 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
 
 void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
   Recorder::get().pop(Recorder::this_thread(), &fn, at::sequence_number::peek());
-}
-
-// Inside the scope that made the node's frame; only this one knows the thread.
-std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& fn) {
-  Recorder::get().identify_node(Recorder::this_thread(), fn.seqNr(), fn.forwardThreadId());
-  return nullptr;
-}
-
-void remove(at::CallbackHandle& installed) {
-  if (installed != at::INVALID_CALLBACK_HANDLE) {
-    at::removeCallback(installed);
-    installed = at::INVALID_CALLBACK_HANDLE;
-  }
 }
 
 }  // namespace
@@ -77,17 +74,11 @@ void install(Detail detail) {
       at::RecordFunctionCallback(&enter, &leave).scopes(std::move(scopes)));
 }
 
-void before_backward() {
-  if (installed() && node_handle == at::INVALID_CALLBACK_HANDLE &&
-      Recorder::get().several_forward_threads()) {
-    node_handle = at::addGlobalCallback(
-        at::RecordFunctionCallback(&enter_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
-  }
-}
-
 void uninstall() {
-  remove(handle);
-  remove(node_handle);
+  if (installed()) {
+    at::removeCallback(handle);
+    handle = at::INVALID_CALLBACK_HANDLE;
+  }
 }
 
 bool installed() { return handle != at::INVALID_CALLBACK_HANDLE; }

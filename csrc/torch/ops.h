@@ -12,8 +12,4 @@ void install(Detail detail);
 void uninstall();
 bool installed();
 
-// Once several threads build graphs, the engine must be asked which of them made each node. That
-// costs a name per node, so it is asked only then, from the next backward pass on.
-void before_backward();
-
 }  // namespace pytracer::ops
