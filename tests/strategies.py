@@ -131,7 +131,7 @@ def valid_events(draw: st.DrawFn, max_steps: int = 60) -> Events:
     rows.append((ACTION["snapshot"], 0, 0, CUDA))
     seeds = [_Block(block.address, block.bytes, block.place) for block in allocators[CUDA].blocks]
     for _ in range(draw(st.integers(0, max_steps))):
-        if seeds and draw(st.booleans()):
+        if draw(st.booleans()) and seeds:
             record("seed", seeds.pop(0))
         step(draw(st.sampled_from([CPU, CUDA])))
     for block in seeds:
