@@ -1,0 +1,371 @@
+"""The laws that make a trace worth believing, on real programs and against torch's own counters."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from pytracer import load, trace
+from pytracer._native import C
+from pytracer.schema import ACTION, TABLES
+from pytracer.trace import Trace
+
+ROOT = Path(__file__).parents[1]
+
+
+def live_and_peak(data: Trace, device_type: int) -> tuple[int, int]:
+    """Requested bytes alive at the end, and the most there ever were, by the events alone."""
+    found = C.lifetimes(data.to_columns())
+    on_device = data.places.device_type[found["place"]] == device_type
+    start, completed = found["start"][on_device], found["completed"][on_device]
+    size = found["bytes"][on_device].astype(np.int64)
+    changes = np.zeros(len(data.events.ticks) + 1, np.int64)
+    np.add.at(changes, start + 1, size)
+    ended = completed >= 0
+    np.add.at(changes, completed[ended] + 1, -size[ended])
+    total = np.cumsum(changes)
+    assert found["counters"]["implicit_frees"] == 0
+    assert found["counters"]["unmatched_frees"] == 0
+    assert found["counters"]["unmatched_free_requests"] == 0
+    return int(total[-1]), int(total.max())
+
+
+def train(model: nn.Module, make_batch, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        inputs, targets = make_batch()
+        loss = nn.functional.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+# ---------------------------------------------------------------------- the CPU allocator
+
+
+def live_storages() -> dict[int, int]:
+    """Every storage that a live tensor has, by address: the slow, independent count."""
+    gc.collect()
+    # By type: isinstance asks objects for their class, and some warn when asked.
+    tensors = [obj for obj in gc.get_objects() if issubclass(type(obj), torch.Tensor)]
+    return {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu" and t.layout == torch.strided
+    }
+
+
+def test_what_is_alive_at_the_end_is_what_live_tensors_hold():
+    before = live_storages()
+    with trace(devices="cpu", report=False) as t:
+        model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
+        train(model, lambda: (torch.randn(16, 32), torch.randint(0, 8, (16,))))
+        kept = [torch.empty(1000), torch.empty(3, dtype=torch.int8)]
+    after = live_storages()
+    made = {address: size for address, size in after.items() if before.get(address) != size}
+    live, _ = live_and_peak(t.data, 0)
+    assert kept
+    # Optimizer hyper-parameters and such may be tensors without storage of their own: equality
+    # is to the byte all the same.
+    assert live == sum(made.values())
+
+
+def test_the_peak_of_a_program_with_a_known_peak_is_known():
+    with trace(devices="cpu", report=False) as t:
+        first = torch.empty(1_000_000, dtype=torch.uint8)
+        second = torch.empty(500_000, dtype=torch.uint8)
+        del first
+        third = torch.empty(700_000, dtype=torch.uint8)
+        del second, third
+    assert live_and_peak(t.data, 0) == (0, 1_500_000)
+
+
+def test_memory_from_before_the_trace_is_seen_when_it_is_met_and_when_it_goes():
+    model = nn.Linear(100, 10)
+    with trace(model, devices="cpu", report=False) as t:
+        model.weight = None
+        gc.collect()
+    found = C.lifetimes(t.data.to_columns())
+    seeds = found["start"] == -1
+    assert sorted(found["bytes"][seeds]) == [40, 4000]
+    ended = found["bytes"][seeds & (found["completed"] >= 0)]
+    assert list(ended) == [4000]
+
+
+def test_frees_on_other_threads_are_matched():
+    with trace(devices="cpu", report=False) as t:
+        made = [torch.empty(1000 + i) for i in range(100)]
+        thread = threading.Thread(target=made.clear)
+        thread.start()
+        thread.join()
+    assert live_and_peak(t.data, 0)[0] == 0
+    assert len(set(t.data.events.thread)) == 2
+
+
+def test_threads_allocating_at_once_lose_nothing():
+    def work() -> None:
+        for i in range(2000):
+            torch.empty(64 + i % 7)
+
+    with trace(devices="cpu", report=False) as t:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    allocations = np.count_nonzero(t.data.events.action == ACTION["alloc"])
+    assert allocations == 8000
+    assert live_and_peak(t.data, 0)[0] == 0
+
+
+@pytest.mark.parametrize("detail", ["op", "category"])
+def test_a_saved_trace_is_loaded_equal(tmp_path, detail):
+    with trace(devices="cpu", detail=detail, report=False) as t:
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        train(model, lambda: (torch.randn(4, 8), torch.randint(0, 8, (4,))))
+    loaded = load(t.save(tmp_path / "run.pytrace"))
+    assert loaded.file_report["status"] == "complete"
+    for table in TABLES:
+        for ours, theirs in zip(getattr(t.data, table), getattr(loaded.data, table), strict=True):
+            assert np.array_equal(ours, theirs), table
+    assert loaded.data.strings == t.data.strings
+    assert loaded.data.meta == t.data.meta
+    assert loaded.data.losses == t.data.losses
+
+
+def test_streaming_to_a_file_records_what_memory_would_have(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+
+    def run(**options) -> Trace:
+        with trace(devices="cpu", report=False, **options) as t:
+            for _ in range(20):
+                model(torch.randn(4, 8)).sum().backward()
+                model.zero_grad()
+        return t.data
+
+    run()  # caches of torch's own are made once
+    in_memory = run()
+    streamed = run(path=tmp_path / "run.pytrace")
+    assert np.array_equal(in_memory.events.action, streamed.events.action)
+    assert np.array_equal(in_memory.events.bytes, streamed.events.bytes)
+    assert [in_memory.strings[n] for n in in_memory.scopes.name] == [
+        streamed.strings[n] for n in streamed.scopes.name
+    ]
+
+
+# ---------------------------------------------------------------------- CUDA's allocator
+
+
+def holds_on_cuda(data: Trace) -> None:
+    """Law 1, to the byte: what is alive, and the peak, as the allocator counts them."""
+    counters = data.meta["counters"]["end"]["cuda:0"]
+    live, peak = live_and_peak(data, 1)
+    assert live == counters["requested_bytes.current"]
+    assert peak == counters["requested_bytes.peak"]
+    assert sum(data.losses.values()) == 0
+
+
+def fresh_cuda() -> None:
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+
+
+def gpt2() -> tuple[nn.Module, object]:
+    sys.path.insert(0, str(ROOT))
+    from benchmarks.models import gpt2_124m
+
+    model = gpt2_124m().cuda()
+    return model, lambda: (
+        torch.randint(0, 50257, (2, 256), device="cuda"),
+        torch.randint(0, 50257, (2, 256), device="cuda"),
+    )
+
+
+def resnet50() -> tuple[nn.Module, object]:
+    torchvision = pytest.importorskip("torchvision")
+    model = torchvision.models.resnet50(weights=None).cuda()
+    return model, lambda: (
+        torch.randn(8, 3, 224, 224, device="cuda"),
+        torch.randint(0, 1000, (8,), device="cuda"),
+    )
+
+
+class Tagger(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(64, 256, num_layers=2, batch_first=True)
+        self.head = nn.Linear(256, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0])
+
+
+def lstm() -> tuple[nn.Module, object]:
+    return Tagger().cuda(), lambda: (
+        torch.randn(16, 50, 64, device="cuda"),
+        torch.randint(0, 32, (16, 50), device="cuda"),
+    )
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("detail", ["op", "category"])
+@pytest.mark.parametrize("make", [gpt2, resnet50, lstm])
+def test_cuda_bytes_are_the_allocators_own(make, detail):
+    model, batch = make()
+    fresh_cuda()
+    with trace(detail=detail, report=False) as t:
+        train(model, batch)
+    holds_on_cuda(t.data)
+
+
+@pytest.mark.cuda
+def test_cuda_bytes_hold_with_everything_on():
+    model, batch = lstm()
+    fresh_cuda()
+    with trace(stacks=True, saved_tensors="hooks", report=False) as t:
+        train(model, batch)
+    holds_on_cuda(t.data)
+
+
+@pytest.mark.cuda
+def test_cuda_bytes_hold_with_threads_and_streams():
+    fresh_cuda()
+
+    def work() -> None:
+        side = torch.cuda.Stream()
+        for i in range(300):
+            x = torch.empty(100_000 + i, device="cuda")
+            with torch.cuda.stream(side):
+                y = x * 2
+                x.record_stream(side)
+            del x, y
+
+    with trace(report=False) as t:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    holds_on_cuda(t.data)
+    assert len(np.unique(t.data.places.stream[t.data.events.place])) > 1
+
+
+@pytest.mark.cuda
+def test_cuda_memory_from_before_is_seeded_at_one_instant():
+    stop = threading.Event()
+
+    def churn() -> None:
+        held = []
+        while not stop.is_set():
+            held.append(torch.empty(1 + len(held) % 5000, device="cuda"))
+            if len(held) > 50:
+                del held[::2]
+
+    fresh_cuda()
+    threads = [threading.Thread(target=churn) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            with trace(report=False) as t:
+                for _ in range(50):
+                    torch.empty(1000, device="cuda")
+            found = C.lifetimes(t.data.to_columns())
+            assert found["counters"]["unmatched_frees"] == 0
+            assert found["counters"]["unmatched_free_requests"] == 0
+            assert found["counters"]["implicit_frees"] == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+@pytest.mark.cuda
+def test_cuda_bytes_hold_across_empty_cache_and_a_failed_allocation():
+    fresh_cuda()
+    with trace(report=False) as t:
+        kept = [torch.empty(1 << 20, device="cuda") for _ in range(4)]
+        torch.cuda.empty_cache()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(1 << 45, dtype=torch.uint8, device="cuda")
+        del kept[::2]
+        torch.cuda.empty_cache()
+    holds_on_cuda(t.data)
+    oom = t.data.events.action == ACTION["oom"]
+    assert np.count_nonzero(oom) >= 1
+
+
+SUBPROCESS = """
+    import json, sys, torch
+    sys.path.insert(0, {root!r})
+    from tests.test_laws import live_and_peak, lstm, train
+    from pytracer import trace
+    with trace(devices="cuda", report=False) as t:   # CUDA is not up yet
+        assert not torch.cuda.is_initialized()
+        model, batch = lstm()
+        train(model, batch)
+        torch.cuda.empty_cache()
+        train(model, batch)
+    counters = t.data.meta["counters"]["end"]["cuda:0"]
+    print(json.dumps([*live_and_peak(t.data, 1), counters["requested_bytes.current"],
+                      counters["requested_bytes.peak"], t.data.meta["cuda_problem"]]))
+"""
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    "settings", ["", "expandable_segments:True", "roundup_power2_divisions:4"]
+)
+def test_cuda_bytes_hold_when_cuda_comes_up_inside_the_block(settings):
+    program = textwrap.dedent(SUBPROCESS.format(root=str(ROOT)))
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}
+    result = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    live, peak, current_counter, peak_counter, problem = json.loads(
+        result.stdout.strip().splitlines()[-1]
+    )
+    assert problem == ""
+    assert (live, peak) == (current_counter, peak_counter)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(
+    ("environment", "word"),
+    [
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "cudaMallocAsync"),
+        ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}, "NO_CUDA_MEMORY_CACHING"),
+    ],
+)
+def test_an_allocator_that_reports_nothing_is_named_and_the_program_runs(environment, word):
+    program = textwrap.dedent("""
+        import torch
+        from pytracer import trace
+        with trace(devices="cuda", report=False) as t:
+            x = torch.ones(10, device="cuda")
+            assert x.sum().item() == 10
+        print(t.data.meta["cuda_problem"])
+    """)
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr
+    assert word in result.stdout
