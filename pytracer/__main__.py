@@ -1,0 +1,7 @@
+"""`python -m pytracer` is the `pytracer` command."""
+
+import sys
+
+from pytracer.cli import main
+
+sys.exit(main())

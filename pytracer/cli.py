@@ -1,0 +1,169 @@
+"""The command line: the only place that prints, and the only one that decides how to exit.
+
+What a program reads goes to stdout (`--json`, one document with a version); what a person reads
+is plain text. Errors are one line on stderr, and the exit code says which kind they are.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.version import __version__
+
+JSON_VERSION = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return errors.UsageError.exit_code
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except errors.PytracerError as error:
+        print(f"pytracer: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # `pytracer ... | head`: the reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pytracer",
+        description="Where a training step's memory went, to the byte.",
+        epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step.",
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"pytracer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    demo = commands.add_parser(
+        "demo", help="trace a small transformer's training steps and show the table"
+    )
+    demo.add_argument("-o", "--output", type=Path, default=Path("pytracer-demo.pytrace"))
+    demo.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    demo.add_argument("--steps", type=_positive, default=3, help="training steps (default 3)")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    demo.set_defaults(run=_demo)
+
+    summary = commands.add_parser("summary", help="show a saved trace on one screen")
+    summary.add_argument("file", type=Path, help="a .pytrace file")
+    summary.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    summary.set_defaults(run=_summary)
+
+    doctor = commands.add_parser(
+        "doctor", help="what works here, what does not, and what to do about it"
+    )
+    doctor.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    doctor.set_defaults(run=_doctor)
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+# ---------------------------------------------------------------------- commands
+
+
+def _demo(options: argparse.Namespace) -> int:
+    if options.output.exists() and not options.force:
+        raise errors.CannotWrite(f"{options.output} exists; -f overwrites it, -o names another")
+    from pytracer.demo import run
+
+    traced = run(options.steps, options.device)
+    print(traced.table(color=_wants_color(sys.stdout)))
+    written = traced.save(options.output, overwrite=True)
+    print(f"\nWritten to {written}. Look again with:  pytracer summary {written}")
+    return 0
+
+
+def _summary(options: argparse.Namespace) -> int:
+    from pytracer.api import load
+
+    loaded = load(options.file)
+    if options.json:
+        _print_json(_summary_document(loaded))
+        return 0
+    print(loaded.table(color=_wants_color(sys.stdout)))
+    status = loaded.file_report.get("status")
+    if status != "complete":
+        print(f"\nThis file is {status}:", file=sys.stderr)
+        for note in loaded.file_report.get("notes", []):
+            print(f"  {note}", file=sys.stderr)
+    return 0
+
+
+def _summary_document(loaded: Any) -> dict[str, Any]:
+    peak = loaded.peak
+    return {
+        "peak": {
+            "bytes": peak.bytes,
+            "time_ns": peak.time_ns,
+            "step": peak.step,
+            "phase": peak.phase,
+            "by_category": dict(peak.by_category),
+        },
+        "categories": json.loads(loaded.summary().reset_index().to_json(orient="records")),
+        "meta": dict(loaded.data.meta),
+        "file": loaded.file_report,
+    }
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    import torch
+
+    from pytracer.capture import selftest
+
+    found = {
+        "pytracer": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "devices": [
+            torch.cuda.get_device_name(i)
+            for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        ],
+        "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+        or os.environ.get("PYTORCH_ALLOC_CONF", ""),
+    }
+    if not options.json:
+        for name, value in found.items():
+            shown = ", ".join(value) if isinstance(value, list) else value
+            print(f"{name:20} {shown or 'none'}")
+    results = []
+    for check in selftest.checks():
+        results.append(vars(check))
+        if not options.json:
+            print(f"{check.name:20} {check.verdict:7} {check.detail}")
+    if options.json:
+        _print_json({**found, "checks": results})
+    return 1 if any(check["verdict"] == "failed" for check in results) else 0
+
+
+# ---------------------------------------------------------------------- printing
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    print(json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2))
+
+
+def _wants_color(stream: Any) -> bool:
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
