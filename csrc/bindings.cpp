@@ -1,18 +1,4 @@
 // The only pybind11 module. It translates and decides nothing: policy lives in Python.
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-#include <torch/csrc/autograd/python_variable.h>
-
-#include <pthread.h>
-
-#include <memory>
-#include <span>
-#include <string>
-#include <tuple>
-#include <utility>
-#include <vector>
-
 #include "core/clock.h"
 #include "core/harvest.h"
 #include "core/lifetimes.h"
@@ -26,6 +12,20 @@
 #include "torch/ops.h"
 #include "torch/python_stacks.h"
 #include "torch/saved_tensors.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <memory>
+#include <pthread.h>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -85,9 +85,8 @@ py::array_t<T> to_array(std::vector<T>&& column) {
 
 py::dict to_dict(Recording&& recording) {
   py::dict columns;
-  each_column(recording, [&](const char* name, auto& column) {
-    columns[name] = to_array(std::move(column));
-  });
+  each_column(recording,
+              [&](const char* name, auto& column) { columns[name] = to_array(std::move(column)); });
   columns["strings"] = py::cast(recording.strings);
   columns["meta"] = py::str(recording.meta);
   py::dict losses;
@@ -347,9 +346,8 @@ PYBIND11_MODULE(_C, m) {
   built_for["compiler"] = PYTRACER_COMPILER;
   m.attr("built_for") = built_for;
 
-  m.def("begin_session", [](uint64_t max_events) {
-    return Recorder::get().begin_session(max_events);
-  });
+  m.def("begin_session",
+        [](uint64_t max_events) { return Recorder::get().begin_session(max_events); });
   m.def("end_session", [](uint32_t session) {
     py::gil_scoped_release unlocked;
     Recorder::get().end_session(session);
@@ -390,15 +388,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("make_engine_call", [](py::handle original) {
     return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
   });
-  m.def(
-      "set_callbacks",
-      [](py::object name_of_module, py::object root, py::object before, py::object after) {
-        auto or_null = [](const py::object& object) {
-          return object.is_none() ? nullptr : object.ptr();
-        };
-        interceptors::set_callbacks(
-            {or_null(name_of_module), or_null(root), or_null(before), or_null(after)});
-      });
+  m.def("set_callbacks",
+        [](py::object name_of_module, py::object root, py::object before, py::object after) {
+          auto or_null = [](const py::object& object) {
+            return object.is_none() ? nullptr : object.ptr();
+          };
+          interceptors::set_callbacks(
+              {or_null(name_of_module), or_null(root), or_null(before), or_null(after)});
+        });
   m.def("forget_module", &interceptors::forget_module);
   m.def("saved_tensor_hooks", [] {
     return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),

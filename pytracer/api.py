@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from pytracer import errors
 from pytracer.capture.session import Options, Session, default_devices
-from pytracer.trace import Trace
-from pytracer.trace import load as load_trace
+from pytracer.trace import Trace, load as load_trace
 
 if TYPE_CHECKING:
     import pandas as pd
+    from typing_extensions import Self
 
     from pytracer.analysis.views import Peak
 
@@ -183,7 +183,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     # ---------------------------------------------------------------- the block
 
-    def __enter__(self) -> "trace":
+    def __enter__(self) -> "Self":
         """Starts recording."""
         if self._entered:
             raise errors.CaptureError(

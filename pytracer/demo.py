@@ -21,11 +21,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Batch × length × width, in and out."""
+        """Batch x length x width, in and out."""
         parts = self.qkv(self.norm1(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        attended = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        query, key, value = parts.unbind(0)
+        attended = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).flatten(2))
-        return x + self.mlp(self.norm2(x))
+        mixed: torch.Tensor = self.mlp(self.norm2(x))
+        return x + mixed
 
 
 class Transformer(nn.Module):
@@ -45,7 +47,8 @@ class Transformer(nn.Module):
         x = self.tokens(tokens) + self.positions(places)
         for block in self.blocks:
             x = block(x)
-        return self.head(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
 
 
 def run(steps: int, device: str | None = None) -> trace:

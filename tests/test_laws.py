@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # for benchmarks/models.py
 
 
 def live_and_peak(data: Trace, device_type: int) -> tuple[int, int]:
@@ -182,23 +184,21 @@ def fresh_cuda() -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def gpt2() -> tuple[nn.Module, object]:
-    sys.path.insert(0, str(ROOT))
-    from benchmarks.models import gpt2_124m
+def gpt2() -> Callable[[], None]:
+    from benchmarks import models
 
-    model = gpt2_124m().cuda()
-    return model, lambda: (
-        torch.randint(0, 50257, (2, 256), device="cuda"),
-        torch.randint(0, 50257, (2, 256), device="cuda"),
-    )
+    return models.gpt2("cuda", batch=2, length=256).step
 
 
-def resnet50() -> tuple[nn.Module, object]:
+def resnet50() -> Callable[[], None]:
     torchvision = pytest.importorskip("torchvision")
     model = torchvision.models.resnet50(weights=None).cuda()
-    return model, lambda: (
-        torch.randn(8, 3, 224, 224, device="cuda"),
-        torch.randint(0, 1000, (8,), device="cuda"),
+    return lambda: train(
+        model,
+        lambda: (
+            torch.randn(8, 3, 224, 224, device="cuda"),
+            torch.randint(0, 1000, (8,), device="cuda"),
+        ),
     )
 
 
@@ -212,10 +212,14 @@ class Tagger(nn.Module):
         return self.head(self.lstm(x)[0])
 
 
-def lstm() -> tuple[nn.Module, object]:
-    return Tagger().cuda(), lambda: (
-        torch.randn(16, 50, 64, device="cuda"),
-        torch.randint(0, 32, (16, 50), device="cuda"),
+def lstm() -> Callable[[], None]:
+    model = Tagger().cuda()
+    return lambda: train(
+        model,
+        lambda: (
+            torch.randn(16, 50, 64, device="cuda"),
+            torch.randint(0, 32, (16, 50), device="cuda"),
+        ),
     )
 
 
@@ -223,19 +227,20 @@ def lstm() -> tuple[nn.Module, object]:
 @pytest.mark.parametrize("detail", ["op", "category"])
 @pytest.mark.parametrize("make", [gpt2, resnet50, lstm])
 def test_cuda_bytes_are_the_allocators_own(make, detail):
-    model, batch = make()
+    step = make()
     fresh_cuda()
     with trace(detail=detail, report=False) as t:
-        train(model, batch)
+        for _ in range(3):
+            step()
     holds_on_cuda(t.data)
 
 
 @pytest.mark.cuda
 def test_cuda_bytes_hold_with_everything_on():
-    model, batch = lstm()
+    step = lstm()
     fresh_cuda()
     with trace(stacks=True, saved_tensors="hooks", report=False) as t:
-        train(model, batch)
+        step()
     holds_on_cuda(t.data)
 
 
@@ -312,14 +317,14 @@ def test_cuda_bytes_hold_across_empty_cache_and_a_failed_allocation():
 SUBPROCESS = """
     import json, sys, torch
     sys.path.insert(0, {root!r})
-    from tests.test_laws import live_and_peak, lstm, train
+    from tests.test_laws import live_and_peak, lstm
     from pytracer import trace
     with trace(devices="cuda", report=False) as t:   # CUDA is not up yet
         assert not torch.cuda.is_initialized()
-        model, batch = lstm()
-        train(model, batch)
+        step = lstm()
+        step()
         torch.cuda.empty_cache()
-        train(model, batch)
+        step()
     counters = t.data.meta["counters"]["end"]["cuda:0"]
     print(json.dumps([*live_and_peak(t.data, 1), counters["requested_bytes.current"],
                       counters["requested_bytes.peak"], t.data.meta["cuda_problem"]]))
@@ -327,9 +332,7 @@ SUBPROCESS = """
 
 
 @pytest.mark.cuda
-@pytest.mark.parametrize(
-    "settings", ["", "expandable_segments:True", "roundup_power2_divisions:4"]
-)
+@pytest.mark.parametrize("settings", ["", "expandable_segments:True", "roundup_power2_divisions:4"])
 def test_cuda_bytes_hold_when_cuda_comes_up_inside_the_block(settings):
     program = textwrap.dedent(SUBPROCESS.format(root=str(ROOT)))
     environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": settings}

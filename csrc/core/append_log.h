@@ -10,6 +10,8 @@
 //    Nothing already recorded is overwritten.
 #pragma once
 
+#include "event.h"
+
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -18,8 +20,6 @@
 #include <memory>
 #include <mutex>
 #include <vector>
-
-#include "event.h"
 
 namespace pytracer {
 

@@ -1,10 +1,10 @@
 // Ticks are cheap and raw; nanoseconds come later, from two readings of both clocks.
 #pragma once
 
+#include "event.h"
+
 #include <chrono>
 #include <cstdint>
-
-#include "event.h"
 
 #if defined(__x86_64__)
 #include <x86intrin.h>

@@ -45,6 +45,7 @@ struct Event {
   uint16_t place;      // device, stream and pool: a row of the place table
   uint16_t thread;     // a row of the thread table
 };
+
 static_assert(sizeof(Event) == 32);
 
 enum class ScopeKind : uint8_t {
@@ -72,6 +73,7 @@ struct ScopeBegin {
   ScopeKind kind;
   uint8_t flags_and_ready;  // ScopeFlag bits; the top bit is the log's ready mark
 };
+
 static_assert(sizeof(ScopeBegin) == 24);
 
 // Scopes are numbered from 1; the row at position i of the log is scope i + 1. A parent is
@@ -81,6 +83,7 @@ struct ScopeEnd {
   uint32_t scope;
   uint32_t stack;  // a row of the stack table (the Python line that called), 0 for none
 };
+
 static_assert(sizeof(ScopeEnd) == 16);
 
 enum class DeviceType : uint8_t { kCpu = 0, kCuda = 1 };
@@ -94,12 +97,13 @@ struct Place {
 
   bool operator==(const Place&) const = default;
 };
+
 inline constexpr uint16_t kCpuPlace = 0;  // the default row
 
 // One frame of a Python stack: the trie's node. Row 0 is the root, "no stack".
 struct StackFrame {
-  uint32_t parent;    // the caller
-  uint32_t file;      // rows of the string table
+  uint32_t parent;  // the caller
+  uint32_t file;    // rows of the string table
   uint32_t function;
   uint32_t line;
 

@@ -5,14 +5,14 @@
 // last, and written the other way round.
 #pragma once
 
+#include "recorder.h"
+#include "trace_file.h"
+
 #include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
 #include <vector>
-
-#include "recorder.h"
-#include "trace_file.h"
 
 namespace pytracer {
 
@@ -56,16 +56,14 @@ class Harvest {
   }
 
   const Recorder::Positions& read() const { return read_; }
+
   uint64_t events_read() const { return read_.events - start_.events; }
+
   uint32_t session() const { return session_; }
 
  private:
   template <class Row, class Sink, class Change>
-  uint64_t copy(const AppendLog<Row>& log,
-                uint64_t from,
-                uint64_t to,
-                Sink& sink,
-                Change change);
+  uint64_t copy(const AppendLog<Row>& log, uint64_t from, uint64_t to, Sink& sink, Change change);
   template <class Sink>
   void drain_tables(Sink& sink);
 

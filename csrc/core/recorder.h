@@ -12,6 +12,11 @@
 // Several traces may run at once; they share the recording and each reads its own stretch of it.
 #pragma once
 
+#include "append_log.h"
+#include "clock.h"
+#include "event.h"
+#include "tables.h"
+
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -21,11 +26,6 @@
 #include <mutex>
 #include <string_view>
 #include <vector>
-
-#include "append_log.h"
-#include "clock.h"
-#include "event.h"
-#include "tables.h"
 
 namespace pytracer {
 
@@ -44,8 +44,8 @@ struct Frame {
   uint32_t name_id;         // when the name is interned already, else 0
   ScopeKind kind;
   uint8_t flags;
-  bool allocated;             // a block was made inside: worth a Python line
-  bool outer_node_grad_off;   // the thread's value to restore when a node is left
+  bool allocated;            // a block was made inside: worth a Python line
+  bool outer_node_grad_off;  // the thread's value to restore when a node is left
 };
 
 class ThreadState {
@@ -55,6 +55,7 @@ class ThreadState {
   }
 
   bool inside_node() const { return inside(ScopeKind::kNode); }
+
   // Neither in a module nor in a backward pass (which may run modules again).
   bool outside_of_modules() const {
     return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
@@ -87,7 +88,7 @@ class ThreadState {
   uint32_t generation_ = 0;  // of the recording that the caches belong to
   uint64_t native_id_;
   std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
-  int64_t claimed_ = 0;    // node numbers below this have an op
+  int64_t claimed_ = 0;                // node numbers below this have an op
   std::vector<Frame> frames_;
   std::unique_ptr<std::atomic<uint64_t>[]> made_by_;  // set once, before torch_id_
   std::array<CachedName, 1024> names_;
@@ -191,6 +192,7 @@ class Recorder {
   static Recorder*& instance();
 
   mutable std::mutex mutex_;  // sessions; no hook takes it, so it may be held while waiting
+
   struct Session {
     Positions start;
     Positions unread;  // rows from here on are still needed

@@ -1,6 +1,9 @@
 // Writes a session to its file while it runs, from a thread of its own.
 #pragma once
 
+#include "harvest.h"
+#include "trace_file.h"
+
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -8,9 +11,6 @@
 #include <new>
 #include <string>
 #include <thread>
-
-#include "harvest.h"
-#include "trace_file.h"
 
 namespace pytracer {
 

@@ -3,6 +3,8 @@
 // allocator's lock.
 #pragma once
 
+#include "event.h"
+
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -11,8 +13,6 @@
 #include <string_view>
 #include <unordered_map>
 #include <vector>
-
-#include "event.h"
 
 namespace pytracer {
 

@@ -2,14 +2,14 @@
 //
 // The tracker runs with the device's allocator lock held: it appends one record and does nothing
 // else. No GIL, no CUDA call, no torch call, no exception may happen there.
+#include "../core/recorder.h"
+#include "../torch/device_tracker.h"
+
 #include <c10/cuda/CUDACachingAllocator.h>
 
 #include <array>
 #include <exception>
 #include <string>
-
-#include "../core/recorder.h"
-#include "../torch/device_tracker.h"
 
 namespace pytracer {
 
@@ -25,6 +25,7 @@ struct LastPlace {
   uint16_t number = 0;
   Place place{};
 };
+
 std::array<LastPlace, kMaxDevices> last_places;
 
 uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
@@ -109,8 +110,7 @@ class CudaTracker final : public DeviceTracker {
     for (const auto& segment : snapshot.segments) {
       auto address = static_cast<uint64_t>(segment.address);
       Recorder& recorder = Recorder::get();
-      uint16_t place =
-          place_of_seed(segment.device, segment.stream, segment.owner_private_pool_id);
+      uint16_t place = place_of_seed(segment.device, segment.stream, segment.owner_private_pool_id);
       recorder.record(Action::kSeedSegment, place, address, segment.total_size);
       for (const auto& block : segment.blocks) {
         if (block.active) {

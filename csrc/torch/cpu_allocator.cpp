@@ -1,12 +1,12 @@
 #include "cpu_allocator.h"
 
+#include "../core/recorder.h"
+
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 
 #include <atomic>
-
-#include "../core/recorder.h"
 
 namespace pytracer::cpu_allocator {
 
@@ -88,7 +88,9 @@ void uninstall() {
   }
 }
 
-bool installed() { return reporting.load(); }
+bool installed() {
+  return reporting.load();
+}
 
 bool adopt(c10::StorageImpl& storage) {
   // The pointer is the same; only who is told of its end changes.

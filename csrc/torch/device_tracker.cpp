@@ -8,8 +8,12 @@ DeviceTracker* registered = nullptr;
 
 }  // namespace
 
-DeviceTracker* device_tracker() { return registered; }
+DeviceTracker* device_tracker() {
+  return registered;
+}
 
-void set_device_tracker(DeviceTracker* tracker) { registered = tracker; }
+void set_device_tracker(DeviceTracker* tracker) {
+  registered = tracker;
+}
 
 }  // namespace pytracer

@@ -1,10 +1,10 @@
 #include "interceptors.h"
 
+#include "../core/recorder.h"
+
 #include <array>
 #include <unordered_map>
 #include <vector>
-
-#include "../core/recorder.h"
 
 namespace pytracer::interceptors {
 
@@ -74,8 +74,7 @@ void tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObje
 // Closes the frame however the call ends, KeyboardInterrupt and thread exit included.
 class OpenFrame {
  public:
-  OpenFrame(ScopeKind kind, const char* name, uint32_t name_id)
-      : thread_(Recorder::this_thread()) {
+  OpenFrame(ScopeKind kind, const char* name, uint32_t name_id) : thread_(Recorder::this_thread()) {
     Recorder::get().push(thread_, kind, this, name, -1, name_id);
   }
 
@@ -102,8 +101,7 @@ PyObject* module_call(PyObject* self, PyObject* const* args, Py_ssize_t count, P
     call[i + 1] = args[i];
   }
   auto forward = [&] {
-    return PyObject_Vectorcall(
-        original_module_call, call, static_cast<size_t>(count) + 1, names);
+    return PyObject_Vectorcall(original_module_call, call, static_cast<size_t>(count) + 1, names);
   };
   if (!recording.load(std::memory_order_relaxed)) {
     return forward();
@@ -193,8 +191,12 @@ void forget_module(uintptr_t address) {
   module_names().erase(reinterpret_cast<const PyObject*>(address));
 }
 
-void forget_all_modules() { module_names().clear(); }
+void forget_all_modules() {
+  module_names().clear();
+}
 
-uint64_t callback_errors() { return errors; }
+uint64_t callback_errors() {
+  return errors;
+}
 
 }  // namespace pytracer::interceptors

@@ -1,8 +1,8 @@
 #include "labels.h"
 
-#include <c10/core/DeviceType.h>
-
 #include "../core/recorder.h"
+
+#include <c10/core/DeviceType.h>
 
 namespace pytracer::labels {
 

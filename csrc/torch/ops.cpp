@@ -1,5 +1,7 @@
 #include "ops.h"
 
+#include "../core/recorder.h"
+
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -9,8 +11,6 @@
 #include <memory>
 #include <unordered_set>
 #include <utility>
-
-#include "../core/recorder.h"
 
 namespace pytracer::ops {
 
@@ -38,8 +38,7 @@ void enter_node(Recorder& recorder,
   auto node = torch::autograd::get_current_node();
   int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
   uint64_t forward_thread = node ? node->thread_id() : 0;
-  recorder.push_node(
-      thread, &fn, name, sequence, forward_thread, c10::GradMode::is_enabled());
+  recorder.push_node(thread, &fn, name, sequence, forward_thread, c10::GradMode::is_enabled());
 }
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
@@ -70,8 +69,8 @@ void install(Detail detail) {
   if (detail == Detail::kOp) {
     scopes.insert(at::RecordScope::FUNCTION);
   }
-  handle = at::addGlobalCallback(
-      at::RecordFunctionCallback(&enter, &leave).scopes(std::move(scopes)));
+  handle =
+      at::addGlobalCallback(at::RecordFunctionCallback(&enter, &leave).scopes(std::move(scopes)));
 }
 
 void uninstall() {
@@ -81,6 +80,8 @@ void uninstall() {
   }
 }
 
-bool installed() { return handle != at::INVALID_CALLBACK_HANDLE; }
+bool installed() {
+  return handle != at::INVALID_CALLBACK_HANDLE;
+}
 
 }  // namespace pytracer::ops

@@ -1,11 +1,11 @@
 #include "python_stacks.h"
 
+#include "../core/recorder.h"
+
 #include <Python.h>
 
 #include <array>
 #include <unordered_map>
-
-#include "../core/recorder.h"
 
 namespace pytracer::python_stacks {
 
@@ -120,9 +120,13 @@ uint32_t take() {
 
 }  // namespace
 
-void install() { Recorder::get().take_stack.store(&take); }
+void install() {
+  Recorder::get().take_stack.store(&take);
+}
 
-void uninstall() { Recorder::get().take_stack.store(nullptr); }
+void uninstall() {
+  Recorder::get().take_stack.store(nullptr);
+}
 
 void clear() {
   for (auto& [point, frame] : known().frames) {

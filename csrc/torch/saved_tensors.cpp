@@ -1,5 +1,8 @@
 #include "saved_tensors.h"
 
+#include "../core/recorder.h"
+#include "labels.h"
+
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/function.h>
@@ -9,16 +12,12 @@
 #include <new>
 #include <sstream>
 
-#include "../core/recorder.h"
-#include "labels.h"
-
 namespace pytracer::saved_tensors {
 
 namespace {
 
 struct Packed {
-  PyObject_HEAD
-  at::Tensor data;
+  PyObject_HEAD at::Tensor data;
   uint32_t version;
   uint32_t output_number;
   // Only read when unpacking, and then alive: torch's SavedVariable holds the node of an input,
@@ -59,8 +58,8 @@ std::string modified_message(const Packed& packed) {
     message << ", which is output " << packed.output_number << " of " << packed.made_by->name()
             << ',';
   }
-  message << " is at version " << packed.data._version() << "; expected version "
-          << packed.version << " instead.";
+  message << " is at version " << packed.data._version() << "; expected version " << packed.version
+          << " instead.";
   if (!torch::autograd::AnomalyMode::is_enabled()) {
     message << " Hint: enable anomaly detection to find the operation that failed to compute its "
                "gradient, with torch.autograd.set_detect_anomaly(True).";
@@ -107,8 +106,12 @@ PyMethodDef unpack_definition = {"unpack", &unpack, METH_O, nullptr};
 
 }  // namespace
 
-PyObject* pack_hook() { return PyCFunction_New(&pack_definition, nullptr); }
+PyObject* pack_hook() {
+  return PyCFunction_New(&pack_definition, nullptr);
+}
 
-PyObject* unpack_hook() { return PyCFunction_New(&unpack_definition, nullptr); }
+PyObject* unpack_hook() {
+  return PyCFunction_New(&unpack_definition, nullptr);
+}
 
 }  // namespace pytracer::saved_tensors

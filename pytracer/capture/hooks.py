@@ -35,9 +35,7 @@ class Wants:
 
     def __or__(self, other: "Wants") -> "Wants":
         """What both need."""
-        return Wants(
-            **{name: getattr(self, name) or getattr(other, name) for name in vars(self)}
-        )
+        return Wants(**{name: getattr(self, name) or getattr(other, name) for name in vars(self)})
 
 
 class Hooks:

@@ -108,16 +108,18 @@ class Labels:
         for raw_path, module in root.named_modules():
             path = _clean(raw_path, parallel)
             name = prefix + path if path else type(_unwrapped(module)).__name__
-            if id(module) not in self._module_names:
-                self._module_names[id(module)] = name
-                self._module_references[id(module)] = weakref.ref(
-                    module, lambda _, key=id(module): self._forget(key)
-                )
+            self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             for key, parameter in module._parameters.items():
                 self._watch(parameter, "parameter", where + key)
             for key, buffer in module._buffers.items():
                 self._watch(buffer, "buffer", where + key)
+
+    def _name_module(self, module: torch.nn.Module, name: str) -> None:
+        key = id(module)
+        if key not in self._module_names:
+            self._module_names[key] = name
+            self._module_references[key] = weakref.ref(module, lambda _: self._forget(key))
 
     def _watch(self, tensor: torch.Tensor | None, role: str, name: str) -> None:
         if tensor is None:
@@ -306,7 +308,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """Shape and dtype as people write them."""
-    return "×".join(map(str, tensor.shape)) or "scalar", str(tensor.dtype).removeprefix("torch.")
+    return "x".join(map(str, tensor.shape)) or "scalar", str(tensor.dtype).removeprefix("torch.")
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:

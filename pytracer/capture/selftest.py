@@ -87,9 +87,7 @@ def _record(device: str) -> Trace:
 
 def _wrong(trace: Trace, device: str) -> Iterator[str]:
     events = trace.events
-    ours = np.flatnonzero(
-        (events.action == schema.ACTION["alloc"]) & (events.bytes == _ODD_SIZE)
-    )
+    ours = np.flatnonzero((events.action == schema.ACTION["alloc"]) & (events.bytes == _ODD_SIZE))
     if len(ours) != 1:
         yield f"one allocation of {_ODD_SIZE} bytes was seen {len(ours)} times"
         return

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from pytracer.version import __version__
 from pytracer import errors
 from pytracer._native import C, facts
 from pytracer.capture.hooks import HOOKS, Wants
 from pytracer.trace import Trace
+from pytracer.version import __version__
 
 # 640 MB of host memory; with `path` the log is written away and this bounds nothing.
 DEFAULT_MAX_EVENTS = 20_000_000
