@@ -1,0 +1,162 @@
+"""The training steps that the benchmarks run: random weights, no downloads, only torch.
+
+Each builder returns a `Workload`: a model, its optimizer and one training step as a user would
+write it. Nothing in a step waits for the device.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Config:
+    """The shape of a decoder-only transformer."""
+
+    vocabulary: int
+    context: int
+    width: int
+    layers: int
+    heads: int
+
+
+GPT2 = Config(vocabulary=50257, context=1024, width=768, layers=12, heads=12)  # 124M parameters
+TINY = Config(vocabulary=256, context=64, width=64, layers=2, heads=4)
+
+
+@dataclass
+class Workload:
+    """One training step, ready to run again and again."""
+
+    name: str
+    description: str
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: Callable[[], Any]
+
+
+class Attention(nn.Module):
+    """Causal self-attention, as GPT-2 has it."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.qkv = nn.Linear(config.width, 3 * config.width)
+        self.out = nn.Linear(config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        query, key, value = (
+            part.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.qkv(x).split(width, dim=2)
+        )
+        y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class Mlp(nn.Module):
+    """Four times as wide inside."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, 4 * config.width)
+        self.act = nn.GELU(approximate="tanh")
+        self.down = nn.Linear(4 * config.width, config.width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on the normalised residual stream."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(config.width)
+        self.attention = Attention(config)
+        self.norm_2 = nn.LayerNorm(config.width)
+        self.mlp = Mlp(config)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm_1(x))
+        return x + self.mlp(self.norm_2(x))
+
+
+class Transformer(nn.Module):
+    """Decoder-only, with the output layer tied to the token embedding. Returns the loss."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(config.vocabulary, config.width)
+        self.positions = nn.Embedding(config.context, config.width)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+        self.head = nn.Linear(config.width, config.vocabulary, bias=False)
+        self.head.weight = self.tokens.weight
+        self.apply(_initialise)
+
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        where = torch.arange(ids.shape[1], device=ids.device)
+        x = self.tokens(ids) + self.positions(where)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+
+
+def gpt2(device: str = "cuda", batch: int = 16, length: int = 1024) -> Workload:
+    """GPT-2 124M under bf16 autocast, AdamW fused. Small batches are bound by the host."""
+    torch.manual_seed(0)
+    model = Transformer(GPT2).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(GPT2.vocabulary, (batch, length), device=device)
+    targets = torch.randint(GPT2.vocabulary, (batch, length), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+
+    return Workload(
+        f"gpt2-{batch}x{length}",
+        f"GPT-2 124M, {batch}x{length}, bf16 autocast, AdamW fused, {device}",
+        model,
+        optimizer,
+        step,
+    )
+
+
+def tiny(batch: int = 4, length: int = 32) -> Workload:
+    """A transformer so small that a step on the CPU is mostly dispatch: the worst case."""
+    torch.manual_seed(0)
+    model = Transformer(TINY)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(TINY.vocabulary, (batch, length))
+    targets = torch.randint(TINY.vocabulary, (batch, length))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+
+    return Workload(
+        "tiny-cpu",
+        f"transformer, {TINY.layers} layers of width {TINY.width}, {batch}x{length}, AdamW, CPU",
+        model,
+        optimizer,
+        step,
+    )

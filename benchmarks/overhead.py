@@ -1,0 +1,570 @@
+"""What tracing costs: the traced step's time over the plain step's, beside the peers.
+
+    python benchmarks/overhead.py                        # the cases this machine can run
+    python benchmarks/overhead.py --cases tiny-cpu --minutes 3
+    python benchmarks/overhead.py --out DIR              # JSON files, one per case
+
+How it measures:
+
+* Everything runs in one process, in rounds. A round runs a block of steps in every mode, in an
+  order drawn anew. A block's ratio is its time over that of the plain block of the same round, so
+  a machine that slows down for a while slows both. Median, quartiles and range are over rounds.
+* The timed region is steps only, between two synchronisations of the device. A mode is entered
+  before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
+* "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
+* Peers that leave something behind (the profiler keeps CUPTI attached) have rounds of their own,
+  after all others. What was left behind by tracing, and by them, is reported too: the plain step
+  before anything was ever traced, after our rounds, and after theirs.
+* A mode that fails is reported with its error, and the rest goes on. A mode that uses more than
+  its share of the time sits out rounds, once it has three samples.
+* All samples are kept in the JSON.
+"""
+
+import argparse
+import gc
+import json
+import os
+import platform
+import random
+import re
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, wherever it is run
+
+import models  # noqa: E402
+
+import pytracer  # noqa: E402
+from pytracer._native import C  # noqa: E402
+
+LEAST_ROUNDS = 3
+LEFT_BEHIND_BLOCKS = 5  # plain blocks before the first trace, and after each group of modes
+EVENTS_FOR_MEMORY = 150_000  # enough that logs, which grow by chunks, are mostly full
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and how to measure it."""
+
+    name: str
+    build: Callable[[], models.Workload]
+    device: str
+    steps: int  # timed steps in a block
+    limits: dict[str, float]  # the ratios that must hold
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to run the step. `start` returns what ends it."""
+
+    name: str
+    start: Callable[[models.Workload], Callable[[], None]]
+    after_step: Callable[[], None] | None = None
+    peer: bool = False
+    steps: float = 1.0  # of the case's steps: less for those that are many times slower
+    cuda_only: bool = False
+    leaves_something: bool = False
+
+
+@dataclass
+class Samples:
+    """What one mode did, a row per block."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    error: str = ""
+    spent_s: float = 0.0
+
+
+# ---------------------------------------------------------------------------- modes
+
+
+def ours(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
+    """Tracing at one level. With path=True it also streams to a file."""
+
+    def start(workload: models.Workload) -> Callable[[], None]:
+        chosen = dict(options)
+        folder = ""
+        if chosen.get("path"):
+            folder = tempfile.mkdtemp(prefix="overhead-")
+            chosen["path"] = Path(folder) / "run.pytrace"
+        tracing = pytracer.trace(workload.model, workload.optimizer, report=False, **chosen)
+        tracing.__enter__()
+
+        def stop() -> None:
+            tracing.__exit__(None, None, None)
+            if folder:
+                shutil.rmtree(folder)
+
+        return stop
+
+    return start
+
+
+def nothing(_: models.Workload) -> Callable[[], None]:
+    """The plain step."""
+    return lambda: None
+
+
+def memory_history(stacks: str) -> Callable[[models.Workload], Callable[[], None]]:
+    """torch.cuda's own recording."""
+
+    def start(_: models.Workload) -> Callable[[], None]:
+        torch.cuda.memory._record_memory_history("all", stacks=stacks)
+        return lambda: torch.cuda.memory._record_memory_history(None)
+
+    return start
+
+
+def profiler(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
+    """torch.profiler with memory, stopped as a context manager would; nothing is exported."""
+
+    def start(_: models.Workload) -> Callable[[], None]:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(torch.profiler.ProfilerActivity.CUDA)
+        profile = torch.profiler.profile(
+            activities=activities, profile_memory=True, acc_events=True, **options
+        )
+        profile.start()
+        return profile.stop
+
+    return start
+
+
+class MemTracker:
+    """torch.distributed's tracker. It refuses a second iteration unless its table is emptied."""
+
+    def __init__(self) -> None:
+        self.tracker: Any = None
+
+    def start(self, workload: models.Workload) -> Callable[[], None]:
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        self.tracker = MemTracker()
+        self.tracker.track_external(workload.model, workload.optimizer)
+        self.tracker.__enter__()
+
+        def stop() -> None:
+            tracker, self.tracker = self.tracker, None
+            tracker.__exit__(None, None, None)
+
+        return stop
+
+    def after_step(self) -> None:
+        self.tracker.reset_mod_stats()
+
+
+MEM_TRACKER = MemTracker()
+PLAIN = Mode("plain", nothing)
+MODES: tuple[Mode, ...] = (
+    PLAIN,
+    Mode("plain again", nothing),
+    Mode("category", ours(detail="category")),
+    Mode("default", ours()),
+    Mode("stacks", ours(stacks=True)),
+    Mode("hooks", ours(saved_tensors="hooks")),
+    Mode("everything", ours(stacks=True, saved_tensors="hooks", path=True)),
+    Mode("memory history, python stacks", memory_history("python"), peer=True, cuda_only=True),
+    Mode("memory history, all stacks", memory_history("all"), peer=True, cuda_only=True),
+    Mode("profiler, memory", profiler(), peer=True, steps=0.5, leaves_something=True),
+    Mode(
+        "profiler, memory + shapes + stack",
+        profiler(record_shapes=True, with_stack=True),
+        peer=True,
+        steps=0.5,
+        leaves_something=True,
+    ),
+    Mode(
+        "MemTracker",
+        MEM_TRACKER.start,
+        MEM_TRACKER.after_step,
+        peer=True,
+        steps=0.1,
+        leaves_something=True,
+    ),
+)
+
+CASES = (
+    Case(
+        "gpt2-gpu-bound",
+        lambda: models.gpt2("cuda", batch=16, length=1024),
+        "cuda",
+        steps=10,
+        limits={"everything": 1.01},
+    ),
+    Case(
+        "gpt2-host-bound",
+        lambda: models.gpt2("cuda", batch=1, length=64),
+        "cuda",
+        steps=30,
+        limits={"category": 1.05, "default": 1.12, "stacks": 1.16},
+    ),
+    Case("tiny-cpu", models.tiny, "cpu", steps=20, limits={"default": 1.15}),
+)
+
+
+# ---------------------------------------------------------------------------- measuring
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def timed_ms(device: str, run: Callable[[], Any]) -> float:
+    synchronize(device)
+    before = time.perf_counter()
+    run()
+    synchronize(device)
+    return (time.perf_counter() - before) * 1e3
+
+
+def run_block(case: Case, workload: models.Workload, mode: Mode) -> dict[str, float]:
+    """One block of steps in one mode: entered, warmed up, timed, left."""
+    steps = max(1, round(case.steps * mode.steps))
+    after_step = mode.after_step or (lambda: None)
+    stop: Callable[[], None] = lambda: None  # noqa: E731 - replaced by what start returns
+
+    def start() -> None:
+        nonlocal stop
+        stop = mode.start(workload)
+
+    def one() -> None:
+        workload.step()
+        after_step()
+
+    gc.collect()
+    start_ms = timed_ms(case.device, start)
+    try:
+        # The first step learns names and lines; what is measured is the cost of going on.
+        first_ms = timed_ms(case.device, one)
+        for _ in range(2 if mode.steps == 1 else 1):
+            one()
+        events = C.status()["events"]
+        synchronize(case.device)
+        cpu_before, before = time.process_time(), time.perf_counter()
+        for _ in range(steps):
+            one()
+        synchronize(case.device)
+        wall, cpu = time.perf_counter() - before, time.process_time() - cpu_before
+        events = C.status()["events"] - events
+    finally:
+        stop_ms = timed_ms(case.device, stop)
+    return {
+        "steps": steps,
+        "step_ms": wall * 1e3 / steps,
+        "step_cpu_ms": cpu * 1e3 / steps,
+        "start_ms": start_ms,
+        "first_step_ms": first_ms,
+        "stop_ms": stop_ms,
+        "events_per_step": events / steps,
+    }
+
+
+def run_rounds(
+    case: Case,
+    workload: models.Workload,
+    modes: list[Mode],
+    seconds: float,
+    progress: Callable[[str], None],
+) -> dict[str, Samples]:
+    """Rounds of blocks until the time is up."""
+    samples = {mode.name: Samples() for mode in modes}
+    deadline = time.monotonic() + seconds
+    shuffled = random.Random(0)
+    round_number = 0
+    while round_number < LEAST_ROUNDS or time.monotonic() < deadline:
+        if round_number >= LEAST_ROUNDS and time.monotonic() > deadline - 0.5 * _round_s(samples):
+            break  # another would overrun by more than it would use of what is left
+        order = list(modes)
+        shuffled.shuffle(order)
+        for mode in order:
+            own = samples[mode.name]
+            if own.error or _had_its_share(own, samples):
+                continue
+            before = time.monotonic()
+            try:
+                row = run_block(case, workload, mode)
+            except Exception as error:
+                own.error = f"{type(error).__name__}: {error}".splitlines()[0]
+                progress(f"{mode.name} failed: {own.error}")
+                continue
+            own.spent_s += time.monotonic() - before
+            own.rows.append({"round": round_number, **row})
+        round_number += 1
+        progress(f"round {round_number}")
+    return samples
+
+
+def _had_its_share(own: Samples, samples: dict[str, Samples]) -> bool:
+    others = [other.spent_s for other in samples.values()]
+    fair = 2 * sum(others) / len(others)
+    return len(own.rows) >= LEAST_ROUNDS and own.spent_s > fair
+
+
+def _round_s(samples: dict[str, Samples]) -> float:
+    return sum(own.spent_s / max(1, len(own.rows)) for own in samples.values())
+
+
+def measure_memory(case: Case, workload: models.Workload, **options: Any) -> dict[str, float]:
+    """Host bytes an event: of the logs while recording, and of the finished trace's columns."""
+    workload.step()
+    with pytracer.trace(workload.model, workload.optimizer, report=False, **options) as traced:
+        steps = 0
+        deadline = time.monotonic() + 30
+        while C.status()["events"] < EVENTS_FOR_MEMORY and time.monotonic() < deadline:
+            workload.step()
+            steps += 1
+        synchronize(case.device)
+        status = C.status()
+    data = traced.data
+    rows = (data.events, data.scopes, data.scope_ends, data.stacks, data.labels)
+    columns = sum(column.nbytes for table in rows for column in table)
+    events = len(data.events.ticks)
+    return {
+        "steps": steps,
+        "events": events,
+        "events_per_step": events / max(1, steps),
+        "scopes": len(data.scopes.ticks),
+        "log_bytes_per_event": status["host_bytes"] / max(1, status["events"]),
+        "column_bytes_per_event": columns / max(1, events),
+        "lost": sum(data.losses.values()),
+    }
+
+
+# ---------------------------------------------------------------------------- reporting
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, quartiles and range."""
+    if len(values) == 1:
+        quartiles = [values[0]] * 3
+    else:
+        quartiles = statistics.quantiles(values, n=4, method="inclusive")
+    return {
+        "median": statistics.median(values),
+        "q1": quartiles[0],
+        "q3": quartiles[2],
+        "min": min(values),
+        "max": max(values),
+        "samples": len(values),
+    }
+
+
+def summarise(samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
+    """Per mode: the ratio to the plain block of the same round, and the costs around it."""
+    plain = {row["round"]: row for row in samples[PLAIN.name].rows}
+    summary: dict[str, Any] = {}
+    for mode in modes:
+        own = samples[mode.name]
+        rows = [row for row in own.rows if row["round"] in plain]
+        entry: dict[str, Any] = {"peer": mode.peer, "error": own.error, "samples": own.rows}
+        if rows:
+            for figure, of in (("ratio", "step_ms"), ("cpu_ratio", "step_cpu_ms")):
+                entry[figure] = spread([row[of] / plain[row["round"]][of] for row in rows])
+            for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
+                entry[figure] = statistics.median(row[figure] for row in rows)
+        summary[mode.name] = entry
+    return summary
+
+
+def print_summary(case: Case, result: dict[str, Any]) -> None:
+    print(f"\n{case.name}: {result['description']}")
+    print(
+        f"{'':36}{'ratio':>7} {'quartiles':>13} {'range':>13} {'n':>3} {'cpu':>6}"
+        f" {'step':>9} {'start':>8} {'stop':>9}"
+    )
+    for name, entry in result["modes"].items():
+        if "ratio" not in entry:
+            print(f"  {name:34} {entry['error'] or 'not run'}")
+            continue
+        ratio = entry["ratio"]
+        limit = case.limits.get(name)
+        verdict = "" if limit is None else f"  (at most {limit})"
+        print(
+            f"  {name:34}{ratio['median']:7.3f} {ratio['q1']:6.3f}-{ratio['q3']:6.3f}"
+            f" {ratio['min']:6.3f}-{ratio['max']:6.3f} {ratio['samples']:3}"
+            f" {entry['cpu_ratio']['median']:6.3f} {entry['step_ms']:6.2f} ms"
+            f" {entry['start_ms']:5.1f} ms {entry['stop_ms']:6.1f} ms{verdict}"
+            + (f"  then failed: {entry['error']}" if entry["error"] else "")
+        )
+    left = result["plain_step_ms"]
+    print(
+        f"  plain step: {left['before']:.3f} ms before the first trace, {left['after_ours']:.3f} "
+        f"after our rounds"
+        + (f", {left['after_peers']:.3f} after theirs" if left["after_peers"] else "")
+    )
+    for level, memory in result["memory"].items():
+        if "error" in memory:
+            print(f"  memory, {level}: {memory['error']}")
+            continue
+        print(
+            f"  memory, {level}: {memory['events_per_step']:.0f} events a step, "
+            f"{memory['log_bytes_per_event']:.1f} bytes an event while recording, "
+            f"{memory['column_bytes_per_event']:.1f} in the trace ({memory['events']:.0f} events)"
+        )
+
+
+def machine() -> dict[str, Any]:
+    """Where and with what this was measured."""
+    cuda = torch.cuda.is_available()
+    facts: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if cuda else "",
+        "cpu": _cpu_name(),
+        "cpus": os.cpu_count(),
+        "load": os.getloadavg()[0],
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda or "",
+        "driver": _driver() if cuda else "",
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "pytracer": pytracer.__version__,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    return facts
+
+
+def _cpu_name() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1] if found else platform.processor()
+
+
+def _driver() -> str:
+    try:
+        found = re.search(
+            r"Kernel Module.*?\s(\d+\.[\d.]+)", Path("/proc/driver/nvidia/version").read_text()
+        )
+    except OSError:
+        found = None
+    return found[1] if found else ""
+
+
+# ---------------------------------------------------------------------------- the whole
+
+
+def run_case(case: Case, minutes: float, with_peers: bool, threads: int) -> dict[str, Any]:
+    torch.set_num_threads(threads)
+    workload = case.build()
+    here = [mode for mode in MODES if case.device == "cuda" or not mode.cuda_only]
+    ours_and_tidy = [mode for mode in here if not mode.leaves_something]
+    if not with_peers:
+        ours_and_tidy = [mode for mode in ours_and_tidy if not mode.peer]
+    untidy = [PLAIN, *(mode for mode in here if mode.leaves_something)] if with_peers else []
+
+    def progress(what: str) -> None:
+        print(f"{case.name}: {what}", file=sys.stderr, flush=True)
+
+    def plain_ms() -> float:
+        blocks = [run_block(case, workload, PLAIN)["step_ms"] for _ in range(LEFT_BEHIND_BLOCKS)]
+        return statistics.median(blocks)
+
+    for _ in range(10):
+        workload.step()
+    before = plain_ms()
+    seconds = minutes * 60
+    share = 0.6 if untidy else 0.9
+    samples = run_rounds(case, workload, ours_and_tidy, share * seconds, progress)
+    after_ours = plain_ms()
+    modes = summarise(samples, ours_and_tidy)
+    memory: dict[str, Any] = {}
+    for level, options in (
+        ("category", {"detail": "category"}),
+        ("default", {}),
+        ("stacks and hooks", {"stacks": True, "saved_tensors": "hooks"}),
+    ):
+        progress(f"memory, {level}")
+        try:
+            memory[level] = measure_memory(case, workload, **options)
+        except Exception as error:
+            memory[level] = {"error": f"{type(error).__name__}: {error}"}
+    after_peers = None
+    if untidy:
+        samples = run_rounds(case, workload, untidy, 0.3 * seconds, progress)
+        after_peers = plain_ms()
+        others = summarise(samples, untidy)
+        others["plain, in the peers' rounds"] = others.pop(PLAIN.name)
+        modes |= others
+    return {
+        "case": case.name,
+        "description": workload.description,
+        "threads": threads,
+        "limits": case.limits,
+        "machine": machine(),
+        "plain_step_ms": {"before": before, "after_ours": after_ours, "after_peers": after_peers},
+        "modes": modes,
+        "memory": memory,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
+    parser.add_argument("--cases", default="", help="comma-separated; default: all that can run")
+    parser.add_argument("--minutes", type=float, default=6.0, help="for all cases together")
+    parser.add_argument("--no-peers", action="store_true", help="ours and the plain step only")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=1,
+        help="torch's CPU threads; one, since a step this small gains nothing from more and a "
+        "busy machine makes them wait for each other",
+    )
+    arguments = parser.parse_args()
+    # Deprecations of the peers' are not this benchmark's subject.
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    wanted = [name for name in arguments.cases.split(",") if name]
+    unknown = set(wanted) - {case.name for case in CASES}
+    if unknown:
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    cases = [
+        case
+        for case in CASES
+        if (not wanted or case.name in wanted)
+        and (case.device == "cpu" or torch.cuda.is_available())
+    ]
+    if not cases:
+        parser.error("none of these cases can run here: there is no CUDA device")
+    # What initialises CUDA starts the clock of cases that need it, not of the first block.
+    if any(case.device == "cuda" for case in cases):
+        torch.cuda.init()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    failed = 0
+    for case in cases:
+        try:
+            result = run_case(
+                case, arguments.minutes / len(cases), not arguments.no_peers, arguments.threads
+            )
+        except Exception as error:
+            print(f"\n{case.name} failed: {type(error).__name__}: {error}", flush=True)
+            failed = 1
+            continue
+        print_summary(case, result)
+        device = result["machine"]["device"] if case.device == "cuda" else "cpu"
+        slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+        target = arguments.out / f"overhead-{case.name.removesuffix('-cpu')}-{slug}.json"
+        target.write_text(json.dumps(result, indent=1) + "\n")
+        print(f"  written: {target.name}", flush=True)
+        del result
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())

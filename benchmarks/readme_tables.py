@@ -1,0 +1,111 @@
+"""Writes the tables of README.md from benchmarks/results/*.json, between markers.
+
+    python benchmarks/readme_tables.py           # rewrites README.md
+    python benchmarks/readme_tables.py --check   # fails if README.md says something else
+
+A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+README = ROOT / "README.md"
+
+# What a reader compares, in this order: our levels, then the peers.
+ROWS = {
+    "category": 'pytracer, `detail="category"`',
+    "default": "pytracer, default",
+    "stacks": "pytracer, `stacks=True`",
+    "hooks": 'pytracer, `saved_tensors="hooks"`',
+    "everything": "pytracer, all of it, streaming to a file",
+    "memory history, python stacks": "memory history, Python stacks",
+    "memory history, all stacks": "memory history, Python and C++ stacks",
+    "profiler, memory": "torch.profiler, memory",
+    "profiler, memory + shapes + stack": "torch.profiler, memory, shapes, stacks",
+    "MemTracker": "MemTracker",
+}
+CASE_ORDER = ("gpt2-gpu-bound", "gpt2-host-bound", "tiny-cpu")
+
+
+def results() -> list[dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("overhead-*.json"))]
+    return sorted(found, key=lambda result: CASE_ORDER.index(result["case"]))
+
+
+def overhead_table(cases: list[dict[str, Any]]) -> str:
+    """A column per case: the median ratio to the plain step and its quartiles."""
+    titles = []
+    for case in cases:
+        plain = case["modes"]["plain"]["step_ms"]
+        titles.append(f"{case['description']}: {plain:.1f} ms")
+    lines = [
+        "| traced step over the plain step | " + " | ".join(titles) + " |",
+        "|---|" + "---|" * len(cases),
+    ]
+    for name, title in ROWS.items():
+        cells = [_cell(case, name) for case in cases]
+        if any(cell != "-" for cell in cells):
+            lines.append(f"| {title} | " + " | ".join(cells) + " |")
+    lines.append(
+        "| the plain step again | " + " | ".join(_cell(c, "plain again") for c in cases) + " |"
+    )
+    lines += ["", "Median (quartiles) over interleaved rounds; a cell in bold is over its limit."]
+    machines = {_machine(case) for case in cases}
+    lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
+    return "\n".join(lines)
+
+
+def _cell(case: dict[str, Any], name: str) -> str:
+    entry = case["modes"].get(name, {})
+    if "ratio" not in entry:
+        return "failed" if entry.get("error") else "-"
+    ratio = entry["ratio"]
+    limit = case["limits"].get(name)
+    median = f"{ratio['median']:.3f}" if ratio["median"] < 2 else f"{ratio['median']:.1f}"
+    if limit is not None and ratio["median"] > limit:
+        median = f"**{median}**"
+    digits = 2 if ratio["median"] < 2 else 1
+    return f"{median} ({ratio['q1']:.{digits}f}-{ratio['q3']:.{digits}f})"
+
+
+def _machine(case: dict[str, Any]) -> str:
+    facts = case["machine"]
+    device = facts["device"] if "-cpu" not in case["case"] else f"CPU ({facts['cpu']})"
+    return f"{device}, torch {facts['torch']}, Python {facts['python']}, {facts['date'][:10]}"
+
+
+def between(text: str, name: str, content: str) -> str:
+    begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    head, found, rest = text.partition(begin)
+    _, found_end, tail = rest.partition(end)
+    if not found or not found_end:
+        raise SystemExit(f"README.md has no {begin} … {end}: put them where the table belongs")
+    return f"{head}{begin}\n{content}\n{end}{tail}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if it would")
+    arguments = parser.parse_args()
+    cases = results()
+    if not cases:
+        raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")
+    if not README.exists():
+        raise SystemExit("there is no README.md")
+    before = README.read_text()
+    after = between(before, "overhead", overhead_table(cases))
+    if arguments.check:
+        if after != before:
+            print("README.md differs from benchmarks/results: run benchmarks/readme_tables.py")
+        return int(after != before)
+    README.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
