@@ -25,6 +25,7 @@ inline constexpr uint16_t kFormatMinor = 0;
 inline constexpr size_t kMaxRowsPerChunk = 65536;
 inline constexpr size_t kMaxColumnBytes = size_t{256} << 20;  // of one decoded column: long texts
 
+// NOLINTNEXTLINE(performance-enum-size): two bytes in the file
 enum class Table : uint16_t {
   kMeta = 1,
   kClock = 2,
@@ -56,7 +57,7 @@ struct NamedCount {
 // What went wrong with a file as a whole. what() is one line: path, what happened, what to do.
 class FileError : public std::runtime_error {
  public:
-  enum class Kind {
+  enum class Kind : uint8_t {
     kMissing,
     kDirectory,
     kNotAFile,  // a pipe, a device
@@ -231,7 +232,7 @@ struct Recording {
 std::vector<Place> to_places(const Recording::Places& columns);
 
 struct ReadReport {
-  enum class Status {
+  enum class Status : uint8_t {
     kComplete,   // finished, and all of it is here
     kTruncated,  // never finished (killed, or still recording): everything up to a point is here
     kCorrupt,    // parts in the middle are damaged or missing; the rest is here

@@ -1,0 +1,128 @@
+// What the writer and the reader of a trace share; nobody else includes this.
+// docs/trace-format.md describes the bytes.
+#pragma once
+
+#include "trace_file.h"
+
+#include <cstring>
+#include <set>
+#include <tuple>
+#include <type_traits>
+
+namespace pytracer {
+
+// Like PNG's: the first byte is no text, and a transfer that rewrites line ends breaks it.
+inline constexpr std::array<uint8_t, 8> kMagic = {0x89, 'P', 'Y', 'T', '\r', '\n', 0x1A, '\n'};
+// Where a chunk may begin. Random bytes: a payload holds them by chance once in 2^64 positions.
+inline constexpr std::array<uint8_t, 8> kSync = {0xC4, 0x7E, 0x91, 0x0D, 0xF3, 0x5A, 0x0A, 0xE8};
+inline constexpr size_t kFileHeader = 16;
+inline constexpr size_t kChunkHeader = 36;
+inline constexpr size_t kColumnHeader = 12;
+inline constexpr unsigned kBytesWidth = 0;  // a column that is one text, not one item per row
+inline constexpr uint64_t kMaxRow = uint64_t{1} << 48;
+
+constexpr size_t index_of(Table table) {
+  return static_cast<size_t>(table);
+}
+
+template <typename Item>
+void append(std::vector<uint8_t>& out, Item item) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&item);
+  out.insert(out.end(), bytes, bytes + sizeof(item));
+}
+
+template <typename Item>
+void store(std::vector<uint8_t>& out, size_t at, Item item) {
+  std::memcpy(out.data() + at, &item, sizeof(item));
+}
+
+template <typename Item>
+Item load(std::span<const uint8_t> bytes, size_t at) {
+  Item item;
+  std::memcpy(&item, bytes.data() + at, sizeof(item));
+  return item;
+}
+
+// The columns of each table, in the order of their ids.
+inline auto columns_of(Recording::Clock& t) {
+  return std::tie(t.ticks, t.unix_ns);
+}
+
+inline auto columns_of(Recording::Stacks& t) {
+  return std::tie(t.parent, t.file, t.function, t.line);
+}
+
+inline auto columns_of(Recording::Places& t) {
+  return std::tie(t.stream, t.pool_high, t.pool_low, t.device_type, t.device_index);
+}
+
+inline auto columns_of(Recording::Labels& t) {
+  return std::tie(t.category, t.role, t.name, t.shape, t.dtype);
+}
+
+inline auto columns_of(Recording::Threads& t) {
+  return std::tie(t.native_id, t.name);
+}
+
+inline auto columns_of(Recording::Events& t) {
+  return std::tie(t.ticks, t.address, t.bytes, t.action, t.scope, t.place, t.thread);
+}
+
+inline auto columns_of(Recording::ScopeBegins& t) {
+  return std::tie(t.ticks, t.parent, t.forward, t.name, t.thread, t.kind, t.flags);
+}
+
+inline auto columns_of(Recording::ScopeEnds& t) {
+  return std::tie(t.ticks, t.scope, t.stack);
+}
+
+struct Losses {
+  std::vector<uint32_t> name;
+  std::vector<uint64_t> count;
+};
+
+inline auto columns_of(Losses& t) {
+  return std::tie(t.name, t.count);
+}
+
+template <typename Group>
+size_t rows_in(Group& group) {
+  return std::get<0>(columns_of(group)).size();
+}
+
+template <typename Group>
+void resize(Group& group, size_t rows) {
+  std::apply([rows](auto&... column) { (column.resize(rows), ...); }, columns_of(group));
+}
+
+template <typename Group>
+size_t row_bytes(Group& group) {
+  return std::apply(
+      [](auto&... column) {
+        return (sizeof(typename std::remove_reference_t<decltype(column)>::value_type) + ...);
+      },
+      columns_of(group));
+}
+
+// What people should know about a file: each sentence once, and not too many.
+class Notes {
+ public:
+  explicit Notes(std::vector<std::string>& out) : out_(out) {}
+
+  void add(const std::string& text) {
+    if (out_.size() <= kMost && said_.insert(text).second) {
+      out_.push_back(out_.size() < kMost ? text : "more notes were left out");
+    }
+  }
+
+ private:
+  static constexpr size_t kMost = 100;
+  std::vector<std::string>& out_;
+  std::set<std::string> said_;
+};
+
+// Makes true what Recording promises, whatever the file said: references lead to rows, texts are
+// UTF-8. Then the losses get their names.
+void make_safe(Recording& recording, Losses& losses, Notes& notes);
+
+}  // namespace pytracer
