@@ -1,0 +1,326 @@
+"""What each allocation is for: one category for its whole life, and a role within it.
+
+The rules, first match wins. A label is what the capture saw a block back, at any time.
+
+| category        | shown by                                                                     |
+|-----------------|------------------------------------------------------------------------------|
+| weights         | a label; or it is a cast of a parameter under autocast (see casts.py)        |
+| gradients       | a label                                                                      |
+| optimizer_state | a label                                                                      |
+| inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
+|                 | autograd saved it (target: the loss uses it)                                 |
+| activations     | autograd saved it, or it was made in forward and freed inside an autograd    |
+|                 | node (saved); made in recompute and alive after it (recomputed)              |
+| workspaces      | a label; or the second block of a matrix product that outlives the trace     |
+| communication   | a label; or made inside an op or annotation of a collective                  |
+| graph_pools     | its place is a private pool                                                  |
+| activations     | made in forward and alive when its backward began (held)                     |
+| functional      | a label; or freed in a later interval than it was made in, or never          |
+| temporaries     | freed within the interval that made it                                       |
+| unknown         | nothing of the above: alive before the trace and never labelled              |
+
+`held` comes last of the activations' evidence: being alive says least, and a workspace or a
+graph's pool is alive for its own reasons.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis import phases, scopes
+from pytracer.analysis.matching import Lifetimes, lifetimes
+from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.phases import (
+    BACKWARD_PHASE,
+    DATA,
+    FORWARD,
+    MISSING,
+    OTHER,
+    RECOMPUTE,
+    Moments,
+)
+from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
+from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, PHASES, U8, U32
+from pytracer.trace import Trace
+
+# Roles that are inferred; those of labels are rows of the trace's string table. A role is a
+# number: below len(ROLES) one of these, above it a row of the string table.
+ROLES = (
+    "",
+    *PHASES,  # of temporaries: the phase that made them
+    "autocast_copy",
+    "target",
+    "saved",
+    "recomputed",
+    "held",
+    "cublas",
+    "all_gather",
+    "reduce_scatter",
+    "collective",
+    "bucket",
+    "graph",
+    "output",  # made by a forward, and kept by the program
+    "carried",  # the same, and handed to a later call
+)
+ROLE = {name: number for number, name in enumerate(ROLES)}
+
+# Products of matrices, whose libraries take their scratch from the allocator and keep it.
+_MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+# What cuBLAS and cuBLASLt are given by default, on Hopper and on earlier devices.
+_CUBLAS_BYTES = (32 << 20, 8_519_680, 4 << 20, 1 << 20)
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Per allocation, what it is for."""
+
+    category: U8
+    role: U32  # see ROLES
+    label: U32  # the row of the label table that says most, 0 for none
+
+    def choose(self, where: Mask, category: str, role: U32 | int = 0) -> None:
+        """Decides those that are not decided yet."""
+        open_ = where & (self.category == CATEGORY["unknown"])
+        self.category[open_] = CATEGORY[category]
+        self.role[open_] = role[open_] if isinstance(role, np.ndarray) else role
+
+
+@once_per_trace
+def categories(trace: Trace) -> Categories:
+    """Applies the rules above, in their order."""
+    facts = _facts(trace)
+    count = len(facts.label)
+    out = Categories(np.zeros(count, np.uint8), np.zeros(count, np.uint32), facts.label)
+    label_role = _label_roles(trace, facts)
+
+    def labelled(category: str) -> Mask:
+        found: Mask = facts.label_category == CATEGORY[category]
+        return found
+
+    out.choose(labelled("weights"), "weights", label_role)
+    out.choose(labelled("gradients"), "gradients", label_role)
+    out.choose(labelled("optimizer_state"), "optimizer_state", label_role)
+    out.choose(labelled("inputs"), "inputs", label_role)
+    out.choose(_targets(trace, facts), "inputs", ROLE["target"])
+
+    out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
+    out.choose(labelled("activations"), "activations", label_role)
+    out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
+
+    out.choose(labelled("workspaces"), "workspaces", label_role)
+    out.choose(_cublas(trace, facts), "workspaces", ROLE["cublas"])
+    out.choose(labelled("communication"), "communication", label_role)
+    collective = _collectives(trace, facts)
+    out.choose(collective != 0, "communication", collective)
+    out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
+
+    out.choose(_held(trace, facts), "activations", ROLE["held"])
+    out.choose(labelled("functional"), "functional", label_role)
+    out.choose(labelled("temporaries"), "temporaries", label_role)
+    made_here = facts.moments.made_phase != MISSING
+    same = facts.moments.made_interval == facts.moments.freed_interval
+    phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
+    out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
+    out.choose(made_here, "functional", _functional_roles(facts))
+    return out
+
+
+def role_text(trace: Trace, role: int) -> str:
+    """What a role's number stands for."""
+    return ROLES[role] if role < len(ROLES) else trace.strings[role - len(ROLES)]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What the rules ask about each allocation."""
+
+    found: Lifetimes
+    tree: Tree
+    moments: Moments
+    label: U32
+    label_category: U8
+    many_names: Mask  # labelled as the gradient of several parameters
+    saved: Mask
+    handed: Mask  # given to an outermost module, wherever it was made
+    outside: Mask  # made before the trace, or outside forward, backward and optimizer
+    in_flight: Mask  # made by an op that had not ended when the trace did
+
+
+def _facts(trace: Trace) -> _Facts:
+    found, tree, moments = lifetimes(trace), scopes.tree(trace), phases.moments(trace)
+    outside = np.isin(moments.made_phase, (OTHER, DATA, MISSING))
+    label, label_category, many_names, handed = _labels(trace, found, outside)
+    made_op = tree.op[moments.made_scope]
+    return _Facts(
+        found=found,
+        tree=tree,
+        moments=moments,
+        label=label,
+        label_category=label_category,
+        many_names=many_names,
+        saved=_mentioned(found, trace.events.action == ACTION["saved"]),
+        handed=handed,
+        outside=outside,
+        in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
+    )
+
+
+def _mentioned(found: Lifetimes, events: Mask) -> Mask:
+    """The allocations that these events are about."""
+    result = np.zeros(len(found.start), np.bool_)
+    about = found.allocation_of_event[events]
+    result[about[about >= 0]] = True
+    return result
+
+
+def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mask, Mask]:
+    """Per allocation: the label that says most and its category, and two things seen by the way."""
+    events = np.flatnonzero(trace.events.action == ACTION["label"])
+    about = found.allocation_of_event[events]
+    row = trace.events.bytes[events]
+    good = (about >= 0) & (row < len(trace.labels.category))
+    about, row = about[good], row[good].astype(np.uint32)
+    category = trace.labels.category[row]
+
+    label = np.zeros(len(found.start), np.uint32)
+    many_names = np.zeros(len(found.start), np.bool_)
+    handed = np.zeros(len(found.start), np.bool_)
+    is_input = category == CATEGORY["inputs"]
+    handed[about[is_input]] = True
+    for name in reversed(_LABEL_ORDER):
+        these = category == CATEGORY[name]
+        if name == "inputs":
+            these &= outside[about]  # what a forward made is handed on, not put in
+        blocks, rows = about[these], row[these]
+        # Backwards, so that the first label of a block is the one that stays.
+        label[blocks[::-1]] = rows[::-1]
+        if name == "gradients":
+            other = trace.labels.name[rows] != trace.labels.name[label[blocks]]
+            many_names[blocks[other]] = True
+    return label, trace.labels.category[label], many_names, handed
+
+
+# Labels of a block that has several: the one furthest to the left counts.
+_LABEL_ORDER = (
+    "weights",
+    "gradients",
+    "optimizer_state",
+    "inputs",
+    "activations",
+    "workspaces",
+    "communication",
+    "functional",
+    "temporaries",
+)
+
+
+def _label_roles(trace: Trace, facts: _Facts) -> U32:
+    text = trace.labels.role[facts.label]
+    role = np.where(text == 0, 0, text + len(ROLES)).astype(np.uint32)
+    # One block behind the gradients of several parameters: distributed training's bucket.
+    role[facts.many_names & (facts.label_category == CATEGORY["gradients"])] = ROLE["bucket"]
+    return role
+
+
+def _targets(trace: Trace, facts: _Facts) -> Mask:
+    """Saved though no forward made it: the loss uses it.
+
+    A block from before the trace was made outside of forward if the trace began there.
+    """
+    line = phases.timeline(trace)
+    if not (line.phase == FORWARD).any():
+        return np.zeros(len(facts.saved), np.bool_)  # then nothing is known to be outside
+    began_in = line.phase[line.stretch_at(trace.events.ticks[:1])]
+    before = facts.moments.made_phase == MISSING
+    began_outside = bool(np.isin(began_in, (OTHER, DATA)).all())
+    found: Mask = facts.saved & facts.outside & (~before | began_outside)
+    return found
+
+
+def _recomputed(facts: _Facts) -> Mask:
+    """Made by a forward that ran again, and alive when that was over."""
+    moments, node = facts.moments, facts.tree.node
+    freed_within = (moments.freed_phase == RECOMPUTE) & (
+        node[moments.freed_scope] == node[moments.made_scope]
+    )
+    alive: Mask = (moments.made_phase == RECOMPUTE) & (~freed_within | facts.saved)
+    return alive & ~facts.in_flight
+
+
+def _freed_by_a_node(trace: Trace, facts: _Facts) -> Mask:
+    """What a forward made and an autograd node let go had been saved for that node."""
+    moments, tree = facts.moments, facts.tree
+    by_node = tree.node[moments.freed_scope] != 0
+    if not (tree.kind == OP).any():  # neither ops nor nodes were recorded
+        by_node = moments.freed_phase == BACKWARD_PHASE
+    found: Mask = (moments.made_phase == FORWARD) & by_node
+    return found
+
+
+def _held(trace: Trace, facts: _Facts) -> Mask:
+    """Alive when the backward of the forward that made it began, or when that was cut short."""
+    moments = facts.moments
+    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
+    alive = (moments.made_phase == FORWARD) & (kept_from != NEVER)
+    found: Mask = alive & (moments.freed_ticks > kept_from) & ~facts.in_flight
+    return found
+
+
+def _cublas(trace: Trace, facts: _Facts) -> Mask:
+    """Scratch of a matrix product: of a size that cuBLAS asks for by default, and kept for good.
+
+    It is made in the same op as the product itself, and after it.
+    """
+    moments, tree, found = facts.moments, facts.tree, facts.found
+    cuda = trace.places.device_type == DEVICE_TYPES.index("cuda")
+    candidates = np.flatnonzero(
+        cuda[found.place]
+        & (moments.freed_ticks == NEVER)
+        & np.isin(found.bytes, _CUBLAS_BYTES)
+        & scopes.scopes_named(trace, lambda text: text in _MATRIX_PRODUCTS)[
+            tree.op[moments.made_scope]
+        ]
+    )
+    op = tree.op[moments.made_scope]
+    result = np.zeros(len(op), np.bool_)
+    for candidate in candidates:  # a handful: one per device, stream and library
+        result[candidate] = (op[max(0, candidate - 8) : candidate] == op[candidate]).any()
+    return result
+
+
+def _collectives(trace: Trace, facts: _Facts) -> U32:
+    """The role of what distributed collectives made, 0 for all else."""
+    tree = facts.tree
+    ops = scopes.scopes_named(trace, _is_collective)
+    marked = ops & ((tree.kind == OP) | (tree.kind == USER))
+    if not marked.any():
+        return np.zeros(len(facts.label), np.uint32)
+    role = np.zeros(len(trace.strings), np.uint32)
+    for row, text in enumerate(trace.strings):
+        if "all_gather" in text or "allgather" in text:
+            role[row] = ROLE["all_gather"]
+        elif "reduce_scatter" in text:
+            role[row] = ROLE["reduce_scatter"]
+        else:
+            role[row] = ROLE["collective"]
+    source = scopes.nearest(tree.parent, marked)[facts.moments.made_scope]
+    return np.where(source != 0, role[tree.name[source]], 0).astype(np.uint32)
+
+
+def _is_collective(text: str) -> bool:
+    if text.startswith(("c10d::", "_c10d_functional::", "nccl:", "gloo:")):
+        return True
+    return text.startswith("FSDP::") and ("all_gather" in text or "reduce" in text)
+
+
+def _in_graph_pool(trace: Trace, facts: _Facts) -> Mask:
+    private = (trace.places.pool_high != 0) | (trace.places.pool_low != 0)
+    in_pool: Mask = private[facts.found.place]
+    return in_pool
+
+
+def _functional_roles(facts: _Facts) -> U32:
+    made = facts.moments.made_phase == FORWARD
+    return np.where(made, np.where(facts.handed, ROLE["carried"], ROLE["output"]), 0).astype(
+        np.uint32
+    )

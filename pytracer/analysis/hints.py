@@ -1,0 +1,192 @@
+"""One concrete suggestion that follows from the data: what would make the peak smaller."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis import views
+from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.scopes import Mask
+from pytracer.schema import ACTION, CATEGORY
+from pytracer.trace import Trace
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to do, and how many bytes at the peak it is about."""
+
+    text: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Situation:
+    """What the rules look at."""
+
+    trace: Trace
+    peak: views.Peak
+    at_peak: Mask
+    size: Callable[[int], str]
+
+    def share(self, category: str) -> float:
+        """Of the bytes at the peak."""
+        return self.peak.by_category[category] / max(self.peak.bytes, 1)
+
+    def of_category(self, category: str) -> Mask:
+        """Those alive at the peak."""
+        found: Mask = self.at_peak & (allocations(self.trace).category == CATEGORY[category])
+        return found
+
+
+def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) -> Hint | None:
+    """The first rule that applies: mistakes before savings, large savings before small ones."""
+    if len(allocations(trace)) == 0:
+        return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
+    peak = views.peak(trace, device)
+    now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
+    for mistake in (_out_of_memory, _unknown, _growth, _gradients_in_forward):
+        for found in mistake(now):
+            return found
+    savings = [found for rule in (_activations, _state, _temporaries) for found in rule(now)]
+    return max(savings, key=lambda found: found.bytes, default=None)
+
+
+def _out_of_memory(now: _Situation) -> Iterator[Hint]:
+    events = now.trace.events
+    failed = events.bytes[events.action == ACTION["oom"]]
+    if len(failed):
+        wanted = int(failed[0])
+        yield Hint(
+            f"An allocation of {now.size(wanted)} failed; the rows say who held what.", wanted
+        )
+
+
+def _unknown(now: _Situation) -> Iterator[Hint]:
+    if now.share("unknown") > 0.01:
+        amount = now.peak.by_category["unknown"]
+        yield Hint(
+            f"{now.size(amount)} were allocated before the trace and belong to no module or "
+            "optimizer it knows: pass those to trace(), or start it earlier.",
+            amount,
+        )
+
+
+def _growth(now: _Situation) -> Iterator[Hint]:
+    """Steps are alike; what each leaves behind, something keeps."""
+    rows = views.step_rows(now.trace, now.peak.device)[1:]  # the first makes optimizer state
+    growth = [row.growth_bytes for row in rows]
+    if len(growth) < 2 or min(growth) <= 0:
+        return
+    alloc, each = allocations(now.trace), int(np.median(growth))
+    kept = views.on_device(now.trace, now.peak.device)
+    kept = kept & (alloc.completed < 0) & (alloc.step >= 1)
+    where = _named(now, kept)
+    yield Hint(
+        f"Memory grows by {now.size(each)} per step{where}: something keeps what each step makes "
+        "(a sum of losses? use loss.item() or detach()).",
+        each,
+    )
+
+
+def _named(now: _Situation, which: Mask) -> str:
+    for key in ("line", "module"):
+        found = views.holders(now.trace, key, which)
+        if found and found[0].bytes:
+            return f", made at {found[0].name}"
+    return ""
+
+
+def _gradients_in_forward(now: _Situation) -> Iterator[Hint]:
+    amount = now.peak.by_category["gradients"]
+    if now.peak.phase == "forward" and now.share("gradients") > 0.05:
+        yield Hint(
+            f"The peak is in forward while {now.size(amount)} of gradients of the step before are "
+            "still there: call optimizer.zero_grad() before forward.",
+            amount,
+        )
+
+
+def _activations(now: _Situation) -> Iterator[Hint]:
+    amount = now.peak.by_category["activations"]
+    repeated = repeated_modules(now.trace, now.of_category("activations"))
+    if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
+        most = repeated[0]
+        yield Hint(
+            f"The {most.modules} modules {most.pattern} hold {now.size(most.bytes)} of activations: "
+            "torch.utils.checkpoint on them saves most of that for a second forward.",
+            most.bytes,
+        )
+    elif amount:
+        yield Hint(
+            f"Activations are {now.size(amount)}: a smaller batch, bfloat16 autocast or "
+            "torch.utils.checkpoint shrink them.",
+            amount // 2,
+        )
+
+
+def _state(now: _Situation) -> Iterator[Hint]:
+    amount = now.peak.by_category["optimizer_state"]
+    if amount:
+        yield Hint(
+            f"Optimizer state is {now.size(amount)}: an 8-bit optimizer keeps a quarter of it, "
+            "sharding (FSDP, ZeRO) a share per device.",
+            amount * 3 // 4,
+        )
+
+
+def _temporaries(now: _Situation) -> Iterator[Hint]:
+    temporaries = now.of_category("temporaries")
+    size = allocations(now.trace).requested_bytes
+    if not temporaries.any():
+        return
+    largest = np.zeros(len(size), np.bool_)
+    largest[int(np.where(temporaries, size, 0).argmax())] = True
+    amount = int(size[largest][0])
+    where = "".join(
+        f" {word} {found[0].name}"
+        for key, word in (("op", "of"), ("line", "at"))
+        if (found := views.holders(now.trace, key, largest))
+    )
+    yield Hint(
+        f"The largest temporary at the peak is {now.size(amount)}{where}: work on it in pieces.",
+        amount,
+    )
+
+
+# ---------------------------------------------------------------- repeated modules
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Modules whose paths differ only in numbers: the layers of a stack."""
+
+    pattern: str
+    modules: int
+    bytes: int
+
+
+def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
+    """Who holds these allocations, layers taken together, largest first.
+
+    With `depth`, what lies below a layer counts for the layer (`h.3.mlp.0` for `h.*`), since that
+    is what people checkpoint or move.
+    """
+    totals: dict[str, int] = {}
+    members: dict[str, set[str]] = {}
+    for holder in views.holders(trace, "module", which):
+        name = _layer(holder.name) if depth else holder.name
+        pattern = _NUMBER.sub("*", name)
+        totals[pattern] = totals.get(pattern, 0) + holder.bytes
+        members.setdefault(pattern, set()).add(name)
+    rows = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def _layer(path: str) -> str:
+    """The path up to its first number, or all of it."""
+    first = _NUMBER.search(path)
+    return path[: first.end()] if first else path

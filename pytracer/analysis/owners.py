@@ -1,0 +1,94 @@
+"""Owners: the module, op and Python line that made an allocation, and its forward counterpart."""
+
+import contextlib
+import re
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from pytracer.analysis import phases, scopes
+from pytracer.analysis.once import once_per_trace
+from pytracer.schema import U32
+from pytracer.trace import Trace
+
+# Files that are torch's or ours; what they do, they do for the line that called them.
+_LIBRARY = re.compile(
+    r"(^|/)(site-packages|dist-packages)/(torch|pytracer)/"
+    r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
+    r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
+    r"|(^|/)pytracer/(capture|integrations|claims|cost|gemm)/"
+    r"|(^|/)pytracer/(api|cli|trace)\.py$"
+    r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
+)
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Per allocation: rows of the string table (module, op) and of the stack table (line)."""
+
+    module: U32
+    op: U32
+    line: U32
+    forward_module: U32
+    forward_op: U32
+    forward_line: U32
+
+
+@once_per_trace
+def owners(trace: Trace) -> Owners:
+    """Of each allocation the innermost module and op, and the user's innermost frame."""
+    tree = scopes.tree(trace)
+    made = phases.moments(trace).made_scope
+    caused = _forward_op(trace)[made]
+    line = _user_lines(trace)
+    return Owners(
+        module=tree.name[tree.module][made],
+        op=tree.name[tree.op][made],
+        line=line[made],
+        forward_module=tree.name[tree.module][caused],
+        forward_op=tree.name[caused],
+        forward_line=line[caused],
+    )
+
+
+def _forward_op(trace: Trace) -> U32:
+    """Per scope, the op that made the innermost node around it for which that is known."""
+    tree = scopes.tree(trace)
+    known = tree.nearest_context((tree.kind == scopes.NODE) & (tree.forward != 0))
+    forward: U32 = tree.forward[known]
+    return forward
+
+
+def _user_lines(trace: Trace) -> U32:
+    """Per scope, the row of the user's innermost frame in the stack of the op around it.
+
+    Only the outermost op has a stack: it is the one that Python called.
+    """
+    tree = scopes.tree(trace)
+    if not tree.stack.any():
+        return np.zeros(len(tree.stack), np.uint32)
+    with_stack = scopes.nearest(tree.parent, tree.stack != 0)
+    return _user_frames(trace)[tree.stack[with_stack]]
+
+
+def _user_frames(trace: Trace) -> U32:
+    """Per row of the stack table, the innermost frame at or above it that is the user's."""
+    stacks = trace.stacks
+    users_file = ~scopes.names_where(trace, lambda text: bool(_LIBRARY.search(text)))
+    rows = np.arange(len(stacks.parent), dtype=np.uint32)
+    parent = np.where(stacks.parent < rows, stacks.parent, 0)
+    is_user = users_file[np.minimum(stacks.file, len(users_file) - 1)]
+    is_user[0] = False
+    return scopes.nearest(parent, is_user)
+
+
+def line_text(trace: Trace, row: int) -> str:
+    """`path:line` of a row of the stack table, relative to where the program ran when below it."""
+    if row == 0:
+        return ""
+    path = trace.strings[trace.stacks.file[row]]
+    home = trace.meta.get("directory") or Path.cwd()
+    with contextlib.suppress(ValueError):
+        path = str(PurePath(path).relative_to(str(home)))
+    return f"{path}:{trace.stacks.line[row]}"

@@ -1,0 +1,360 @@
+"""Phases and steps: what the program was doing when.
+
+The rules, in the order in which they are tried for an event:
+
+1. The innermost scope around it that says something: an autograd node or a call of the engine is
+   `backward`; a module's call is `forward`, and inside a node or a call of the engine it is
+   `recompute`, as is an op that runs with grad mode on inside a node that began without; a
+   DataLoader's annotation is `data`. An optimizer's step is `optimizer`, except for what a closure
+   does in it.
+2. Otherwise (the loss outside the model, a free from another thread, the engine's own threads
+   between nodes) the phase of the main thread at that time, its *timeline*:
+   - `forward` begins when an outermost module is entered, or with the first op outside of modules
+     that made autograd nodes (a model need not be a module). When a backward follows, with no
+     optimizer in between, it lasts until then: the loss belongs to it. When none follows
+     (evaluation, generation, anything without grad mode) it ends when the module is left.
+   - `backward`, `optimizer` and `data` last as long as their scope.
+   - everything else is `other`: between a step and the next forward, clipping gradients, logging.
+
+An *interval* is one instance of a phase on the timeline. What interrupts it (data fetched during
+forward, a closure called by an optimizer) does not end it.
+
+A step ends where the user says `step()`; if that is never said, at the end of an optimizer's step,
+and several optimizers count once unless a forward begins between them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis import scopes
+from pytracer.analysis.matching import lifetimes
+from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.scopes import (
+    BACKWARD,
+    MODULE,
+    NEVER,
+    NODE,
+    OP,
+    OPTIMIZER,
+    STEP,
+    USER,
+    Mask,
+    Tree,
+)
+from pytracer.schema import ACTION, I64, PHASE, SCOPE_GRAD, SCOPE_RECOMPUTE, U8, U32, U64
+from pytracer.trace import Trace
+
+UNSAID = 255  # no scope says it: ask the timeline
+MISSING = 255  # of an allocation: it began before the trace, or has not ended
+
+OTHER = PHASE["other"]
+DATA = PHASE["data"]
+FORWARD = PHASE["forward"]
+RECOMPUTE = PHASE["recompute"]
+BACKWARD_PHASE = PHASE["backward"]
+OPTIMIZER_PHASE = PHASE["optimizer"]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What the main thread was doing: stretch i lasts from its tick to the next one's."""
+
+    ticks: U64  # the first is 0: before anything
+    phase: U8
+    interval: I64  # which instance of the phase; an interrupted one goes on under its number
+    # Per interval: for a forward whose activations something is to be shown about, the time at
+    # which what is still alive counts as kept; NEVER for all others.
+    kept_from: U64
+    step_ends: U64
+
+    def stretch_at(self, ticks: U64) -> NDArray[np.intp]:
+        """The stretch each tick lies in."""
+        found: NDArray[np.intp] = np.searchsorted(self.ticks, ticks, side="right") - 1
+        return found
+
+    def step_at(self, ticks: U64) -> NDArray[np.intp]:
+        """The step each tick lies in, from 0; after the last end, the number of steps."""
+        # The clock cannot tell an end from what follows it at once: the end still belongs to it.
+        found: NDArray[np.intp] = np.searchsorted(self.step_ends, ticks, side="left")
+        return found
+
+
+def of_events(trace: Trace, ticks: U64, scope: U32) -> U8:
+    """The phase of something that happened at these ticks inside these scopes."""
+    said = scope_phases(trace)[scope]
+    line = timeline(trace)
+    unsaid = said == UNSAID
+    if unsaid.any():
+        said[unsaid] = line.phase[line.stretch_at(ticks[unsaid])]
+    return said
+
+
+@once_per_trace
+def scope_phases(trace: Trace) -> U8:
+    """Per scope number, the phase it puts what is inside it in, or UNSAID (rule 1)."""
+    tree = scopes.tree(trace)
+    passes = (tree.kind == NODE) | (tree.kind == BACKWARD)
+    modules = tree.kind == MODULE
+    inside_pass = tree.nearest_context(passes)[tree.parent] != 0
+    own = np.full(len(tree.kind), UNSAID, np.uint8)
+    own[passes] = BACKWARD_PHASE
+    own[modules] = np.where(inside_pass[modules], RECOMPUTE, FORWARD)
+    own[tree.kind == OPTIMIZER] = OPTIMIZER_PHASE
+    own[data_scopes(trace)] = DATA
+    says = own != UNSAID
+    phase = own[tree.nearest_context(says)]
+    _leave_closures_to_the_timeline(trace, tree, phase)
+    _leave_engine_threads_to_the_timeline(trace, tree, phase)
+    again = (tree.flags & SCOPE_RECOMPUTE != 0) & (tree.kind == OP)
+    if again.any():
+        source = scopes.nearest(tree.parent, says | again)
+        phase[again[source]] = RECOMPUTE
+    return phase
+
+
+def _leave_closures_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
+    """Inside a step the main thread may run a closure: forward, loss, backward."""
+    phase[(phase == OPTIMIZER_PHASE) & (tree.thread == main_thread(trace))] = UNSAID
+
+
+def _leave_engine_threads_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
+    """Without node scopes (detail="category") only the time tells a forward that is run again.
+
+    On the engine's own thread it looks like a module called by the user.
+    """
+    modules = (tree.kind == MODULE) & (tree.thread != main_thread(trace)) & (phase == FORWARD)
+    if not modules.any():
+        return
+    line = timeline(trace)
+    numbers = np.flatnonzero(modules)
+    during = line.phase[line.stretch_at(tree.begin[numbers])] == BACKWARD_PHASE
+    again = np.zeros(len(phase), np.bool_)
+    again[numbers[during]] = True
+    phase[again[tree.module] & (phase == FORWARD)] = RECOMPUTE
+
+
+@once_per_trace
+def data_scopes(trace: Trace) -> Mask:
+    """Per scope number: the annotation torch puts around fetching a batch."""
+    named = scopes.scopes_named(trace, lambda text: text.startswith("enumerate(DataLoader)"))
+    found: Mask = named & (scopes.tree(trace).kind == USER)
+    return found
+
+
+@once_per_trace
+def main_thread(trace: Trace) -> int:
+    """The thread that trains: it calls backward, else it steps, else it calls modules."""
+    tree = scopes.tree(trace)
+    for kind in (BACKWARD, OPTIMIZER, MODULE):
+        found = np.flatnonzero((tree.kind == kind) & (tree.node == 0))
+        if len(found):
+            return int(tree.thread[found[0]])
+    return int(trace.events.thread[0]) if len(trace.events.thread) else 0
+
+
+@dataclass
+class _Writer:
+    """Builds the timeline, mark by mark."""
+
+    ticks: list[int]
+    phase: list[int]
+    interval: list[int]
+    kept_from: list[int]
+
+    def new(self, phase: int) -> tuple[int, int]:
+        """A new interval: its phase and number."""
+        self.kept_from.append(int(NEVER))
+        return phase, len(self.kept_from) - 1
+
+    def go(self, tick: int, interval: tuple[int, int]) -> None:
+        """From this tick on, that interval."""
+        self.ticks.append(tick)
+        self.phase.append(interval[0])
+        self.interval.append(interval[1])
+
+
+@once_per_trace
+def timeline(trace: Trace) -> Timeline:
+    """The main thread's phases (rule 2) and the ends of the steps."""
+    marks = _marks(trace)
+    out = _Writer([], [], [], [])
+    base = out.new(OTHER)  # what goes on around forward and backward: other, or an optimizer
+    out.go(0, base)
+    forward: tuple[int, int] | None = None  # one that lasts until backward begins
+    for tick, kind, begins, lasts, kept_from in marks:
+        if kind in (OPTIMIZER, BACKWARD):
+            if kind == BACKWARD and begins and forward is not None:
+                out.kept_from[forward[1]] = min(out.kept_from[forward[1]], tick)
+            forward = None
+            if kind == OPTIMIZER:
+                base = out.new(OPTIMIZER_PHASE if begins else OTHER)
+                out.go(tick, base)
+            elif begins:
+                out.go(tick, out.new(BACKWARD_PHASE))
+            else:
+                base = base if base[0] == OPTIMIZER_PHASE else out.new(OTHER)
+                out.go(tick, base)
+        elif kind == USER:
+            out.go(tick, out.new(DATA) if begins else forward or base)
+        elif begins and forward is None:
+            started = out.new(FORWARD)
+            out.kept_from[started[1]] = kept_from
+            out.go(tick, started)
+            forward = started if lasts else None
+        elif not begins and forward is None:
+            base = base if base[0] == OPTIMIZER_PHASE else out.new(OTHER)
+            out.go(tick, base)
+    ticks = np.array(out.ticks, np.uint64)
+    phase = np.array(out.phase, np.uint8)
+    return Timeline(
+        ticks,
+        phase,
+        np.array(out.interval, np.int64),
+        np.array(out.kept_from, np.uint64),
+        _step_ends(trace, ticks[phase == FORWARD]),
+    )
+
+
+# tick, kind, whether it begins, of a forward: whether it lasts until a backward begins, and from
+# when on what it made counts as kept although no backward has begun.
+_Mark = tuple[int, int, bool, bool, int]
+
+
+def _marks(trace: Trace) -> list[_Mark]:
+    """Where the main thread's outermost scopes begin and end, in order."""
+    tree = scopes.tree(trace)
+    passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
+    outermost = (tree.thread == main_thread(trace)) & (passes[tree.parent] == 0)
+    outermost &= tree.module[tree.parent] == 0
+    hard = np.flatnonzero(outermost & ((tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)))
+    modules = np.flatnonzero(outermost & (tree.kind == MODULE))
+    lasts, kept_from = _followed_by_backward(trace, tree, modules, hard)
+    marks: list[_Mark] = []
+    for scope in (*hard, *np.flatnonzero(outermost & data_scopes(trace))):
+        marks += _both_ends(tree, scope, False, int(NEVER))
+    for i, scope in enumerate(modules):
+        marks += _both_ends(tree, scope, bool(lasts[i]), int(kept_from[i]))
+    for scope in _first_ops_with_nodes(tree, outermost, hard):
+        marks.append((int(tree.begin[scope]), MODULE, True, True, int(NEVER)))
+    marks.sort(key=lambda mark: (mark[0], mark[2]))
+    return marks
+
+
+def _both_ends(tree: Tree, scope: np.intp, lasts: bool, kept_from: int) -> list[_Mark]:
+    kind, end = int(tree.kind[scope]), tree.end[scope]
+    ends = [(int(end), kind, False, lasts, kept_from)] if end != NEVER else []
+    return [(int(tree.begin[scope]), kind, True, lasts, kept_from), *ends]
+
+
+def _followed_by_backward(
+    trace: Trace, tree: Tree, modules: NDArray[np.intp], hard: NDArray[np.intp]
+) -> tuple[Mask, U64]:
+    """Of each outermost module's call: does its forward go on until a backward begins?
+
+    It does not if it ran without grad mode throughout. If the trace ends first it does when a
+    training step was cut short: by an allocation that failed, or after earlier backwards. What is
+    alive at that moment is then what the backward would have found.
+    """
+    turns = np.concatenate([tree.begin[hard], tree.end[hard]])
+    is_backward = np.concatenate([tree.kind[hard] == BACKWARD, np.zeros(len(hard), np.bool_)])
+    order = np.argsort(turns, kind="stable")
+    turns, is_backward = turns[order], is_backward[order]
+    following = np.searchsorted(turns, tree.begin[modules], side="left")
+    cut_short = following == np.searchsorted(turns, NEVER, side="left")
+    lasts = np.append(is_backward, False)[np.minimum(following, len(is_backward))] & ~cut_short
+    kept_from = np.full(len(modules), NEVER)
+    ooms = trace.events.ticks[trace.events.action == ACTION["oom"]]
+    if len(trace.events.ticks) and (len(ooms) or is_backward.any()):
+        last = trace.events.ticks[-1]
+        moment = (
+            ooms[np.minimum(np.searchsorted(ooms, tree.begin[modules]), len(ooms) - 1)]
+            if (len(ooms))
+            else np.full(len(modules), last)
+        )
+        moment[moment < tree.begin[modules]] = last
+        kept_from[cut_short] = moment[cut_short]
+        lasts |= cut_short
+    with_grad = _ran_with_grad(tree, modules)
+    return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
+
+
+def _ran_with_grad(tree: Tree, modules: NDArray[np.intp]) -> Mask:
+    """Whether any op in these calls ran with grad mode on; True where no ops were recorded."""
+    if not (tree.kind == OP).any():
+        return np.ones(len(modules), np.bool_)
+    outermost = np.zeros(len(tree.kind), np.bool_)
+    outermost[modules] = True
+    with_grad = (tree.flags & SCOPE_GRAD != 0) & (tree.kind == OP)
+    found = np.zeros(len(tree.kind), np.bool_)
+    found[tree.nearest_context(outermost)[with_grad]] = True
+    return found[modules]
+
+
+def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Between two turns, the first op outside of modules that made nodes a backward ran."""
+    made_nodes = np.zeros(len(tree.kind), np.bool_)
+    made_nodes[tree.forward] = True
+    made_nodes[0] = False
+    ops = np.flatnonzero(made_nodes & outermost & (tree.module == 0))
+    turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
+    _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
+    return ops[first]
+
+
+def _step_ends(trace: Trace, forwards: U64) -> U64:
+    tree = scopes.tree(trace)
+    marks = np.sort(tree.begin[tree.kind == STEP])
+    if len(marks):
+        return marks
+    found = np.flatnonzero((tree.kind == OPTIMIZER) & (tree.end != NEVER))
+    found = found[np.argsort(tree.end[found], kind="stable")]
+    ends, begins = tree.end[found], tree.begin[found]
+    if len(found) == 0:
+        return ends
+    # The last of a row of optimizers ends the step: a forward begins before the next, or none is.
+    before = np.searchsorted(forwards, ends[:-1])
+    then = np.searchsorted(forwards, begins[1:])
+    last: U64 = ends[np.append(then > before, True)]
+    return last
+
+
+@dataclass(frozen=True)
+class Moments:
+    """When and inside of what each allocation was made and given back."""
+
+    made_ticks: U64  # 0: before the trace
+    made_scope: U32
+    made_phase: U8  # MISSING: before the trace
+    made_interval: I64  # -1: before the trace
+    freed_ticks: U64  # NEVER: alive at the end
+    freed_scope: U32
+    freed_phase: U8  # MISSING: alive at the end
+    freed_interval: I64  # -1: alive at the end
+
+
+@once_per_trace
+def moments(trace: Trace) -> Moments:
+    """The program's side of each allocation: an end is where it gave the block back."""
+    found = lifetimes(trace)
+    made = _at(trace, found.start, np.uint64(0))
+    freed = _at(trace, found.end, NEVER)
+    return Moments(*made, *freed)
+
+
+def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:
+    known = np.flatnonzero(position >= 0)
+    at = position[known]
+    ticks = np.full(len(position), missing_ticks)
+    scope = np.zeros(len(position), np.uint32)
+    phase = np.full(len(position), MISSING, np.uint8)
+    interval = np.full(len(position), -1, np.int64)
+    line = timeline(trace)
+    count = len(scopes.tree(trace).kind)
+    ticks[known] = here = trace.events.ticks[at]
+    inside = trace.events.scope[at]
+    scope[known] = np.where(inside < count, inside, 0)
+    phase[known] = of_events(trace, here, scope[known])
+    interval[known] = line.interval[line.stretch_at(here)]
+    return ticks, scope, phase, interval

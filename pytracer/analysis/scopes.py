@@ -1,0 +1,135 @@
+"""The tree of scopes: what encloses an event, and so which module, op and line it belongs to.
+
+Scopes are numbered from 1; number 0 is "none", so every column here has one row more than the
+scope table. A parent has a smaller number than its children.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis.once import once_per_trace
+from pytracer.schema import SCOPE_KIND, U8, U16, U32, U64
+from pytracer.trace import Trace
+
+Mask: TypeAlias = NDArray[np.bool_]
+
+NEVER = np.uint64(np.iinfo(np.uint64).max)
+NO_KIND = 255
+
+OP = SCOPE_KIND["op"]
+NODE = SCOPE_KIND["node"]
+MODULE = SCOPE_KIND["module"]
+BACKWARD = SCOPE_KIND["backward"]
+OPTIMIZER = SCOPE_KIND["optimizer"]
+USER = SCOPE_KIND["user"]
+STEP = SCOPE_KIND["step"]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The scopes by number, and what each is inside of."""
+
+    begin: U64  # ticks
+    end: U64  # ticks; NEVER for a scope that was open when the trace ended
+    parent: U32
+    forward: U32
+    name: U32
+    thread: U16
+    kind: U8
+    flags: U8
+    stack: U32
+    # The innermost scope of that kind at or around each scope, 0 for none.
+    op: U32
+    node: U32
+    module: U32
+    # The innermost scope that is no op, at or around each scope.
+    context: U32
+
+    def nearest_context(self, marked: Mask) -> U32:
+        """The innermost marked scope at or around each scope; marks on ops do not count."""
+        return nearest_context(self.context, self.parent, marked)
+
+
+def nearest(parent: U32, marked: Mask) -> U32:
+    """The innermost marked scope at or above each scope, 0 for none."""
+    up = np.where(marked, np.arange(len(parent), dtype=np.uint32), parent)
+    while True:
+        # Each round doubles the distance looked upwards; marked scopes stay where they are.
+        further = up[up]
+        if np.array_equal(further, up):
+            return up
+        up = further
+
+
+@once_per_trace
+def tree(trace: Trace) -> Tree:
+    """Reads the scope tables; numbers that point nowhere become 0."""
+    begins, ends = trace.scopes, trace.scope_ends
+    count = len(begins.ticks) + 1
+    numbers = np.arange(count, dtype=np.uint32)
+    parent = _with_none(begins.parent)
+    parent[parent >= numbers] = 0  # a damaged file must not make a loop
+    forward = _with_none(begins.forward)
+    forward[forward >= count] = 0
+    kind = _with_none(begins.kind, NO_KIND)
+    end = np.full(count, NEVER)
+    stack = np.zeros(count, np.uint32)
+    known = (ends.scope > 0) & (ends.scope < count)
+    end[ends.scope[known]] = ends.ticks[known]
+    stack[ends.scope[known]] = np.where(
+        ends.stack[known] < len(trace.stacks.parent), ends.stack[known], 0
+    )
+    is_op = kind == OP
+    context = nearest(parent, ~is_op)
+    return Tree(
+        begin=_with_none(begins.ticks),
+        end=end,
+        parent=parent,
+        forward=forward,
+        name=_with_none(begins.name),
+        thread=_with_none(begins.thread),
+        kind=kind,
+        flags=_with_none(begins.flags),
+        stack=stack,
+        op=nearest(parent, is_op),
+        node=nearest_context(context, parent, kind == NODE),
+        module=nearest_context(context, parent, kind == MODULE),
+        context=context,
+    )
+
+
+def _with_none(column: NDArray[Any], none: int = 0) -> NDArray[Any]:
+    return np.concatenate([np.array([none], column.dtype), column])
+
+
+def nearest_context(context: U32, parent: U32, marked: Mask) -> U32:
+    """As `nearest`, for marks on scopes that are no ops.
+
+    Most scopes are ops; what else there is makes a much smaller tree to climb.
+    """
+    others = np.flatnonzero(context == np.arange(len(context), dtype=np.uint32))
+    place = np.zeros(len(context), np.uint32)
+    place[others] = np.arange(len(others), dtype=np.uint32)
+    outer = place[context[parent[others]]]
+    found = others[nearest(outer, marked[others])].astype(np.uint32)
+    return found[place[context]]
+
+
+def names_where(trace: Trace, test: Callable[[str], bool]) -> Mask:
+    """Per row of the string table, whether the text passes. Texts are few, scopes many."""
+    return np.fromiter((test(text) for text in trace.strings), np.bool_, len(trace.strings))
+
+
+def scopes_named(trace: Trace, test: Callable[[str], bool]) -> Mask:
+    """Per scope number, whether its name passes."""
+    passes = names_where(trace, test)
+    names = tree(trace).name
+    known = names < len(passes)
+    result = np.zeros(len(names), np.bool_)
+    result[known] = passes[names[known]]
+    result[0] = False
+    return result

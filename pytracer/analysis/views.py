@@ -1,0 +1,703 @@
+"""The questions people ask of a trace. Free functions; the public face delegates to them.
+
+A device's memory is its own: every view is of one device, by default of the one that the program
+trains on (the CUDA device with the highest peak; the CPU if there is none).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors, health as counters
+from pytracer.analysis import matching, owners, phases, scopes
+from pytracer.analysis.categories import role_text
+from pytracer.analysis.lifetimes import MISSING_TIME, allocations
+from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.scopes import Mask
+from pytracer.schema import (
+    CATEGORIES,
+    CATEGORY,
+    CATEGORY_ORDER,
+    DEVICE_TYPES,
+    I64,
+    PHASE,
+    PHASES,
+    U8,
+    U64,
+)
+from pytracer.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+At: TypeAlias = Literal["peak", "end"] | int
+
+BEFORE = -1  # an event position: before the first event
+
+
+# ---------------------------------------------------------------- devices
+
+
+@once_per_trace
+def devices(trace: Trace) -> tuple[str, ...]:
+    """The devices that allocations were recorded on, the one that matters most first."""
+    alloc = allocations(trace)
+    names = _device_of_place(trace)
+    peaks = {
+        str(name): _peak_of(trace, str(name)).bytes for name in set(names[np.unique(alloc.place)])
+    }
+    return tuple(sorted(peaks, key=lambda name: (name == "cpu", -peaks[name], name)))
+
+
+def main_device(trace: Trace) -> str:
+    """The device that views are of when none is named."""
+    found = devices(trace)
+    return found[0] if found else "cpu"
+
+
+def _device_of_place(trace: Trace) -> NDArray[Any]:
+    """Per place, `cpu` or `cuda:0`."""
+    places = trace.places
+    names = []
+    for kind, index in zip(places.device_type, places.device_index, strict=True):
+        name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
+        names.append("cpu" if name == "cpu" else f"{name}:{index}")
+    return np.array(names, dtype=object)
+
+
+def on_device(trace: Trace, device: str | None = None) -> Mask:
+    """Per allocation, whether it lies on the device.
+
+    Raises:
+        errors.UsageError: nothing was recorded on a device of that name.
+    """
+    if device is not None and device not in devices(trace):
+        known = ", ".join(devices(trace)) or "none"
+        raise errors.UsageError(f"nothing was recorded on {device!r}; there is: {known}")
+    wanted = _device_of_place(trace) == (device or main_device(trace))
+    result: Mask = wanted[allocations(trace).place]
+    return result
+
+
+# ---------------------------------------------------------------- the peak
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment at which most bytes were allocated. Sizes are what was asked for."""
+
+    bytes: int
+    time_ns: int
+    step: int | None  # None: before the first event
+    phase: str | None
+    by_category: dict[str, int]
+    device: str
+    position: int  # the event at which it was reached; -1: before the first
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A running sum's highest value, and the event at which it was first reached."""
+
+    bytes: int
+    position: int
+
+
+def _peak_of(trace: Trace, device: str) -> _Level:
+    alloc = allocations(trace)
+    here = (_device_of_place(trace) == device)[alloc.place]
+    return _highest(trace, here)
+
+
+def _highest(trace: Trace, which: Mask) -> _Level:
+    positions, change, at_start = _steps_of(trace, which)
+    if len(positions) == 0:
+        return _Level(at_start, BEFORE)
+    level = at_start + np.cumsum(change)
+    highest = int(level.argmax())
+    if level[highest] <= at_start:
+        return _Level(at_start, BEFORE)
+    return _Level(int(level[highest]), int(positions[highest]))
+
+
+def _steps_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
+    """Where the sum over these allocations changes, by how much, and what it starts from."""
+    alloc = allocations(trace)
+    size = alloc.requested_bytes.view(np.int64)
+    begun, ended = which & (alloc.start >= 0), which & (alloc.completed >= 0)
+    starts, ends = alloc.start[begun], alloc.completed[ended]
+    change = np.zeros(len(trace.events.ticks), np.int64)
+    touched = np.zeros(len(change), np.bool_)
+    touched[starts] = True
+    touched[ends] = True
+    # No event begins or completes two blocks; one may do both, where an address came again.
+    change[starts] = size[begun]
+    change[ends] -= size[ended]
+    positions = np.flatnonzero(touched)
+    return positions, change[positions], int(size[which & (alloc.start < 0)].sum())
+
+
+def alive(trace: Trace, at: At = "peak", device: str | None = None) -> Mask:
+    """Which allocations of the device the allocator counts at that moment."""
+    return alive_at(trace, _position(trace, at, device)) & on_device(trace, device)
+
+
+def alive_at(trace: Trace, position: int) -> Mask:
+    """Which allocations of all devices are counted right after the event at that position."""
+    alloc = allocations(trace)
+    return (alloc.start <= position) & ((alloc.completed < 0) | (alloc.completed > position))
+
+
+def _position(trace: Trace, at: At, device: str | None) -> int:
+    if at == "peak":
+        return peak(trace, device).position
+    if at == "end":
+        return len(trace.events.ticks) - 1
+    if isinstance(at, bool) or not isinstance(at, int | np.integer):
+        raise errors.UsageError(f'at={at!r}: a moment is "peak", "end" or a time in nanoseconds')
+    times = trace.time_ns(trace.events.ticks)
+    return int(np.searchsorted(times, at, side="right")) - 1
+
+
+def peak(trace: Trace, device: str | None = None) -> Peak:
+    """The moment of greatest memory."""
+    if device is not None:
+        on_device(trace, device)  # complains about an unknown one
+    name = device or main_device(trace)
+    level = _peak_of(trace, name)
+    there = (
+        alive_at(trace, level.position)
+        & (_device_of_place(trace) == name)[allocations(trace).place]
+    )
+    time_ns, step, phase = 0, None, None
+    if level.position >= 0:
+        ticks = trace.events.ticks[level.position : level.position + 1]
+        scope = np.minimum(
+            trace.events.scope[level.position : level.position + 1],
+            len(scopes.tree(trace).kind) - 1,
+        )
+        time_ns = int(trace.time_ns(ticks)[0])
+        step = int(phases.timeline(trace).step_at(ticks)[0])
+        phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
+    return Peak(
+        bytes=level.bytes,
+        time_ns=time_ns,
+        step=step,
+        phase=phase,
+        by_category=_in_order(_bytes_by_category(trace, there)),
+        device=name,
+        position=level.position,
+    )
+
+
+def _bytes_by_category(trace: Trace, which: Mask) -> I64:
+    alloc = allocations(trace)
+    return sums(alloc.category[which], alloc.requested_bytes[which], len(CATEGORIES))
+
+
+def sums(groups: NDArray[Any], values: NDArray[Any], count: int) -> I64:
+    """The sum of each group, exactly: bincount alone adds in floating point."""
+    low, high = values & np.uint64(0xFFFFFFFF), values >> np.uint64(32)
+    total: I64 = np.bincount(groups, low, count).astype(np.int64)
+    if high.any():
+        total += np.bincount(groups, high, count).astype(np.int64) << 32
+    return total
+
+
+def _in_order(per_category: NDArray[Any]) -> dict[str, int]:
+    return {name: int(per_category[CATEGORY[name]]) for name in CATEGORY_ORDER}
+
+
+# ---------------------------------------------------------------- tables
+
+
+@dataclass(frozen=True)
+class CategoryRow:
+    """A category in numbers; sizes are bytes."""
+
+    category: str
+    at_peak: int
+    own_peak: int
+    at_end: int
+    allocations: int
+
+
+def category_rows(trace: Trace, device: str | None = None) -> list[CategoryRow]:
+    """One row per category, in the order in which people see them."""
+    alloc, here = allocations(trace), on_device(trace, device)
+    at_peak = _bytes_by_category(trace, alive(trace, "peak", device))
+    at_end = _bytes_by_category(trace, alive(trace, "end", device))
+    count = np.bincount(alloc.category[here], minlength=len(CATEGORIES))
+    rows = []
+    for name in CATEGORY_ORDER:
+        number = CATEGORY[name]
+        own = _highest(trace, here & (alloc.category == number)).bytes if count[number] else 0
+        rows.append(
+            CategoryRow(name, int(at_peak[number]), own, int(at_end[number]), int(count[number]))
+        )
+    return rows
+
+
+def summary(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """One row per category: bytes at the peak, at its own peak, at the end; allocations."""
+    import pandas as pd
+
+    rows = category_rows(trace, device)
+    return pd.DataFrame(rows).set_index("category")
+
+
+def allocations_frame(trace: Trace) -> "pd.DataFrame":
+    """One row per allocation, every device; missing is NA."""
+    import pandas as pd
+
+    alloc = allocations(trace)
+    texts, labels, places = _Texts(trace), trace.labels, trace.places
+    columns: dict[str, Any] = {
+        "id": np.arange(len(alloc)),
+        "device": pd.Categorical(_device_of_place(trace)[alloc.place]),
+        "address": alloc.address,
+        "requested_bytes": alloc.requested_bytes.astype(np.int64),
+        "allocated_bytes": _or_na(allocated_bytes(trace), -1),
+        "start_ns": _or_na(alloc.start_ns, MISSING_TIME),
+        "end_ns": _or_na(alloc.end_ns, MISSING_TIME),
+        "step": _or_na(alloc.step, -1),
+        "phase": texts.phases(alloc.phase),
+        "category": pd.Categorical.from_codes(
+            alloc.category.astype(np.int8), categories=list(CATEGORIES)
+        ),
+        "role": texts.roles(alloc.role),
+        "name": texts.strings(labels.name[alloc.label]),
+        "module": texts.strings(alloc.module),
+        "op": texts.strings(alloc.op),
+        "line": texts.lines(alloc.line),
+        "forward_module": texts.strings(alloc.forward_module),
+        "forward_op": texts.strings(alloc.forward_op),
+        "forward_line": texts.lines(alloc.forward_line),
+        "free_phase": texts.phases(alloc.free_phase),
+        "stream": places.stream[alloc.place],
+        "pool": texts.pools(alloc.place),
+        "thread": alloc.thread,
+        "shape": texts.strings(labels.shape[alloc.label]),
+        "dtype": texts.strings(labels.dtype[alloc.label]),
+    }
+    return pd.DataFrame(
+        {
+            name: column.categorical() if isinstance(column, Group) else column
+            for name, column in columns.items()
+        }
+    )
+
+
+def _pool_text(trace: Trace, place: int) -> str:
+    high, low = trace.places.pool_high[place], trace.places.pool_low[place]
+    return f"{high}.{low}" if high or low else ""
+
+
+def _or_na(values: NDArray[Any], missing: int) -> Any:
+    import pandas as pd
+
+    return (
+        pd.array(values, dtype="Int64").copy()
+        if not (values == missing).any()
+        else (pd.arrays.IntegerArray(values.astype(np.int64), values == missing))
+    )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts as codes: row i is `names[codes[i]]`; -1 is "not known"."""
+
+    codes: I64
+    names: list[str]
+
+    def categorical(self) -> Any:
+        """As pandas wants it; -1 becomes NA."""
+        import pandas as pd
+
+        return pd.Categorical.from_codes(self.codes, categories=self.names)
+
+
+class _Texts:
+    """Turns columns of numbers into texts; an empty text is "not known"."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def of(self, numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+        distinct, codes = np.unique(numbers, return_inverse=True)
+        texts = [text(int(number)) for number in distinct]
+        names = sorted(set(texts) - {""})
+        place = {name: code for code, name in enumerate(names)} | {"": -1}
+        to_code = np.array([place[name] for name in texts], np.int64)
+        return Group(to_code[codes], names)
+
+    def strings(self, rows: NDArray[Any]) -> Group:
+        return self.of(rows, lambda row: self._trace.strings[row])
+
+    def lines(self, rows: NDArray[Any]) -> Group:
+        return self.of(rows, lambda row: owners.line_text(self._trace, row))
+
+    def phases(self, numbers: U8) -> Group:
+        return self.of(numbers, lambda phase: PHASES[phase] if phase < len(PHASES) else "")
+
+    def roles(self, numbers: NDArray[Any]) -> Group:
+        return self.of(numbers, lambda role: role_text(self._trace, role))
+
+    def pools(self, places: NDArray[Any]) -> Group:
+        return self.of(places, lambda place: _pool_text(self._trace, place))
+
+
+def allocated_bytes(trace: Trace) -> I64:
+    """The size of the block behind each allocation, -1 where that is not known.
+
+    The CPU's allocator gives what is asked for. CUDA's rounds and splits, and does not say.
+    """
+    alloc = allocations(trace)
+    cpu = trace.places.device_type == DEVICE_TYPES.index("cpu")
+    return np.where(cpu[alloc.place], alloc.requested_bytes.astype(np.int64), -1)
+
+
+# ---------------------------------------------------------------- who holds it
+
+
+def by(
+    trace: Trace, keys: str | Sequence[str], at: At = "peak", device: str | None = None
+) -> "pd.DataFrame":
+    """Bytes and allocations alive at a moment by "module", "op", "line", "phase", "role", ...
+
+    A module holds what it made, what its backward made, and its own weights, gradients and
+    optimizer state. Likewise for op and line: what backward made counts for the forward that
+    caused it.
+
+    Raises:
+        errors.UsageError: a key that does not exist.
+    """
+    import pandas as pd
+
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    there = alive(trace, at, device)
+    columns = {key: group(trace, key, there).categorical() for key in wanted}
+    frame = pd.DataFrame(
+        {
+            **columns,
+            "bytes": allocations(trace).requested_bytes[there].astype(np.int64),
+            "allocations": 1,
+        }
+    )
+    grouped = frame.groupby(wanted, dropna=False, observed=True, sort=False)
+    return grouped.sum().sort_values("bytes", ascending=False, kind="stable")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds how much."""
+
+    name: str
+    bytes: int
+    allocations: int
+
+
+def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
+    """As `by` with one key, of any allocations, largest first; what is not known is left out."""
+    found = group(trace, key, which)
+    known = found.codes >= 0
+    size = allocations(trace).requested_bytes[which][known]
+    totals = sums(found.codes[known], size, len(found.names))
+    counts = np.bincount(found.codes[known], minlength=len(found.names))
+    rows = [Holder(n, int(t), int(c)) for n, t, c in zip(found.names, totals, counts, strict=True)]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def group(trace: Trace, key: str, which: Mask) -> Group:
+    """The key's value of each of these allocations."""
+    alloc, texts = allocations(trace), _Texts(trace)
+    if key == "module":
+        return texts.of(*_holding_modules(trace, which))
+    if key == "op":
+        return texts.strings(np.where(alloc.forward_op != 0, alloc.forward_op, alloc.op)[which])
+    if key == "line":
+        line = np.where(alloc.forward_line != 0, alloc.forward_line, alloc.line)
+        return texts.lines(line[which])
+    if key in ("phase", "free_phase"):
+        return texts.phases(getattr(alloc, key)[which])
+    if key == "category":
+        return texts.of(alloc.category[which], lambda number: CATEGORIES[number])
+    if key == "role":
+        return texts.roles(alloc.role[which])
+    if key in ("name", "shape", "dtype"):
+        return texts.strings(getattr(trace.labels, key)[alloc.label[which]])
+    if key == "step":
+        return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
+    if key == "pool":
+        return texts.pools(alloc.place[which])
+    known = "module, op, line, phase, free_phase, category, role, name, shape, dtype, step, pool"
+    raise errors.UsageError(f"cannot group by {key!r}; there is: {known}")
+
+
+def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[[int], str]]:
+    """A number per allocation, and the module path that the number stands for."""
+    alloc = allocations(trace)
+    module = np.where(alloc.forward_module != 0, alloc.forward_module, alloc.module)[which]
+    name = trace.labels.name[alloc.label[which]].astype(np.int64)
+    kept = np.isin(
+        alloc.category[which],
+        [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
+    )
+    count = len(trace.strings)
+    # Numbers from `count` on: the module that the tensor of this name belongs to.
+    numbers = np.where(kept & (name != 0), name + count, module)
+
+    def path(number: int) -> str:
+        if number < count:
+            return trace.strings[number]
+        return trace.strings[number - count].rpartition(".")[0]
+
+    return numbers, path
+
+
+# ---------------------------------------------------------------- over time
+
+
+def timeline(trace: Trace, by: str = "category", device: str | None = None) -> "pd.DataFrame":
+    """Bytes after every change, a column per category (or phase, device); index: time_ns.
+
+    Raises:
+        errors.UsageError: `by` is none of "category", "phase", "device".
+    """
+    import pandas as pd
+
+    alloc = allocations(trace)
+    if by == "category":
+        groups, names = alloc.category.astype(np.int64), list(CATEGORIES)
+        shown = list(CATEGORY_ORDER)
+    elif by == "phase":
+        # What was there before the trace has no phase.
+        groups = np.minimum(alloc.phase, len(PHASES)).astype(np.int64)
+        shown = names = [*PHASES, "before"]
+    elif by == "device":
+        names = sorted(devices(trace))
+        number = {name: i for i, name in enumerate(names)}
+        of_place = np.array([number.get(name, 0) for name in _device_of_place(trace)])
+        groups, shown = of_place[alloc.place], names
+    else:
+        raise errors.UsageError(f'by={by!r}: a timeline is by "category", "phase" or "device"')
+    which = np.ones(len(alloc), np.bool_) if by == "device" else on_device(trace, device)
+    positions, levels = level_columns(trace, which, groups, len(names))
+    times = trace.time_ns(trace.events.ticks[positions])
+    index = pd.Index(times, name="time_ns")
+    return pd.DataFrame({name: levels[names.index(name)] for name in shown}, index=index)
+
+
+def level_columns(
+    trace: Trace, which: Mask, groups: NDArray[Any], count: int
+) -> tuple[NDArray[np.intp], list[I64]]:
+    """The positions at which these allocations change, and each group's bytes after them."""
+    positions, _, _ = _steps_of(trace, which)
+    levels = []
+    for number in range(count):
+        own, change, at_start = _steps_of(trace, which & (groups == number))
+        # Between its own changes a group stays as it is.
+        last = np.searchsorted(own, positions, side="right")
+        levels.append(np.concatenate([[at_start], at_start + np.cumsum(change)])[last])
+    return positions, levels
+
+
+# ---------------------------------------------------------------- steps
+
+
+def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """One row per step: its peak, what it began and ended with, how long its phases took.
+
+    What comes after the last step's end is a step of its own if a forward or backward began in it.
+    """
+    import pandas as pd
+
+    rows = [vars(row) for row in step_rows(trace, device)]
+    names = list(StepRow.__dataclass_fields__)
+    return pd.DataFrame(rows, columns=names).set_index("step")
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step in numbers; sizes are bytes."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    peak_bytes: int
+    start_bytes: int
+    end_bytes: int
+    growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
+    allocations: int
+    micro_steps: int  # backwards that a forward preceded
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+
+
+def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
+    """See `steps`."""
+    events, line = trace.events, phases.timeline(trace)
+    if len(events.ticks) == 0:
+        return []
+    which = on_device(trace, device)
+    positions, change, at_start = _steps_of(trace, which)
+    level = np.concatenate([[at_start], at_start + np.cumsum(change)])
+    # Where each step ends: as a time, and as a number of changes.
+    ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
+    cuts = np.searchsorted(events.ticks[positions], ends, side="right")
+    made = allocations(trace).step[which]
+    rows: list[StepRow] = []
+    begin, first = int(events.ticks[0]), 0
+    for step, (end, cut) in enumerate(zip(ends, cuts, strict=True)):
+        before = rows[-1].end_bytes if rows else int(level[first])
+        rows.append(
+            StepRow(
+                step=step,
+                start_ns=_time_ns(trace, begin),
+                end_ns=_time_ns(trace, int(end)),
+                peak_bytes=int(level[first : cut + 1].max()),
+                start_bytes=int(level[first]),
+                end_bytes=int(level[cut]),
+                growth_bytes=int(level[cut]) - before,
+                allocations=int((made == step).sum()),
+                micro_steps=_micro_steps(line, begin, int(end)),
+                forward_ns=_time_in(trace, "forward", begin, int(end)),
+                backward_ns=_time_in(trace, "backward", begin, int(end)),
+                optimizer_ns=_time_in(trace, "optimizer", begin, int(end)),
+            )
+        )
+        begin, first = int(end), int(cut)
+    return rows
+
+
+def _goes_on(trace: Trace) -> bool:
+    """Whether another step began after the last one's end."""
+    line = phases.timeline(trace)
+    last = line.step_ends[-1] if len(line.step_ends) else np.uint64(0)
+    training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
+    return bool((training & (line.ticks > last)).any())
+
+
+def _time_ns(trace: Trace, tick: int) -> int:
+    return int(trace.time_ns(np.array([tick], np.uint64))[0])
+
+
+def _stretches(line: phases.Timeline, begin: int, end: int) -> tuple[NDArray[np.intp], U64]:
+    """The stretches that overlap the time between, and their bounds within it."""
+    first, last = np.searchsorted(line.ticks, np.array([begin, end], np.uint64), side="right")
+    inside = np.arange(max(first - 1, 0), last)
+    bounds = np.append(line.ticks[inside], np.uint64(end))
+    bounds[0] = max(int(bounds[0]), begin)
+    return inside, bounds
+
+
+def _time_in(trace: Trace, phase: str, begin: int, end: int) -> int:
+    line = phases.timeline(trace)
+    inside, bounds = _stretches(line, begin, end)
+    times = np.diff(trace.time_ns(bounds))
+    return int(times[line.phase[inside] == PHASE[phase]].sum())
+
+
+def _micro_steps(line: phases.Timeline, begin: int, end: int) -> int:
+    inside, _ = _stretches(line, begin, end)
+    turns = [p for p in line.phase[inside] if p in (phases.FORWARD, phases.BACKWARD_PHASE)]
+    pair = (phases.FORWARD, phases.BACKWARD_PHASE)
+    return sum(turn == pair for turn in pairwise(turns))
+
+
+# ---------------------------------------------------------------- parameters
+
+
+@dataclass(frozen=True)
+class PerParameter:
+    """Bytes of a category per parameter of the model."""
+
+    category: str
+    bytes: int
+    per_parameter: float
+    textbook: str
+
+
+# What papers and courses say for mixed precision with Adam, and for fp32.
+_TEXTBOOK = {
+    "weights": "4 (fp32), 6 (mixed: fp32 and a 16-bit copy), 2 (pure 16-bit)",
+    "gradients": "4 (fp32), 2 (16-bit)",
+    "optimizer_state": "8 (Adam), 4 (momentum), 2 (8-bit Adam), 0 (SGD)",
+}
+
+
+def parameters(trace: Trace, device: str | None = None) -> int:
+    """How many parameters the model has: the elements of every tensor labelled as one."""
+    alloc, labels = allocations(trace), trace.labels
+    is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
+    is_parameter &= labels.category == CATEGORY["weights"]
+    rows = np.unique(alloc.label[on_device(trace, device)])
+    by_name = {int(labels.name[r]): _elements(trace, int(r)) for r in rows if is_parameter[r]}
+    return sum(by_name.values())
+
+
+def _elements(trace: Trace, label: int) -> int:
+    count = 1
+    for side in trace.strings[trace.labels.shape[label]].split("x"):
+        count *= int(side) if side.isdigit() else 1
+    return count
+
+
+def parameter_rows(trace: Trace, device: str | None = None) -> list[PerParameter]:
+    """Weights, gradients and optimizer state at their own peaks, per parameter."""
+    count = parameters(trace, device)
+    rows = {row.category: row.own_peak for row in category_rows(trace, device)}
+    return [
+        PerParameter(name, rows[name], rows[name] / count if count else float("nan"), textbook)
+        for name, textbook in _TEXTBOOK.items()
+    ]
+
+
+def bytes_per_parameter(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
+    import pandas as pd
+
+    return pd.DataFrame(parameter_rows(trace, device)).set_index("category")
+
+
+# ---------------------------------------------------------------- health
+
+
+@dataclass(frozen=True)
+class HealthRow:
+    """One thing that makes the trace less than whole."""
+
+    name: str
+    severity: counters.Severity
+    count: int
+    meaning: str
+    advice: str
+
+
+@once_per_trace
+def health_rows(trace: Trace) -> list[HealthRow]:
+    """Everything that was lost or did not match, the worst first; empty if nothing was."""
+    counts = dict(trace.losses)
+    for name, count in matching.lifetimes(trace).counters.items():
+        counts[name] = counts.get(name, 0) + count
+    worst = ("loss", "warning", "info")
+    rows = []
+    for name, count in counts.items():
+        if count:
+            known = counters.counter(name)
+            rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
+    return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
+
+
+def health(trace: Trace) -> "pd.DataFrame":
+    """What was lost or could not be seen, and what to do about it."""
+    import pandas as pd
+
+    names = list(HealthRow.__dataclass_fields__)
+    rows = [vars(row) for row in health_rows(trace)]
+    return pd.DataFrame(rows, columns=names).set_index("name")

@@ -1,0 +1,160 @@
+"""The one screen: where the memory went at the peak, as about a dozen lines of text."""
+
+import textwrap
+from collections.abc import Iterator
+
+from pytracer.analysis import hints, views
+from pytracer.schema import CATEGORY_ORDER
+from pytracer.trace import Trace
+
+# Always shown, in this order; `unknown` is shown last even when it is 0.
+_ALWAYS = CATEGORY_ORDER[:5]
+_MARGIN = 10  # width of "modules   ", "hint      ", ...
+_MOST_HOLDERS = 3
+
+_BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
+_COLORS = {
+    "weights": "\x1b[34m",
+    "gradients": "\x1b[35m",
+    "optimizer_state": "\x1b[36m",
+    "activations": "\x1b[32m",
+    "temporaries": "\x1b[33m",
+    "unknown": "\x1b[31m",
+}
+
+
+def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
+    """The table as text, without a line break at its end."""
+    paint = _Paint(color)
+    peak = views.peak(trace, device)
+    lines = [
+        *_head(trace, peak, width, paint),
+        "",
+        *_categories(peak, width, paint),
+        "",
+        *_holders(trace, peak, width),
+        *_advice(trace, peak, width),
+        *_health(trace, width),
+        *_recorded(trace, width, paint),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def size_text(amount: int) -> str:
+    """Bytes as people read them: three digits and a binary unit, `3.57 MiB`."""
+    if amount < 0:
+        return "-" + size_text(-amount)
+    if amount < 1000:
+        return f"{amount} B"
+    units = ("KiB", "MiB", "GiB", "TiB")
+    power = 1
+    while amount / 1024**power >= 999.5 and power < len(units):
+        power += 1
+    return f"{_three_digits(amount / 1024**power)} {units[power - 1]}"
+
+
+def time_text(nanoseconds: int) -> str:
+    """A time as people read it: three digits, `591 ms`."""
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        value = nanoseconds / size
+        if value >= 0.9995:
+            return f"{_three_digits(value)} {unit}"
+    return f"{nanoseconds} ns"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
+
+
+class _Paint:
+    """Colours, or nothing."""
+
+    def __init__(self, on: bool) -> None:
+        self._on = on
+
+    def __call__(self, text: str, code: str) -> str:
+        return f"{code}{text}{_RESET}" if self._on and code and text else text
+
+
+def _head(trace: Trace, peak: views.Peak, width: int, paint: _Paint) -> Iterator[str]:
+    head = f"peak {size_text(peak.bytes)} on {peak.device}"
+    when = "before the first event"
+    if peak.phase is not None:
+        phase = f"in {peak.phase}" if peak.phase != "other" else "outside of forward and backward"
+        when = f"step {peak.step}, {phase}, {time_text(peak.time_ns)} after the start"
+    yield paint(head, _BOLD) + f"   {when}"[: max(width - len(head), 0)]
+    others = [name for name in views.devices(trace) if name != peak.device]
+    if others:
+        listed = (f"{size_text(views.peak(trace, name).bytes)} on {name}" for name in others)
+        yield paint(f"also {', '.join(listed)}"[:width], _DIM)
+
+
+def _categories(peak: views.Peak, width: int, paint: _Paint) -> Iterator[str]:
+    room = width - 38
+    largest = max(*peak.by_category.values(), 1)
+    for name, amount in peak.by_category.items():
+        if not (amount or name in _ALWAYS or name == "unknown"):
+            continue
+        share = amount / peak.bytes if peak.bytes else 0.0
+        # The longest bar is the largest category; the percentages say what it is of.
+        bar = "\N{FULL BLOCK}" * round(room * amount / largest)
+        row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
+        yield row + paint(bar, _COLORS.get(name, "\x1b[37m"))
+
+
+def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
+    there = views.alive(trace, "peak", peak.device)
+    modules = [
+        f"{row.pattern} {size_text(row.bytes)}"
+        for row in hints.repeated_modules(trace, there, depth=False)
+        if row.bytes
+    ]
+    lines = [
+        f"{row.name} {size_text(row.bytes)}"
+        for row in views.holders(trace, "line", there)
+        if row.bytes
+    ]
+    yield from _listed("modules", modules, width)
+    yield from _listed("lines", lines, width)
+
+
+def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
+    """As many of the first items as fit on one line."""
+    shown = items[:_MOST_HOLDERS]
+    while len(shown) > 1 and _MARGIN + len(", ".join(shown)) > width:
+        shown.pop()
+    if shown:
+        yield f"{title:<{_MARGIN}}{', '.join(shown)}"[:width]
+
+
+def _advice(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
+    found = hints.hint(trace, size_text, peak.device if views.devices(trace) else None)
+    if found is not None:
+        yield from _paragraph("hint", found.text, width)
+
+
+def _health(trace: Trace, width: int) -> Iterator[str]:
+    """Only what can make the numbers wrong; `health()` has the rest."""
+    bad = [row for row in views.health_rows(trace) if row.severity != "info"]
+    for row in bad[:2]:
+        text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
+        yield from _paragraph("lost" if row.severity == "loss" else "health", text, width)
+
+
+def _recorded(trace: Trace, width: int, paint: _Paint) -> Iterator[str]:
+    events = len(trace.events.ticks)
+    parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
+    overhead = trace.meta.get("overhead_ns")
+    if isinstance(overhead, int):
+        parts.append(f"tracing took {time_text(overhead)}")
+    yield paint(f"{'recorded':<{_MARGIN}}{', '.join(parts)}"[:width], _DIM)
+
+
+def _paragraph(title: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"{title:<{_MARGIN}}",
+        subsequent_indent=" " * _MARGIN,
+        break_long_words=False,
+    )

@@ -1,0 +1,129 @@
+"""What can go wrong in a recording: every counter, how bad it is, and what to do about it.
+
+Nothing is lost silently. A counter that is not in this table is shown all the same.
+"""
+
+from typing import Literal, NamedTuple, TypeAlias
+
+Severity: TypeAlias = Literal["info", "warning", "loss"]
+
+
+class Counter(NamedTuple):
+    """One way in which a trace can be less than whole."""
+
+    name: str
+    severity: Severity
+    meaning: str
+    advice: str
+
+
+_MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
+_REPORT = "If this repeats, please report it with the trace: an event arrived that we missed."
+
+_ACTIONS_LOST = (
+    "alloc",
+    "free_requested",
+    "free_completed",
+    "segment_alloc",
+    "segment_free",
+    "segment_map",
+    "segment_unmap",
+    "snapshot",
+    "seed",
+    "seed_segment",
+    "oom",
+    "label",
+    "saved",
+)
+
+COUNTERS: dict[str, Counter] = {
+    counter.name: counter
+    for counter in (
+        *(
+            Counter(
+                f"lost_{action}",
+                "loss",
+                f"{action} events did not fit into the recording",
+                _MORE_ROOM,
+            )
+            for action in _ACTIONS_LOST
+        ),
+        Counter(
+            "lost_scopes",
+            "loss",
+            "ops or modules did not fit: what they allocated has no owner",
+            _MORE_ROOM,
+        ),
+        Counter(
+            "lost_unfinished_rows",
+            "loss",
+            "a thread was still writing when the trace was read",
+            "Join the program's threads before the trace ends.",
+        ),
+        Counter(
+            "before_snapshot",
+            "info",
+            "events from before the device's state was known, ignored",
+            "Nothing to do: the snapshot describes what they left.",
+        ),
+        Counter(
+            "repeated_snapshots",
+            "info",
+            "the device's state was written down again, ignored",
+            "Nothing to do.",
+        ),
+        Counter(
+            "duplicate_seeds",
+            "info",
+            "blocks were written down as old though their allocation is recorded",
+            "Nothing to do: the allocation counts.",
+        ),
+        Counter(
+            "implicit_frees",
+            "warning",
+            "blocks ended unseen: their address was given out again",
+            _REPORT,
+        ),
+        Counter(
+            "unmatched_free_requests",
+            "warning",
+            "the program gave back blocks that are not known",
+            "Start the trace earlier: they were allocated before it, or by another allocator.",
+        ),
+        Counter(
+            "unmatched_frees",
+            "warning",
+            "blocks were freed that are not known",
+            "Start the trace earlier: they were allocated before it, or by another allocator.",
+        ),
+        Counter("repeated_free_requests", "warning", "blocks were given back twice", _REPORT),
+        Counter(
+            "unmatched_labels",
+            "info",
+            "tensors in memory that the allocator did not serve (files, numpy, shared memory)",
+            "Nothing to do: they are in no category because they are not its bytes.",
+        ),
+        Counter(
+            "unmatched_saves",
+            "info",
+            "saved tensors in memory that the allocator did not serve or that is not known",
+            "Start the trace before these tensors are made to count them.",
+        ),
+        Counter(
+            "unknown_places", "loss", "events of a device that the trace does not name", _REPORT
+        ),
+        Counter(
+            "unknown_actions",
+            "loss",
+            "events that this version does not know",
+            "Read the trace with the version of pytracer that wrote it.",
+        ),
+    )
+}
+
+
+def counter(name: str) -> Counter:
+    """The table's entry, or one that says what is known of a counter that is not in it."""
+    known = COUNTERS.get(name)
+    severity: Severity = "loss" if name.startswith("lost_") else "warning"
+    return known or Counter(name, severity, name.replace("_", " "), _REPORT)
