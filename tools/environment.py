@@ -81,7 +81,13 @@ def main(arguments: list[str]) -> None:
         if not python.exists():
             has_torch = TORCH not in missing
             print(f"making {VENV}", file=sys.stderr)
-            venv.create(VENV, with_pip=True, system_site_packages=has_torch)
+            try:
+                venv.create(VENV, with_pip=True, system_site_packages=has_torch)
+            except subprocess.CalledProcessError:  # Debian's Python without its ensurepip
+                shutil.rmtree(VENV)
+                raise SystemExit(
+                    "error: no virtual environment: apt install python3-venv"
+                ) from None
         os.execv(python, [str(python), __file__, *arguments])
     if stale:
         print("FORCE" if is_stale() else "")
