@@ -116,7 +116,9 @@ def scope_phases(trace: Trace) -> U8:
 
 def _leave_closures_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
     """Inside a step the main thread may run a closure: forward, loss, backward."""
-    phase[(phase == OPTIMIZER_PHASE) & (tree.thread == main_thread(trace))] = UNSAID
+    passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
+    closures = (passes == 0) & (tree.thread == main_thread(trace))
+    phase[(phase == OPTIMIZER_PHASE) & closures] = UNSAID
 
 
 def _leave_engine_threads_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
@@ -259,25 +261,26 @@ def _followed_by_backward(
     """
     turns = np.concatenate([tree.begin[hard], tree.end[hard]])
     is_backward = np.concatenate([tree.kind[hard] == BACKWARD, np.zeros(len(hard), np.bool_)])
-    order = np.argsort(turns, kind="stable")
+    order = np.argsort(turns, kind="stable")[: np.count_nonzero(turns != NEVER)]
     turns, is_backward = turns[order], is_backward[order]
     following = np.searchsorted(turns, tree.begin[modules], side="left")
-    cut_short = following == np.searchsorted(turns, NEVER, side="left")
-    lasts = np.append(is_backward, False)[np.minimum(following, len(is_backward))] & ~cut_short
+    lasts = np.append(is_backward, False)[following]
     kept_from = np.full(len(modules), NEVER)
-    ooms = trace.events.ticks[trace.events.action == ACTION["oom"]]
-    if len(trace.events.ticks) and (len(ooms) or is_backward.any()):
-        last = trace.events.ticks[-1]
-        moment = (
-            ooms[np.minimum(np.searchsorted(ooms, tree.begin[modules]), len(ooms) - 1)]
-            if (len(ooms))
-            else np.full(len(modules), last)
-        )
-        moment[moment < tree.begin[modules]] = last
-        kept_from[cut_short] = moment[cut_short]
+    if is_backward.any() or (trace.events.action == ACTION["oom"]).any():
+        cut_short = following == len(turns)
         lasts |= cut_short
+        kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
     with_grad = _ran_with_grad(tree, modules)
     return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
+
+
+def _ends_of_forward(trace: Trace, begins: U64) -> U64:
+    """When forwards that no backward follows were cut short: an allocation failed, or the end."""
+    events = trace.events
+    failures = np.append(events.ticks[events.action == ACTION["oom"]], events.ticks[-1:])
+    next_one = np.minimum(np.searchsorted(failures, begins), len(failures) - 1)
+    ends: U64 = failures[next_one]
+    return ends
 
 
 def _ran_with_grad(tree: Tree, modules: NDArray[np.intp]) -> Mask:

@@ -1,0 +1,199 @@
+"""The rules of pytracer/analysis/categories.py, one allocation at a time: what the fast version is
+tested against. Phases and intervals are taken as given; they have tests of their own.
+"""
+
+from dataclasses import dataclass, field
+
+from pytracer.analysis import phases
+from pytracer.analysis.reference import match_lifetimes
+from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_KINDS
+from pytracer.trace import Trace
+
+PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
+CUBLAS_SIZES = {33_554_432, 8_519_680, 4_194_304, 1_048_576}
+
+
+@dataclass
+class Allocation:
+    """What the rules ask about one allocation."""
+
+    number: int
+    start: int
+    end: int
+    size: int
+    place: int
+    labels: list[int] = field(default_factory=list)  # rows of the label table, in time
+    saved: bool = False
+
+
+@dataclass
+class Scope:
+    number: int
+    kind: str
+    name: str
+    parent: int
+    is_open: bool
+
+
+class Reference:
+    """Walks up the tree of scopes wherever the fast version has columns."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        ended = set(trace.scope_ends.scope.tolist())
+        self.scopes = [Scope(0, "", "", 0, False)]
+        for i in range(len(trace.scopes.ticks)):
+            kind = SCOPE_KINDS[trace.scopes.kind[i]]
+            name = trace.strings[trace.scopes.name[i]]
+            parent = int(trace.scopes.parent[i])
+            self.scopes.append(Scope(i + 1, kind, name, parent, i + 1 not in ended))
+        self.has_ops = any(scope.kind == "op" for scope in self.scopes)
+        self.moments = phases.moments(trace)
+        self.line = phases.timeline(trace)
+        self.allocations = self._read()
+
+    def _read(self) -> list[Allocation]:
+        trace = self.trace
+        found = match_lifetimes(trace.events, trace.places)
+        rows = [
+            Allocation(i, int(start), int(end), int(size), int(place))
+            for i, (start, end, size, place) in enumerate(
+                zip(found.start, found.end, found.bytes, found.place, strict=True)
+            )
+        ]
+        for position, number in enumerate(found.allocation_of_event):
+            action = ACTIONS[trace.events.action[position]]
+            if number >= 0 and action == "label":
+                rows[number].labels.append(int(trace.events.bytes[position]))
+            if number >= 0 and action == "saved":
+                rows[number].saved = True
+        return rows
+
+    # ------------------------------------------------------------ what surrounds an event
+
+    def around(self, position: int) -> list[Scope]:
+        """The scopes around an event, innermost first."""
+        chain = []
+        number = int(self.trace.events.scope[position]) if position >= 0 else 0
+        while number:
+            chain.append(self.scopes[number])
+            number = self.scopes[number].parent
+        return chain
+
+    def innermost(self, position: int, kind: str) -> Scope:
+        return next((s for s in self.around(position) if s.kind == kind), self.scopes[0])
+
+    def made_in(self, a: Allocation) -> str:
+        return PHASES[self.moments.made_phase[a.number]] if a.start >= 0 else "before"
+
+    def freed_in(self, a: Allocation) -> str:
+        return PHASES[self.moments.freed_phase[a.number]] if a.end >= 0 else "never"
+
+    def interval(self, a: Allocation) -> int:
+        return int(self.moments.made_interval[a.number])
+
+    # ------------------------------------------------------------ the rules
+
+    def categorize(self, a: Allocation) -> tuple[str, str]:
+        """Category and role."""
+        labelled = {}
+        for row in a.labels:
+            category = CATEGORIES[self.trace.labels.category[row]]
+            labelled.setdefault(category, row)
+        outside = self.made_in(a) in ("other", "data", "before")
+        if not outside:
+            labelled.pop("inputs", None)
+        for category in ("weights", "gradients", "optimizer_state", "inputs"):
+            if category in labelled:
+                return category, self.label_role(a, labelled[category], category)
+        if a.saved and outside and self.forward_is_known(a):
+            return "inputs", "target"
+
+        if self.recomputed(a):
+            return "activations", "recomputed"
+        if "activations" in labelled:
+            return "activations", self.label_role(a, labelled["activations"])
+        if a.saved or self.freed_by_a_node(a):
+            return "activations", "saved"
+
+        if "workspaces" in labelled:
+            return "workspaces", self.label_role(a, labelled["workspaces"])
+        if self.is_cublas(a):
+            return "workspaces", "cublas"
+        if "communication" in labelled:
+            return "communication", self.label_role(a, labelled["communication"])
+        place = self.trace.places
+        if place.pool_high[a.place] or place.pool_low[a.place]:
+            return "graph_pools", "graph"
+
+        if self.held(a):
+            return "activations", "held"
+        for category in ("functional", "temporaries"):
+            if category in labelled:
+                return category, self.label_role(a, labelled[category])
+        if a.start < 0:
+            return "unknown", ""
+        same_interval = self.moments.freed_interval[a.number] == self.interval(a)
+        if same_interval or self.in_flight(a):
+            return "temporaries", self.made_in(a)
+        if self.made_in(a) != "forward":
+            return "functional", ""
+        was_handed = any(
+            CATEGORIES[self.trace.labels.category[row]] == "inputs" for row in a.labels
+        )
+        return "functional", "carried" if was_handed else "output"
+
+    def label_role(self, a: Allocation, row: int, category: str = "") -> str:
+        labels = self.trace.labels
+        if category == "gradients":
+            names = {
+                labels.name[other]
+                for other in a.labels
+                if CATEGORIES[labels.category[other]] == "gradients"
+            }
+            if len(names) > 1:
+                return "bucket"
+        return self.trace.strings[labels.role[row]]
+
+    def forward_is_known(self, a: Allocation) -> bool:
+        """There is a forward, so that being outside of one says something."""
+        if "forward" not in {PHASES[p] for p in self.line.phase}:
+            return False
+        if a.start >= 0:
+            return True
+        first = self.line.stretch_at(self.trace.events.ticks[:1])[0]
+        return PHASES[self.line.phase[first]] in ("other", "data")
+
+    def recomputed(self, a: Allocation) -> bool:
+        if self.made_in(a) != "recompute" or self.in_flight(a):
+            return False
+        node = self.innermost(a.start, "node")
+        within = self.freed_in(a) == "recompute" and self.innermost(a.end, "node") is node
+        return a.saved or not within
+
+    def freed_by_a_node(self, a: Allocation) -> bool:
+        if self.made_in(a) != "forward" or a.end < 0:
+            return False
+        if not self.has_ops:
+            return self.freed_in(a) == "backward"
+        return self.innermost(a.end, "node").number != 0
+
+    def held(self, a: Allocation) -> bool:
+        if self.made_in(a) != "forward" or self.in_flight(a):
+            return False
+        kept_from = int(self.line.kept_from[self.interval(a)])
+        if kept_from == int(phases.NEVER):
+            return False
+        return a.end < 0 or int(self.trace.events.ticks[a.end]) > kept_from
+
+    def in_flight(self, a: Allocation) -> bool:
+        return self.innermost(a.start, "op").is_open
+
+    def is_cublas(self, a: Allocation) -> bool:
+        op = self.innermost(a.start, "op")
+        if op.name not in PRODUCTS or a.end >= 0 or a.size not in CUBLAS_SIZES:
+            return False
+        if DEVICE_TYPES[self.trace.places.device_type[a.place]] != "cuda":
+            return False
+        before = self.allocations[max(0, a.number - 8) : a.number]
+        return any(self.innermost(other.start, "op") is op for other in before)

@@ -1,0 +1,318 @@
+"""What each allocation is for: the rules of pytracer/analysis/categories.py, one test each, and
+the same rules in slow Python on random programs.
+"""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from pytracer.analysis import views
+from pytracer.analysis.categories import role_text
+from pytracer.analysis.lifetimes import allocations
+from pytracer.schema import CATEGORIES
+from pytracer.trace import Trace
+from tests.category_reference import Reference
+from tests.trace_builder import Block, TraceBuilder, training_step
+
+
+def verdicts(trace: Trace) -> list[tuple[str, str]]:
+    """Category and role of every allocation."""
+    found = allocations(trace)
+    return [
+        (CATEGORIES[category], role_text(trace, int(role)))
+        for category, role in zip(found.category, found.role, strict=True)
+    ]
+
+
+def verdict(b: TraceBuilder, block: Block) -> tuple[str, str]:
+    trace = b.trace()
+    return verdicts(trace)[allocations(trace).address.tolist().index(block.address)]
+
+
+class Training:
+    """A forward that allocates one block; the test says how the block fares."""
+
+    def __init__(self) -> None:
+        self.b = TraceBuilder()
+
+    def forward(self, size: int = 100) -> Block:
+        b = self.b
+        with b.module("model"), b.op("aten::mm", grad=True) as self.op:
+            return b.alloc(size)
+
+
+@pytest.mark.parametrize("category", ["weights", "gradients", "optimizer_state"])
+def test_a_label_at_any_time_decides(category: str) -> None:
+    t = Training()
+    block = t.forward()
+    with t.b.backward(), t.b.node("MmBackward0", forward=t.op):
+        pass
+    t.b.label(block, category, "some role", "layer.weight")
+    assert verdict(t.b, block) == (category, "some role")
+
+
+def test_a_weight_is_a_weight_though_autograd_saves_it() -> None:
+    b = TraceBuilder()
+    block = b.seed(100)
+    b.saved(block)
+    b.label(block, "activations", "saved")
+    b.label(block, "weights", "parameter", "w")
+    assert verdict(b, block) == ("weights", "parameter")
+
+
+def test_one_block_behind_several_gradients_is_a_bucket() -> None:
+    b = TraceBuilder()
+    block = b.alloc(100)
+    b.label(block, "gradients", "parameter", "a")
+    b.label(block, "gradients", "parameter", "b")
+    assert verdict(b, block) == ("gradients", "bucket")
+
+
+def test_what_is_handed_to_the_model_is_input() -> None:
+    b = TraceBuilder()
+    batch = b.alloc(100)
+    b.label(batch, "inputs", "batch")
+    with b.module("model"):
+        pass
+    assert verdict(b, batch) == ("inputs", "batch")
+
+
+def test_what_the_model_made_and_the_loss_module_is_handed_is_no_input() -> None:
+    t = Training()
+    logits = t.forward()
+    t.b.label(logits, "inputs", "batch")
+    with t.b.module("criterion"), t.b.op("aten::mse_loss", grad=True):
+        pass
+    with t.b.backward(), t.b.node("MseLossBackward0"):
+        t.b.free(logits)
+    assert verdict(t.b, logits) == ("activations", "saved")
+
+
+def test_what_only_the_loss_uses_is_a_target() -> None:
+    t = Training()
+    target = t.b.alloc(100)
+    t.forward()
+    t.b.saved(target)
+    with t.b.backward():
+        pass
+    assert verdict(t.b, target) == ("inputs", "target")
+
+
+def test_what_a_node_frees_was_saved_for_it() -> None:
+    t = Training()
+    block = t.forward()
+    with t.b.backward(), t.b.node("MmBackward0", forward=t.op):
+        t.b.free(block)
+    assert verdict(t.b, block) == ("activations", "saved")
+
+
+def test_what_the_capture_saw_saved_needs_no_backward() -> None:
+    t = Training()
+    block = t.forward()
+    t.b.saved(block)
+    assert verdict(t.b, block) == ("activations", "saved")
+
+
+def test_what_a_variable_keeps_over_the_backward_is_held() -> None:
+    t = Training()
+    block = t.forward()
+    with t.b.backward(), t.b.node("MmBackward0", forward=t.op):
+        pass
+    t.b.free(block)
+    assert verdict(t.b, block) == ("activations", "held")
+
+
+def test_what_is_alive_when_memory_runs_out_in_forward_is_held() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm", grad=True):
+        alive = b.alloc(100)
+        gone = b.alloc(100)
+        b.free(gone)
+        b.oom(10**9)
+    b.free(alive)
+    assert verdict(b, alive) == ("activations", "held")
+    assert verdict(b, gone) == ("temporaries", "forward")
+
+
+def test_what_is_recomputed_and_outlives_that_is_an_activation() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm", grad=True):
+        pass
+    with b.backward(), b.node("CheckpointFunctionBackward"):
+        with b.module("block"), b.op("aten::mm", grad=True, recompute=True):
+            scratch, kept = b.alloc(10), b.alloc(100)
+            b.free(scratch)
+        with b.backward(), b.node("MmBackward0"):
+            b.free(kept)
+    assert verdict(b, kept) == ("activations", "recomputed")
+    assert verdict(b, scratch) == ("temporaries", "recompute")
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "other"])
+def test_what_its_own_phase_frees_is_temporary(phase: str) -> None:
+    b = TraceBuilder()
+    around = {
+        "forward": lambda: b.module("model"),
+        "backward": b.backward,
+        "optimizer": b.optimizer,
+        "other": lambda: b.user("my code"),
+    }
+    with around[phase](), b.op("aten::mul"):
+        block = b.alloc(100)
+        b.free(block)
+    assert verdict(b, block) == ("temporaries", phase)
+
+
+def test_without_grad_mode_what_outlives_the_call_is_the_programs() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm"):
+        output, cache = b.alloc(100), b.alloc(100)
+    b.label(cache, "inputs", "batch")
+    with b.module("model"), b.op("aten::mm"):
+        pass
+    b.free(output)
+    assert verdict(b, output) == ("functional", "output")
+    assert verdict(b, cache) == ("functional", "carried")
+
+
+def test_evaluation_between_training_steps_holds_no_activations() -> None:
+    t = Training()
+    with t.b.module("model"), t.b.op("aten::mm"):
+        output = t.b.alloc(100)
+    t.forward()
+    with t.b.backward():
+        pass
+    t.b.free(output)
+    assert verdict(t.b, output) == ("functional", "output")
+
+
+def test_cublas_scratch_is_told_from_the_product_beside_it() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm", grad=True):
+        product = b.alloc(32 << 20, device="cuda:0")
+        scratch = b.alloc(32 << 20, device="cuda:0")
+    with b.backward(), b.node("MmBackward0"):
+        b.free(product)
+    assert verdict(b, product) == ("activations", "saved")
+    assert verdict(b, scratch) == ("workspaces", "cublas")
+
+
+def test_collectives_own_what_they_make() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.user("FSDP::all_gather (layer)"), b.op("aten::empty"):
+        gathered = b.alloc(100)
+    with b.op("c10d::allreduce_"), b.op("aten::empty"):
+        reduced = b.alloc(100)
+    assert verdict(b, gathered) == ("communication", "all_gather")
+    assert verdict(b, reduced) == ("communication", "collective")
+
+
+def test_a_private_pool_is_a_graphs() -> None:
+    b = TraceBuilder()
+    block = b.alloc(100, device="cuda:0", pool=7)
+    assert verdict(b, block) == ("graph_pools", "graph")
+
+
+def test_what_was_there_before_and_nobody_knows_is_unknown() -> None:
+    b = TraceBuilder()
+    block = b.seed(100)
+    assert verdict(b, block) == ("unknown", "")
+
+
+def test_a_whole_step_leaves_nothing_unknown() -> None:
+    b = TraceBuilder()
+    weight = b.seed(1000)
+    b.label(weight, "weights", "parameter", "h.0.weight", "250", "float32")
+    training_step(b, weight)
+    rows = {row.category: row.own_peak for row in views.category_rows(b.trace())}
+    assert {name: amount for name, amount in rows.items() if amount} == {
+        "weights": 1000,
+        "gradients": 2000,
+        "activations": 2004,
+        "temporaries": 1000,
+        "inputs": 100,
+    }
+
+
+# ---------------------------------------------------------------- laws, on random programs
+
+NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")
+LABELLED = ("weights", "gradients", "optimizer_state", "inputs", "activations", "workspaces")
+LABELS = [
+    (category, role, name)
+    for category in (*LABELLED, "communication", "functional", "temporaries")
+    for role, name in (("one", "a"), ("two", "b"))
+]
+KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
+
+
+def random_program(choices: list[int]) -> Trace:
+    """Interprets numbers as what a program does: nonsense, but never impossible."""
+    b = TraceBuilder()
+    blocks: list[Block] = []
+    tape = iter(choices)
+
+    def pick(count: int) -> int:
+        return next(tape, 0) % count
+
+    for choice in tape:
+        action = choice % 16
+        if action < 4:
+            kind = KINDS[pick(len(KINDS))]
+            flags = pick(4) if kind == "op" else 0
+            forward = pick(b.now // 1000 + 1) if kind == "node" else 0
+            known = len(b._rows["scopes"])
+            b.begin(kind, NAMES[pick(len(NAMES))], flags=flags, forward=min(forward, known))
+        elif action < 7 and b.depth():
+            b.end()
+        elif action < 10:
+            device = ("cpu", "cuda:0")[pick(2)]
+            size = (0, 1, 100, 33_554_432)[pick(4)]
+            blocks.append(b.alloc(size, device=device, pool=pick(8) == 7))
+        elif action < 12 and blocks:
+            b.free(blocks.pop(pick(len(blocks))), requested=bool(pick(2)))
+        elif action == 12 and blocks:
+            category, role, name = LABELS[pick(len(LABELS))]
+            b.label(blocks[pick(len(blocks))], category, role, name)
+        elif action == 13 and blocks:
+            b.saved(blocks[pick(len(blocks))])
+        elif action == 14:
+            b.thread_number = pick(3)
+        elif action == 15:
+            kind = pick(6)
+            if kind == 0:
+                b.step()
+            elif kind == 1:
+                b.oom(100)
+            elif kind == 2:
+                blocks.append(b.seed(100))
+            elif kind == 3 and blocks:  # the address comes again, unseen
+                blocks.append(b.alloc(7, address=blocks.pop().address))
+    return b.trace()
+
+
+programs = st.lists(st.integers(0, 2**16), max_size=200).map(random_program)
+
+
+@given(programs)
+def test_the_fast_rules_are_the_slow_ones(trace: Trace) -> None:
+    reference = Reference(trace)
+    expected = [reference.categorize(a) for a in reference.allocations]
+    assert verdicts(trace) == expected
+
+
+@given(programs)
+def test_categories_sum_to_the_total_at_every_event(trace: Trace) -> None:
+    for device in views.devices(trace):
+        here = views.on_device(trace, device)
+        found = allocations(trace)
+        positions, levels = views.level_columns(trace, here, found.category, len(CATEGORIES))
+        total = np.zeros(len(positions), np.int64)
+        for at, position in enumerate(positions):
+            alive = here & views.alive_at(trace, int(position))
+            total[at] = found.requested_bytes[alive].sum()
+        assert np.sum(levels, axis=0).tolist() == total.tolist()
+        peak = views.peak(trace, device)
+        seeds = int(found.requested_bytes[here & (found.start < 0)].sum())
+        assert peak.bytes == max([*total.tolist(), seeds])
+        assert sum(peak.by_category.values()) == peak.bytes
