@@ -221,12 +221,18 @@ void write_rows(TraceWriter& writer, size_t count, MakeRow make_row) {
   }
 }
 
-void write_losses(TraceWriter& writer, const Recording& from, size_t strings) {
+// Counters are named in the string table; a name that is not there yet is added behind it.
+void write_losses(TraceWriter& writer, const Recording& from) {
   std::vector<std::string> names;
   std::vector<NamedCount> rows;
   for (const auto& [name, count] : from.losses) {
-    rows.push_back({static_cast<uint32_t>(strings + names.size()), count});
-    names.push_back(name);
+    auto known = std::find(from.strings.begin(), from.strings.end(), name);
+    auto number = static_cast<size_t>(known - from.strings.begin());
+    if (known == from.strings.end()) {
+      number += names.size();
+      names.push_back(name);
+    }
+    rows.push_back({static_cast<uint32_t>(number), count});
   }
   writer.add(std::span<const std::string>(names));
   writer.add(std::span<const NamedCount>(rows));
@@ -241,7 +247,7 @@ void write_recording(const Recording& from, const std::string& path, bool overwr
     return ClockReading{from.clock.ticks[i], from.clock.unix_ns[i]};
   });
   add_some(from.strings, writer);
-  write_losses(writer, from, from.strings.size());
+  write_losses(writer, from);
   write_rows(writer, from.stacks.parent.size(), [&](size_t i) {
     return StackFrame{
         from.stacks.parent[i], from.stacks.file[i], from.stacks.function[i], from.stacks.line[i]};

@@ -1,0 +1,318 @@
+#include "append_log.h"
+#include "check.h"
+#include "harvest.h"
+#include "recorder.h"
+#include "streamer.h"
+
+#include <cstdio>
+#include <thread>
+
+namespace pytracer {
+namespace {
+
+// A session of the process's one recorder, and what it recorded.
+class Recorded {
+ public:
+  explicit Recorded(uint64_t max_events = Recorder::kNoLimit)
+      : id_(Recorder::get().begin_session(max_events)) {}
+
+  ~Recorded() {
+    Recorder::get().end_session(id_);
+    Recorder::get().clear();
+  }
+
+  Recording read() const {
+    RecordingBuilder builder;
+    Harvest harvest(id_);
+    CHECK(harvest.drain_all(builder));
+    return builder.recording;
+  }
+
+  uint32_t id() const { return id_; }
+
+ private:
+  uint32_t id_;
+};
+
+ThreadState& here() {
+  return Recorder::this_thread();
+}
+
+void op(const char* name, int64_t sequence, int64_t next_sequence, auto body) {
+  int key = 0;
+  Recorder::get().push(here(), ScopeKind::kOp, &key, name, sequence);
+  body();
+  Recorder::get().pop(here(), &key, next_sequence);
+}
+
+void alloc(uint64_t address, uint64_t bytes = 8) {
+  Recorder::get().record(Action::kAlloc, kCpuPlace, address, bytes);
+}
+
+void release(uint64_t address) {
+  Recorder::get().record(Action::kFreeCompleted, kCpuPlace, address, 0);
+}
+
+std::string name_of(const Recording& r, uint32_t scope) {
+  return scope == 0 ? "" : r.strings[r.scope_begins.name[scope - 1]];
+}
+
+TEST(a_log_keeps_rows_in_the_order_of_their_claims) {
+  AppendLog<ScopeEnd> log;
+  for (uint32_t i = 1; i <= 200000; ++i) {
+    CHECK_EQ(log.append({i, i, 0}), uint64_t{i - 1});
+  }
+  uint64_t next = 1;
+  log.read(0, log.size(), [&](const ScopeEnd& row) { CHECK_EQ(row.ticks, next++); });
+  CHECK_EQ(next, uint64_t{200001});
+}
+
+TEST(threads_append_at_once_and_no_row_is_lost_or_torn) {
+  AppendLog<Event> log;
+  constexpr uint64_t kRows = 50000;
+  std::vector<std::thread> threads;
+  for (uint64_t t = 1; t <= 4; ++t) {
+    threads.emplace_back([&log, t] {
+      for (uint64_t i = 0; i < kRows; ++i) {
+        log.append({t * i, t * i, t * i, 0, 1, static_cast<uint32_t>(t), 0, 0});
+      }
+    });
+  }
+  // A reader runs along and only ever sees whole rows.
+  uint64_t seen = 0;
+  std::array<uint64_t, 5> per_thread{};
+  while (seen < 4 * kRows) {
+    seen = log.read(seen, log.size(), [&](const Event& row) {
+      CHECK_EQ(row.ticks, uint64_t{row.address});
+      CHECK_EQ(row.ticks, row.scope * per_thread[row.scope]);
+      ++per_thread[row.scope];
+    });
+    log.release_below(seen);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK_EQ(log.size(), 4 * kRows);
+}
+
+TEST(a_full_log_refuses_and_overwrites_nothing) {
+  AppendLog<ScopeEnd> log;
+  log.set_limit(3);
+  for (uint32_t i = 1; i <= 3; ++i) {
+    log.append({i, i, 0});
+  }
+  CHECK_EQ(log.append({4, 4, 0}), AppendLog<ScopeEnd>::kRefused);
+  CHECK_EQ(log.size(), uint64_t{3});
+}
+
+TEST(an_op_that_allocates_nothing_leaves_no_row) {
+  Recorded session;
+  op("aten::view", -1, -1, [] {});
+  op("aten::add", -1, -1, [] { alloc(0x1000); });
+  Recording r = session.read();
+  CHECK_EQ(r.scope_begins.name.size(), size_t{1});
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("aten::add"));
+}
+
+TEST(an_event_belongs_to_the_innermost_scope_and_parents_come_first) {
+  Recorded session;
+  op("outer", -1, -1, [] {
+    op("inner", -1, -1, [] { alloc(0x1000); });
+    alloc(0x2000);
+  });
+  alloc(0x3000);
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("inner"));
+  CHECK_EQ(name_of(r, r.events.scope[1]), std::string("outer"));
+  CHECK_EQ(r.events.scope[2], 0u);
+  CHECK_EQ(name_of(r, r.scope_begins.parent[r.events.scope[0] - 1]), std::string("outer"));
+  CHECK_EQ(r.scope_ends.scope.size(), size_t{2});
+}
+
+TEST(a_node_knows_the_op_that_made_it) {
+  Recorded session;
+  Recorder::get().torch_thread_id.store([]() -> uint64_t { return 7; });
+  // A composite op and its inner op see the same number; the inner one makes the node.
+  op("aten::linear", 40, 41, [] { op("aten::addmm", 40, 41, [] {}); });
+  op("aten::relu", 41, 42, [] {});
+  int key = 0;
+  Recorder::get().push_node(here(), &key, "AddmmBackward0", 40, 7, false);
+  alloc(0x1000);
+  Recorder::get().pop(here(), &key);
+  Recorder::get().push_node(here(), &key, "FromElsewhere", 41, 8, false);
+  alloc(0x2000);
+  Recorder::get().pop(here(), &key);
+  Recording r = session.read();
+  uint32_t known = r.events.scope[0];
+  CHECK_EQ(name_of(r, r.scope_begins.forward[known - 1]), std::string("aten::addmm"));
+  CHECK_EQ(r.scope_begins.forward[r.events.scope[1] - 1], 0u);
+}
+
+TEST(forward_work_inside_a_node_is_marked_as_recomputed) {
+  Recorded session;
+  int key = 0;
+  Recorder::get().push_node(here(), &key, "CheckpointFunctionBackward", 0, 0, false);
+  op("aten::mm", 5, 6, [] { alloc(0x1000); });
+  op("aten::mul", -1, -1, [] { alloc(0x2000); });
+  Recorder::get().pop(here(), &key);
+  Recorder::get().push_node(here(), &key, "DoubleBackward", 0, 0, true);
+  op("aten::mm", 6, 7, [] { alloc(0x3000); });
+  Recorder::get().pop(here(), &key);
+  Recording r = session.read();
+  auto recomputed = [&](size_t event) {
+    return (r.scope_begins.flags[r.events.scope[event] - 1] & kScopeRecompute) != 0;
+  };
+  CHECK(recomputed(0));
+  CHECK(!recomputed(1));
+  CHECK(!recomputed(2));
+}
+
+TEST(a_scope_that_ends_on_another_thread_does_not_confuse_the_stack) {
+  Recorded session;
+  int outer = 0;
+  int lost = 0;
+  Recorder::get().push(here(), ScopeKind::kUser, &outer, "outer");
+  Recorder::get().push(here(), ScopeKind::kUser, &lost, "async");
+  std::thread([&lost] { Recorder::get().pop(here(), &lost); }).join();
+  alloc(0x1000);
+  Recorder::get().pop(here(), &outer);
+  alloc(0x2000);
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("async"));
+  CHECK_EQ(r.events.scope[1], 0u);
+}
+
+TEST(names_are_told_apart_though_their_addresses_are_reused) {
+  Recorded session;
+  char name[8] = "one";
+  op(name, -1, -1, [] { alloc(0x1000); });
+  std::snprintf(name, sizeof(name), "two");
+  op(name, -1, -1, [] { alloc(0x2000); });
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("one"));
+  CHECK_EQ(name_of(r, r.events.scope[1]), std::string("two"));
+}
+
+TEST(what_exceeds_the_limit_is_counted_by_name) {
+  Recorded session(2);
+  for (uint64_t i = 0; i < 5; ++i) {
+    alloc(0x1000 * (i + 1));
+  }
+  Recording r = session.read();
+  CHECK_EQ(r.events.ticks.size(), size_t{2});
+  CHECK_EQ(r.losses.size(), size_t{1});
+  CHECK_EQ(r.losses[0].first, std::string("lost_alloc"));
+  CHECK_EQ(r.losses[0].second, uint64_t{3});
+}
+
+TEST(a_session_inside_a_session_sees_its_own_stretch) {
+  Recorded outer;
+  alloc(0x1000);
+  Recording inside;
+  {
+    uint32_t inner = Recorder::get().begin_session(Recorder::kNoLimit);
+    alloc(0x2000);
+    RecordingBuilder builder;
+    Harvest(inner).drain_all(builder);
+    inside = builder.recording;
+    Recorder::get().end_session(inner);
+  }
+  alloc(0x3000);
+  Recording whole = outer.read();
+  CHECK_EQ(inside.events.address, std::vector<uint64_t>{0x2000});
+  CHECK_EQ(whole.events.address, (std::vector<uint64_t>{0x1000, 0x2000, 0x3000}));
+}
+
+TEST(nothing_of_a_recording_leaks_into_the_next) {
+  {
+    Recorded first;
+    op("first", 3, 4, [] { alloc(0x1000); });
+  }
+  Recorded second;
+  op("second", -1, -1, [] { alloc(0x1000); });
+  Recording r = second.read();
+  CHECK_EQ(r.events.ticks.size(), size_t{1});
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("second"));
+  CHECK_EQ(r.strings.size(), size_t{2});
+}
+
+TEST(sessions_start_and_stop_while_threads_record) {
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t) {
+    threads.emplace_back([&stop, t] {
+      for (uint64_t i = 1; !stop.load(); ++i) {
+        op("work", static_cast<int64_t>(i), static_cast<int64_t>(i + 1), [&] {
+          alloc(i << 8 | static_cast<uint64_t>(t));
+          release(i << 8 | static_cast<uint64_t>(t));
+        });
+      }
+    });
+  }
+  for (int round = 0; round < 20; ++round) {
+    Recorded session;
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    Recording r = session.read();
+    for (uint32_t scope : r.events.scope) {
+      CHECK(scope <= r.scope_begins.ticks.size());
+    }
+  }
+  stop.store(true);
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+TEST(a_streamed_file_says_what_memory_says) {
+  const std::string path = "streamed.pytrace";
+  Recording in_memory;
+  {
+    Recorded session;
+    Streamer streamer(session.id(), path, true, "{}");
+    std::vector<std::thread> threads;
+    for (uint64_t t = 0; t < 3; ++t) {
+      threads.emplace_back([t] {
+        for (uint64_t i = 1; i < 20000; ++i) {
+          op(i % 2 == 0 ? "even" : "odd", -1, -1, [&] { alloc(i << 8 | t); });
+        }
+      });
+    }
+    for (std::thread& thread : threads) {
+      thread.join();
+    }
+    streamer.finish("{\"done\": true}");
+  }
+  ReadReport report;
+  Recording r = read_recording(path, report);
+  CHECK_EQ(report.status, ReadReport::Status::kComplete);
+  CHECK_EQ(r.events.ticks.size(), size_t{3 * 19999});
+  CHECK_EQ(r.meta, std::string("{\"done\": true}"));
+  for (size_t i = 0; i < r.events.ticks.size(); ++i) {
+    bool even = (r.events.address[i] >> 8) % 2 == 0;
+    CHECK_EQ(name_of(r, r.events.scope[i]), std::string(even ? "even" : "odd"));
+  }
+  std::remove(path.c_str());
+}
+
+TEST(a_recording_written_to_a_file_is_read_back_equal) {
+  const std::string path = "written.pytrace";
+  Recorded session(7);
+  for (uint64_t i = 1; i < 10; ++i) {
+    op("aten::empty", -1, -1, [&] { alloc(i << 4, i); });
+  }
+  Recording before = session.read();
+  before.meta = "{}";
+  write_recording(before, path, true);
+  ReadReport report;
+  Recording after = read_recording(path, report);
+  CHECK_EQ(report.status, ReadReport::Status::kComplete);
+  CHECK_EQ(after.events.address, before.events.address);
+  CHECK_EQ(after.events.bytes, before.events.bytes);
+  CHECK_EQ(after.scope_begins.name, before.scope_begins.name);
+  CHECK_EQ(after.strings, before.strings);
+  CHECK_EQ(after.losses.size(), size_t{2});
+  std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace pytracer
