@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis import matching, owners, phases
-from pytracer.analysis.categories import categories, role_text
+from pytracer.analysis.categories import categories
 from pytracer.analysis.once import once_per_trace
 from pytracer.schema import I64, U8, U16, U32, U64
 from pytracer.trace import Trace
@@ -23,8 +23,6 @@ class Allocations:
     start: I64  # rows of the event table, -1: before the trace
     end: I64  # the program gave it back; -1: still alive
     completed: I64  # the allocator could hand it out again; -1: not yet
-    start_ns: I64  # MISSING_TIME as above
-    end_ns: I64
     address: U64
     requested_bytes: U64
     place: U16
@@ -53,21 +51,20 @@ def allocations(trace: Trace) -> Allocations:
     """Everything that is known about each allocation."""
     found, moments, what = matching.lifetimes(trace), phases.moments(trace), categories(trace)
     owner = owners.owners(trace)
-    begun = found.start >= 0
+    before = found.start < 0
     step = phases.timeline(trace).step_at(moments.made_ticks)
-    thread = np.zeros(len(found.start), np.uint16)
-    thread[begun] = trace.events.thread[found.start[begun]]
+    step[before] = -1
+    thread = trace.events.thread[found.start]
+    thread[before] = 0
     return Allocations(
         start=found.start,
         end=found.end,
         completed=found.completed,
-        start_ns=_times(trace, found.start),
-        end_ns=_times(trace, found.end),
         address=found.address,
         requested_bytes=found.bytes,
         place=found.place,
         thread=thread,
-        step=np.where(begun, step, -1),
+        step=step,
         phase=moments.made_phase,
         free_phase=moments.freed_phase,
         category=what.category,
@@ -83,11 +80,9 @@ def allocations(trace: Trace) -> Allocations:
     )
 
 
-def _times(trace: Trace, position: I64) -> I64:
+def times_ns(trace: Trace, position: I64) -> I64:
+    """When these rows of the event table happened; MISSING_TIME for -1."""
     times = np.full(len(position), MISSING_TIME, np.int64)
     known = position >= 0
     times[known] = trace.time_ns(trace.events.ticks[position[known]])
     return times
-
-
-__all__ = ["Allocations", "allocations", "role_text"]

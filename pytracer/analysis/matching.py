@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pytracer._native import C
 from pytracer.analysis.once import once_per_trace
-from pytracer.schema import I64, U16, U64
+from pytracer.schema import ACTION, I64, U16, U64
 from pytracer.trace import Trace
 
 
@@ -31,3 +34,35 @@ def lifetimes(trace: Trace) -> Lifetimes:
     columns = {f"events.{name}": values for name, values in trace.events._asdict().items()}
     columns |= {f"places.{name}": values for name, values in trace.places._asdict().items()}
     return Lifetimes(**C.lifetimes(columns))
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Everything that changed what is allocated, in order; each change is one block's.
+
+    Two changes can be at one event: a block ended unseen where its address was given out again.
+    """
+
+    position: NDArray[np.intp]  # rows of the event table
+    allocation: I64
+    bytes: I64  # what was added; negative: freed
+
+
+@once_per_trace
+def changes(trace: Trace) -> Changes:
+    """A block counts from its alloc until it is completed, as its allocator counts it."""
+    found, action = lifetimes(trace), trace.events.action
+    freed = action == ACTION["free_completed"]
+    known = found.allocation_of_event >= 0
+    position = np.flatnonzero(known & (freed | (action == ACTION["alloc"])))
+    allocation = found.allocation_of_event[position]
+    size = found.bytes[allocation].astype(np.int64)
+    np.negative(size, out=size, where=freed[position])
+    unseen = np.flatnonzero(~freed[found.completed] & (found.completed >= 0))
+    if len(unseen):
+        unseen = unseen[np.argsort(found.completed[unseen])]
+        before = np.searchsorted(position, found.completed[unseen])
+        position = np.insert(position, before, found.completed[unseen])
+        allocation = np.insert(allocation, before, unseen)
+        size = np.insert(size, before, -found.bytes[unseen].astype(np.int64))
+    return Changes(position, allocation, size)

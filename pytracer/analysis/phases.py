@@ -83,12 +83,12 @@ class Timeline:
 
 def of_events(trace: Trace, ticks: U64, scope: U32) -> U8:
     """The phase of something that happened at these ticks inside these scopes."""
+    return _phase(trace, scope, timeline(trace).stretch_at(ticks))
+
+
+def _phase(trace: Trace, scope: U32, stretch: NDArray[np.intp]) -> U8:
     said = scope_phases(trace)[scope]
-    line = timeline(trace)
-    unsaid = said == UNSAID
-    if unsaid.any():
-        said[unsaid] = line.phase[line.stretch_at(ticks[unsaid])]
-    return said
+    return np.where(said == UNSAID, timeline(trace).phase[stretch], said)
 
 
 @once_per_trace
@@ -233,21 +233,22 @@ def _marks(trace: Trace) -> list[_Mark]:
     hard = np.flatnonzero(outermost & ((tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)))
     modules = np.flatnonzero(outermost & (tree.kind == MODULE))
     lasts, kept_from = _followed_by_backward(trace, tree, modules, hard)
-    marks: list[_Mark] = []
-    for scope in (*hard, *np.flatnonzero(outermost & data_scopes(trace))):
-        marks += _both_ends(tree, scope, False, int(NEVER))
-    for i, scope in enumerate(modules):
-        marks += _both_ends(tree, scope, bool(lasts[i]), int(kept_from[i]))
+    data = np.flatnonzero(outermost & data_scopes(trace))
+    never = np.full(len(hard) + len(data), NEVER)
+    marks = _both_ends(tree, np.concatenate([hard, data]), never != NEVER, never)
+    marks += _both_ends(tree, modules, lasts, kept_from)
     for scope in _first_ops_with_nodes(tree, outermost, hard):
         marks.append((int(tree.begin[scope]), MODULE, True, True, int(NEVER)))
     marks.sort(key=lambda mark: (mark[0], mark[2]))
     return marks
 
 
-def _both_ends(tree: Tree, scope: np.intp, lasts: bool, kept_from: int) -> list[_Mark]:
-    kind, end = int(tree.kind[scope]), tree.end[scope]
-    ends = [(int(end), kind, False, lasts, kept_from)] if end != NEVER else []
-    return [(int(tree.begin[scope]), kind, True, lasts, kept_from), *ends]
+def _both_ends(tree: Tree, numbers: NDArray[np.intp], lasts: Mask, kept_from: U64) -> list[_Mark]:
+    kinds, more = tree.kind[numbers].tolist(), (lasts.tolist(), kept_from.tolist())
+    begins, ends = tree.begin[numbers].tolist(), tree.end[numbers].tolist()
+    yes, no, never = [True] * len(begins), [False] * len(begins), int(NEVER)
+    marks = list(zip(begins, kinds, yes, *more, strict=True))
+    return marks + [m for m in zip(ends, kinds, no, *more, strict=True) if m[0] != never]
 
 
 def _followed_by_backward(
@@ -347,17 +348,15 @@ def moments(trace: Trace) -> Moments:
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:
-    known = np.flatnonzero(position >= 0)
-    at = position[known]
-    ticks = np.full(len(position), missing_ticks)
-    scope = np.zeros(len(position), np.uint32)
-    phase = np.full(len(position), MISSING, np.uint8)
-    interval = np.full(len(position), -1, np.int64)
-    line = timeline(trace)
-    count = len(scopes.tree(trace).kind)
-    ticks[known] = here = trace.events.ticks[at]
-    inside = trace.events.scope[at]
-    scope[known] = np.where(inside < count, inside, 0)
-    phase[known] = of_events(trace, here, scope[known])
-    interval[known] = line.interval[line.stretch_at(here)]
+    """Of these rows of the event table; -1 is "none" and gets what stands for it."""
+    events, line = trace.events, timeline(trace)
+    none = position < 0
+    ticks = events.ticks[position]
+    scope = events.scope[position]
+    scope[none | (scope >= len(scopes.tree(trace).kind))] = 0
+    stretch = line.stretch_at(ticks)
+    phase, interval = _phase(trace, scope, stretch), line.interval[stretch]
+    ticks[none] = missing_ticks
+    phase[none] = MISSING
+    interval[none] = -1
     return ticks, scope, phase, interval

@@ -42,16 +42,38 @@ class Tree:
     kind: U8
     flags: U8
     stack: U32
-    # The innermost scope of that kind at or around each scope, 0 for none.
-    op: U32
-    node: U32
+    op: U32  # the innermost op at or around each scope, 0 for none
     module: U32
-    # The innermost scope that is no op, at or around each scope.
-    context: U32
+    node: U32
+    contexts: "Contexts"
 
     def nearest_context(self, marked: Mask) -> U32:
         """The innermost marked scope at or around each scope; marks on ops do not count."""
-        return nearest_context(self.context, self.parent, marked)
+        return self.contexts.nearest(marked)
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """The tree without its ops. Most scopes are ops; what is left is much quicker to climb."""
+
+    numbers: U32  # the scopes that are no ops, rising; the first is 0
+    outer: U32  # what each of them is inside of, as a position in `numbers`
+    of_scope: U32  # what each scope is inside of or is itself, likewise
+
+    @classmethod
+    def of(cls, parent: U32, kind: U8) -> "Contexts":
+        """Leaves out the ops."""
+        is_context = kind != OP
+        numbers = np.flatnonzero(is_context).astype(np.uint32)
+        place = np.cumsum(is_context, dtype=np.uint32)
+        place -= 1
+        of_scope = place[nearest(parent, is_context)]
+        return cls(numbers, of_scope[parent[numbers]], of_scope)
+
+    def nearest(self, marked: Mask) -> U32:
+        """The innermost marked scope at or around each scope."""
+        found: U32 = self.numbers[nearest(self.outer, marked[self.numbers])][self.of_scope]
+        return found
 
 
 def nearest(parent: U32, marked: Mask) -> U32:
@@ -78,13 +100,12 @@ def tree(trace: Trace) -> Tree:
     kind = _with_none(begins.kind, NO_KIND)
     end = np.full(count, NEVER)
     stack = np.zeros(count, np.uint32)
-    known = (ends.scope > 0) & (ends.scope < count)
-    end[ends.scope[known]] = ends.ticks[known]
-    stack[ends.scope[known]] = np.where(
-        ends.stack[known] < len(trace.stacks.parent), ends.stack[known], 0
-    )
-    is_op = kind == OP
-    context = nearest(parent, ~is_op)
+    left = np.where(ends.scope < count, ends.scope, 0)
+    end[left] = ends.ticks
+    end[0] = NEVER
+    stack[left] = np.where(ends.stack < len(trace.stacks.parent), ends.stack, 0)
+    stack[0] = 0
+    contexts = Contexts.of(parent, kind)
     return Tree(
         begin=_with_none(begins.ticks),
         end=end,
@@ -95,28 +116,15 @@ def tree(trace: Trace) -> Tree:
         kind=kind,
         flags=_with_none(begins.flags),
         stack=stack,
-        op=nearest(parent, is_op),
-        node=nearest_context(context, parent, kind == NODE),
-        module=nearest_context(context, parent, kind == MODULE),
-        context=context,
+        op=nearest(parent, kind == OP),
+        module=contexts.nearest(kind == MODULE),
+        node=contexts.nearest(kind == NODE),
+        contexts=contexts,
     )
 
 
 def _with_none(column: NDArray[Any], none: int = 0) -> NDArray[Any]:
     return np.concatenate([np.array([none], column.dtype), column])
-
-
-def nearest_context(context: U32, parent: U32, marked: Mask) -> U32:
-    """As `nearest`, for marks on scopes that are no ops.
-
-    Most scopes are ops; what else there is makes a much smaller tree to climb.
-    """
-    others = np.flatnonzero(context == np.arange(len(context), dtype=np.uint32))
-    place = np.zeros(len(context), np.uint32)
-    place[others] = np.arange(len(others), dtype=np.uint32)
-    outer = place[context[parent[others]]]
-    found = others[nearest(outer, marked[others])].astype(np.uint32)
-    return found[place[context]]
 
 
 def names_where(trace: Trace, test: Callable[[str], bool]) -> Mask:

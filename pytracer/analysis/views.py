@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pytracer import errors, health as counters
 from pytracer.analysis import matching, owners, phases, scopes
 from pytracer.analysis.categories import role_text
-from pytracer.analysis.lifetimes import MISSING_TIME, allocations
+from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import (
@@ -114,31 +114,24 @@ def _peak_of(trace: Trace, device: str) -> _Level:
 
 
 def _highest(trace: Trace, which: Mask) -> _Level:
-    positions, change, at_start = _steps_of(trace, which)
-    if len(positions) == 0:
+    positions, levels, at_start = _levels_of(trace, which)
+    highest = int(levels.argmax()) if len(levels) else -1
+    if highest < 0 or levels[highest] <= at_start:
         return _Level(at_start, BEFORE)
-    level = at_start + np.cumsum(change)
-    highest = int(level.argmax())
-    if level[highest] <= at_start:
-        return _Level(at_start, BEFORE)
-    return _Level(int(level[highest]), int(positions[highest]))
+    return _Level(int(levels[highest]), int(positions[highest]))
 
 
-def _steps_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
-    """Where the sum over these allocations changes, by how much, and what it starts from."""
+def _levels_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
+    """The sum over these allocations: where it changes, what it is then, and what it starts from."""
+    changes = matching.changes(trace)
+    own = which[changes.allocation]
+    at_start = _bytes_before(trace, which)
+    return changes.position[own], at_start + np.cumsum(changes.bytes[own]), at_start
+
+
+def _bytes_before(trace: Trace, which: Mask) -> int:
     alloc = allocations(trace)
-    size = alloc.requested_bytes.view(np.int64)
-    begun, ended = which & (alloc.start >= 0), which & (alloc.completed >= 0)
-    starts, ends = alloc.start[begun], alloc.completed[ended]
-    change = np.zeros(len(trace.events.ticks), np.int64)
-    touched = np.zeros(len(change), np.bool_)
-    touched[starts] = True
-    touched[ends] = True
-    # No event begins or completes two blocks; one may do both, where an address came again.
-    change[starts] = size[begun]
-    change[ends] -= size[ended]
-    positions = np.flatnonzero(touched)
-    return positions, change[positions], int(size[which & (alloc.start < 0)].sum())
+    return int(alloc.requested_bytes[which & (alloc.start < 0)].sum())
 
 
 def alive(trace: Trace, at: At = "peak", device: str | None = None) -> Mask:
@@ -262,8 +255,8 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "address": alloc.address,
         "requested_bytes": alloc.requested_bytes.astype(np.int64),
         "allocated_bytes": _or_na(allocated_bytes(trace), -1),
-        "start_ns": _or_na(alloc.start_ns, MISSING_TIME),
-        "end_ns": _or_na(alloc.end_ns, MISSING_TIME),
+        "start_ns": _or_na(times_ns(trace, alloc.start), MISSING_TIME),
+        "end_ns": _or_na(times_ns(trace, alloc.end), MISSING_TIME),
         "step": _or_na(alloc.step, -1),
         "phase": texts.phases(alloc.phase),
         "category": pd.Categorical.from_codes(
@@ -496,14 +489,20 @@ def level_columns(
     trace: Trace, which: Mask, groups: NDArray[Any], count: int
 ) -> tuple[NDArray[np.intp], list[I64]]:
     """The positions at which these allocations change, and each group's bytes after them."""
-    positions, _, _ = _steps_of(trace, which)
+    changes = matching.changes(trace)
+    own = which[changes.allocation]
+    positions, amounts = changes.position[own], changes.bytes[own]
+    group_of_change = groups[changes.allocation[own]]
+    whole = np.append(positions[1:] != positions[:-1], True)[: len(positions)]
     levels = []
     for number in range(count):
-        own, change, at_start = _steps_of(trace, which & (groups == number))
+        at_start = _bytes_before(trace, which & (groups == number))
+        at = np.flatnonzero(group_of_change == number)
+        values = np.concatenate([[at_start], at_start + np.cumsum(amounts[at])])
         # Between its own changes a group stays as it is.
-        last = np.searchsorted(own, positions, side="right")
-        levels.append(np.concatenate([[at_start], at_start + np.cumsum(change)])[last])
-    return positions, levels
+        level = np.repeat(values, np.diff(np.concatenate([[0], at, [len(positions)]])))
+        levels.append(level if whole.all() else level[whole])
+    return positions[whole], levels
 
 
 # ---------------------------------------------------------------- steps
@@ -545,8 +544,8 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     if len(events.ticks) == 0:
         return []
     which = on_device(trace, device)
-    positions, change, at_start = _steps_of(trace, which)
-    level = np.concatenate([[at_start], at_start + np.cumsum(change)])
+    positions, levels, at_start = _levels_of(trace, which)
+    level = np.concatenate([[at_start], levels])
     # Where each step ends: as a time, and as a number of changes.
     ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
     cuts = np.searchsorted(events.ticks[positions], ends, side="right")
