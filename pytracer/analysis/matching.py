@@ -56,8 +56,8 @@ def changes(trace: Trace) -> Changes:
     known = found.allocation_of_event >= 0
     position = np.flatnonzero(known & (freed | (action == ACTION["alloc"])))
     allocation = found.allocation_of_event[position]
-    size = found.bytes[allocation].astype(np.int64)
-    np.negative(size, out=size, where=freed[position])
+    size = found.bytes.view(np.int64)[allocation]
+    size *= 1 - 2 * freed[position].view(np.int8)
     unseen = np.flatnonzero(~freed[found.completed] & (found.completed >= 0))
     if len(unseen):
         unseen = unseen[np.argsort(found.completed[unseen])]

@@ -123,10 +123,20 @@ def _highest(trace: Trace, which: Mask) -> _Level:
 
 def _levels_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
     """The sum over these allocations: where it changes, what it is then, and what it starts from."""
-    changes = matching.changes(trace)
-    own = which[changes.allocation]
+    positions, _, amounts = _changes_of(trace, which)
     at_start = _bytes_before(trace, which)
-    return changes.position[own], at_start + np.cumsum(changes.bytes[own]), at_start
+    levels = np.cumsum(amounts)
+    levels += at_start
+    return positions, levels, at_start
+
+
+def _changes_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, I64]:
+    """Positions, allocations and bytes of the changes that are about these allocations."""
+    changes = matching.changes(trace)
+    if which.all():
+        return changes.position, changes.allocation, changes.bytes
+    own = which[changes.allocation]
+    return changes.position[own], changes.allocation[own], changes.bytes[own]
 
 
 def _bytes_before(trace: Trace, which: Mask) -> int:
@@ -489,20 +499,24 @@ def level_columns(
     trace: Trace, which: Mask, groups: NDArray[Any], count: int
 ) -> tuple[NDArray[np.intp], list[I64]]:
     """The positions at which these allocations change, and each group's bytes after them."""
-    changes = matching.changes(trace)
-    own = which[changes.allocation]
-    positions, amounts = changes.position[own], changes.bytes[own]
-    group_of_change = groups[changes.allocation[own]]
+    positions, allocation, amounts = _changes_of(trace, which)
+    group_of_change = groups[allocation]
+    # Of two changes at one event only the sum after both is shown.
     whole = np.append(positions[1:] != positions[:-1], True)[: len(positions)]
-    levels = []
+    twice = not whole.all()
+    levels: list[I64] = []
     for number in range(count):
         at_start = _bytes_before(trace, which & (groups == number))
         at = np.flatnonzero(group_of_change == number)
-        values = np.concatenate([[at_start], at_start + np.cumsum(amounts[at])])
-        # Between its own changes a group stays as it is.
-        level = np.repeat(values, np.diff(np.concatenate([[0], at, [len(positions)]])))
-        levels.append(level if whole.all() else level[whole])
-    return positions[whole], levels
+        if len(at) == 0:
+            level = np.broadcast_to(np.int64(at_start), len(positions))
+        else:
+            level = np.zeros(len(positions), np.int64)
+            level[at] = amounts[at]
+            level[0] += at_start
+            np.cumsum(level, out=level)
+        levels.append(level[whole] if twice else level)
+    return positions[whole] if twice else positions, levels
 
 
 # ---------------------------------------------------------------- steps
