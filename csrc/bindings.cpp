@@ -381,9 +381,8 @@ PYBIND11_MODULE(_C, m) {
     device_tracker()->seed();
   });
 
-  m.def("make_module_call", [](py::handle type, py::handle original) {
-    return py::reinterpret_steal<py::object>(
-        interceptors::make_module_call(type.ptr(), original.ptr()));
+  m.def("make_module_call", [](py::handle original) {
+    return py::reinterpret_steal<py::object>(interceptors::make_module_call(original.ptr()));
   });
   m.def("make_engine_call", [](py::handle original) {
     return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
@@ -397,6 +396,7 @@ PYBIND11_MODULE(_C, m) {
               {or_null(name_of_module), or_null(root), or_null(before), or_null(after)});
         });
   m.def("forget_module", &interceptors::forget_module);
+  m.def("count_callback_error", &interceptors::count_error);
   m.def("saved_tensor_hooks", [] {
     return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),
                           py::reinterpret_steal<py::object>(saved_tensors::unpack_hook()));

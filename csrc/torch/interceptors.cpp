@@ -3,8 +3,8 @@
 #include "../core/recorder.h"
 
 #include <array>
+#include <structmember.h>
 #include <unordered_map>
-#include <vector>
 
 namespace pytracer::interceptors {
 
@@ -12,8 +12,6 @@ namespace {
 
 // All guarded by the GIL.
 Callbacks callbacks{};
-PyObject* original_module_call = nullptr;
-PyObject* original_engine_call = nullptr;
 uint64_t errors = 0;
 
 std::unordered_map<const PyObject*, uint32_t>& module_names() {
@@ -21,24 +19,41 @@ std::unordered_map<const PyObject*, uint32_t>& module_names() {
   return *names;
 }
 
-// Calls back without disturbing the program: an exception in flight stays, ours are counted.
-PyObject* call_quietly(PyObject* callback, PyObject* const* args, size_t count) {
-  PyObject* result = PyObject_Vectorcall(callback, args, count, nullptr);
-  if (result == nullptr) {
+// Calls back without disturbing the program: what goes wrong in ours is counted and forgotten.
+// False for what came from outside meanwhile, which is the program's to see: Ctrl-C, an exit.
+bool call_quietly(PyObject* callback,
+                  PyObject* const* args,
+                  size_t count,
+                  PyObject** result = nullptr) {
+  PyObject* returned = PyObject_Vectorcall(callback, args, count, nullptr);
+  if (returned == nullptr) {
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+      return false;
+    }
     ++errors;
     PyErr_Clear();
   }
-  return result;
+  if (result != nullptr) {
+    *result = returned;
+  } else {
+    Py_XDECREF(returned);
+  }
+  return true;
 }
 
-uint32_t name_of(PyObject* module) {
-  auto [it, is_new] = module_names().try_emplace(module, 0);
-  if (!is_new) {
-    return it->second;
+// False as above.
+bool name_of(PyObject* module, uint32_t& name) {
+  auto known = module_names().find(module);
+  if (known != module_names().end()) {
+    name = known->second;
+    return true;
   }
-  uint32_t name = 0;
+  name = 0;
   if (callbacks.name_of_module != nullptr) {
-    PyObject* text = call_quietly(callbacks.name_of_module, &module, 1);
+    PyObject* text = nullptr;
+    if (!call_quietly(callbacks.name_of_module, &module, 1, &text)) {
+      return false;
+    }
     const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
     if (utf8 != nullptr) {
       name = Recorder::get().strings.intern(utf8);
@@ -47,14 +62,15 @@ uint32_t name_of(PyObject* module) {
     }
     Py_XDECREF(text);
   }
-  module_names()[module] = name;  // the callback may have grown the table
-  return name;
+  module_names()[module] = name;
+  return true;
 }
 
 // Root-module callbacks see what a Python function would: a tuple and a dict.
-void tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+bool tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   PyObject* tuple = PyTuple_New(count);
   PyObject* dict = PyDict_New();
+  bool go_on = true;
   if (tuple != nullptr && dict != nullptr) {
     for (Py_ssize_t i = 0; i < count; ++i) {
       PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
@@ -64,11 +80,13 @@ void tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObje
       PyDict_SetItem(dict, PyTuple_GET_ITEM(names, i), args[count + i]);
     }
     std::array<PyObject*, 3> call{module, tuple, dict};
-    Py_XDECREF(call_quietly(callbacks.before_root, call.data(), call.size()));
+    go_on = call_quietly(callbacks.before_root, call.data(), call.size());
+  } else {
+    PyErr_Clear();
   }
   Py_XDECREF(tuple);
   Py_XDECREF(dict);
-  PyErr_Clear();
+  return go_on;
 }
 
 // Closes the frame however the call ends, KeyboardInterrupt and thread exit included.
@@ -87,29 +105,29 @@ class OpenFrame {
   ThreadState& thread_;
 };
 
-PyObject* module_call(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  Py_ssize_t total = count + (names != nullptr ? PyTuple_GET_SIZE(names) : 0);
-  std::array<PyObject*, 12> few;
-  std::vector<PyObject*> many;
-  PyObject** call = few.data();
-  if (static_cast<size_t>(total) + 1 > few.size()) {
-    many.resize(static_cast<size_t>(total) + 1);
-    call = many.data();
-  }
-  call[0] = self;
-  for (Py_ssize_t i = 0; i < total; ++i) {
-    call[i + 1] = args[i];
-  }
-  auto forward = [&] {
-    return PyObject_Vectorcall(original_module_call, call, static_cast<size_t>(count) + 1, names);
-  };
-  if (!recording.load(std::memory_order_relaxed)) {
+struct StandIn {
+  PyObject_HEAD vectorcallfunc call;
+  PyObject* original;
+};
+
+PyObject* original_of(PyObject* self) {
+  return reinterpret_cast<StandIn*>(self)->original;
+}
+
+// args[0] is the module.
+PyObject* module_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  auto forward = [&] { return PyObject_Vectorcall(original_of(self), args, flags, names); };
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (!recording.load(std::memory_order_relaxed) || count == 0) {
     return forward();
   }
-  uint32_t name = name_of(self);
+  uint32_t name = 0;
+  if (!name_of(args[0], name)) {
+    return nullptr;
+  }
   bool root = Recorder::this_thread().outside_of_modules();
-  if (root && callbacks.before_root != nullptr) {
-    tell_root(self, args, count, names);
+  if (root && callbacks.before_root != nullptr && !tell_root(args[0], args + 1, count - 1, names)) {
+    return nullptr;
   }
   OpenFrame frame(ScopeKind::kModule, "", name);
   if (root) {
@@ -118,20 +136,18 @@ PyObject* module_call(PyObject* self, PyObject* const* args, Py_ssize_t count, P
   return forward();
 }
 
-PyObject* engine_call(PyObject* /*self*/,
-                      PyObject* const* args,
-                      Py_ssize_t count,
-                      PyObject* names) {
-  auto forward = [&] {
-    return PyObject_Vectorcall(original_engine_call, args, static_cast<size_t>(count), names);
-  };
+// args[0] is the outputs.
+PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  auto forward = [&] { return PyObject_Vectorcall(original_of(self), args, flags, names); };
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
   if (!recording.load(std::memory_order_relaxed)) {
     return forward();
   }
   ThreadState& thread = Recorder::this_thread();
   bool outermost = !thread.inside_node();
-  if (outermost && callbacks.before_backward != nullptr && count > 0) {
-    Py_XDECREF(call_quietly(callbacks.before_backward, args, 1));
+  if (outermost && callbacks.before_backward != nullptr && count > 0 &&
+      !call_quietly(callbacks.before_backward, args, 1)) {
+    return nullptr;
   }
   PyObject* result = nullptr;
   {
@@ -139,28 +155,68 @@ PyObject* engine_call(PyObject* /*self*/,
     Recorder::get().open_current(thread);
     result = forward();
   }
-  if (outermost && callbacks.after_backward != nullptr && result != nullptr) {
-    Py_XDECREF(call_quietly(callbacks.after_backward, nullptr, 0));
+  if (outermost && callbacks.after_backward != nullptr && result != nullptr &&
+      !call_quietly(callbacks.after_backward, nullptr, 0)) {
+    Py_CLEAR(result);
   }
   return result;
 }
 
-template <class Function>
-PyCFunction as_method(Function* function) {
-  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+void stand_in_dealloc(PyObject* self) {
+  PyTypeObject* type = Py_TYPE(self);
+  Py_DECREF(original_of(self));
+  type->tp_free(self);
+  Py_DECREF(type);
 }
 
-PyMethodDef module_call_definition = {
-    "__call__",
-    as_method(&module_call),
-    METH_FASTCALL | METH_KEYWORDS,
-    "__call__($self, /, *args, **kwargs)\n--\n\nCall self as a function."};
+// Whoever looks closer (inspect, the profiler asking for __code__) sees the function itself.
+PyObject* stand_in_getattro(PyObject* self, PyObject* name) {
+  return PyObject_GetAttr(original_of(self), name);
+}
 
-PyMethodDef engine_call_definition = {
-    "_engine_run_backward",
-    as_method(&engine_call),
-    METH_FASTCALL | METH_KEYWORDS,
-    "_engine_run_backward(t_outputs, *args, **kwargs)\n--\n\nRuns the autograd engine."};
+int stand_in_setattro(PyObject* self, PyObject* name, PyObject* value) {
+  return PyObject_SetAttr(original_of(self), name, value);
+}
+
+PyObject* stand_in_repr(PyObject* self) {
+  return PyObject_Repr(original_of(self));
+}
+
+PyObject* stand_in_bind(PyObject* self, PyObject* instance, PyObject* /*type*/) {
+  return instance == nullptr ? Py_NewRef(self) : PyMethod_New(self, instance);
+}
+
+PyMemberDef stand_in_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(StandIn, call), READONLY, nullptr},
+    {nullptr, 0, 0, 0, nullptr}};
+
+PyType_Slot stand_in_slots[] = {{Py_tp_dealloc, reinterpret_cast<void*>(&stand_in_dealloc)},
+                                {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
+                                {Py_tp_getattro, reinterpret_cast<void*>(&stand_in_getattro)},
+                                {Py_tp_setattro, reinterpret_cast<void*>(&stand_in_setattro)},
+                                {Py_tp_repr, reinterpret_cast<void*>(&stand_in_repr)},
+                                {Py_tp_descr_get, reinterpret_cast<void*>(&stand_in_bind)},
+                                {Py_tp_members, stand_in_members},
+                                {0, nullptr}};
+
+PyType_Spec stand_in_spec = {
+    "pytracer._C.StandIn",
+    sizeof(StandIn),
+    0,
+    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    stand_in_slots};
+
+PyObject* stand_in(vectorcallfunc call, PyObject* original) {
+  static PyObject* const spec_type = PyType_FromSpec(&stand_in_spec);
+  auto* type = reinterpret_cast<PyTypeObject*>(spec_type);
+  PyObject* object = type->tp_alloc(type, 0);
+  if (object != nullptr) {
+    auto* made = reinterpret_cast<StandIn*>(object);
+    made->call = call;
+    made->original = Py_NewRef(original);
+  }
+  return object;
+}
 
 void replace(PyObject*& held, PyObject* with) {
   PyObject* before = held;
@@ -170,14 +226,12 @@ void replace(PyObject*& held, PyObject* with) {
 
 }  // namespace
 
-PyObject* make_module_call(PyObject* module_type, PyObject* original) {
-  replace(original_module_call, original);
-  return PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(module_type), &module_call_definition);
+PyObject* make_module_call(PyObject* original) {
+  return stand_in(&module_call, original);
 }
 
 PyObject* make_engine_call(PyObject* original) {
-  replace(original_engine_call, original);
-  return PyCFunction_New(&engine_call_definition, nullptr);
+  return stand_in(&engine_call, original);
 }
 
 void set_callbacks(const Callbacks& with) {
@@ -193,6 +247,10 @@ void forget_module(uintptr_t address) {
 
 void forget_all_modules() {
   module_names().clear();
+}
+
+void count_error() {
+  ++errors;
 }
 
 uint64_t callback_errors() {

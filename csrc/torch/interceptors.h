@@ -16,7 +16,7 @@ namespace pytracer::interceptors {
 
 // Replacements that behave exactly like `original`; the caller puts them in place and back.
 // New references.
-PyObject* make_module_call(PyObject* module_type, PyObject* original);
+PyObject* make_module_call(PyObject* original);
 PyObject* make_engine_call(PyObject* original);
 
 struct Callbacks {
@@ -33,5 +33,6 @@ void forget_module(uintptr_t address);
 void forget_all_modules();
 // Exceptions that a callback raised; they never reach the traced program.
 uint64_t callback_errors();
+void count_error();
 
 }  // namespace pytracer::interceptors

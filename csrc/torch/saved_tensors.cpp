@@ -3,31 +3,51 @@
 #include "../core/recorder.h"
 #include "labels.h"
 
-#include <c10/util/StringUtil.h>
-#include <torch/csrc/autograd/anomaly_mode.h>
+#include <ATen/SavedTensorHooks.h>
+#include <ATen/SequenceNumber.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
+#include <memory>
 #include <new>
-#include <sstream>
+#include <string_view>
+#include <typeinfo>
+#include <utility>
 
 namespace pytracer::saved_tensors {
 
 namespace {
 
+using torch::autograd::Node;
+using torch::autograd::SavedVariable;
+
+// Nodes are shared_ptrs up to torch 2.12 and intrusive ones from there on.
+template <class T>
+std::weak_ptr<T> weaken(const std::shared_ptr<T>& pointer) {
+  return pointer;
+}
+
+template <class T>
+c10::weak_intrusive_ptr<T> weaken(const c10::intrusive_ptr<T>& pointer) {
+  return c10::weak_intrusive_ptr<T>(pointer);
+}
+
+using WeakNode = decltype(weaken(std::declval<const at::Tensor&>().grad_fn()));
+
+// What torch would have kept without hooks, so that torch itself compares the versions and raises.
 struct Packed {
-  PyObject_HEAD at::Tensor data;
-  uint32_t version;
-  uint32_t output_number;
-  // Only read when unpacking, and then alive: torch's SavedVariable holds the node of an input,
-  // and the node of an output is the one that is running.
-  const torch::autograd::Node* made_by;
+  PyObject_HEAD SavedVariable saved;
+  bool output;
+  WeakNode made_by;  // of an output
 };
 
 void packed_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
-  reinterpret_cast<Packed*>(self)->data.~Tensor();
+  auto* packed = reinterpret_cast<Packed*>(self);
+  packed->saved.~SavedVariable();
+  packed->made_by.~WeakNode();
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -43,49 +63,56 @@ PyTypeObject* packed_type() {
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-// torch/csrc/autograd/saved_variable.cpp, SavedVariable::unpack, word for word.
-std::string modified_message(const Packed& packed) {
-  std::ostringstream message;
-  message << "one of the variables needed for gradient computation has been "
-             "modified by an inplace operation: ["
-          << packed.data.toString() << ' ';
-  if (packed.data.is_nested()) {
-    message << packed.data._nested_tensor_size() << ']';
-  } else {
-    message << packed.data.sizes() << ']';
+// Torch saves without asking our hooks, as it does while it compiles.
+class WithoutHooks {
+ public:
+  WithoutHooks() : before_(at::SavedTensorDefaultHooks::set_tracing(true)) {}
+
+  ~WithoutHooks() { at::SavedTensorDefaultHooks::set_tracing(before_); }
+
+  WithoutHooks(const WithoutHooks&) = delete;
+  WithoutHooks& operator=(const WithoutHooks&) = delete;
+
+ private:
+  bool before_;
+};
+
+// By name: torch does not export the type.
+bool is_custom_function(const Node& node) {
+  std::string_view type = typeid(node).name();
+  return type.find("6PyNode") != type.npos || type.find("7CppNode") != type.npos;
+}
+
+// Whether the node that saves the tensor may be the one that made it; keeping the tensor itself
+// would then be a cycle that nobody breaks. A node is made before it saves anything, so an input
+// has an older one than the newest. What may make further nodes meanwhile counts as an output.
+bool may_be_output(const at::Tensor& tensor) {
+  const auto& node = tensor.grad_fn();
+  if (!node) {
+    return false;
   }
-  if (packed.made_by != nullptr) {
-    message << ", which is output " << packed.output_number << " of " << packed.made_by->name()
-            << ',';
-  }
-  message << " is at version " << packed.data._version() << "; expected version " << packed.version
-          << " instead.";
-  if (!torch::autograd::AnomalyMode::is_enabled()) {
-    message << " Hint: enable anomaly detection to find the operation that failed to compute its "
-               "gradient, with torch.autograd.set_detect_anomaly(True).";
-  } else {
-    message << " Hint: the backtrace further above shows the operation that failed to compute its "
-               "gradient. The variable in question was changed in there or anywhere later. "
-               "Good luck!";
-  }
-  return message.str();
+  return node->sequence_nr() + 1 >= at::sequence_number::peek() ||
+         tensor._fw_grad(/*level=*/0).defined() || tensor.key_set().has(c10::DispatchKey::Python) ||
+         is_custom_function(*node);
 }
 
 PyObject* pack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   const at::Tensor& tensor = THPVariable_Unpack(argument);
   labels::record_saved(tensor);
+  bool output = may_be_output(tensor);
+  WithoutHooks without_hooks;
+  SavedVariable saved(tensor, output);
+  WeakNode made_by = weaken(tensor.grad_fn());
   PyTypeObject* type = packed_type();
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) {
     return nullptr;
   }
   auto* packed = reinterpret_cast<Packed*>(object);
-  new (&packed->data) at::Tensor();
-  packed->data = tensor.tensor_data();
-  packed->version = static_cast<uint32_t>(tensor._version());
-  packed->output_number = static_cast<uint32_t>(tensor.output_nr());
-  packed->made_by = tensor.grad_fn().get();
+  new (&packed->saved) SavedVariable(std::move(saved));
+  packed->output = output;
+  new (&packed->made_by) WeakNode(std::move(made_by));
   return object;
   END_HANDLE_TH_ERRORS
 }
@@ -93,11 +120,12 @@ PyObject* pack(PyObject* /*self*/, PyObject* argument) {
 PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   const auto* packed = reinterpret_cast<const Packed*>(argument);
-  if (static_cast<uint32_t>(packed->data._version()) != packed->version) {
-    PyErr_SetString(PyExc_RuntimeError, modified_message(*packed).c_str());
-    return nullptr;
+  if (!packed->output) {
+    return THPVariable_Wrap(packed->saved.unpack().tensor_data());
   }
-  return THPVariable_Wrap(packed->data);
+  auto made_by = packed->made_by.lock();
+  return THPVariable_Wrap(
+      packed->saved.unpack(made_by ? made_by : torch::autograd::get_current_node()).tensor_data());
   END_HANDLE_TH_ERRORS
 }
 

@@ -1,8 +1,8 @@
 // Saved-tensor hooks written in C: they see each tensor that autograd saves, as it is saved.
 //
 // Torch stops checking versions as soon as any default hook is active, and a hook that returns
-// an operator's output makes a reference cycle. These keep both promises themselves: pack stores
-// a detached alias and the version, unpack compares and raises torch's own error.
+// an operator's output makes a reference cycle. So pack lets torch save once more without hooks,
+// and unpack lets it unpack: the check and its error are torch's own.
 #pragma once
 
 #include <Python.h>

@@ -11,6 +11,7 @@ import importlib.machinery
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
+from typing import Any
 
 DYNAMO = "torch._dynamo"
 
@@ -41,16 +42,33 @@ class Shelter:
             self._watcher = None
         if self._registered:
             handler = sys.modules[DYNAMO].callback_handler
-            handler.remove_start_callback(self._enter)
-            handler.remove_end_callback(self._leave)
+            del handler.clear
+            self._remove(handler)
             self._registered = False
         self._depth = 0
 
     def _register(self) -> None:
-        dynamo = sys.modules[DYNAMO]
-        dynamo.callback_handler.register_start_callback(self._enter)
-        dynamo.callback_handler.register_end_callback(self._leave)
+        handler = sys.modules[DYNAMO].callback_handler
+        self._add(handler)
+        clear = handler.clear
+
+        def clear_and_stay() -> None:  # torch._dynamo.reset() forgets all callbacks
+            clear()
+            self._add(handler)
+
+        handler.clear = clear_and_stay
         self._registered = True
+
+    def _add(self, handler: Any) -> None:
+        handler.register_start_callback(self._enter)
+        handler.register_end_callback(self._leave)
+
+    def _remove(self, handler: Any) -> None:
+        # The program may have emptied the lists itself.
+        if self._enter in handler.start_callbacks:
+            handler.remove_start_callback(self._enter)
+        if self._leave in handler.end_callbacks:
+            handler.remove_end_callback(self._leave)
 
     def _after_import(self) -> None:
         if self._watcher is not None:
@@ -66,6 +84,8 @@ class Shelter:
             self._suspend()
 
     def _leave(self, *_: object) -> None:
+        if self._depth == 0:
+            return  # of a compilation that began before us
         self._depth -= 1
         if self._depth == 0:
             self._resume()

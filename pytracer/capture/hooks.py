@@ -121,7 +121,7 @@ class Hooks:
 
 
 class _PythonHooks:
-    """torch's Python functions: module calls, the engine, optimizers; all but the engine's C."""
+    """torch's Python functions: module calls, the engine, optimizers."""
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
@@ -157,13 +157,12 @@ class _PythonHooks:
     def _put_in_place(self) -> None:
         if not self._installed or self._module_call is not None:
             return
-        module_type = torch.nn.Module
-        self._original_module_call = module_type.__dict__["__call__"]
-        self._module_call = C.make_module_call(module_type, self._original_module_call)
-        module_type.__call__ = self._module_call
+        self._original_module_call = torch.nn.Module.__dict__["__call__"]
+        self._module_call = C.make_module_call(self._original_module_call)
+        _set(torch.nn.Module, "__call__", self._module_call)
         self._original_engine_call = vars(torch.autograd)["_engine_run_backward"]
         self._engine_call = C.make_engine_call(self._original_engine_call)
-        torch.autograd._engine_run_backward = self._engine_call
+        _set(torch.autograd, "_engine_run_backward", self._engine_call)
         self._optimizer_handles = [
             register_optimizer_step_pre_hook(self._before_step),
             register_optimizer_step_post_hook(self._after_step),
@@ -174,32 +173,45 @@ class _PythonHooks:
             return
         # Somebody may have wrapped ours meanwhile; then theirs stays, and ours passes through.
         if torch.nn.Module.__dict__["__call__"] is self._module_call:
-            torch.nn.Module.__call__ = self._original_module_call
+            _set(torch.nn.Module, "__call__", self._original_module_call)
         if vars(torch.autograd)["_engine_run_backward"] is self._engine_call:
-            torch.autograd._engine_run_backward = self._original_engine_call
+            _set(torch.autograd, "_engine_run_backward", self._original_engine_call)
         self._module_call = self._engine_call = None
         for handle in self._optimizer_handles:
             handle.remove()
         self._optimizer_handles = []
 
     def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._hooks.labels.before_optimizer(optimizer)
+        _quietly(self._hooks.labels.before_optimizer, optimizer)
 
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self._hooks.labels.after_optimizer(optimizer)
+        _quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
+
+
+def _set(holder: Any, name: str, value: Any) -> None:
+    setattr(holder, name, value)
+
+
+def _quietly(label: Callable[[Any], None], optimizer: Any) -> None:
+    """What goes wrong in our own bookkeeping is counted and not the program's to see."""
+    try:
+        label(optimizer)
+    except Exception:
+        C.count_callback_error()
 
 
 class _SavedTensorHooks:
     """Our default saved-tensor hooks on the thread that traces, out of torch's way where it asks.
 
     torch.func refuses to run while hooks are active. It announces itself by disabling them, so
-    that is where ours step aside.
+    that is where ours step aside. Where the program has hooks of its own, only those count.
     """
 
     def __init__(self) -> None:
-        self._pushed = False
+        self._hooks: tuple[Any, Any] | None = None  # ours, while they are on the stack
+        self._thread = 0  # the stack is this thread's
         self._originals: tuple[Any, Any] | None = None
         self._aside = 0
 
@@ -214,6 +226,7 @@ class _SavedTensorHooks:
             )
             autograd._saved_tensors_hooks_disable = self._disable
             autograd._saved_tensors_hooks_enable = self._enable
+            self._thread = threading.get_ident()
             self._push()
         else:
             self._pop()
@@ -223,42 +236,53 @@ class _SavedTensorHooks:
                 autograd._saved_tensors_hooks_enable,
             ) = self._originals
             self._originals = None
-            self._aside = 0
 
     def _push(self) -> None:
-        if torch._C._autograd._saved_tensors_hooks_is_enabled():
-            torch._C._autograd._push_saved_tensors_default_hooks(*C.saved_tensor_hooks())
-            self._pushed = True
+        autograd: Any = torch._C._autograd
+        if autograd._saved_tensors_hooks_is_enabled() and _top_hooks() is None:
+            self._hooks = C.saved_tensor_hooks()
+            autograd._push_saved_tensors_default_hooks(*self._hooks)
 
     def _pop(self) -> None:
-        if self._pushed:
-            torch._C._autograd._pop_saved_tensors_default_hooks()
-            self._pushed = False
+        """Takes ours from the stack, also from under hooks that the program has yet to pop."""
+        if self._hooks is None or threading.get_ident() != self._thread:
+            return
+        autograd = torch._C._autograd
+        above = []
+        while (top := _top_hooks()) is not None:
+            autograd._pop_saved_tensors_default_hooks()
+            if top[0] is self._hooks[0]:
+                break
+            above.append(top)
+        for hooks in reversed(above):
+            autograd._push_saved_tensors_default_hooks(*hooks)
+        self._hooks = None
 
     def _disable(self, *args: Any, **kwargs: Any) -> Any:
         assert self._originals is not None
-        ours_on_top = self._pushed and _top_hook_is_ours()
+        top = _top_hooks()
+        ours_on_top = top is not None and self._hooks is not None and top[0] is self._hooks[0]
         if ours_on_top:
             self._pop()
         try:
-            result = self._originals[0](*args, **kwargs)
+            return self._originals[0](*args, **kwargs)
         except BaseException:
             if ours_on_top:
                 self._push()
             raise
-        return result
 
     def _enable(self, *args: Any, **kwargs: Any) -> Any:
         assert self._originals is not None
         result = self._originals[1](*args, **kwargs)
-        if not self._pushed:
+        if self._hooks is None and threading.get_ident() == self._thread:
             self._push()
         return result
 
 
-def _top_hook_is_ours() -> bool:
-    top = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return top is not None and type(top[0]).__name__ == "builtin_function_or_method"
+def _top_hooks() -> tuple[Any, Any] | None:
+    """The calling thread's active pair, if it has one."""
+    top: tuple[Any, Any] | None = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return top
 
 
 class _Cuda:

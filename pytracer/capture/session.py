@@ -184,7 +184,7 @@ class Session:
             self._streamer.finish(self._meta())
         except C.FileError as error:
             raise errors.CannotWrite(str(error)) from None
-        columns, report = C.read_file(self.options.path)
+        columns, report = C.read_file(str(self.options.path))
         return Trace.from_columns(columns, report)
 
     def _trace(self, columns: dict[str, Any]) -> Trace:

@@ -1,0 +1,335 @@
+"""Runs a program and writes down all that can be observed of it, comparable bit for bit.
+
+Also run as a script, in a process of its own, for programs that would disturb this one:
+`python -m tests.transparency.observe NAME DEVICE SAVED_TENSORS FILE`.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import random
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from pytracer import trace
+from pytracer._native import C
+from pytracer.capture.hooks import HOOKS
+
+ROOT = Path(__file__).parents[2]
+# How a program is run: not traced at all, or with this choice of `saved_tensors`.
+UNTRACED, AUTO, HOOKS_MODE = "untraced", "auto", "hooks"
+
+
+class Block:
+    """`with block():` where the program is traced, if it is traced at all."""
+
+    def __init__(self, mode: str) -> None:
+        self.mode = mode
+        self.traces: list[trace] = []
+
+    def __call__(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
+        if self.mode == UNTRACED:
+            return contextlib.nullcontext()
+        chosen = {"stacks": True, "saved_tensors": self.mode} | options
+        self.traces.append(trace(detail="op", report=False, **chosen))
+        return self.traces[-1]
+
+
+@dataclass
+class Program:
+    """One row of the table."""
+
+    run: Callable[..., Any]
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    own_block: bool = False  # takes the block and decides what is traced; else all of it is
+    fresh: bool = False  # in processes of its own
+    hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
+    empty: bool = False  # nothing needs to be allocated inside
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.run.__name__
+
+
+@dataclass
+class Observation:
+    """What a program did, and what the traces of it say."""
+
+    seen: dict[str, Any]
+    left_behind: dict[str, Any]  # what is not as it was before
+    traces: list[dict[str, Any]]
+
+
+def observe(program: Program, device: str, mode: str) -> Observation:
+    """Runs the program here and looks at everything it did and left."""
+    block = Block(mode)
+    before = registries()
+    errors_before = C.status()["callback_errors"]
+    gc.freeze()  # what there is already is not looked at below
+    try:
+        seen = _run(program, device, block)
+        after = registries()
+        left = _alive(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
+    finally:
+        gc.unfreeze()
+    for name in before:
+        if before[name] != after[name]:
+            left[name] = f"{before[name]!r} became {after[name]!r}"
+    traces = [_facts(t, errors_before) for t in block.traces]
+    return Observation(seen, left, traces)
+
+
+def differences(a: Any, b: Any, where: str = "") -> list[str]:
+    """Where two frozen values differ, one line each."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        keys = [*a, *(key for key in b if key not in a)]
+        pairs = [(f"{where}.{key}", a.get(key), b.get(key)) for key in keys]
+    elif isinstance(a, list) and isinstance(b, list) and len(a) == len(b):
+        pairs = [(f"{where}[{i}]", x, y) for i, (x, y) in enumerate(zip(a, b, strict=True))]
+    else:
+        return [] if a == b and type(a) is type(b) else [f"{where}:\n  {a!r}\n  {b!r}"]
+    return [line for inner, x, y in pairs for line in differences(x, y, inner)]
+
+
+Running = tuple[subprocess.Popen[str], Path]
+
+
+def start(program: Program, device: str, mode: str, folder: Path) -> Running:
+    """The same in a process of its own; `finish` waits for it."""
+    file = folder / f"{program.name}.{mode}.pickle"
+    command = [sys.executable, "-m", "tests.transparency.observe"]
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor.{mode}"),
+        **program.environment,
+    }
+    process = subprocess.Popen(
+        [*command, program.name, device, mode, str(file)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    return process, file
+
+
+def finish(running: Running) -> Observation:
+    process, file = running
+    output, _ = process.communicate(timeout=180)
+    if process.returncode != 0:
+        raise AssertionError(f"exit status {process.returncode}:\n{output}")
+    observation: Observation = pickle.loads(file.read_bytes())
+    observation.seen["output"] = output
+    return observation
+
+
+# -------------------------------------------------------------------------- the run
+
+
+def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002 - the global generator is what programs use
+    torch.manual_seed(0)
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()
+        dynamo.utils.counters.clear()
+    if device == "cuda":
+        torch.cuda.init()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    seen: dict[str, Any] = {}
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            if program.own_block:
+                result = program.run(device, block)
+            else:
+                with block():
+                    result = program.run(device)
+            seen["result"] = freeze(result)
+        except BaseException as error:
+            seen["raised"] = (type(error).__name__, str(error))
+    seen["warnings"] = sorted(_warning(w) for w in warned)
+    seen["random state"] = freeze(torch.get_rng_state())
+    seen["compiled"] = _compilations()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        seen["peak"] = torch.cuda.max_memory_allocated()
+        seen["peak reserved"] = torch.cuda.max_memory_reserved()
+        seen["allocated"] = torch.cuda.memory_allocated()
+        seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
+    return seen
+
+
+def _warning(warned: warnings.WarningMessage) -> str:
+    text = str(warned.message).partition("\n")[0]  # below it may be the stack that led here
+    return f"{warned.category.__name__}: {text}"
+
+
+def _compilations() -> dict[str, dict[str, int]]:
+    """Graph breaks, recompiles, graphs: Dynamo's own counts."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return {}
+    wanted = ("frames", "stats", "graph_break", "recompiles", "unimplemented", "aot_autograd")
+    counters = dynamo.utils.counters
+    return {name: dict(counters[name]) for name in wanted if counters.get(name)}
+
+
+def freeze(value: Any) -> Any:
+    """A value as plain data that is equal exactly if every bit is."""
+    if isinstance(value, torch.Tensor):
+        return _freeze_tensor(value)
+    if isinstance(value, torch.nn.Module):
+        return [type(value).__name__, freeze(value.state_dict()), freeze(gradients(value))]
+    if isinstance(value, BaseException):
+        return [type(value).__name__, str(value)]
+    if isinstance(value, dict):
+        return {str(key): freeze(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [freeze(item) for item in value]
+    if value is None or isinstance(value, str | int | float | bytes):
+        return value
+    return str(value)
+
+
+def _freeze_tensor(tensor: torch.Tensor) -> Any:
+    kind = [type(tensor).__name__, str(tensor.dtype), str(tensor.layout), str(tensor.device)]
+    kind += [tensor.requires_grad, tensor.grad_fn.name() if tensor.grad_fn else None]
+    with torch.no_grad():
+        if tensor.is_nested:
+            return [kind, [freeze(part) for part in tensor.unbind()]]
+        if tensor.layout == torch.sparse_coo:
+            coalesced = tensor.coalesce()
+            return [kind, freeze(coalesced.indices()), freeze(coalesced.values())]
+        if tensor.layout == torch.sparse_csr:
+            return [kind, freeze(tensor.crow_indices()), freeze(tensor.values())]
+        if tensor.is_quantized:
+            return [kind, tensor.q_scale(), freeze(tensor.int_repr())]
+        if tensor.device.type == "meta":
+            return [kind, list(tensor.shape), list(tensor.stride())]
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        if flat.is_conj() or flat.is_neg():
+            flat = flat.resolve_conj().resolve_neg()
+        content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+        return [kind, list(tensor.shape), list(tensor.stride()), content]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+# -------------------------------------------------------------------------- what is left behind
+
+
+def registries() -> dict[str, Any]:
+    """Everything of torch's and of the interpreter's that a tracer might have touched."""
+    from torch.autograd import graph
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    autograd = torch._C._autograd
+    dynamo = sys.modules.get("torch._dynamo")
+    handler = dynamo.callback_handler if dynamo is not None else None
+    status = C.status()
+    return {
+        "Module.__call__": torch.nn.Module.__dict__["__call__"] is module.Module._wrapped_call_impl,
+        "_engine_run_backward": torch.autograd._engine_run_backward is graph._engine_run_backward,
+        "global module hooks": [
+            len(getattr(module, name))
+            for name in vars(module)
+            if name.startswith("_global_") and isinstance(getattr(module, name), dict)
+        ],
+        "optimizer pre hooks": list(optimizer._global_optimizer_pre_hooks),
+        "optimizer post hooks": list(optimizer._global_optimizer_post_hooks),
+        "saved-tensor hooks": autograd._top_saved_tensors_default_hooks(True),
+        "saved-tensor hooks allowed": autograd._saved_tensors_hooks_is_enabled(),
+        "hooks_disable": autograd._saved_tensors_hooks_disable,
+        "hooks_enable": autograd._saved_tensors_hooks_enable,
+        "profiler enabled": torch.autograd._profiler_enabled(),
+        "dispatch modes": len(_get_current_dispatch_mode_stack()),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dynamo callbacks": (
+            ([], []) if handler is None else (handler.start_callbacks, handler.end_callbacks)
+        ),
+        "dynamo clear": handler is None or "clear" not in vars(handler),
+        "meta_path": [type(finder).__name__ for finder in sys.meta_path],
+        "warnings filters": list(warnings.filters),
+        "showwarning": warnings.showwarning,
+        "excepthook": (sys.excepthook, threading.excepthook),
+        "profile and trace functions": (sys.getprofile(), sys.gettrace()),
+        "gc callbacks": len(gc.callbacks),
+        "queued CUDA calls": len(torch.cuda._queued_calls),
+        "Python threads": sorted(thread.name for thread in threading.enumerate()),
+        "recording": status["recording"],
+        "sessions": status["sessions"],
+        "op callbacks": status["ops_installed"],
+        "CPU allocator": (status["cpu_installed"], _cpu_allocator()),
+        "step listeners": len(HOOKS.step_listeners),
+    }
+
+
+def _cpu_allocator() -> int:
+    """Which allocator torch asks for CPU memory now."""
+    import ctypes
+
+    c10 = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    get = c10._ZN3c1015GetCPUAllocatorEv
+    get.restype = ctypes.c_void_p
+    address: int = get()
+    return address
+
+
+def _alive(*kinds: type) -> dict[str, Any]:
+    """How many objects of each kind have been made and outlive the garbage."""
+    gc.collect()
+    types = [type(thing) for thing in gc.get_objects()]
+    counts = {kind.__name__: sum(issubclass(t, kind) for t in types) for kind in kinds}
+    return {name: count for name, count in counts.items() if count}
+
+
+def native_threads() -> int:
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+# -------------------------------------------------------------------------- what was recorded
+
+
+def _facts(traced: trace, errors_before: int) -> dict[str, Any]:
+    data = traced.data
+    flags = int(np.bitwise_or.reduce(data.scopes.flags)) if len(data.scopes.flags) else 0
+    return {
+        "events": len(data.events.ticks),
+        "losses": dict(data.losses),
+        "callback_errors": data.meta["callback_errors"] - errors_before,
+        "recompute": bool(flags & 1),
+        "names": sorted(set(data.strings)),
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    from tests.programs import PROGRAMS
+
+    name, device, mode, file = arguments
+    observation = observe(PROGRAMS[name], device, mode)
+    Path(file).write_bytes(pickle.dumps(observation))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
