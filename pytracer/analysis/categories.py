@@ -14,7 +14,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | workspaces      | a label; or the second block of a matrix product that outlives the trace     |
 | communication   | a label; or made inside an op or annotation of a collective                  |
 | graph_pools     | its place is a private pool                                                  |
-| activations     | made in forward and alive when its backward began (held)                     |
+| activations     | made in forward and alive when its backward began, or, if none did, when the |
+|                 | call that made it with grad mode on was over (held)                          |
 | functional      | a label; or freed in a later interval than it was made in, or never          |
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
@@ -28,6 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis import phases, scopes
+from pytracer.analysis.casts import autocast_copies
 from pytracer.analysis.matching import Lifetimes, lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.phases import (
@@ -90,7 +92,7 @@ def categories(trace: Trace) -> Categories:
     """Applies the rules above, in their order."""
     facts = _facts(trace)
     count = len(facts.label)
-    out = Categories(np.zeros(count, np.uint8), np.zeros(count, np.uint32), facts.label)
+    out = Categories(np.zeros(count, np.uint8), np.zeros(count, np.uint32), facts.label.copy())
     label_role = _label_roles(trace, facts)
 
     def labelled(category: str) -> Mask:
@@ -98,6 +100,11 @@ def categories(trace: Trace) -> Categories:
         return found
 
     out.choose(labelled("weights"), "weights", label_role)
+    copies = autocast_copies(
+        trace, facts.moments, facts.found.bytes, facts.label, facts.label_category
+    )
+    out.choose(copies.is_copy, "weights", ROLE["autocast_copy"])
+    out.label[copies.is_copy] = copies.label[copies.is_copy]
     out.choose(labelled("gradients"), "gradients", label_role)
     out.choose(labelled("optimizer_state"), "optimizer_state", label_role)
     out.choose(labelled("inputs"), "inputs", label_role)

@@ -21,6 +21,8 @@ _LIBRARY = re.compile(
     r"|(^|/)pytracer/(api|cli|trace)\.py$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
 )
+# Ops that only allocate. Called by a program itself they own what they make all the same.
+_FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,21 @@ def owners(trace: Trace) -> Owners:
     line = _user_lines(trace)
     return Owners(
         module=tree.name[tree.module][made],
-        op=tree.name[tree.op][made],
+        op=tree.name[_owning_op(trace)[made]],
         line=line[made],
         forward_module=tree.name[tree.module][caused],
         forward_op=tree.name[caused],
         forward_line=line[caused],
     )
+
+
+def _owning_op(trace: Trace) -> U32:
+    """Per scope the innermost op that computes something: torch's factories allocate for others."""
+    tree = scopes.tree(trace)
+    is_op = tree.kind == scopes.OP
+    computes = is_op & ~scopes.scopes_named(trace, lambda text: bool(_FACTORY.match(text)))
+    found = scopes.nearest(tree.parent, computes)
+    return np.where(found != 0, found, tree.op)
 
 
 def _forward_op(trace: Trace) -> U32:

@@ -220,7 +220,7 @@ def timeline(trace: Trace) -> Timeline:
 
 
 # tick, kind, whether it begins, of a forward: whether it lasts until a backward begins, and from
-# when on what it made counts as kept although no backward has begun.
+# when on what it made counts as kept if none begins.
 _Mark = tuple[int, int, bool, bool, int]
 
 
@@ -258,7 +258,8 @@ def _followed_by_backward(
 
     It does not if it ran without grad mode throughout. If the trace ends first it does when a
     training step was cut short: by an allocation that failed, or after earlier backwards. What is
-    alive at that moment is then what the backward would have found.
+    alive at that moment is then what the backward would have found; otherwise what is alive when
+    the call ends is.
     """
     turns = np.concatenate([tree.begin[hard], tree.end[hard]])
     is_backward = np.concatenate([tree.kind[hard] == BACKWARD, np.zeros(len(hard), np.bool_)])
@@ -266,11 +267,14 @@ def _followed_by_backward(
     turns, is_backward = turns[order], is_backward[order]
     following = np.searchsorted(turns, tree.begin[modules], side="left")
     lasts = np.append(is_backward, False)[following]
-    kept_from = np.full(len(modules), NEVER)
+    # Without ops nothing is known of grad mode, and so of what a call on its own leaves behind.
+    alone = ~lasts & bool((tree.kind == OP).any())
+    kept_from = np.where(alone, tree.end[modules], NEVER)
+    cut_short = alone & (kept_from == NEVER)
     if is_backward.any() or (trace.events.action == ACTION["oom"]).any():
-        cut_short = following == len(turns)
+        cut_short |= following == len(turns)
         lasts |= cut_short
-        kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
+    kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
     with_grad = _ran_with_grad(tree, modules)
     return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
 

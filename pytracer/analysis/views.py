@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
 from pytracer.analysis import matching, owners, phases, scopes
-from pytracer.analysis.categories import role_text
+from pytracer.analysis.casts import elements
+from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import Mask
@@ -285,7 +286,7 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "pool": texts.pools(alloc.place),
         "thread": alloc.thread,
         "shape": texts.strings(labels.shape[alloc.label]),
-        "dtype": texts.strings(labels.dtype[alloc.label]),
+        "dtype": texts.strings(_dtype_rows(trace)),
     }
     return pd.DataFrame(
         {
@@ -293,6 +294,13 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
             for name, column in columns.items()
         }
     )
+
+
+def _dtype_rows(trace: Trace) -> NDArray[Any]:
+    """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
+    alloc = allocations(trace)
+    cast = alloc.role == ROLE["autocast_copy"]
+    return np.where(cast, 0, trace.labels.dtype[alloc.label])
 
 
 def _pool_text(trace: Trace, place: int) -> str:
@@ -431,7 +439,9 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
         return texts.of(alloc.category[which], lambda number: CATEGORIES[number])
     if key == "role":
         return texts.roles(alloc.role[which])
-    if key in ("name", "shape", "dtype"):
+    if key == "dtype":
+        return texts.strings(_dtype_rows(trace)[which])
+    if key in ("name", "shape"):
         return texts.strings(getattr(trace.labels, key)[alloc.label[which]])
     if key == "step":
         return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
@@ -650,15 +660,12 @@ def parameters(trace: Trace, device: str | None = None) -> int:
     is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
     is_parameter &= labels.category == CATEGORY["weights"]
     rows = np.unique(alloc.label[on_device(trace, device)])
-    by_name = {int(labels.name[r]): _elements(trace, int(r)) for r in rows if is_parameter[r]}
+    by_name = {
+        int(labels.name[r]): elements(trace.strings[labels.shape[r]])
+        for r in rows
+        if is_parameter[r]
+    }
     return sum(by_name.values())
-
-
-def _elements(trace: Trace, label: int) -> int:
-    count = 1
-    for side in trace.strings[trace.labels.shape[label]].split("x"):
-        count *= int(side) if side.isdigit() else 1
-    return count
 
 
 def parameter_rows(trace: Trace, device: str | None = None) -> list[PerParameter]:

@@ -1,0 +1,132 @@
+"""Autocast's copies of weights: which allocations are a parameter in a smaller type.
+
+Autocast casts the arguments of an op one after the other, the input like the weight, and nothing
+in the cast itself says which is which. What tells them apart:
+
+1. Proof. The gradient of a cast passes through its node, and the block that node made became some
+   parameter's gradient: then the op that made the node cast that parameter.
+2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (the
+   same module, the same turn, the same size) stands for the same parameter.
+3. Size, where there is no proof at all (frozen weights, a forward alone): as large as half of a
+   float32 parameter of that module, and no more such casts in the call than such parameters. If
+   an input happens to be as large, nothing is shown and nothing is claimed.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis import scopes
+from pytracer.analysis.phases import FORWARD, RECOMPUTE, Moments
+from pytracer.analysis.scopes import OP, Mask, Tree
+from pytracer.schema import CATEGORY, I64, U8, U32, U64
+from pytracer.trace import Trace
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Per allocation, whether it is such a copy, and the weight's label if it is known which."""
+
+    is_copy: Mask
+    label: U32
+
+
+def autocast_copies(
+    trace: Trace, moments: Moments, size: U64, label: U32, label_category: U8
+) -> Copies:
+    """Finds them among what forward made; `label` is what is known of each allocation."""
+    tree = scopes.tree(trace)
+    copies = Copies(np.zeros(len(size), np.bool_), np.zeros(len(size), np.uint32))
+    is_cast = scopes.scopes_named(trace, lambda text: text == "aten::_to_copy")
+    is_cast &= tree.kind == OP
+    if not is_cast.any():
+        return copies
+    cast_around = scopes.nearest(tree.parent, is_cast)
+    cast = cast_around[moments.made_scope]
+    forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
+    found = np.flatnonzero((cast != 0) & forward & (label_category != CATEGORY["weights"]))
+    gradients = np.flatnonzero(
+        (label_category == CATEGORY["gradients"]) & (moments.made_scope != 0)
+    )
+    proof = _proof(trace, tree, cast_around, moments.made_scope[gradients], label[gradients])
+    call = tree.module[moments.made_scope[found]]
+    which = _repeated(tree, call, size[found], proof[cast[found]])
+    copies.is_copy[found] = which != 0
+    copies.label[found] = which
+    _by_size(trace, tree, copies, found, call, size[found])
+    return copies
+
+
+def _proof(trace: Trace, tree: Tree, cast_around: U32, made: U32, label: U32) -> U32:
+    """Per scope, the label of the weight that this op cast, 0 where that is not shown."""
+    weight_named = np.zeros(len(trace.strings), np.uint32)
+    rows = np.flatnonzero(trace.labels.category == CATEGORY["weights"])
+    weight_named[trace.labels.name[rows]] = rows
+    weight_named[0] = 0
+    proof = np.zeros(len(tree.kind), np.uint32)
+    proof[cast_around[tree.forward[tree.node[made]]]] = weight_named[trace.labels.name[label]]
+    proof[0] = 0
+    return proof
+
+
+def _repeated(tree: Tree, call: U32, size: U64, which: U32) -> U32:
+    """What is known of a cast is known of those like it."""
+    turn = _turn(call)
+    keys = np.stack([tree.name[call].astype(np.int64), turn, size.view(np.int64)], axis=1)
+    _, key = np.unique(keys, axis=0, return_inverse=True)
+    known = np.zeros(len(key), np.uint32)
+    known[key[which != 0]] = which[which != 0]
+    return np.where(which != 0, which, known[key])
+
+
+def _turn(call: U32) -> I64:
+    """Which cast of its module's call each one is."""
+    order = np.argsort(call, kind="stable")
+    in_order = call[order]
+    first = np.searchsorted(in_order, in_order)
+    turn = np.empty(len(call), np.int64)
+    turn[order] = np.arange(len(call)) - first
+    return turn
+
+
+def _by_size(
+    trace: Trace, tree: Tree, copies: Copies, found: NDArray[np.intp], call: U32, size: U64
+) -> None:
+    keys = np.stack([call.astype(np.int64), size.view(np.int64)], axis=1)
+    groups, group, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
+    shown = np.zeros(len(groups), np.bool_)
+    shown[group[copies.is_copy[found]]] = True
+    possible = _halves_of_parameters(trace)
+    fits = np.zeros(len(groups), np.bool_)
+    label = np.zeros(len(groups), np.uint32)
+    for i in np.flatnonzero(~shown):
+        path = trace.strings[tree.name[groups[i, 0]]]
+        parameters = possible.get((path, int(groups[i, 1])), [])
+        fits[i] = 0 < count[i] <= len(parameters)
+        label[i] = parameters[0] if len(parameters) == 1 else 0
+    copies.is_copy[found] |= fits[group]
+    copies.label[found] = np.where(fits[group], label[group], copies.label[found])
+
+
+def _halves_of_parameters(trace: Trace) -> dict[tuple[str, int], list[int]]:
+    """Label rows of float32 parameters, by module path (theirs and those above) and half size."""
+    labels, strings = trace.labels, trace.strings
+    result: dict[tuple[str, int], list[int]] = {}
+    for row in np.flatnonzero(labels.category == CATEGORY["weights"]):
+        if strings[labels.dtype[row]] != "float32" or strings[labels.role[row]] != "parameter":
+            continue
+        half = 2 * elements(strings[labels.shape[row]])
+        path = strings[labels.name[row]]
+        while "." in path:
+            path = path.rpartition(".")[0]
+            result.setdefault((path, half), []).append(int(row))
+    return result
+
+
+def elements(shape: str) -> int:
+    """How many elements a tensor of this shape has, as labels write it: `768x3072`, `scalar`."""
+    count = 1
+    for side in shape.split("x"):
+        count *= int(side) if side.isdigit() else 1
+    return count
