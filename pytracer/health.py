@@ -87,14 +87,20 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unmatched_free_requests",
             "warning",
-            "the program gave back blocks that are not known",
-            "Start the trace earlier: they were allocated before it, or by another allocator.",
+            "the program gave back blocks that are not known though the device's state was",
+            _REPORT,
         ),
         Counter(
             "unmatched_frees",
             "warning",
-            "blocks were freed that are not known",
-            "Start the trace earlier: they were allocated before it, or by another allocator.",
+            "blocks were freed that are not known though the device's state was",
+            _REPORT,
+        ),
+        Counter(
+            "frees_from_before",
+            "info",
+            "blocks were freed that had been allocated before the trace and were not in it",
+            "Start the trace earlier to count them.",
         ),
         Counter("repeated_free_requests", "warning", "blocks were given back twice", _REPORT),
         Counter(

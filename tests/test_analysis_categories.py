@@ -234,6 +234,74 @@ def test_a_whole_step_leaves_nothing_unknown() -> None:
     }
 
 
+# ---------------------------------------------------------------- autocast's copies of weights
+
+
+class Autocast:
+    """Linear layers under autocast: bias-free, the weight and the input are cast."""
+
+    def __init__(self) -> None:
+        self.b = TraceBuilder()
+        self.weight = self.b.seed(400)
+        self.b.label(self.weight, "weights", "parameter", "fc.weight", "10x10", "float32")
+
+    def cast(self, size: int) -> tuple[Block, int]:
+        b = self.b
+        with b.op("aten::_to_copy", grad=True) as op, b.op("aten::empty_strided"):
+            return b.alloc(size), op
+
+    def forward(self, input_size: int = 200) -> tuple[Block, Block, int]:
+        with self.b.module("model"), self.b.module("fc"):
+            copy, op = self.cast(200)
+            casted_input, _ = self.cast(input_size)
+        return copy, casted_input, op
+
+    def backward(self, copy: Block, casted_input: Block, op: int, gradient: bool) -> None:
+        b = self.b
+        with b.backward():
+            with b.node("MmBackward0"):
+                b.free(copy)
+                b.free(casted_input)
+            with b.node("ToCopyBackward0", forward=op):
+                made = b.alloc(400)
+        if gradient:
+            b.label(made, "gradients", "parameter", "fc.weight", "10x10", "float32")
+
+
+def test_the_gradient_shows_which_cast_was_a_weights() -> None:
+    a = Autocast()
+    copy, casted_input, op = a.forward(input_size=200)  # as large as the weight's
+    a.backward(copy, casted_input, op, gradient=True)
+    assert verdict(a.b, copy) == ("weights", "autocast_copy")
+    assert verdict(a.b, casted_input) == ("activations", "saved")
+
+
+def test_accumulated_gradients_show_it_for_the_later_casts_too() -> None:
+    a = Autocast()
+    a.backward(*a.forward(), gradient=True)
+    copy, casted_input, op = a.forward()
+    a.backward(copy, casted_input, op, gradient=False)
+    assert verdicts(a.b.trace())[-3:-1] == [("weights", "autocast_copy"), ("activations", "saved")]
+
+
+def test_a_frozen_weights_copy_is_known_by_its_size() -> None:
+    a = Autocast()
+    copy, casted_input, op = a.forward(input_size=600)
+    a.backward(copy, casted_input, op, gradient=False)
+    assert verdict(a.b, copy) == ("weights", "autocast_copy")
+    assert verdict(a.b, casted_input) == ("activations", "saved")
+    frame = views.allocations_frame(a.b.trace()).set_index("address")
+    assert frame.name[copy.address] == "fc.weight"
+    assert frame.isna().loc[copy.address, "dtype"]  # half of float32 may be either type
+
+
+def test_size_alone_shows_nothing_when_the_input_is_as_large() -> None:
+    a = Autocast()
+    copy, casted_input, op = a.forward(input_size=200)
+    a.backward(copy, casted_input, op, gradient=False)
+    assert verdict(a.b, copy) == ("activations", "saved")
+
+
 # ---------------------------------------------------------------- laws, on random programs
 
 NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")

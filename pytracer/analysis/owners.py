@@ -86,12 +86,17 @@ def _user_lines(trace: Trace) -> U32:
 def _user_frames(trace: Trace) -> U32:
     """Per row of the stack table, the innermost frame at or above it that is the user's."""
     stacks = trace.stacks
-    users_file = ~scopes.names_where(trace, lambda text: bool(_LIBRARY.search(text)))
+    users_file = scopes.names_where(trace, is_users_file)
     rows = np.arange(len(stacks.parent), dtype=np.uint32)
     parent = np.where(stacks.parent < rows, stacks.parent, 0)
     is_user = users_file[np.minimum(stacks.file, len(users_file) - 1)]
     is_user[0] = False
     return scopes.nearest(parent, is_user)
+
+
+def is_users_file(path: str) -> bool:
+    """Neither torch's nor ours nor Python's own plumbing."""
+    return not _LIBRARY.search(path)
 
 
 def line_text(trace: Trace, row: int) -> str:

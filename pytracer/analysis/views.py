@@ -20,6 +20,7 @@ from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import (
+    ACTION,
     CATEGORIES,
     CATEGORY,
     CATEGORY_ORDER,
@@ -46,12 +47,16 @@ BEFORE = -1  # an event position: before the first event
 @once_per_trace
 def devices(trace: Trace) -> tuple[str, ...]:
     """The devices that allocations were recorded on, the one that matters most first."""
-    alloc = allocations(trace)
-    names = _device_of_place(trace)
-    peaks = {
-        str(name): _peak_of(trace, str(name)).bytes for name in set(names[np.unique(alloc.place)])
-    }
-    return tuple(sorted(peaks, key=lambda name: (name == "cpu", -peaks[name], name)))
+    peaks = _peaks(trace)
+    return tuple(sorted(peaks, key=lambda name: (name == "cpu", -peaks[name].bytes, name)))
+
+
+@once_per_trace
+def _peaks(trace: Trace) -> dict[str, "_Level"]:
+    """The highest level of each device."""
+    place, names = allocations(trace).place, _device_of_place(trace)
+    used = {str(name) for name in names[np.unique(place)]}
+    return {name: _highest(trace, (names == name)[place]) for name in used}
 
 
 def main_device(trace: Trace) -> str:
@@ -76,7 +81,7 @@ def on_device(trace: Trace, device: str | None = None) -> Mask:
     Raises:
         errors.UsageError: nothing was recorded on a device of that name.
     """
-    if device is not None and device not in devices(trace):
+    if device is not None and device not in (*devices(trace), main_device(trace)):
         known = ", ".join(devices(trace)) or "none"
         raise errors.UsageError(f"nothing was recorded on {device!r}; there is: {known}")
     wanted = _device_of_place(trace) == (device or main_device(trace))
@@ -106,12 +111,6 @@ class _Level:
 
     bytes: int
     position: int
-
-
-def _peak_of(trace: Trace, device: str) -> _Level:
-    alloc = allocations(trace)
-    here = (_device_of_place(trace) == device)[alloc.place]
-    return _highest(trace, here)
 
 
 def _highest(trace: Trace, which: Mask) -> _Level:
@@ -169,21 +168,15 @@ def _position(trace: Trace, at: At, device: str | None) -> int:
 
 def peak(trace: Trace, device: str | None = None) -> Peak:
     """The moment of greatest memory."""
-    if device is not None:
-        on_device(trace, device)  # complains about an unknown one
+    here = on_device(trace, device)
     name = device or main_device(trace)
-    level = _peak_of(trace, name)
-    there = (
-        alive_at(trace, level.position)
-        & (_device_of_place(trace) == name)[allocations(trace).place]
-    )
+    level = _peaks(trace).get(name, _Level(0, BEFORE))
+    there = here & alive_at(trace, level.position)
     time_ns, step, phase = 0, None, None
     if level.position >= 0:
-        ticks = trace.events.ticks[level.position : level.position + 1]
-        scope = np.minimum(
-            trace.events.scope[level.position : level.position + 1],
-            len(scopes.tree(trace).kind) - 1,
-        )
+        at = slice(level.position, level.position + 1)
+        ticks, scope = trace.events.ticks[at], trace.events.scope[at]
+        scope = np.where(scope < len(scopes.tree(trace).kind), scope, 0)
         time_ns = int(trace.time_ns(ticks)[0])
         step = int(phases.timeline(trace).step_at(ticks)[0])
         phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
@@ -704,7 +697,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     """Everything that was lost or did not match, the worst first; empty if nothing was."""
     counts = dict(trace.losses)
     for name, count in matching.lifetimes(trace).counters.items():
-        counts[name] = counts.get(name, 0) + count
+        counts[_counter_name(trace, name)] = counts.get(name, 0) + count
     worst = ("loss", "warning", "info")
     rows = []
     for name, count in counts.items():
@@ -712,6 +705,12 @@ def health_rows(trace: Trace) -> list[HealthRow]:
             known = counters.counter(name)
             rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
+
+
+def _counter_name(trace: Trace, name: str) -> str:
+    """Where no snapshot says what was alive before, a free of something unknown is no surprise."""
+    has_snapshot = bool((trace.events.action == ACTION["snapshot"]).any())
+    return "frees_from_before" if name == "unmatched_frees" and not has_snapshot else name
 
 
 def health(trace: Trace) -> "pd.DataFrame":

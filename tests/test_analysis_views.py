@@ -1,0 +1,281 @@
+"""The questions people ask: peaks, tables, owners, health; on traces written by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pytracer import errors
+from pytracer.analysis import hints, owners, views
+from pytracer.export.table import size_text
+from pytracer.schema import CATEGORY_ORDER
+from pytracer.trace import Trace
+from tests.trace_builder import TraceBuilder, training_step
+
+
+@pytest.fixture
+def trace() -> Trace:
+    b = TraceBuilder()
+    weight = b.seed(1000)
+    b.label(weight, "weights", "parameter", "h.0.weight", "25x10", "float32")
+    for _ in range(3):
+        training_step(b, weight, activation=5000)
+    return b.trace()
+
+
+def test_the_peak_says_when_and_what(trace: Trace) -> None:
+    peak = views.peak(trace)
+    assert (peak.step, peak.phase, peak.device) == (0, "backward", "cpu")
+    assert peak.bytes == 1000 + 100 + 2 * 5000 + 4 + 1000 + 5000
+    assert peak.by_category["temporaries"] == 5000
+    assert list(peak.by_category) == list(CATEGORY_ORDER)
+    assert views.timeline(trace).sum(axis=1).max() == peak.bytes
+
+
+def test_a_peak_before_the_first_event_is_what_was_there() -> None:
+    b = TraceBuilder()
+    b.free(b.seed(100))
+    peak = views.peak(b.trace())
+    assert (peak.bytes, peak.step, peak.phase, peak.time_ns) == (100, None, None, 0)
+
+
+def test_an_empty_trace_answers_everything() -> None:
+    trace = TraceBuilder().trace()
+    assert views.peak(trace).bytes == 0
+    assert views.summary(trace).to_numpy().sum() == 0
+    for frame in (views.allocations_frame, views.timeline, views.steps, views.health):
+        assert len(frame(trace)) == 0
+    assert len(views.by(trace, "module")) == 0
+    assert views.bytes_per_parameter(trace).bytes.sum() == 0
+
+
+def test_summary_has_every_category_in_order(trace: Trace) -> None:
+    summary = views.summary(trace)
+    assert list(summary.index) == list(CATEGORY_ORDER)
+    assert summary.at_peak.sum() == views.peak(trace).bytes
+    assert summary.loc["gradients", "own_peak"] == 2000
+    assert summary.loc["weights", "at_end"] == 1000
+    assert summary.loc["activations", "allocations"] == 9
+
+
+def test_allocations_has_the_columns_of_the_contract(trace: Trace) -> None:
+    frame = views.allocations_frame(trace)
+    assert list(frame.columns) == [
+        "id",
+        "device",
+        "address",
+        "requested_bytes",
+        "allocated_bytes",
+        "start_ns",
+        "end_ns",
+        "step",
+        "phase",
+        "category",
+        "role",
+        "name",
+        "module",
+        "op",
+        "line",
+        "forward_module",
+        "forward_op",
+        "forward_line",
+        "free_phase",
+        "stream",
+        "pool",
+        "thread",
+        "shape",
+        "dtype",
+    ]
+    seed = frame.loc[0]
+    assert (seed["name"], seed["shape"], seed["dtype"]) == ("h.0.weight", "25x10", "float32")
+    for column in ("start_ns", "end_ns", "step", "phase", "free_phase", "module", "op", "pool"):
+        assert pd.isna(seed[column]), column
+
+
+def test_what_backward_made_names_the_forward_that_caused_it(trace: Trace) -> None:
+    frame = views.allocations_frame(trace)
+    gradient = frame[frame.category == "gradients"].iloc[0]
+    assert pd.isna(gradient.module)
+    assert gradient.op == "aten::mm"
+    assert gradient.forward_module == "h.1"
+    assert gradient.forward_op == "aten::addmm"
+    assert gradient.forward_line == "train.py:9"
+
+
+def test_the_line_is_the_users_innermost_one() -> None:
+    b = TraceBuilder()
+    torch_file = "/usr/lib/python3/site-packages/torch/nn/modules/linear.py:125"
+    with b.op("aten::linear", at=("/home/user/train.py:3", "/opt/lib/model.py:7", torch_file)):
+        b.alloc(1)
+    with b.op("aten::linear", at=(torch_file,)):
+        b.alloc(1)
+    lines = views.allocations_frame(b.trace()).line
+    assert lines[0] == "/opt/lib/model.py:7"
+    assert pd.isna(lines[1])
+
+
+@pytest.mark.parametrize(
+    ("path", "is_users"),
+    [
+        ("/x/site-packages/torch/nn/functional.py", False),
+        ("/src/pytorch/torch/_tensor.py", False),
+        ("/x/site-packages/pytracer/api.py", False),
+        ("<frozen importlib._bootstrap>", False),
+        ("/home/me/torch/train.py", True),
+        ("/home/me/project/model.py", True),
+        ("/x/site-packages/transformers/models/gpt2/modeling_gpt2.py", True),
+        ("<ipython-input-1>", True),
+    ],
+)
+def test_which_files_are_the_users(path: str, is_users: bool) -> None:
+    assert owners.is_users_file(path) is is_users
+
+
+def test_ops_that_only_allocate_own_nothing_for_others() -> None:
+    b = TraceBuilder()
+    with b.op("aten::linear"), b.op("aten::addmm"), b.op("aten::empty_strided"):
+        b.alloc(1)
+    with b.op("aten::empty"):
+        b.alloc(1)
+    assert views.allocations_frame(b.trace()).op.tolist() == ["aten::addmm", "aten::empty"]
+
+
+def test_by_splits_the_peak_and_loses_nothing(trace: Trace) -> None:
+    total = views.peak(trace).bytes
+    for keys in ("module", "op", "line", "phase", "role", ["module", "category"], "name", "step"):
+        assert views.by(trace, keys).bytes.sum() == total
+    modules = views.by(trace, "module").bytes
+    assert modules["h.0"] == 1000 + 1000 + 5000  # its weight, its gradient and its activation
+
+
+def test_by_answers_for_any_moment(trace: Trace) -> None:
+    assert views.by(trace, "category", at="end").bytes.to_dict() == {"weights": 1000}
+    assert views.by(trace, "category", at=0).bytes.to_dict() == {"weights": 1000}
+    peak = views.peak(trace)
+    assert views.by(trace, "category", at=peak.time_ns).bytes.sum() == peak.bytes
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda t: views.by(t, "colour"),
+        lambda t: views.by(t, "module", at="noon"),
+        lambda t: views.timeline(t, by="moon"),
+        lambda t: views.peak(t, "cuda:3"),
+    ],
+)
+def test_what_does_not_exist_is_refused_by_name(ask, trace: Trace) -> None:
+    with pytest.raises(errors.UsageError, match=r"there is|is by|a moment is"):
+        ask(trace)
+
+
+def test_timelines_by_phase_and_device(trace: Trace) -> None:
+    total = views.timeline(trace).sum(axis=1).to_numpy()
+    for by in ("phase", "device"):
+        assert np.array_equal(views.timeline(trace, by=by).sum(axis=1).to_numpy(), total)
+
+
+def test_devices_are_kept_apart_and_the_training_one_comes_first() -> None:
+    b = TraceBuilder()
+    b.alloc(10**6)
+    b.alloc(10, device="cuda:0")
+    b.alloc(100, device="cuda:1")
+    trace = b.trace()
+    assert views.devices(trace) == ("cuda:1", "cuda:0", "cpu")
+    assert views.peak(trace).bytes == 100
+    assert views.peak(trace, "cpu").bytes == 10**6
+
+
+def test_a_block_that_a_stream_still_uses_counts_but_its_phase_ended_it() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm"):
+        block = b.alloc(100, device="cuda:0")
+        b.request_free(block)
+    b.free(b.alloc(10, device="cuda:0"))
+    b.free(block)
+    peak = views.peak(b.trace())
+    assert peak.bytes == 110
+    assert peak.by_category["temporaries"] == 110
+
+
+def test_growth_is_what_a_step_leaves_behind() -> None:
+    b = TraceBuilder()
+    weight = b.seed(1000)
+    for _ in range(3):
+        training_step(b, weight)
+        b.alloc(7)
+    rows = views.step_rows(b.trace())
+    assert [row.growth_bytes for row in rows] == [2104, 7, 7]
+    assert [row.allocations for row in rows] == [11, 12, 12]  # 7 bytes come after the step's end
+    assert all(row.forward_ns > 0 and row.backward_ns > 0 for row in rows)
+
+
+def test_bytes_per_parameter(trace: Trace) -> None:
+    found = views.bytes_per_parameter(trace)
+    assert views.parameters(trace) == 250
+    assert found.per_parameter["weights"] == 4.0
+    assert found.per_parameter["gradients"] == 8.0
+
+
+def test_what_was_lost_is_named_with_advice() -> None:
+    b = TraceBuilder()
+    block = b.alloc(1)
+    b.free(block)
+    b.free(block)
+    b.snapshot(device="cuda:0")
+    b.losses = {"lost_alloc": 3, "lost_in_a_new_way": 1}
+    found = views.health(b.trace())
+    assert found["count"].to_dict() == {
+        "lost_alloc": 3,
+        "lost_in_a_new_way": 1,
+        "unmatched_frees": 1,
+    }
+    assert found.severity.tolist() == ["loss", "loss", "warning"]
+    assert found.advice.str.len().min() > 20
+
+
+def test_frees_of_what_was_there_before_are_no_alarm() -> None:
+    b = TraceBuilder()
+    block = b.alloc(1)
+    b.free(block)
+    b.free(block)
+    assert views.health(b.trace()).severity.to_dict() == {"frees_from_before": "info"}
+
+
+# ---------------------------------------------------------------- hints
+
+
+def hint_of(trace: Trace) -> str:
+    found = hints.hint(trace, size_text)
+    return found.text if found else ""
+
+
+def test_growing_memory_is_the_first_thing_to_say() -> None:
+    b = TraceBuilder()
+    weight = b.seed(1000)
+    b.label(weight, "weights", "parameter", "h.0.weight", "250", "float32")
+    for _ in range(4):
+        training_step(b, weight)
+        with b.op("aten::add", at=("/home/user/train.py:20",)):
+            b.alloc(7)
+    assert "grows by 7 B per step, made at train.py:20" in hint_of(b.trace())
+
+
+def test_gradients_alive_in_forward_ask_for_an_earlier_zero_grad() -> None:
+    b = TraceBuilder()
+    gradient = b.seed(1000)
+    b.label(gradient, "gradients", "parameter", "w")
+    with b.module("model"), b.op("aten::mm", grad=True):
+        b.alloc(2000)
+    b.free(gradient)
+    with b.backward():
+        pass
+    assert "zero_grad() before forward" in hint_of(b.trace())
+
+
+def test_repeated_layers_are_what_to_checkpoint(trace: Trace) -> None:
+    assert "The 2 modules h.* hold" in hint_of(trace)
+
+
+def test_layers_are_taken_together_by_their_numbers(trace: Trace) -> None:
+    found = hints.repeated_modules(trace, views.alive(trace))
+    assert (found[0].pattern, found[0].modules) == ("h.*", 2)

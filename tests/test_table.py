@@ -1,0 +1,150 @@
+"""The one screen, exactly as people see it, at fixed widths."""
+
+import textwrap
+
+import pytest
+
+from pytracer.export.table import render, size_text, time_text
+from pytracer.trace import Trace
+from tests.trace_builder import TraceBuilder, training_step
+
+MIB = 2**20
+
+
+def golden(text: str) -> str:
+    return textwrap.dedent(text).strip("\n")
+
+
+def training(*, steps: int = 2, device: str = "cpu") -> TraceBuilder:
+    b = TraceBuilder()
+    weight = b.seed(3 * MIB)
+    b.label(weight, "weights", "parameter", "h.0.weight", "786432", "float32")
+    for name in ("exp_avg", "exp_avg_sq"):
+        b.label(b.seed(3 * MIB), "optimizer_state", name, "h.0.weight", "786432", "float32")
+    for _ in range(steps):
+        training_step(b, weight, layers=4, activation=5 * MIB)
+    return b
+
+
+def test_a_training_run() -> None:
+    assert render(training().trace()) == golden("""
+peak 37.0 MiB on cpu   step 0, in backward, 54.0 us after the start
+
+  weights           3.00 MiB    8.1%  ██████
+  gradients         3.00 MiB    8.1%  ██████
+  optimizer_state   6.00 MiB   16.2%  ████████████
+  activations       20.0 MiB   54.1%  ██████████████████████████████████████████
+  temporaries       5.00 MiB   13.5%  ██████████
+  inputs               100 B    0.0%
+  unknown                0 B    0.0%
+
+modules   h.* 37.0 MiB
+lines     train.py:9 28.0 MiB, train.py:10 4 B
+hint      The 4 modules h.* hold 20.0 MiB of activations: torch.utils.checkpoint
+          on them saves most of that for a second forward.
+recorded  93 events, 50 scopes
+""")
+
+
+def test_nothing_recorded() -> None:
+    assert render(TraceBuilder().trace()) == golden("""
+peak 0 B on cpu   before the first event
+
+  weights                0 B    0.0%
+  gradients              0 B    0.0%
+  optimizer_state        0 B    0.0%
+  activations            0 B    0.0%
+  temporaries            0 B    0.0%
+  unknown                0 B    0.0%
+
+hint      No allocation was seen. Is the model on one of the traced devices?
+recorded  0 events, 0 scopes
+""")
+
+
+def test_two_devices_something_lost_something_unknown() -> None:
+    b = TraceBuilder()
+    b.meta["overhead_ns"] = 12_345_678
+    b.losses["lost_alloc"] = 1234
+    b.alloc(5000)
+    b.seed(3 * MIB, device="cuda:0")
+    with b.module("model"), b.op("aten::mm"):
+        b.free(b.alloc(MIB, device="cuda:0"))
+    assert render(b.trace(), width=72) == golden("""
+peak 4.00 MiB on cuda:0   step 0, in forward, 5.00 us after the start
+also 4.88 KiB on cpu
+
+  weights                0 B    0.0%
+  gradients              0 B    0.0%
+  optimizer_state        0 B    0.0%
+  activations            0 B    0.0%
+  temporaries       1.00 MiB   25.0%  ███████████
+  unknown           3.00 MiB   75.0%  ██████████████████████████████████
+
+modules   model 1.00 MiB
+hint      3.00 MiB were allocated before the trace and belong to no
+          module or optimizer it knows: pass those to trace(), or start
+          it earlier.
+lost      1,234 lost_alloc: alloc events did not fit into the recording.
+          Raise max_events, trace fewer steps, or write to a file with
+          path=.
+recorded  4 events, 2 scopes, tracing took 12.3 ms
+""")
+
+
+def test_memory_ran_out() -> None:
+    b = training(steps=1)
+    with b.module("model"), b.op("aten::mm", grad=True):
+        b.oom(10**12)
+    assert "hint      An allocation of 931 GiB failed;" in render(b.trace())
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@pytest.mark.parametrize("make", [training, TraceBuilder])
+def test_no_line_is_wider_than_asked(make, width: int) -> None:
+    lines = render(make().trace(), width).splitlines()
+    assert max(map(len, lines)) <= width
+
+
+def test_colour_changes_nothing_but_colour() -> None:
+    trace: Trace = training().trace()
+    coloured = render(trace, color=True)
+    assert "\x1b[" in coloured
+    plain = coloured
+    for code in ("0", "1", "2", *range(31, 38)):
+        plain = plain.replace(f"\x1b[{code}m", "")
+    assert plain == render(trace)
+
+
+@pytest.mark.parametrize(
+    ("amount", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "0.98 KiB"),
+        (1024, "1.00 KiB"),
+        (10 * 1024, "10.0 KiB"),
+        (999 * 1024, "999 KiB"),
+        (1023 * 1024, "1.00 MiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (5000 * 2**40, "5000 TiB"),
+        (-2048, "-2.00 KiB"),
+    ],
+)
+def test_sizes_have_three_digits(amount: int, text: str) -> None:
+    assert size_text(amount) == text
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [
+        (0, "0 ns"),
+        (999, "999 ns"),
+        (1000, "1.00 us"),
+        (999_499, "999 us"),
+        (999_600, "1.00 ms"),
+        (61 * 10**9, "61.0 s"),
+    ],
+)
+def test_times_have_three_digits(nanoseconds: int, text: str) -> None:
+    assert time_text(nanoseconds) == text
