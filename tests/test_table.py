@@ -32,7 +32,7 @@ peak 37.0 MiB on cpu   step 0, in backward, 54.0 us after the start
 
   weights           3.00 MiB    8.1%  ██████
   gradients         3.00 MiB    8.1%  ██████
-  optimizer_state   6.00 MiB   16.2%  ████████████
+  optimizer_state   6.00 MiB   16.2%  █████████████
   activations       20.0 MiB   54.1%  ██████████████████████████████████████████
   temporaries       5.00 MiB   13.5%  ██████████
   inputs               100 B    0.0%
