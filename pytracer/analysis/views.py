@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import matching, owners, phases, scopes
+from pytracer.analysis import blocks, matching, owners, phases, scopes
 from pytracer.analysis.casts import elements
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
@@ -258,7 +258,7 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
         "device": pd.Categorical(_device_of_place(trace)[alloc.place]),
         "address": alloc.address,
         "requested_bytes": alloc.requested_bytes.astype(np.int64),
-        "allocated_bytes": _or_na(allocated_bytes(trace), -1),
+        "allocated_bytes": _or_na(blocks.allocated_bytes(trace), blocks.UNKNOWN),
         "start_ns": _or_na(times_ns(trace, alloc.start), MISSING_TIME),
         "end_ns": _or_na(times_ns(trace, alloc.end), MISSING_TIME),
         "step": _or_na(alloc.step, -1),
@@ -353,16 +353,6 @@ class _Texts:
 
     def pools(self, places: NDArray[Any]) -> Group:
         return self.of(places, lambda place: _pool_text(self._trace, place))
-
-
-def allocated_bytes(trace: Trace) -> I64:
-    """The size of the block behind each allocation, -1 where that is not known.
-
-    The CPU's allocator gives what is asked for. CUDA's rounds and splits, and does not say.
-    """
-    alloc = allocations(trace)
-    cpu = trace.places.device_type == DEVICE_TYPES.index("cpu")
-    return np.where(cpu[alloc.place], alloc.requested_bytes.astype(np.int64), -1)
 
 
 # ---------------------------------------------------------------- who holds it

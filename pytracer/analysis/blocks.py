@@ -1,0 +1,139 @@
+"""Block sizes: what the allocators gave for what was asked. Not recorded, but it follows.
+
+The CPU's allocator gives what is asked for. torch's CUDA allocator
+
+- rounds to 512 bytes; up to 1 MiB come from small segments, more from large ones;
+- takes the front of a free block and cuts off the rest, except that in a large segment a rest of
+  at most 1 MiB stays with the block (expandable segments always cut).
+
+So in large segments every free block is larger than 1 MiB, and a block reaches up to the next
+block in use, or to its segment's end, exactly if that is at most 1 MiB further than it needs.
+Options of the allocator change these rules (rounding to powers of two, a largest size to split).
+Hence the sum is compared with what the allocator itself counted when the trace ended; a device on
+which they differ has no block sizes.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis.matching import Lifetimes, lifetimes
+from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.scopes import Mask
+from pytracer.schema import ACTION, DEVICE_TYPES, I64
+from pytracer.trace import Trace
+
+UNKNOWN = -1
+_ROUND = 512
+_SMALL = 1 << 20
+
+
+@once_per_trace
+def allocated_bytes(trace: Trace) -> I64:
+    """The size of the block behind each allocation, UNKNOWN where that cannot be shown."""
+    found, places = lifetimes(trace), trace.places
+    size = found.bytes.astype(np.int64)
+    is_cpu = places.device_type == DEVICE_TYPES.index("cpu")
+    result = np.where(is_cpu[found.place], size, UNKNOWN)
+    for index in np.unique(places.device_index[~is_cpu]):
+        of_device = ~is_cpu & (places.device_index == index)
+        own = np.flatnonzero(of_device[found.place])
+        sizes = _cuda_blocks(trace, found, of_device, own)
+        alive = found.completed[own] < 0
+        if _counted(trace, int(index)) == int(sizes[alive].sum()):
+            result[own] = sizes
+    return result
+
+
+def _counted(trace: Trace, index: int) -> int | None:
+    """What the device's allocator said was allocated when the trace ended."""
+    counters = trace.meta.get("counters")
+    end = counters.get("end") if isinstance(counters, dict) else None
+    device = end.get(f"cuda:{index}") if isinstance(end, dict) else None
+    counted = device.get("allocated_bytes.current") if isinstance(device, dict) else None
+    return counted if isinstance(counted, int) else None
+
+
+def _cuda_blocks(
+    trace: Trace, found: Lifetimes, of_device: Mask, own: NDArray[np.intp]
+) -> NDArray[np.int64]:
+    sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // _ROUND) * _ROUND, _ROUND)
+    events = trace.events
+    here = of_device[np.minimum(events.place, len(of_device) - 1)]
+    if (here & (events.action == ACTION["segment_map"])).any():
+        return sizes  # expandable segments
+    large = np.flatnonzero(sizes > _SMALL)
+    bounds = _Bounds()
+    seeds = large[found.start[own[large]] < 0]
+    bounds.add_all(found.address[own[seeds]])
+    bounds.add_all(_segment_ends(trace, here, "seed_segment"))
+    for i in seeds:
+        sizes[i] = bounds.reach(int(found.address[own[i]]), int(sizes[i]))
+    for begins, address, i in _history(trace, found, here, own, large):
+        if not begins:
+            bounds.remove(address)
+        elif i < 0:
+            bounds.add(address)
+        else:
+            sizes[i] = bounds.reach(address, int(sizes[i]))
+            bounds.add(address)
+    return sizes
+
+
+class _Bounds:
+    """Where free memory ends: the starts of blocks in use, and the ends of segments."""
+
+    def __init__(self) -> None:
+        self._sorted: list[int] = []
+
+    def add_all(self, addresses: NDArray[np.uint64]) -> None:
+        self._sorted = sorted([*self._sorted, *addresses.tolist()])
+
+    def add(self, address: int) -> None:
+        insort(self._sorted, address)
+
+    def remove(self, address: int) -> None:
+        at = bisect_left(self._sorted, address)
+        if at < len(self._sorted) and self._sorted[at] == address:
+            del self._sorted[at]
+
+    def reach(self, address: int, size: int) -> int:
+        """The size of a block of at least `size` bytes that begins at the address."""
+        at = bisect_right(self._sorted, address)
+        room = self._sorted[at] - address if at < len(self._sorted) else 0
+        return room if size <= room <= size + _SMALL else size
+
+
+def _segment_ends(trace: Trace, here: Mask, action: str) -> NDArray[np.uint64]:
+    events = trace.events
+    rows = here & (events.action == ACTION[action])
+    ends: NDArray[np.uint64] = events.address[rows] + events.bytes[rows]
+    return ends
+
+
+def _history(
+    trace: Trace, found: Lifetimes, here: Mask, own: NDArray[np.intp], large: NDArray[np.intp]
+) -> Iterator[tuple[bool, int, int]]:
+    """What bounds appear and disappear, in order: whether, where, of which allocation (or -1)."""
+    events = trace.events
+    numbers = own[large]
+    made, freed = found.start[numbers] >= 0, found.completed[numbers] >= 0
+    parts = [
+        (found.start[numbers[made]], True, found.address[numbers[made]], large[made]),
+        (found.completed[numbers[freed]], False, found.address[numbers[freed]], large[freed]),
+    ]
+    for action, begins in (("segment_alloc", True), ("segment_free", False)):
+        rows = np.flatnonzero(here & (events.action == ACTION[action]))
+        ends = events.address[rows] + events.bytes[rows]
+        parts.append((rows, begins, ends, np.full(len(rows), -1)))
+    position = np.concatenate([part[0] for part in parts])
+    begins_column = np.concatenate([np.full(len(part[0]), part[1]) for part in parts])
+    address = np.concatenate([part[2] for part in parts])
+    which = np.concatenate([part[3] for part in parts])
+    # A block that ended unseen ends before the next one begins at the same event.
+    order = np.lexsort((begins_column, position))
+    yield from zip(
+        begins_column[order].tolist(), address[order].tolist(), which[order].tolist(), strict=True
+    )
