@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pytracer.analysis import blocks, views
+from pytracer.export.table import render
 from tests.trace_builder import Block, TraceBuilder
 
 KIB, MIB = 2**10, 2**20
@@ -124,6 +125,27 @@ def test_blocks_from_before_the_trace_are_known_too(seed: int) -> None:
     assert (found != blocks.UNKNOWN).all()
     recorded = views.allocations(trace).start >= 0
     assert found[recorded].tolist() == allocator.history[40:]
+
+
+@pytest.mark.parametrize("old", [0, 40])
+def test_allocated_and_reserved_are_kept_apart(old: int) -> None:
+    b, allocator = random_run(3, old=old)
+    trace = b.trace()
+    end = len(trace.events.ticks) - 1
+    found = blocks.device_bytes(trace, views.alive(trace, "end"), end, "cuda:0")
+    pieces = [
+        piece for kind in (True, False) for segment in allocator.segments[kind] for piece in segment
+    ]
+    assert found.allocated == sum(piece.size for piece in pieces if piece.used)
+    assert found.reserved == sum(piece.size for piece in pieces)
+    assert found.requested <= found.allocated <= found.reserved
+
+
+def test_the_table_names_rounding_and_cache() -> None:
+    b, _ = random_run(0)
+    line = next(row for row in render(b.trace()).splitlines() if row.startswith("allocator"))
+    assert "(rounding " in line
+    assert "(cache " in line
 
 
 def test_what_the_allocator_counts_otherwise_is_not_claimed() -> None:

@@ -15,6 +15,7 @@ which they differ has no block sizes.
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,49 @@ from pytracer.trace import Trace
 UNKNOWN = -1
 _ROUND = 512
 _SMALL = 1 << 20
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """A device's memory at one moment: three different things, never to be mixed."""
+
+    requested: int  # what was asked for
+    allocated: int | None  # the blocks that were given; None: not known
+    reserved: int | None  # what the allocator holds from the driver; None: not known
+
+
+def device_bytes(trace: Trace, alive: Mask, position: int, device: str) -> DeviceBytes:
+    """Of what is alive on the device after the event at that position."""
+    requested = int(lifetimes(trace).bytes[alive].sum())
+    blocks = allocated_bytes(trace)[alive]
+    allocated = None if (blocks == UNKNOWN).any() else int(blocks.sum())
+    return DeviceBytes(requested, allocated, _reserved(trace, position, device))
+
+
+def _reserved(trace: Trace, position: int, device: str) -> int | None:
+    """The CPU's allocator holds nothing back; CUDA's is known from when its state was written."""
+    events, places = trace.events, trace.places
+    kind, _, index = device.partition(":")
+    if kind != "cuda":
+        return None
+    of_device = (places.device_type == DEVICE_TYPES.index(kind)) & (
+        places.device_index == int(index)
+    )
+    here = of_device[np.minimum(events.place, len(of_device) - 1)]
+    snapshot = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
+    if len(snapshot) == 0:
+        return None
+    position = max(position, int(snapshot[0]))
+    total = int(events.bytes[here & (events.action == ACTION["seed_segment"])].sum())
+    now = here[: position + 1].copy()
+    now[: snapshot[0]] = False
+    for action, sign in _SEGMENT_CHANGES.items():
+        rows = now & (events.action[: position + 1] == ACTION[action])
+        total += sign * int(events.bytes[: position + 1][rows].sum())
+    return total
+
+
+_SEGMENT_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 
 
 @once_per_trace

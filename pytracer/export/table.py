@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from pytracer.analysis import hints, views
+from pytracer.analysis import blocks, hints, views
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
 
@@ -33,6 +33,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         *_categories(peak, width, paint),
         "",
         *_holders(trace, peak, width),
+        *_allocator(trace, peak, width),
         *_advice(trace, peak, width),
         *_health(trace, width),
         *_recorded(trace, width, paint),
@@ -116,6 +117,23 @@ def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
     ]
     yield from _listed("modules", modules, width)
     yield from _listed("lines", lines, width)
+
+
+def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
+    """What the allocator adds to what was asked for."""
+    there = views.alive(trace, "peak", peak.device)
+    found = blocks.device_bytes(trace, there, peak.position, peak.device)
+    parts = []
+    if found.allocated is not None and found.allocated != found.requested:
+        rounding = size_text(found.allocated - found.requested)
+        parts.append(f"allocated {size_text(found.allocated)} (rounding {rounding})")
+    if found.reserved is not None and found.allocated is not None:
+        cache = size_text(found.reserved - found.allocated)
+        parts.append(f"reserved {size_text(found.reserved)} (cache {cache})")
+    elif found.reserved is not None:
+        parts.append(f"reserved {size_text(found.reserved)}")
+    if parts:
+        yield f"{'allocator':<{_MARGIN}}{', '.join(parts)}"[:width]
 
 
 def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
