@@ -4,6 +4,7 @@ import dis
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -209,7 +210,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Stops recording; what the block raised goes on unchanged."""
         self._entered = False
-        self._stop()
+        try:
+            self._stop()
+        except errors.CannotWrite as problem:
+            if error is None:
+                raise
+            warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
         if self._report_now and self._data is not None:
             self._print_report()
 

@@ -33,6 +33,12 @@ class RecordingBuilder {
   Recording recording;
 };
 
+// The sink that keeps nothing.
+struct Nowhere {
+  template <class Row>
+  void add(std::span<const Row> /*rows*/) {}
+};
+
 class Harvest {
  public:
   explicit Harvest(uint32_t session)
@@ -88,5 +94,6 @@ void write_recording(const Recording& recording, const std::string& path, bool o
 
 extern template bool Harvest::drain(TraceWriter& sink);
 extern template bool Harvest::drain(RecordingBuilder& sink);
+extern template bool Harvest::drain(Nowhere& sink);
 
 }  // namespace pytracer

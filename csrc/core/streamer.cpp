@@ -53,27 +53,28 @@ void Streamer::run() {
 }
 
 void Streamer::write_some() {
-  if (failed_) {
-    return;
-  }
-  try {
-    uint64_t before = harvest_.events_read();
-    harvest_.drain(writer_);
-    if (harvest_.events_read() != before) {
-      add_clock(writer_);
+  if (failure_) {
+    // Nobody will read these rows: finish() raises. They must not fill the memory meanwhile.
+    Nowhere nowhere;
+    harvest_.drain(nowhere);
+  } else {
+    try {
+      uint64_t before = harvest_.events_read();
+      harvest_.drain(writer_);
+      if (harvest_.events_read() != before) {
+        add_clock(writer_);
+      }
+    } catch (const FileError& error) {
+      failure_ = error;
     }
-  } catch (const FileError& error) {
-    failed_ = true;
-    failure_ = error.what();
-    return;  // rows stay in memory: the trace itself can still be read
   }
   Recorder::get().release_below(harvest_.session(), harvest_.read());
 }
 
 void Streamer::finish(const std::string& meta) {
   stop();
-  if (failed_) {
-    throw FileError(FileError::Kind::kIo, writer_.path(), failure_, "");
+  if (failure_) {
+    throw *failure_;
   }
   harvest_.drain_all(writer_);
   add_clock(writer_);

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -42,8 +43,7 @@ class Streamer {
   std::mutex mutex_;  // the writer and the harvest
   std::condition_variable wake_;
   bool stopping_ = false;
-  std::string failure_;  // the first write that failed
-  bool failed_ = false;
+  std::optional<FileError> failure_;  // the first write that failed
   std::thread thread_;
 };
 
