@@ -1,0 +1,333 @@
+"""Long, large, killed and out of room: what a recording does when it does not end well."""
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pytracer
+from pytracer import errors, schema
+from pytracer._native import C
+from pytracer.analysis.matching import lifetimes
+from pytracer.trace import Trace
+
+ROOT = Path(__file__).parents[1]
+MIB = 1 << 20
+
+# Pages in memory, of this process.
+RSS = """
+import os
+def rss():
+    pages = int(open("/proc/self/statm").read().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+"""
+
+# A model whose step is a few dozen operators: quick, and with everything a step has.
+TINY_STEPS = """
+import torch
+import pytracer
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+batch = torch.randn(2, 8)
+def step():
+    optimizer.zero_grad()
+    loss = model(batch).square().mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+def run_alone(program: str, *arguments: object, timeout: float = 300) -> str:
+    """Runs a program in a process of its own: its memory and its limits are then its own."""
+    result = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def numbers(output: str) -> dict[str, float]:
+    """`name value` lines."""
+    return {name: float(value) for name, value in (line.split() for line in output.splitlines())}
+
+
+def assert_consistent(data: Trace) -> None:
+    """Whatever is there refers only to what is there, and every free has its alloc."""
+    assert data.events.scope.max(initial=0) <= len(data.scopes.ticks)
+    assert data.scopes.parent.max(initial=0) <= len(data.scopes.ticks)
+    assert data.scopes.name.max(initial=0) < len(data.strings)
+    # An end may come a moment before its begin is read: only in the last, unfinished, stretch.
+    assert data.events.place.max(initial=0) < len(data.places.stream)
+    assert data.events.thread.max(initial=0) < max(1, len(data.threads.native_id))
+    counters = lifetimes(data).counters
+    for name in ("unmatched_frees", "unmatched_labels", "implicit_frees", "unknown_places"):
+        assert counters[name] == 0, counters
+
+
+@pytest.mark.slow
+def test_ten_thousand_steps_written_to_a_file_do_not_grow_the_process(tmp_path: Path) -> None:
+    """Kept in memory, what these steps record would be forty times the tolerance."""
+    output = run_alone(
+        RSS
+        + TINY_STEPS
+        + """
+import sys
+with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
+    for _ in range(2_000):  # every table and every spare chunk is there by then
+        step()
+    warm = rss()
+    for _ in range(10_000):
+        step()
+    print("grown", rss() - warm)
+    print("events", pytracer._native.C.status()["events"])
+""",
+        tmp_path / "run.pytrace",
+    )
+    found = numbers(output)
+    assert found["events"] > 500_000
+    assert found["grown"] < 8 * MIB
+
+
+@pytest.mark.slow
+def test_a_recording_killed_at_any_moment_is_readable(tmp_path: Path) -> None:
+    """One process that has imported everything forks a recorder per kill."""
+    kills = 20
+    generator = random.Random(0)
+    delays = [generator.uniform(0.0, 0.6) for _ in range(kills)]
+    run_alone(
+        TINY_STEPS
+        + """
+import os, signal, sys, time
+folder = sys.argv[1]
+for number, delay in enumerate(map(float, sys.argv[2:])):
+    child = os.fork()
+    if child == 0:
+        path = f"{folder}/{number}.pytrace"
+        with pytracer.trace(model, optimizer, path=path, stacks=True, report=False):
+            while True:
+                step()
+    # From the moment the file exists: also while its first bytes are written.
+    while not os.path.exists(f"{folder}/{number}.pytrace"):
+        time.sleep(0.001)
+    time.sleep(delay)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+""",
+        tmp_path,
+        *delays,
+    )
+    events = []
+    for number in range(kills):
+        loaded = pytracer.load(tmp_path / f"{number}.pytrace")
+        assert loaded.file_report["status"] in ("truncated", "complete")
+        assert loaded.file_report["skipped_chunks"] == 0
+        assert_consistent(loaded.data)
+        events.append(len(loaded.data.events.ticks))
+    # Rows are written ten times a second: who lived longer than that left something.
+    assert all(count > 0 for count, delay in zip(events, delays, strict=True) if delay > 0.4)
+
+
+@pytest.mark.slow
+def test_ten_million_events_go_to_disk(tmp_path: Path) -> None:
+    """Every event arrives, and no more memory is held than what is on its way."""
+    path = tmp_path / "run.pytrace"
+    output = run_alone(
+        RSS
+        + """
+import sys, torch, pytracer
+from pytracer._native import C
+torch.set_num_threads(1)
+empty = torch.empty
+highest = before = rss()
+with pytracer.trace(path=sys.argv[1], devices="cpu", detail="category", report=False):
+    for _ in range(500):
+        for _ in range(10_000):
+            empty(64)
+        highest = max(highest, rss())
+    print("recorded", C.status()["events"])
+print("held", highest - before)
+""",
+        path,
+        timeout=600,
+    )
+    found = numbers(output)
+    assert found["recorded"] >= 10_000_000
+    # The logs of all of it would be 320 MB.
+    assert found["held"] < 100 * MIB
+    data = pytracer.load(path).data
+    assert len(data.events.ticks) == found["recorded"]
+    assert np.count_nonzero(data.events.action == schema.ACTION["alloc"]) == 5_000_000
+    assert np.count_nonzero(data.events.action == schema.ACTION["free_completed"]) == 5_000_000
+    assert not data.losses
+    assert_consistent(data)
+    assert path.stat().st_size / found["recorded"] < 12
+
+
+# ---------------------------------------------------------------------------- bounded memory
+
+
+def allocate(count: int) -> None:
+    for _ in range(count):
+        torch.empty(16)
+
+
+def test_max_events_bounds_what_is_kept_and_names_what_is_lost() -> None:
+    with pytracer.trace(devices="cpu", report=False) as whole:
+        allocate(3_000)
+    with pytracer.trace(devices="cpu", max_events=1_000, report=False) as bounded:
+        allocate(3_000)
+    kept, lost = bounded.data.events, bounded.data.losses
+    assert not whole.data.losses
+    assert len(kept.ticks) == 1_000
+    assert {"lost_alloc", "lost_free_completed"} <= lost.keys()
+    for action in ("alloc", "free_completed"):
+        number = schema.ACTION[action]
+        recorded = np.count_nonzero(kept.action == number)
+        assert recorded + lost[f"lost_{action}"] == np.count_nonzero(
+            whole.data.events.action == number
+        )
+    # Two allocations in one op, and the op of another: scopes are bounded and counted too.
+    assert len(bounded.data.scopes.ticks) <= 1_000
+    assert len(bounded.data.scopes.ticks) + lost["lost_scopes"] >= len(whole.data.scopes.ticks)
+
+
+def test_losses_are_saved_with_the_trace(tmp_path: Path) -> None:
+    with pytracer.trace(devices="cpu", max_events=100, report=False) as bounded:
+        allocate(200)
+    loaded = pytracer.load(bounded.save(tmp_path / "run.pytrace"))
+    assert loaded.data.losses == bounded.data.losses != {}
+
+
+def test_losses_are_streamed_with_the_trace(tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    with pytracer.trace(devices="cpu", max_events=100, path=path, report=False) as bounded:
+        allocate(200)
+    loaded = pytracer.load(path)
+    assert len(loaded.data.events.ticks) == 100
+    assert loaded.data.losses == bounded.data.losses
+    assert loaded.data.losses["lost_alloc"] == 150
+
+
+@pytest.mark.slow
+def test_a_full_log_costs_no_more_memory() -> None:
+    """Two million refused events need no room."""
+    most = 100_000
+    with pytracer.trace(devices="cpu", max_events=most, report=False):
+        allocate(most)
+        full = C.status()["host_bytes"]
+        allocate(1_000_000)
+        assert C.status()["host_bytes"] == full
+    assert full <= 3 * 2 * 2 * MIB  # three logs of at most two chunks
+
+
+# ---------------------------------------------------------------------------- no room on disk
+
+
+def limited(program: str, path: Path, limit: int) -> dict[str, Any]:
+    """Runs a program whose files may not grow beyond `limit` bytes, as on a full disk."""
+    source = TINY_STEPS + textwrap.dedent(program)
+    result = subprocess.run(
+        [sys.executable, "-c", source, str(path)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+    )
+    return {"code": result.returncode, "out": result.stdout, "err": result.stderr}
+
+
+PLAIN_LOSSES = """
+print(*[step().hex() for _ in range(4_000)])
+"""
+
+TRACED_LOSSES = """
+import sys
+losses = []
+try:
+    with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
+        for _ in range(4_000):
+            losses.append(step().hex())
+except pytracer.errors.CannotWrite as error:
+    print("CannotWrite:", error, file=sys.stderr)
+print(*losses)
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    plain = limited(PLAIN_LOSSES, path, 512 * 1024)
+    traced = limited(TRACED_LOSSES, path, 512 * 1024)
+    assert plain["code"] == 0, plain["err"]
+    assert traced["code"] == 0, traced["err"]
+    assert traced["out"] == plain["out"]
+    assert "CannotWrite: " in traced["err"]
+    assert "run.pytrace" in traced["err"]
+    assert path.stat().st_size <= 512 * 1024
+    loaded = pytracer.load(path)
+    assert loaded.file_report["status"] == "truncated"
+    assert len(loaded.data.events.ticks) > 0
+    assert_consistent(loaded.data)
+
+
+def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
+    recorded = pytracer.trace(path=tmp_path / "nowhere" / "run.pytrace", devices="cpu")
+    with pytest.raises(errors.CannotWrite, match="nowhere"), recorded:
+        pass
+    assert not C.status()["recording"]
+    (tmp_path / "run.pytrace").write_text("somebody's")
+    recorded = pytracer.trace(path=tmp_path / "run.pytrace", devices="cpu")
+    with pytest.raises(errors.CannotWrite, match=r"run\.pytrace"), recorded:
+        pass
+    assert (tmp_path / "run.pytrace").read_text() == "somebody's"
+
+
+@pytest.mark.slow
+def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path) -> None:
+    ended = limited(
+        """
+        import sys
+        with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
+            for _ in range(4_000):
+                step()
+            raise ZeroDivisionError("the program's own")
+        """,
+        tmp_path / "run.pytrace",
+        512 * 1024,
+    )
+    assert ended["code"] == 1
+    assert ended["err"].splitlines()[-1] == "ZeroDivisionError: the program's own"
+
+
+def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    with (
+        pytest.raises(KeyboardInterrupt),
+        pytracer.trace(path=path, devices="cpu", report=False),
+    ):
+        allocate(10)
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(10)
+    loaded = pytracer.load(path)
+    assert loaded.file_report["status"] == "complete"
+    assert np.count_nonzero(loaded.data.events.action == schema.ACTION["alloc"]) == 10
