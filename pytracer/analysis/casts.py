@@ -7,7 +7,7 @@ in the cast itself says which is which. What tells them apart:
    parameter's gradient: then the op that made the node cast that parameter.
 2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (the
    same module, the same turn, the same size) stands for the same parameter.
-3. Size, where there is no proof at all (frozen weights, a forward alone): as large as half of a
+3. Size, for parameters without any proof (frozen ones, a forward alone): as large as half of a
    float32 parameter of that module, and no more such casts in the call than such parameters. If
    an input happens to be as large, nothing is shown and nothing is claimed.
 """
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pytracer.analysis import scopes
 from pytracer.analysis.phases import FORWARD, RECOMPUTE, Moments
-from pytracer.analysis.scopes import OP, Mask, Tree
+from pytracer.analysis.scopes import MODULE, OP, Mask, Tree
 from pytracer.schema import CATEGORY, I64, U8, U32, U64
 from pytracer.trace import Trace
 
@@ -97,7 +97,7 @@ def _by_size(
     groups, group, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
     shown = np.zeros(len(groups), np.bool_)
     shown[group[copies.is_copy[found]]] = True
-    possible = _halves_of_parameters(trace)
+    possible = _halves_of_parameters(trace, tree, set(copies.label[found].tolist()))
     fits = np.zeros(len(groups), np.bool_)
     label = np.zeros(len(groups), np.uint32)
     for i in np.flatnonzero(~shown):
@@ -109,18 +109,26 @@ def _by_size(
     copies.label[found] = np.where(fits[group], label[group], copies.label[found])
 
 
-def _halves_of_parameters(trace: Trace) -> dict[tuple[str, int], list[int]]:
-    """Label rows of float32 parameters, by module path (theirs and those above) and half size."""
+def _halves_of_parameters(
+    trace: Trace, tree: Tree, shown: set[int]
+) -> dict[tuple[str, int], list[int]]:
+    """Label rows of float32 parameters not shown yet, by the module that uses them and half size.
+
+    That is the module they belong to or, where that is never called itself (the projection inside
+    an attention), the one above.
+    """
     labels, strings = trace.labels, trace.strings
+    called = {strings[name] for name in np.unique(tree.name[tree.kind == MODULE])}
     result: dict[tuple[str, int], list[int]] = {}
     for row in np.flatnonzero(labels.category == CATEGORY["weights"]):
-        if strings[labels.dtype[row]] != "float32" or strings[labels.role[row]] != "parameter":
+        is_float = strings[labels.dtype[row]] == "float32"
+        if row in shown or not is_float or strings[labels.role[row]] != "parameter":
             continue
-        half = 2 * elements(strings[labels.shape[row]])
-        path = strings[labels.name[row]]
-        while "." in path:
+        path = strings[labels.name[row]].rpartition(".")[0]
+        while path and path not in called:
             path = path.rpartition(".")[0]
-            result.setdefault((path, half), []).append(int(row))
+        half = 2 * elements(strings[labels.shape[row]])
+        result.setdefault((path, half), []).append(int(row))
     return result
 
 

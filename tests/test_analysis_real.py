@@ -1,0 +1,166 @@
+"""Categories of real training steps on the CPU, against sizes computed from the tensors."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pytracer import trace
+from pytracer.analysis import views
+
+BATCH, LENGTH, WIDTH, WORDS = 4, 16, 32, 100
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.attention = nn.MultiheadAttention(WIDTH, 4, batch_first=True)
+        self.mlp = nn.Sequential(
+            nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        x = x + self.attention(h, h, h, need_weights=False)[0]
+        return x + self.mlp(x)
+
+
+class Model(nn.Module):
+    def __init__(self, checkpointed: bool | None = None) -> None:
+        super().__init__()
+        self.words = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(WIDTH, WORDS)
+        self.register_buffer("scale", torch.ones(7))
+        self.reentrant = checkpointed
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.words(tokens)
+        for block in self.blocks:
+            if self.reentrant is None:
+                x = block(x)
+            else:
+                x = checkpoint(block, x, use_reentrant=self.reentrant)
+        return self.head(x)
+
+
+def loss_of(model: nn.Module) -> torch.Tensor:
+    tokens = torch.randint(0, WORDS, (BATCH, LENGTH))
+    wanted = torch.randint(0, WORDS, (BATCH, LENGTH))
+    return nn.functional.cross_entropy(model(tokens).flatten(0, 1), wanted.flatten())
+
+
+def train(
+    model: nn.Module, optimizer: Any, steps: int = 2, micro_steps: int = 1, **cast: Any
+) -> None:
+    for _ in range(steps):
+        for _ in range(micro_steps):
+            with torch.autocast("cpu", torch.bfloat16, **(cast or {"enabled": False})):
+                loss = loss_of(model)
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def bytes_of(tensors: Any) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def peaks(recorded: Any) -> dict[str, int]:
+    """Each category's own peak, of those that are not 0."""
+    rows = views.category_rows(recorded.data)
+    return {row.category: row.own_peak for row in rows if row.own_peak}
+
+
+OPTIMIZERS: dict[str, tuple[Callable[[Any], Any], int]] = {
+    "sgd": (lambda p: torch.optim.SGD(p, lr=0.1), 0),
+    "momentum": (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), 1),
+    "adamw": (lambda p: torch.optim.AdamW(p), 2),
+    "adamw for-loop": (lambda p: torch.optim.AdamW(p, foreach=False), 2),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("micro_steps", [1, 3])
+def test_what_can_be_computed_is_exact(name: str, micro_steps: int) -> None:
+    make, states = OPTIMIZERS[name]
+    model = Model()
+    optimizer = make(model.parameters())
+    with trace(model, optimizer) as t:
+        train(model, optimizer, micro_steps=micro_steps)
+    parameters = bytes_of(model.parameters())
+    found = peaks(t)
+    assert found["weights"] == parameters + bytes_of(model.buffers())
+    assert found["gradients"] == parameters
+    steps = 4 * len(list(model.parameters())) if states == 2 else 0  # Adam counts per tensor
+    assert found.get("optimizer_state", 0) == states * parameters + steps
+    assert "unknown" not in found
+    assert [row.micro_steps for row in views.step_rows(t.data)] == [micro_steps] * 2
+
+
+@pytest.mark.parametrize("checkpointed", [None, False, True])
+def test_saved_tensors_inferred_are_those_that_hooks_see(checkpointed: bool | None) -> None:
+    activations = {}
+    for how in ("auto", "hooks"):
+        model = Model(checkpointed)
+        optimizer = torch.optim.AdamW(model.parameters())
+        with trace(model, optimizer, saved_tensors=how) as t:
+            train(model, optimizer)
+        activations[how] = views.peak(t.data).by_category["activations"]
+    assert activations["auto"] == activations["hooks"] > 0
+
+
+def test_autocast_adds_a_copy_of_each_weight_it_casts() -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trace(model, optimizer) as t:
+        train(model, optimizer, enabled=True)
+    frame = t.allocations()
+    copies = frame[(frame.role == "autocast_copy") & (frame.step == 1)]
+    cast = [n for n, _ in model.named_parameters() if "norm" not in n and "words" not in n]
+    assert sorted(copies.name) == sorted(cast)
+    named = dict(model.named_parameters())
+    sizes = {n: 2 * named[n].numel() for n in cast}
+    assert dict(zip(copies.name, copies.requested_bytes, strict=True)) == sizes
+
+
+def test_generation_keeps_what_the_program_keeps() -> None:
+    model = Model()
+    with trace(model) as t, torch.no_grad():
+        kept = [model(torch.randint(0, WORDS, (1, LENGTH))) for _ in range(3)]
+    found = t.summary()
+    assert found.loc["functional", "at_end"] == bytes_of(kept)
+    assert found.loc["activations", "own_peak"] == 0
+
+
+def test_a_forward_alone_with_grad_mode_keeps_its_activations() -> None:
+    model = Model()
+    with trace(model) as t:
+        output = model(torch.randint(0, WORDS, (BATCH, LENGTH)))
+    assert t.summary().loc["activations", "at_end"] > bytes_of([output])
+
+
+def test_detail_category_finds_the_same_categories() -> None:
+    by_category = []
+    for detail in ("op", "category"):
+        model = Model()
+        optimizer = torch.optim.AdamW(model.parameters())
+        with trace(model, optimizer, detail=detail) as t:
+            train(model, optimizer)
+        by_category.append(views.peak(t.data).by_category)
+    assert by_category[0] == by_category[1]
+
+
+@pytest.mark.parametrize("detail", ["op", "category"])
+def test_categories_sum_to_the_total_at_every_event(detail: str) -> None:
+    model = Model(checkpointed=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trace(model, optimizer, detail=detail) as t:
+        train(model, optimizer)
+    total = t.timeline(by="device").sum(axis=1)
+    assert (t.timeline(by="category").sum(axis=1) == total).all()
+    assert (t.timeline(by="phase").sum(axis=1) == total).all()
