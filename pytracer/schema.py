@@ -86,7 +86,7 @@ class Scopes(NamedTuple):
 
 
 class ScopeEnds(NamedTuple):
-    """When scopes were left; a scope without a row was open when the trace ended."""
+    """When scopes were left. Operators inside operators have no row, nor has what was still open."""
 
     ticks: U64
     scope: U32

@@ -17,8 +17,8 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
 #include <mutex>
+#include <new>
 #include <vector>
 
 namespace pytracer {
@@ -36,14 +36,24 @@ inline constexpr uint8_t kScopeReady = 0x80;
 template <class Row>
 class AppendLog {
  public:
-  // 2 MiB of events: large enough that growing is rare, small enough that an idle log is cheap.
-  static constexpr uint64_t kChunkRows = uint64_t{1} << 16;
-  static constexpr uint64_t kMaxChunks = uint64_t{1} << 16;
+  // 512 KiB of events: large enough that growing is rare, small enough to leave little unused.
+  static constexpr uint64_t kChunkRows = uint64_t{1} << 14;
+  static constexpr uint64_t kMaxChunks = uint64_t{1} << 18;  // 2^32 rows: scopes are 32 bits wide
   static constexpr uint64_t kRefused = UINT64_MAX;
 
-  AppendLog() : chunks_(new std::atomic<uint64_t*>[kMaxChunks]()) {}
+  // calloc: the directory is 2 MiB of which a recording touches a few words.
+  AppendLog()
+      : chunks_(static_cast<std::atomic<uint64_t*>*>(
+            std::calloc(kMaxChunks, sizeof(std::atomic<uint64_t*>)))) {
+    if (chunks_ == nullptr) {
+      throw std::bad_alloc();
+    }
+  }
 
-  ~AppendLog() { clear(); }
+  ~AppendLog() {
+    clear();
+    std::free(chunks_);
+  }
 
   AppendLog(const AppendLog&) = delete;  // rows are addressed by other threads
   AppendLog& operator=(const AppendLog&) = delete;
@@ -170,7 +180,7 @@ class AppendLog {
   // The claim counter is the one line that every thread writes: it gets a line of its own.
   alignas(64) std::atomic<uint64_t> next_{0};
   alignas(64) std::atomic<uint64_t> limit_{kChunkRows * kMaxChunks};
-  std::unique_ptr<std::atomic<uint64_t*>[]> chunks_;
+  std::atomic<uint64_t*>* chunks_;  // null: not there yet, or given back
   std::mutex growth_;
   std::vector<uint64_t*> spare_;
   uint64_t first_chunk_ = 0;

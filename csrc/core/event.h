@@ -78,6 +78,7 @@ static_assert(sizeof(ScopeBegin) == 24);
 
 // Scopes are numbered from 1; the row at position i of the log is scope i + 1. A parent is
 // always begun before its children, so a scope's number is greater than its parent's.
+// An operator inside an operator has no end of its own.
 struct ScopeEnd {
   uint64_t ticks;
   uint32_t scope;

@@ -9,10 +9,9 @@
 
 namespace pytracer {
 
-namespace {
+thread_local constinit ThreadState* this_thread_state = nullptr;
 
-// One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
-__attribute__((tls_model("initial-exec"))) thread_local ThreadState* this_thread_state = nullptr;
+namespace {
 
 // membarrier(2): makes every thread of the process pass a full barrier, so that the hooks
 // themselves need none. The numbers are the kernel's; old headers lack the names.
@@ -43,20 +42,8 @@ struct ThreadExit {
   }
 };
 
-Recorder*& Recorder::instance() {
-  // Leaked: blocks are freed after our static destructors would have run.
-  static Recorder* recorder = new Recorder;
-  return recorder;
-}
-
-Recorder& Recorder::get() {
-  return *instance();
-}
-
-ThreadState& Recorder::this_thread() {
-  ThreadState* state = this_thread_state;
-  return state != nullptr ? *state : new_thread_state();
-}
+// Leaked: blocks are freed after our static destructors would have run.
+Recorder* Recorder::instance = new Recorder;
 
 ThreadState& Recorder::new_thread_state() {
   static thread_local ThreadExit at_exit;
@@ -105,20 +92,6 @@ void Recorder::refresh(ThreadState& thread) {
     frame.scope = 0;
     frame.name_id = 0;
   }
-}
-
-void Recorder::push(ThreadState& thread,
-                    ScopeKind kind,
-                    const void* key,
-                    const char* name,
-                    int64_t sequence,
-                    uint32_t name_id) {
-  uint8_t flags = 0;
-  if (sequence >= 0) {
-    flags = thread.node_grad_off_ ? kScopeGrad | kScopeRecompute : kScopeGrad;
-  }
-  thread.frames_.push_back(
-      {key, name, ticks_now(), sequence, 0, 0, name_id, kind, flags, false, false});
 }
 
 void Recorder::push_node(ThreadState& thread,
@@ -179,7 +152,9 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
   return frame.name_id = cached.id;
 }
 
-// Gives every open frame a row, outermost first, and returns the innermost one's number.
+// Gives the open frames their rows, outermost first, and returns the innermost one's number. Of
+// nested operators the outermost and the innermost get one: the first is what the program called,
+// the second is what allocated, and those in between tell nobody anything.
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
@@ -188,17 +163,21 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
   if (frames.back().scope != 0) {
     return frames.back().scope;
   }
-  size_t first = frames.size() - 1;
+  size_t innermost = frames.size() - 1;
+  size_t first = innermost;
   while (first > 0 && frames[first - 1].scope == 0) {
     --first;
   }
   uint32_t parent = first > 0 ? frames[first - 1].scope : 0;
-  for (size_t i = first; i < frames.size(); ++i) {
+  for (size_t i = first; i <= innermost; ++i) {
     Frame& frame = frames[i];
-    uint32_t forward = frame.kind == ScopeKind::kNode ? forward_of(frame) : 0;
-    uint64_t position = scopes.append({frame.ticks,
+    bool inside_op = i > 0 && frames[i - 1].kind == ScopeKind::kOp;
+    if (frame.kind == ScopeKind::kOp && inside_op && i != innermost) {
+      continue;
+    }
+    uint64_t position = scopes.append({frame.ticks != 0 ? frame.ticks : ticks_now(),
                                        parent,
-                                       forward,
+                                       frame.kind == ScopeKind::kNode ? forward_of(frame) : 0,
                                        name_of(thread, frame),
                                        thread.number_,
                                        frame.kind,
@@ -281,6 +260,9 @@ void Recorder::close(ThreadState& thread, Frame& frame) {
   if (thread.generation_ != generation_.load(std::memory_order_relaxed) ||
       !recording.load(std::memory_order_relaxed)) {
     return;
+  }
+  if (frame.kind == ScopeKind::kOp && inside_op) {
+    return;  // an inner operator's extent is not kept: a third of the log for nothing
   }
   uint64_t left = ticks_now();
   uint32_t stack = 0;
@@ -481,7 +463,7 @@ std::vector<uint64_t> Recorder::threads_from(size_t first) const {
 void Recorder::start_afresh_after_fork() {
   Recorder& parents = get();
   recording.store(false);
-  instance() = new Recorder;
+  instance = new Recorder;
   get().take_stack.store(parents.take_stack.load());
   get().torch_thread_id.store(parents.torch_thread_id.load());
   this_thread_state = nullptr;

@@ -36,7 +36,7 @@ inline constinit std::atomic<bool> recording{false};
 struct Frame {
   const void* key;   // tells whose frame this is when it is popped
   const char* name;  // valid as long as the frame is open
-  uint64_t ticks;
+  uint64_t ticks;    // 0 for an op inside an op: it begins when something happens in it
   int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
                      // of a node: its own number
   uint64_t forward_thread;  // of a node: torch's id of the thread that made it
@@ -94,22 +94,42 @@ class ThreadState {
   std::array<CachedName, 1024> names_;
 };
 
+// One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
+extern __attribute__((
+    tls_model("initial-exec"))) thread_local constinit ThreadState* this_thread_state;
+
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
 
-  static Recorder& get();
+  static Recorder& get() { return *instance; }
 
   // --- the hooks' side ------------------------------------------------------------------
 
-  static ThreadState& this_thread();
+  static ThreadState& this_thread() {
+    ThreadState* state = this_thread_state;
+    return state != nullptr ? *state : new_thread_state();
+  }
 
+  // Inline, with the clock read only where it matters: this runs for every operator of the
+  // program, and most of them allocate nothing.
   void push(ThreadState& thread,
             ScopeKind kind,
             const void* key,
             const char* name,
             int64_t sequence = -1,
-            uint32_t name_id = 0);
+            uint32_t name_id = 0) {
+    uint8_t flags = 0;
+    if (sequence >= 0) {
+      flags = thread.node_grad_off_ ? kScopeGrad | kScopeRecompute : kScopeGrad;
+    }
+    auto& frames = thread.frames_;
+    bool inner_op =
+        kind == ScopeKind::kOp && !frames.empty() && frames.back().kind == ScopeKind::kOp;
+    uint64_t ticks = inner_op ? 0 : ticks_now();
+    frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, false});
+  }
+
   // An autograd node is evaluated: its number on the thread that made it, and that thread.
   void push_node(ThreadState& thread,
                  const void* key,
@@ -117,6 +137,18 @@ class Recorder {
                  int64_t sequence,
                  uint64_t forward_thread,
                  bool grad_mode);
+
+  // True, and done, for the innermost frame when nothing has happened in it; else call pop.
+  static bool pop_untouched(ThreadState& thread, const void* key) {
+    auto& frames = thread.frames_;
+    if (frames.empty() || frames.back().key != key || frames.back().scope != 0 ||
+        frames.back().sequence >= 0 || frames.back().kind != ScopeKind::kOp) {
+      return false;
+    }
+    frames.pop_back();
+    return true;
+  }
+
   // `next_sequence` is autograd's next node number now: the op made the nodes in between.
   void pop(ThreadState& thread, const void* key, int64_t next_sequence = -1);
 
@@ -189,7 +221,7 @@ class Recorder {
 
   friend struct ThreadExit;
 
-  static Recorder*& instance();
+  static Recorder* instance;
 
   mutable std::mutex mutex_;  // sessions; no hook takes it, so it may be held while waiting
 

@@ -57,7 +57,10 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
 }
 
 void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
-  Recorder::get().pop(Recorder::this_thread(), &fn, at::sequence_number::peek());
+  ThreadState& thread = Recorder::this_thread();
+  if (!Recorder::pop_untouched(thread, &fn)) {
+    Recorder::get().pop(thread, &fn, at::sequence_number::peek());
+  }
 }
 
 }  // namespace

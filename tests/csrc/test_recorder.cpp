@@ -126,7 +126,18 @@ TEST(an_event_belongs_to_the_innermost_scope_and_parents_come_first) {
   CHECK_EQ(name_of(r, r.events.scope[1]), std::string("outer"));
   CHECK_EQ(r.events.scope[2], 0u);
   CHECK_EQ(name_of(r, r.scope_begins.parent[r.events.scope[0] - 1]), std::string("outer"));
-  CHECK_EQ(r.scope_ends.scope.size(), size_t{2});
+  CHECK_EQ(r.scope_ends.scope.size(), size_t{1});
+}
+
+TEST(of_nested_operators_the_outermost_and_the_innermost_are_kept) {
+  Recorded session;
+  op("outermost", -1, -1, [] {
+    op("between", -1, -1, [] { op("innermost", -1, -1, [] { alloc(0x1000); }); });
+  });
+  Recording r = session.read();
+  CHECK_EQ(r.scope_begins.name.size(), size_t{2});
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("innermost"));
+  CHECK_EQ(name_of(r, r.scope_begins.parent[r.events.scope[0] - 1]), std::string("outermost"));
 }
 
 TEST(a_node_knows_the_op_that_made_it) {
