@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import scopes
+from pytracer.analysis import scopes, sound
 from pytracer.analysis.phases import FORWARD, RECOMPUTE, Moments
 from pytracer.analysis.scopes import MODULE, OP, Mask, Tree
 from pytracer.schema import CATEGORY, I64, U8, U32, U64
@@ -61,11 +61,13 @@ def autocast_copies(
 def _proof(trace: Trace, tree: Tree, cast_around: U32, made: U32, label: U32) -> U32:
     """Per scope, the label of the weight that this op cast, 0 where that is not shown."""
     weight_named = np.zeros(len(trace.strings), np.uint32)
-    rows = np.flatnonzero(trace.labels.category == CATEGORY["weights"])
-    weight_named[trace.labels.name[rows]] = rows
+    rows = np.flatnonzero(sound.labels(trace).category == CATEGORY["weights"])
+    weight_named[sound.labels(trace).name[rows]] = rows
     weight_named[0] = 0
     proof = np.zeros(len(tree.kind), np.uint32)
-    proof[cast_around[tree.forward[tree.node[made]]]] = weight_named[trace.labels.name[label]]
+    proof[cast_around[tree.forward[tree.node[made]]]] = weight_named[
+        sound.labels(trace).name[label]
+    ]
     proof[0] = 0
     return proof
 
@@ -117,7 +119,7 @@ def _halves_of_parameters(
     That is the module they belong to or, where that is never called itself (the projection inside
     an attention), the one above.
     """
-    labels, strings = trace.labels, trace.strings
+    labels, strings = sound.labels(trace), trace.strings
     called = {strings[name] for name in np.unique(tree.name[tree.kind == MODULE])}
     result: dict[tuple[str, int], list[int]] = {}
     for row in np.flatnonzero(labels.category == CATEGORY["weights"]):

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import phases, scopes
+from pytracer.analysis import phases, scopes, sound
 from pytracer.analysis.casts import autocast_copies
 from pytracer.analysis.matching import Lifetimes, lifetimes
 from pytracer.analysis.once import once_per_trace
@@ -185,9 +185,9 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
     events = np.flatnonzero(trace.events.action == ACTION["label"])
     about = found.allocation_of_event[events]
     row = trace.events.bytes[events]
-    good = (about >= 0) & (row < len(trace.labels.category))
+    good = (about >= 0) & (row < len(sound.labels(trace).category))
     about, row = about[good], row[good].astype(np.uint32)
-    category = trace.labels.category[row]
+    category = sound.labels(trace).category[row]
 
     label = np.zeros(len(found.start), np.uint32)
     many_names = np.zeros(len(found.start), np.bool_)
@@ -202,9 +202,9 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
         # Backwards, so that the first label of a block is the one that stays.
         label[blocks[::-1]] = rows[::-1]
         if name == "gradients":
-            other = trace.labels.name[rows] != trace.labels.name[label[blocks]]
+            other = sound.labels(trace).name[rows] != sound.labels(trace).name[label[blocks]]
             many_names[blocks[other]] = True
-    return label, trace.labels.category[label], many_names, handed
+    return label, sound.labels(trace).category[label], many_names, handed
 
 
 # Labels of a block that has several: the one furthest to the left counts.
@@ -222,7 +222,7 @@ _LABEL_ORDER = (
 
 
 def _label_roles(trace: Trace, facts: _Facts) -> U32:
-    text = trace.labels.role[facts.label]
+    text = sound.labels(trace).role[facts.label]
     role = np.where(text == 0, 0, text + len(ROLES)).astype(np.uint32)
     # One block behind the gradients of several parameters: distributed training's bucket.
     role[facts.many_names & (facts.label_category == CATEGORY["gradients"])] = ROLE["bucket"]

@@ -7,7 +7,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from pytracer.analysis import phases, scopes
+from pytracer.analysis import phases, scopes, sound
 from pytracer.analysis.once import once_per_trace
 from pytracer.schema import U32
 from pytracer.trace import Trace
@@ -85,13 +85,11 @@ def _user_lines(trace: Trace) -> U32:
 
 def _user_frames(trace: Trace) -> U32:
     """Per row of the stack table, the innermost frame at or above it that is the user's."""
-    stacks = trace.stacks
+    stacks = sound.stacks(trace)
     users_file = scopes.names_where(trace, is_users_file)
-    rows = np.arange(len(stacks.parent), dtype=np.uint32)
-    parent = np.where(stacks.parent < rows, stacks.parent, 0)
-    is_user = users_file[np.minimum(stacks.file, len(users_file) - 1)]
+    is_user = users_file[stacks.file]
     is_user[0] = False
-    return scopes.nearest(parent, is_user)
+    return scopes.nearest(stacks.parent, is_user)
 
 
 def is_users_file(path: str) -> bool:
@@ -103,8 +101,8 @@ def line_text(trace: Trace, row: int) -> str:
     """`path:line` of a row of the stack table, relative to where the program ran when below it."""
     if row == 0:
         return ""
-    path = trace.strings[trace.stacks.file[row]]
+    path = trace.strings[sound.stacks(trace).file[row]]
     home = trace.meta.get("directory") or Path.cwd()
     with contextlib.suppress(ValueError):
         path = str(PurePath(path).relative_to(str(home)))
-    return f"{path}:{trace.stacks.line[row]}"
+    return f"{path}:{sound.stacks(trace).line[row]}"

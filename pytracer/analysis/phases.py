@@ -43,6 +43,7 @@ from pytracer.analysis.scopes import (
     Mask,
     Tree,
 )
+from pytracer.analysis.sound import within
 from pytracer.schema import ACTION, I64, PHASE, SCOPE_GRAD, SCOPE_RECOMPUTE, U8, U32, U64
 from pytracer.trace import Trace
 
@@ -282,7 +283,8 @@ def _followed_by_backward(
 def _ends_of_forward(trace: Trace, begins: U64) -> U64:
     """When forwards that no backward follows were cut short: an allocation failed, or the end."""
     events = trace.events
-    failures = np.append(events.ticks[events.action == ACTION["oom"]], events.ticks[-1:])
+    last = events.ticks[-1] if len(events.ticks) else NEVER
+    failures = np.append(events.ticks[events.action == ACTION["oom"]], last)
     next_one = np.minimum(np.searchsorted(failures, begins), len(failures) - 1)
     ends: U64 = failures[next_one]
     return ends
@@ -357,10 +359,11 @@ def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32
     none = position < 0
     ticks = events.ticks[position]
     scope = events.scope[position]
-    scope[none | (scope >= len(scopes.tree(trace).kind))] = 0
+    scope = within(scope, len(scopes.tree(trace).kind))
     stretch = line.stretch_at(ticks)
     phase, interval = _phase(trace, scope, stretch), line.interval[stretch]
     ticks[none] = missing_ticks
+    scope[none] = 0
     phase[none] = MISSING
     interval[none] = -1
     return ticks, scope, phase, interval

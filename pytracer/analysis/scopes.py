@@ -11,7 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer.analysis import sound
 from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.sound import within
 from pytracer.schema import SCOPE_KIND, U8, U16, U32, U64
 from pytracer.trace import Trace
 
@@ -95,15 +97,14 @@ def tree(trace: Trace) -> Tree:
     numbers = np.arange(count, dtype=np.uint32)
     parent = _with_none(begins.parent)
     parent[parent >= numbers] = 0  # a damaged file must not make a loop
-    forward = _with_none(begins.forward)
-    forward[forward >= count] = 0
+    forward = within(_with_none(begins.forward), count)
     kind = _with_none(begins.kind, NO_KIND)
     end = np.full(count, NEVER)
     stack = np.zeros(count, np.uint32)
-    left = np.where(ends.scope < count, ends.scope, 0)
+    left = within(ends.scope, count)
     end[left] = ends.ticks
     end[0] = NEVER
-    stack[left] = np.where(ends.stack < len(trace.stacks.parent), ends.stack, 0)
+    stack[left] = within(ends.stack, len(sound.stacks(trace).parent))
     stack[0] = 0
     contexts = Contexts.of(parent, kind)
     return Tree(
@@ -111,7 +112,7 @@ def tree(trace: Trace) -> Tree:
         end=end,
         parent=parent,
         forward=forward,
-        name=_with_none(begins.name),
+        name=_with_none(within(begins.name, len(trace.strings))),
         thread=_with_none(begins.thread),
         kind=kind,
         flags=_with_none(begins.flags),
@@ -136,8 +137,6 @@ def scopes_named(trace: Trace, test: Callable[[str], bool]) -> Mask:
     """Per scope number, whether its name passes."""
     passes = names_where(trace, test)
     names = tree(trace).name
-    known = names < len(passes)
-    result = np.zeros(len(names), np.bool_)
-    result[known] = passes[names[known]]
+    result = passes[names]
     result[0] = False
     return result

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import blocks, matching, owners, phases, scopes
+from pytracer.analysis import blocks, matching, owners, phases, scopes, sound
 from pytracer.analysis.casts import elements
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
@@ -176,7 +176,7 @@ def peak(trace: Trace, device: str | None = None) -> Peak:
     if level.position >= 0:
         at = slice(level.position, level.position + 1)
         ticks, scope = trace.events.ticks[at], trace.events.scope[at]
-        scope = np.where(scope < len(scopes.tree(trace).kind), scope, 0)
+        scope = sound.within(scope, len(scopes.tree(trace).kind))
         time_ns = int(trace.time_ns(ticks)[0])
         step = int(phases.timeline(trace).step_at(ticks)[0])
         phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
@@ -252,7 +252,7 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
     import pandas as pd
 
     alloc = allocations(trace)
-    texts, labels, places = _Texts(trace), trace.labels, trace.places
+    texts, labels, places = _Texts(trace), sound.labels(trace), trace.places
     columns: dict[str, Any] = {
         "id": np.arange(len(alloc)),
         "device": pd.Categorical(_device_of_place(trace)[alloc.place]),
@@ -293,7 +293,7 @@ def _dtype_rows(trace: Trace) -> NDArray[Any]:
     """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
     alloc = allocations(trace)
     cast = alloc.role == ROLE["autocast_copy"]
-    return np.where(cast, 0, trace.labels.dtype[alloc.label])
+    return np.where(cast, 0, sound.labels(trace).dtype[alloc.label])
 
 
 def _pool_text(trace: Trace, place: int) -> str:
@@ -425,7 +425,7 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
     if key == "dtype":
         return texts.strings(_dtype_rows(trace)[which])
     if key in ("name", "shape"):
-        return texts.strings(getattr(trace.labels, key)[alloc.label[which]])
+        return texts.strings(getattr(sound.labels(trace), key)[alloc.label[which]])
     if key == "step":
         return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
     if key == "pool":
@@ -438,7 +438,7 @@ def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[
     """A number per allocation, and the module path that the number stands for."""
     alloc = allocations(trace)
     module = np.where(alloc.forward_module != 0, alloc.forward_module, alloc.module)[which]
-    name = trace.labels.name[alloc.label[which]].astype(np.int64)
+    name = sound.labels(trace).name[alloc.label[which]].astype(np.int64)
     kept = np.isin(
         alloc.category[which],
         [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
@@ -639,7 +639,7 @@ _TEXTBOOK = {
 
 def parameters(trace: Trace, device: str | None = None) -> int:
     """How many parameters the model has: the elements of every tensor labelled as one."""
-    alloc, labels = allocations(trace), trace.labels
+    alloc, labels = allocations(trace), sound.labels(trace)
     is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
     is_parameter &= labels.category == CATEGORY["weights"]
     rows = np.unique(alloc.label[on_device(trace, device)])

@@ -1,0 +1,57 @@
+"""Traces read from damaged files: numbers may point anywhere. Every view still answers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from pytracer.analysis import views
+from pytracer.export.table import render
+from pytracer.schema import TABLES
+from pytracer.trace import Trace
+from tests.test_analysis_categories import programs
+
+# Not the clock: turning ticks into times is the trace's own affair.
+COLUMNS = [
+    f"{name}.{column}"
+    for name, (row, _) in TABLES.items()
+    for column in row._fields
+    if name != "clock"
+]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> Trace:
+    columns = draw(programs).to_columns()
+    for name in draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=6)):
+        column = columns[name].copy()
+        if len(column):
+            largest = min(int(np.iinfo(column.dtype).max), 2**62)
+            at = draw(st.integers(0, len(column) - 1))
+            column[at] = draw(st.sampled_from([0, 1, len(column), largest // 2, largest]))
+        columns[name] = column
+    return Trace.from_columns(columns)
+
+
+@given(damaged())
+def test_every_view_answers(trace: Trace) -> None:
+    render(trace)
+    views.summary(trace)
+    views.allocations_frame(trace)
+    views.timeline(trace)
+    views.steps(trace)
+    views.health(trace)
+    views.bytes_per_parameter(trace)
+    for key in ("module", "op", "line", "phase", "role", "name", "step"):
+        views.by(trace, key)
+
+
+@pytest.mark.parametrize("table", ["scopes", "scope_ends", "labels", "stacks", "clock", "threads"])
+def test_a_lost_table_costs_only_what_it_said(table: str) -> None:
+    from tests.test_table import training
+
+    columns = training().trace().to_columns()
+    for column in TABLES[table][0]._fields:
+        columns[f"{table}.{column}"] = columns[f"{table}.{column}"][:0]
+    trace = Trace.from_columns(columns)
+    render(trace)
+    assert views.summary(trace).at_peak.sum() == views.peak(training().trace()).bytes
