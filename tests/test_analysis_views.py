@@ -214,6 +214,8 @@ def test_bytes_per_parameter(trace: Trace) -> None:
     assert views.parameters(trace) == 250
     assert found.per_parameter["weights"] == 4.0
     assert found.per_parameter["gradients"] == 8.0
+    assert found.at_peak["gradients"] == 4.0
+    assert found.at_rest["gradients"] == 0.0
 
 
 def test_what_was_lost_is_named_with_advice() -> None:

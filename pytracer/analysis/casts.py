@@ -13,6 +13,7 @@ in the cast itself says which is which. What tells them apart:
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,12 +75,19 @@ def _proof(trace: Trace, tree: Tree, cast_around: U32, made: U32, label: U32) ->
 
 def _repeated(tree: Tree, call: U32, size: U64, which: U32) -> U32:
     """What is known of a cast is known of those like it."""
-    turn = _turn(call)
-    keys = np.stack([tree.name[call].astype(np.int64), turn, size.view(np.int64)], axis=1)
-    _, key = np.unique(keys, axis=0, return_inverse=True)
+    key = _numbered(tree.name[call], _turn(call), size)
     known = np.zeros(len(key), np.uint32)
     known[key[which != 0]] = which[which != 0]
     return np.where(which != 0, which, known[key])
+
+
+def _numbered(*columns: NDArray[Any]) -> NDArray[np.intp]:
+    """Rows that are equal get equal numbers, below the number of rows."""
+    number = np.zeros(len(columns[0]), np.intp)
+    for column in columns:
+        distinct, code = np.unique(column, return_inverse=True)
+        _, number = np.unique(number * len(distinct) + code, return_inverse=True)
+    return number
 
 
 def _turn(call: U32) -> I64:
@@ -95,16 +103,19 @@ def _turn(call: U32) -> I64:
 def _by_size(
     trace: Trace, tree: Tree, copies: Copies, found: NDArray[np.intp], call: U32, size: U64
 ) -> None:
-    keys = np.stack([call.astype(np.int64), size.view(np.int64)], axis=1)
-    groups, group, count = np.unique(keys, axis=0, return_inverse=True, return_counts=True)
-    shown = np.zeros(len(groups), np.bool_)
+    group = _numbered(call, size)
+    count = np.bincount(group)
+    member = np.zeros(len(count), np.intp)  # any one of each group
+    member[group] = np.arange(len(group))
+    shown = np.zeros(len(count), np.bool_)
     shown[group[copies.is_copy[found]]] = True
     possible = _halves_of_parameters(trace, tree, set(copies.label[found].tolist()))
-    fits = np.zeros(len(groups), np.bool_)
-    label = np.zeros(len(groups), np.uint32)
-    for i in np.flatnonzero(~shown):
-        path = trace.strings[tree.name[groups[i, 0]]]
-        parameters = possible.get((path, int(groups[i, 1])), [])
+    fits = np.zeros(len(count), np.bool_)
+    label = np.zeros(len(count), np.uint32)
+    sizes = [half for _, half in possible]
+    for i in np.flatnonzero(~shown & np.isin(size[member], np.array(sizes, np.uint64))):
+        path = trace.strings[tree.name[call[member[i]]]]
+        parameters = possible.get((path, int(size[member[i]])), [])
         fits[i] = 0 < count[i] <= len(parameters)
         label[i] = parameters[0] if len(parameters) == 1 else 0
     copies.is_copy[found] |= fits[group]

@@ -621,11 +621,13 @@ def _micro_steps(line: phases.Timeline, begin: int, end: int) -> int:
 
 @dataclass(frozen=True)
 class PerParameter:
-    """Bytes of a category per parameter of the model."""
+    """A category beside the model's parameters; NaN where no parameter is known."""
 
     category: str
-    bytes: int
+    bytes: int  # the most there were
     per_parameter: float
+    at_peak: float  # the same at the peak of all memory, and when the trace ended
+    at_rest: float
     textbook: str
 
 
@@ -652,11 +654,18 @@ def parameters(trace: Trace, device: str | None = None) -> int:
 
 
 def parameter_rows(trace: Trace, device: str | None = None) -> list[PerParameter]:
-    """Weights, gradients and optimizer state at their own peaks, per parameter."""
-    count = parameters(trace, device)
-    rows = {row.category: row.own_peak for row in category_rows(trace, device)}
+    """Weights, gradients and optimizer state per parameter: at most, at the peak, at rest."""
+    count = parameters(trace, device) or float("nan")
+    rows = {row.category: row for row in category_rows(trace, device)}
     return [
-        PerParameter(name, rows[name], rows[name] / count if count else float("nan"), textbook)
+        PerParameter(
+            category=name,
+            bytes=rows[name].own_peak,
+            per_parameter=rows[name].own_peak / count,
+            at_peak=rows[name].at_peak / count,
+            at_rest=rows[name].at_end / count,
+            textbook=textbook,
+        )
         for name, textbook in _TEXTBOOK.items()
     ]
 
