@@ -13,6 +13,7 @@ The rules, in the order in which they are tried for an event:
      that made autograd nodes (a model need not be a module). When a backward follows, with no
      optimizer in between, it lasts until then: the loss belongs to it. When none follows
      (evaluation, generation, anything without grad mode) it ends when the module is left.
+     A trace that ends within a training step, or an allocation that fails in it, leaves it forward.
    - `backward`, `optimizer` and `data` last as long as their scope.
    - everything else is `other`: between a step and the next forward, clipping gradients, logging.
 
