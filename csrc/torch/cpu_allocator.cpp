@@ -15,6 +15,7 @@ namespace {
 // What we forward to. Set once: blocks made through us are freed by its deleter for ever.
 c10::Allocator* original = nullptr;
 c10::DeleterFnPtr original_deleter = nullptr;
+int priority = 0;  // what it was registered with, hence ours
 std::atomic<bool> reporting{false};
 
 void report(Action action, const void* address, uint64_t bytes) {
@@ -72,10 +73,11 @@ std::string install() {
     }
     original = current;
     original_deleter = current->raw_deleter();
-    c10::SetCPUAllocator(&wrapper());
-    if (c10::GetCPUAllocator() != &wrapper()) {
-      return "another library registered its CPU allocator with a higher priority";
+    // Torch ignores a lower priority than the present one and does not tell which that is.
+    for (priority = 0; priority <= UINT8_MAX && c10::GetCPUAllocator() != &wrapper(); ++priority) {
+      c10::SetCPUAllocator(&wrapper(), static_cast<uint8_t>(priority));
     }
+    --priority;
   }
   reporting.store(true);
   return {};
@@ -84,7 +86,7 @@ std::string install() {
 void uninstall() {
   reporting.store(false);
   if (original != nullptr && c10::GetCPUAllocator() == &wrapper()) {
-    c10::SetCPUAllocator(original);
+    c10::SetCPUAllocator(original, static_cast<uint8_t>(priority));
   }
 }
 

@@ -2,6 +2,9 @@
 
 #include "../core/recorder.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
 #include <array>
 #include <structmember.h>
 #include <unordered_map>
@@ -19,12 +22,38 @@ std::unordered_map<const PyObject*, uint32_t>& module_names() {
   return *names;
 }
 
+// What ours ask of tensors (a shape, a gradient) neither reaches the program's __torch_function__
+// nor becomes part of a graph that torch.jit.trace records.
+class Unheard {
+ public:
+  Unheard()
+      : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
+        tracing_(torch::jit::tracer::getTracingState()) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    torch::jit::tracer::setTracingState(nullptr);
+  }
+
+  ~Unheard() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+    torch::jit::tracer::setTracingState(std::move(tracing_));
+  }
+
+  Unheard(const Unheard&) = delete;
+  Unheard& operator=(const Unheard&) = delete;
+
+ private:
+  at::impl::TorchFunctionDisabledState functions_;
+  std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+};
+
 // Calls back without disturbing the program: what goes wrong in ours is counted and forgotten.
 // False for what came from outside meanwhile, which is the program's to see: Ctrl-C, an exit.
 bool call_quietly(PyObject* callback,
                   PyObject* const* args,
                   size_t count,
                   PyObject** result = nullptr) {
+  Unheard unheard;
   PyObject* returned = PyObject_Vectorcall(callback, args, count, nullptr);
   if (returned == nullptr) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {

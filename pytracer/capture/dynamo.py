@@ -6,6 +6,7 @@ itself is imported late, often by the first optimizer, and remembers some of tor
 it finds them. So its import is awaited, and gets the originals too.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 DYNAMO = "torch._dynamo"
+CONVERT = "torch._dynamo.convert_frame"
 
 
 class Shelter:
@@ -26,6 +28,7 @@ class Shelter:
         self._depth = 0
         self._watcher: _ImportWatcher | None = None
         self._registered = False
+        self._compile: Any = None  # torch's own, while ours is in its place
 
     def install(self) -> None:
         """Watches compilations, from now on or from Dynamo's import on."""
@@ -44,6 +47,10 @@ class Shelter:
             handler = sys.modules[DYNAMO].callback_handler
             del handler.clear
             self._remove(handler)
+            if self._compile is not None:
+                convert: Any = sys.modules[CONVERT]
+                convert.compile_frame = self._compile
+                self._compile = None
             self._registered = False
         self._depth = 0
 
@@ -58,6 +65,23 @@ class Shelter:
 
         handler.clear = clear_and_stay
         self._registered = True
+        self._wrap_compile(sys.modules.get(CONVERT))
+
+    def _wrap_compile(self, convert: Any) -> None:
+        """torch.export's strict mode compiles without telling the callbacks."""
+        compile_frame = self._compile = getattr(convert, "compile_frame", None)
+        if compile_frame is None:
+            return
+
+        @functools.wraps(compile_frame)
+        def sheltered(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            try:
+                return compile_frame(*args, **kwargs)
+            finally:
+                self._leave()
+
+        convert.compile_frame = sheltered
 
     def _add(self, handler: Any) -> None:
         handler.register_start_callback(self._enter)

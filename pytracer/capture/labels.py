@@ -5,14 +5,18 @@ entered, a backward pass ends, an optimizer steps, the trace ends. Everything is
 references only; nothing lives longer for being watched.
 """
 
+import functools
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 
 from pytracer import schema
 from pytracer._native import C
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # Wrappers that add a level to module paths which is not in the user's code.
 _WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -24,22 +28,60 @@ _OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
 _INPUTS = schema.CATEGORY["inputs"]
 
 
+def unheard(method: Callable[P, R]) -> Callable[P, R]:
+    """What we ask of tensors does not reach the program's `__torch_function__`."""
+
+    @functools.wraps(method)
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        with torch._C.DisableTorchFunction():
+            return method(*args, **kwargs)
+
+    return quiet
+
+
+class Slot:
+    """Where a tensor is found: under a key of its module, or in an optimizer's group.
+
+    Not a weak reference to the tensor itself: with one, torch refuses to swap it, as `module.to()`
+    does for tensor subclasses.
+    """
+
+    def __init__(self, holder: Any, *path: Any) -> None:
+        """The holder is known weakly; `path` leads from it to the tensor."""
+        self._holder = weakref.ref(holder)
+        self._path = path
+
+    def __call__(self) -> torch.Tensor | None:
+        """The tensor that is there now."""
+        holder = self._holder()
+        if holder is None:
+            return None
+        first, *keys = self._path
+        found = getattr(holder, first, None)
+        try:
+            for key in keys:
+                found = found[key]  # type: ignore[index]
+        except (LookupError, TypeError):
+            return None
+        return found if isinstance(found, torch.Tensor) else None
+
+
 class Watched:
-    """Tensors by weak reference, each with the label of its block and of its gradient's."""
+    """Tensors by where they are, each with the label of its block and of its gradient's."""
 
     def __init__(self) -> None:
         """Watches nothing yet."""
-        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._references: list[Slot] = []
         self._labels: list[int] = []
         self._gradient_labels: list[int] = []
-        self._known: dict[int, weakref.ref[torch.Tensor]] = {}
+        self._known: dict[int, Slot] = {}
 
-    def add(self, tensor: torch.Tensor, label: int, gradient_label: int) -> bool:
+    def add(self, tensor: torch.Tensor, reference: Slot, label: int, gradient_label: int) -> bool:
         """Returns whether the tensor was new."""
         known = self._known.get(id(tensor))
         if known is not None and known() is tensor:  # else a dead tensor's id, come again
             return False
-        self._known[id(tensor)] = reference = weakref.ref(tensor)
+        self._known[id(tensor)] = reference
         self._references.append(reference)
         self._labels.append(label)
         self._gradient_labels.append(gradient_label)
@@ -96,6 +138,7 @@ class Labels:
             name = self._module_names[id(module)]
         return name
 
+    @unheard
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
         # The first model's paths are as its user writes them; a second one's say whose they are.
@@ -111,9 +154,10 @@ class Labels:
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             for key, parameter in module._parameters.items():
-                self._watch(parameter, "parameter", where + key)
+                slot = Slot(module, "_parameters", key)
+                self._watch(parameter, slot, "parameter", where + key)
             for key, buffer in module._buffers.items():
-                self._watch(buffer, "buffer", where + key)
+                self._watch(buffer, Slot(module, "_buffers", key), "buffer", where + key)
 
     def _name_module(self, module: torch.nn.Module, name: str) -> None:
         key = id(module)
@@ -121,13 +165,13 @@ class Labels:
             self._module_names[key] = name
             self._module_references[key] = weakref.ref(module, lambda _: self._forget(key))
 
-    def _watch(self, tensor: torch.Tensor | None, role: str, name: str) -> None:
+    def _watch(self, tensor: torch.Tensor | None, slot: Slot, role: str, name: str) -> None:
         if tensor is None:
             return
         shape, dtype = describe(tensor)
         weight = C.intern_label(_WEIGHTS, role, name, shape, dtype)
         gradient = C.intern_label(_GRADIENTS, role, name, shape, dtype)
-        if self._watched.add(tensor, weight, gradient):
+        if self._watched.add(tensor, slot, weight, gradient):
             self._parameter_names[id(tensor)] = name
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
 
@@ -153,6 +197,7 @@ class Labels:
         """Gradients are where they are, whatever op allocated their blocks."""
         self._watched.label_gradients()
 
+    @unheard
     def before_optimizer(self, optimizer: Any) -> None:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
@@ -161,16 +206,19 @@ class Labels:
         self._watched.label_gradients()
         known.label_state_of_old(self)
 
+    @unheard
     def after_optimizer(self, optimizer: Any) -> None:
         """State that this step has made."""
         self._optimizer(optimizer).label_changed_state(self)
 
+    @unheard
     def add_optimizer(self, optimizer: Any) -> None:
         """One given explicitly, or met at its first step."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
         known.label_state_of_old(self)
 
+    @unheard
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known."""
         self._watched.label()
@@ -189,10 +237,10 @@ class Labels:
         self._optimizers.append(known)
         return known
 
-    def watch_parameter(self, parameter: torch.Tensor, fallback_name: str) -> None:
+    def watch_parameter(self, parameter: torch.Tensor, slot: Slot, fallback_name: str) -> None:
         """A parameter that an optimizer has; modules' parameters are known by better names."""
         if id(parameter) not in self._parameter_names:
-            self._watch(parameter, "parameter", fallback_name)
+            self._watch(parameter, slot, "parameter", fallback_name)
 
     def parameter_name(self, parameter: Any) -> str:
         """The name under which it is known, or nothing."""
@@ -214,7 +262,8 @@ class _Optimizer:
         optimizer = self.reference()
         for g, group in enumerate(getattr(optimizer, "param_groups", ())):
             for p, parameter in enumerate(group.get("params", ())):
-                labels.watch_parameter(parameter, f"param_groups[{g}].params[{p}]")
+                slot = Slot(optimizer, "param_groups", g, "params", p)
+                labels.watch_parameter(parameter, slot, f"param_groups[{g}].params[{p}]")
 
     def label_state_of_old(self, labels: Labels) -> None:
         """State from before the trace, once: it may be freed by this very step."""
@@ -308,7 +357,11 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:
     """Shape and dtype as people write them."""
-    return "x".join(map(str, tensor.shape)) or "scalar", str(tensor.dtype).removeprefix("torch.")
+    try:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+    except RuntimeError:  # a nested tensor has none
+        shape = "nested"
+    return shape, str(tensor.dtype).removeprefix("torch.")
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
@@ -327,7 +380,9 @@ def _clean(path: str, parallel: bool) -> str:
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
     for level in (*_WRAPPER_LEVELS, "module"):
-        inner = module._modules.get(level)
-        if inner is not None and (level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS):
+        inner = getattr(module, level, None)
+        if isinstance(inner, torch.nn.Module) and (
+            level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS
+        ):
             return _unwrapped(inner)
     return module

@@ -1,20 +1,18 @@
-"""Runs a program and writes down all that can be observed of it, comparable bit for bit.
-
-Also run as a script, in a process of its own, for programs that would disturb this one:
-`python -m tests.transparency.observe NAME DEVICE SAVED_TENSORS FILE`.
-"""
+"""Runs a program and writes down all that can be observed of it, comparable bit for bit."""
 
 import contextlib
 import gc
 import os
 import pickle
 import random
+import re
 import subprocess
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +54,6 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -80,13 +77,15 @@ def observe(program: Program, device: str, mode: str) -> Observation:
     gc.freeze()  # what there is already is not looked at below
     try:
         seen = _run(program, device, block)
+        _wait_for_threads(before["Python threads"])
         after = registries()
         left = _alive(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
     finally:
         gc.unfreeze()
     for name in before:
         if before[name] != after[name]:
-            left[name] = f"{before[name]!r} became {after[name]!r}"
+            change = f"{before[name]!r} became {after[name]!r}"
+            left[name] = re.sub(r" at 0x[0-9a-f]+", "", change)
     traces = [_facts(t, errors_before) for t in block.traces]
     return Observation(seen, left, traces)
 
@@ -103,38 +102,35 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     return [line for inner, x, y in pairs for line in differences(x, y, inner)]
 
 
-Running = tuple[subprocess.Popen[str], Path]
+class Running:
+    """A program that runs in a process of its own."""
 
+    def __init__(self, program: Program, device: str, mode: str, folder: Path) -> None:
+        self._file = folder / f"{program.name}.{mode}.pickle"
+        arguments = [program.name, device, mode, str(self._file)]
+        code = f"from tests.transparency.observe import main; main(*{arguments})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
-def start(program: Program, device: str, mode: str, folder: Path) -> Running:
-    """The same in a process of its own; `finish` waits for it."""
-    file = folder / f"{program.name}.{mode}.pickle"
-    command = [sys.executable, "-m", "tests.transparency.observe"]
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor.{mode}"),
-        **program.environment,
-    }
-    process = subprocess.Popen(
-        [*command, program.name, device, mode, str(file)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    return process, file
+    def __enter__(self) -> "Running":
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
 
-def finish(running: Running) -> Observation:
-    process, file = running
-    output, _ = process.communicate(timeout=180)
-    if process.returncode != 0:
-        raise AssertionError(f"exit status {process.returncode}:\n{output}")
-    observation: Observation = pickle.loads(file.read_bytes())
-    observation.seen["output"] = output
-    return observation
+    def finish(self) -> Observation:
+        output, _ = self._process.communicate(timeout=120)
+        if self._process.returncode != 0:
+            raise AssertionError(f"exit status {self._process.returncode}:\n{output}")
+        observation: Observation = pickle.loads(self._file.read_bytes())
+        return observation
 
 
 # -------------------------------------------------------------------------- the run
@@ -296,6 +292,14 @@ def _cpu_allocator() -> int:
     return address
 
 
+def _wait_for_threads(before: list[str]) -> None:
+    """Helpers of the program's that are about to end may do so."""
+    for _ in range(100):
+        if sorted(thread.name for thread in threading.enumerate()) == before:
+            return
+        time.sleep(0.02)
+
+
 def _alive(*kinds: type) -> dict[str, Any]:
     """How many objects of each kind have been made and outlive the garbage."""
     gc.collect()
@@ -323,13 +327,9 @@ def _facts(traced: trace, errors_before: int) -> dict[str, Any]:
     }
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(name: str, device: str, mode: str, file: str) -> None:
+    """In the process of its own."""
     from tests.programs import PROGRAMS
 
-    name, device, mode, file = arguments
     observation = observe(PROGRAMS[name], device, mode)
     Path(file).write_bytes(pickle.dumps(observation))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

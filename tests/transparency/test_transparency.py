@@ -1,5 +1,6 @@
 """A traced program is the untraced program: same bits, same errors, nothing left behind."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,9 @@ from tests.transparency.observe import (
     UNTRACED,
     Observation,
     Program,
+    Running,
     differences,
-    finish,
     observe,
-    start,
 )
 
 DEVICES = {"cpu": [], "cuda": [pytest.mark.cuda]}
@@ -48,14 +48,18 @@ def test_tracing_changes_nothing_and_leaves_nothing(
 
 
 def both(program: Program, device: str, mode: str, folder: Path) -> tuple[Observation, Observation]:
+    key = program.name, device
+    untraced = UNTRACED_RUNS.get(key)
     if program.fresh:
-        runs = [start(program, device, each, folder) for each in (UNTRACED, mode)]
-        untraced, traced = map(finish, runs)
-        return untraced, traced
-    untraced = UNTRACED_RUNS.get((program.name, device))
+        with ExitStack() as stack:  # side by side
+            other = stack.enter_context(Running(program, device, mode, folder))
+            if untraced is None:
+                one = stack.enter_context(Running(program, device, UNTRACED, folder))
+                untraced = UNTRACED_RUNS[key] = one.finish()
+            return untraced, other.finish()
     if untraced is None:
         untraced = observe(program, device, UNTRACED)
         if untraced.left_behind or untraced.seen["warnings"]:
             untraced = observe(program, device, UNTRACED)  # the first time fills caches, and warns
-        UNTRACED_RUNS[program.name, device] = untraced
+        UNTRACED_RUNS[key] = untraced
     return untraced, observe(program, device, mode)
