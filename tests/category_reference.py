@@ -187,7 +187,11 @@ class Reference:
         return a.end < 0 or int(self.trace.events.ticks[a.end]) > kept_from
 
     def in_flight(self, a: Allocation) -> bool:
-        return self.innermost(a.start, "op").is_open
+        """Its op was open at the end; one inside another is over when the outer one is."""
+        op = self.innermost(a.start, "op")
+        while op.is_open and self.scopes[op.parent].kind == "op":
+            op = self.scopes[op.parent]
+        return op.is_open
 
     def is_cublas(self, a: Allocation) -> bool:
         op = self.innermost(a.start, "op")

@@ -284,6 +284,29 @@ def test_accumulated_gradients_show_it_for_the_later_casts_too() -> None:
     assert verdicts(a.b.trace())[-3:-1] == [("weights", "autocast_copy"), ("activations", "saved")]
 
 
+def test_a_cast_written_down_after_its_block_is_shown_all_the_same() -> None:
+    a = Autocast()
+    with a.b.module("model"), a.b.module("fc"), a.b.op("aten::linear", grad=True):
+        with a.b.op("aten::empty_strided"):
+            copy = a.b.alloc(200)
+        with a.b.op("aten::_to_copy", grad=True) as op:
+            pass
+        with a.b.op("aten::empty_strided"):
+            casted_input = a.b.alloc(200)
+    a.backward(copy, casted_input, op, gradient=True)
+    assert verdict(a.b, copy) == ("weights", "autocast_copy")
+    assert verdict(a.b, casted_input) == ("activations", "saved")
+
+
+def test_an_op_inside_an_op_is_over_when_that_is() -> None:
+    t = Training()
+    with t.b.module("model"), t.b.op("aten::linear"):
+        t.b.begin("op", "aten::empty")
+        block = t.b.alloc(100)
+        t.b._open[0].pop()  # it has no end of its own
+    assert verdict(t.b, block) == ("functional", "output")
+
+
 def test_a_frozen_weights_copy_is_known_by_its_size() -> None:
     a = Autocast()
     copy, casted_input, op = a.forward(input_size=600)

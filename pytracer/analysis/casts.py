@@ -45,6 +45,7 @@ def autocast_copies(
         return copies
     cast_around = scopes.nearest(tree.parent, is_cast)
     cast = cast_around[moments.made_scope]
+    cast = np.where(cast != 0, cast, _cast_written_after(tree, is_cast)[moments.made_scope])
     forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
     found = np.flatnonzero((cast != 0) & forward & (label_category != CATEGORY["weights"]))
     gradients = np.flatnonzero(
@@ -57,6 +58,21 @@ def autocast_copies(
     copies.label[found] = which
     _by_size(trace, tree, copies, found, call, size[found])
     return copies
+
+
+def _cast_written_after(tree: Tree, is_cast: Mask) -> U32:
+    """Per scope, the cast it was made by where that is the next scope beside it.
+
+    Of nested ops only the outermost and the innermost are written down as memory is allocated:
+    the factory inside the cast. The cast itself, in between, follows when it has made its node.
+    """
+    inner = np.flatnonzero((tree.kind == OP) & (tree.kind[tree.parent] == OP))
+    order = inner[np.argsort(tree.parent[inner], kind="stable")]
+    follows = (tree.parent[order[1:]] == tree.parent[order[:-1]]) & is_cast[order[1:]]
+    result = np.zeros(len(tree.parent), np.uint32)
+    result[order[:-1][follows]] = order[1:][follows]
+    result[is_cast] = 0
+    return result
 
 
 def _proof(trace: Trace, tree: Tree, cast_around: U32, made: U32, label: U32) -> U32:

@@ -106,6 +106,7 @@ def tree(trace: Trace) -> Tree:
     end[0] = NEVER
     stack[left] = within(ends.stack, len(sound.stacks(trace).parent))
     stack[0] = 0
+    _end_inner_ops(end, parent, kind == OP)
     contexts = Contexts.of(parent, kind)
     return Tree(
         begin=_with_none(begins.ticks),
@@ -122,6 +123,13 @@ def tree(trace: Trace) -> Tree:
         node=contexts.nearest(kind == NODE),
         contexts=contexts,
     )
+
+
+def _end_inner_ops(end: U64, parent: U32, is_op: Mask) -> None:
+    """An op inside an op has no end of its own: it is over at the latest when the outer one is."""
+    inner = is_op & is_op[parent]
+    outermost = nearest(parent, ~inner)
+    end[inner] = np.minimum(end[inner], end[outermost[inner]])
 
 
 def _with_none(column: NDArray[Any], none: int = 0) -> NDArray[Any]:
