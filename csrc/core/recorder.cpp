@@ -28,6 +28,23 @@ bool barrier_on_all_threads() {
 #endif
 }
 
+bool is_factory(const Frame& frame) {
+  constexpr std::string_view kPrefix = "aten::empty";
+  return frame.kind == ScopeKind::kOp &&
+         std::strncmp(frame.name, kPrefix.data(), kPrefix.size()) == 0;
+}
+
+// All operators that a block is made in, as far as not marked yet: not every one has a row, and
+// it is the outermost that wants to know.
+void mark_allocated(std::vector<Frame>& frames) {
+  for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame) {
+    if (frame->kind != ScopeKind::kOp || frame->allocated) {
+      break;
+    }
+    frame->allocated = true;
+  }
+}
+
 }  // namespace
 
 // Marks the state of a thread that ends. The state itself stays: its frees may still come, and
@@ -145,7 +162,7 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
   // transient and their addresses come again with other text, hence the comparison.
   auto slot = (reinterpret_cast<uintptr_t>(frame.name) >> 4) % thread.names_.size();
   ThreadState::CachedName& cached = thread.names_[slot];
-  if (cached.address != frame.name || cached.text != frame.name) {
+  if (cached.address != frame.name || std::strcmp(cached.text.data(), frame.name) != 0) {
     uint32_t id = strings.intern(frame.name);
     cached = {frame.name, strings.at(id), id};
   }
@@ -154,16 +171,21 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
 
 // Gives the open frames their rows, outermost first, and returns the innermost one's number. Of
 // nested operators the outermost and the innermost get one: the first is what the program called,
-// the second is what allocated, and those in between tell nobody anything.
+// the second is what allocated, and those in between tell nobody anything. Nor does a factory
+// (aten::empty and its kind) inside another operator: what it allocates is that operator's.
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
     return 0;
   }
-  if (frames.back().scope != 0) {
-    return frames.back().scope;
-  }
   size_t innermost = frames.size() - 1;
+  while (innermost > 0 && frames[innermost].scope == 0 && is_factory(frames[innermost]) &&
+         frames[innermost - 1].kind == ScopeKind::kOp) {
+    --innermost;
+  }
+  if (frames[innermost].scope != 0) {
+    return frames[innermost].scope;
+  }
   size_t first = innermost;
   while (first > 0 && frames[first - 1].scope == 0) {
     --first;
@@ -254,9 +276,6 @@ void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
 void Recorder::close(ThreadState& thread, Frame& frame) {
   size_t depth = thread.frames_.size();
   bool inside_op = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kOp;
-  if (frame.kind == ScopeKind::kOp && frame.allocated && inside_op) {
-    thread.frames_[depth - 2].allocated = true;
-  }
   if (thread.generation_ != generation_.load(std::memory_order_relaxed) ||
       !recording.load(std::memory_order_relaxed)) {
     return;
@@ -297,9 +316,13 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
       refresh(thread);
     }
-    uint32_t scope = open_scope(thread);
-    if (action == Action::kAlloc && !thread.frames_.empty()) {
-      thread.frames_.back().allocated = true;
+    auto& frames = thread.frames_;
+    uint32_t scope = frames.empty() ? 0 : frames.back().scope;
+    if (scope == 0) {
+      scope = open_scope(thread);
+    }
+    if (action == Action::kAlloc) {
+      mark_allocated(frames);
     }
     Event event{ticks_now(),
                 address,

@@ -140,6 +140,33 @@ TEST(of_nested_operators_the_outermost_and_the_innermost_are_kept) {
   CHECK_EQ(name_of(r, r.scope_begins.parent[r.events.scope[0] - 1]), std::string("outermost"));
 }
 
+TEST(a_factory_inside_an_operator_allocates_for_it) {
+  Recorded session;
+  op("aten::add", -1, -1, [] { op("aten::empty_strided", -1, -1, [] { alloc(0x1000); }); });
+  op("aten::empty", -1, -1, [] { alloc(0x2000); });
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("aten::add"));
+  CHECK_EQ(name_of(r, r.events.scope[1]), std::string("aten::empty"));
+  CHECK_EQ(r.scope_begins.name.size(), size_t{2});
+}
+
+TEST(the_outermost_operator_has_the_stack_however_deep_the_allocation_was) {
+  Recorded session;
+  Recorder::get().take_stack.store([]() -> uint32_t { return 5; });
+  op("aten::to", -1, -1, [] {
+    op("aten::_to_copy", -1, -1, [] {
+      op("aten::empty_strided", -1, -1, [] { alloc(0x1000); });
+      op("aten::copy_", -1, -1, [] {});
+    });
+    op("aten::view", -1, -1, [] {});
+  });
+  Recorder::get().take_stack.store(nullptr);
+  Recording r = session.read();
+  CHECK_EQ(r.scope_ends.scope.size(), size_t{1});
+  CHECK_EQ(name_of(r, r.scope_ends.scope[0]), std::string("aten::to"));
+  CHECK_EQ(r.scope_ends.stack[0], 5u);
+}
+
 TEST(a_node_knows_the_op_that_made_it) {
   Recorded session;
   Recorder::get().torch_thread_id.store([]() -> uint64_t { return 7; });
