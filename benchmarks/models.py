@@ -55,7 +55,8 @@ class Attention(nn.Module):
             for part in self.qkv(x).split(width, dim=2)
         )
         y = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        return self.out(y.transpose(1, 2).reshape(batch, length, width))
+        out: torch.Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
+        return out
 
 
 class Mlp(nn.Module):
@@ -68,7 +69,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(4 * config.width, config.width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.act(self.up(x)))
+        out: torch.Tensor = self.down(self.act(self.up(x)))
+        return out
 
 
 class Block(nn.Module):
@@ -83,7 +85,8 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.norm_1(x))
-        return x + self.mlp(self.norm_2(x))
+        out: torch.Tensor = x + self.mlp(self.norm_2(x))
+        return out
 
 
 class Transformer(nn.Module):

@@ -321,13 +321,15 @@ def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path)
 
 def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
-    with (
-        pytest.raises(KeyboardInterrupt),
-        pytracer.trace(path=path, devices="cpu", report=False),
-    ):
-        allocate(10)
-        signal.raise_signal(signal.SIGINT)
-        time.sleep(10)
+
+    def interrupted() -> None:
+        with pytracer.trace(path=path, devices="cpu", report=False):
+            allocate(10)
+            signal.raise_signal(signal.SIGINT)
+            time.sleep(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
     loaded = pytracer.load(path)
     assert loaded.file_report["status"] == "complete"
     assert np.count_nonzero(loaded.data.events.action == schema.ACTION["alloc"]) == 10
