@@ -213,15 +213,6 @@ size_t label_tensors(const py::list& tensors, const std::vector<uint32_t>& label
   return labelled;
 }
 
-size_t label_gradients(const py::list& tensors, const std::vector<uint32_t>& labels) {
-  size_t labelled = 0;
-  for (size_t i = 0; i < std::min(tensors.size(), labels.size()); ++i) {
-    const at::Tensor& gradient = tensor_of(tensors[i]).grad();
-    labelled += gradient.defined() && labels::record(gradient, labels[i]) ? 1 : 0;
-  }
-  return labelled;
-}
-
 size_t adopt_cpu_tensors(const py::list& tensors) {
   size_t adopted = 0;
   for (py::handle object : tensors) {
@@ -387,14 +378,33 @@ PYBIND11_MODULE(_C, m) {
   m.def("make_engine_call", [](py::handle original) {
     return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
   });
-  m.def("set_callbacks",
-        [](py::object name_of_module, py::object root, py::object before, py::object after) {
-          auto or_null = [](const py::object& object) {
-            return object.is_none() ? nullptr : object.ptr();
-          };
-          interceptors::set_callbacks(
-              {or_null(name_of_module), or_null(root), or_null(before), or_null(after)});
-        });
+  m.def("make_step_code_call", [](py::handle original) {
+    return py::reinterpret_steal<py::object>(interceptors::make_step_code_call(original.ptr()));
+  });
+  m.def(
+      "set_callbacks",
+      [](const py::object& name_of_module,
+         const py::object& before_root,
+         const py::object& before_backward,
+         const py::object& after_backward,
+         const py::object& before_step,
+         const py::object& after_step) {
+        auto or_null = [](const py::object& object) {
+          return object.is_none() ? nullptr : object.ptr();
+        };
+        interceptors::set_callbacks({or_null(name_of_module),
+                                     or_null(before_root),
+                                     or_null(before_backward),
+                                     or_null(after_backward),
+                                     or_null(before_step),
+                                     or_null(after_step)});
+      },
+      py::arg("name_of_module") = py::none(),
+      py::arg("before_root") = py::none(),
+      py::arg("before_backward") = py::none(),
+      py::arg("after_backward") = py::none(),
+      py::arg("before_step") = py::none(),
+      py::arg("after_step") = py::none());
   m.def("forget_module", &interceptors::forget_module);
   m.def("count_callback_error", &interceptors::count_error);
   m.def("saved_tensor_hooks", [] {
@@ -404,7 +414,14 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("intern_label", &intern_label);
   m.def("label_tensors", &label_tensors);
-  m.def("label_gradients", &label_gradients);
+  py::class_<labels::Watched>(m, "Watched")
+      .def(py::init<>())
+      .def("add",
+           [](labels::Watched& watched, py::handle tensor, uint32_t label, uint32_t gradient) {
+             return watched.add(tensor_of(tensor), label, gradient);
+           })
+      .def("label", &labels::Watched::label)
+      .def("label_gradients", &labels::Watched::label_gradients);
 
   py::class_<Streamer>(m, "Streamer")
       .def(py::init<uint32_t, const std::string&, bool, const std::string&>())

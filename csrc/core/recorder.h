@@ -138,11 +138,20 @@ class Recorder {
                  uint64_t forward_thread,
                  bool grad_mode);
 
-  // True, and done, for the innermost frame when nothing has happened in it; else call pop.
-  static bool pop_untouched(ThreadState& thread, const void* key) {
+  // True, and done, for the innermost frame when nothing has happened in it and it has made no
+  // nodes that an inner operator has not claimed; else call pop.
+  template <class NextSequence>
+  static bool pop_untouched(ThreadState& thread, const void* key, NextSequence next_sequence) {
     auto& frames = thread.frames_;
-    if (frames.empty() || frames.back().key != key || frames.back().scope != 0 ||
-        frames.back().sequence >= 0 || frames.back().kind != ScopeKind::kOp) {
+    if (frames.empty()) {
+      return false;
+    }
+    const Frame& frame = frames.back();
+    if (frame.key != key || frame.scope != 0 || frame.kind != ScopeKind::kOp) {
+      return false;
+    }
+    if (frame.sequence >= 0 &&
+        static_cast<int64_t>(next_sequence()) > std::max(frame.sequence, thread.claimed_)) {
       return false;
     }
     frames.pop_back();

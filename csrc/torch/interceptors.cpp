@@ -22,21 +22,46 @@ std::unordered_map<const PyObject*, uint32_t>& module_names() {
   return *names;
 }
 
+// Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
+PyObject* set_eval_frame(PyObject* callback) {
+  static PyObject* const function = [] {
+    PyObject* module = PyImport_ImportModule("torch._C._dynamo.eval_frame");
+    PyObject* found =
+        module != nullptr ? PyObject_GetAttrString(module, "set_eval_frame") : nullptr;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return found;
+  }();
+  PyObject* before = function != nullptr ? PyObject_CallOneArg(function, callback) : nullptr;
+  PyErr_Clear();
+  return before;
+}
+
 // What ours ask of tensors (a shape, a gradient) neither reaches the program's __torch_function__
-// nor becomes part of a graph that torch.jit.trace records.
+// nor becomes part of a graph that torch.jit.trace records, and Dynamo, which compiles whatever
+// Python runs between two graphs, does not compile ours.
 class Unheard {
  public:
   Unheard()
       : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
-        tracing_(torch::jit::tracer::getTracingState()) {
+        tracing_(torch::jit::tracer::getTracingState()),
+        compiler_(set_eval_frame(Py_None)) {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(
         at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     torch::jit::tracer::setTracingState(nullptr);
   }
 
+  // An exception may be on its way.
   ~Unheard() {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
     torch::jit::tracer::setTracingState(std::move(tracing_));
+    if (compiler_ != nullptr && compiler_ != Py_None) {
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      Py_XDECREF(set_eval_frame(compiler_));
+      PyErr_Restore(type, value, traceback);
+    }
+    Py_XDECREF(compiler_);
   }
 
   Unheard(const Unheard&) = delete;
@@ -45,6 +70,7 @@ class Unheard {
  private:
   at::impl::TorchFunctionDisabledState functions_;
   std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+  PyObject* compiler_;
 };
 
 // Calls back without disturbing the program: what goes wrong in ours is counted and forgotten.
@@ -191,6 +217,24 @@ PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   return result;
 }
 
+// args[0] is the optimizer, which has stepped.
+PyObject* step_code_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
+  PyObject* result = PyObject_Vectorcall(original_of(self), args, flags, names);
+  if (result != nullptr && callbacks.after_step != nullptr && PyVectorcall_NARGS(flags) > 0 &&
+      recording.load(std::memory_order_relaxed)) {
+    // A step may end the recording, and what cannot be written then is the program's to know.
+    Unheard unheard;
+    PyObject* callback = Py_NewRef(callbacks.after_step);
+    PyObject* returned = PyObject_Vectorcall(callback, args, 1, nullptr);
+    Py_DECREF(callback);
+    if (returned == nullptr) {
+      Py_CLEAR(result);
+    }
+    Py_XDECREF(returned);
+  }
+  return result;
+}
+
 void stand_in_dealloc(PyObject* self) {
   PyTypeObject* type = Py_TYPE(self);
   Py_DECREF(original_of(self));
@@ -263,11 +307,32 @@ PyObject* make_engine_call(PyObject* original) {
   return stand_in(&engine_call, original);
 }
 
+PyObject* make_step_code_call(PyObject* original) {
+  return stand_in(&step_code_call, original);
+}
+
+void before_step() {
+  if (callbacks.before_step == nullptr || !Py_IsInitialized()) {
+    return;
+  }
+  PyGILState_STATE gil = PyGILState_Ensure();
+  if (callbacks.before_step != nullptr && !call_quietly(callbacks.before_step, nullptr, 0)) {
+    // No exception can pass through here; Ctrl-C comes again a moment later.
+    if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
+      PyErr_SetInterrupt();
+    }
+    PyErr_Clear();
+  }
+  PyGILState_Release(gil);
+}
+
 void set_callbacks(const Callbacks& with) {
   replace(callbacks.name_of_module, with.name_of_module);
   replace(callbacks.before_root, with.before_root);
   replace(callbacks.before_backward, with.before_backward);
   replace(callbacks.after_backward, with.after_backward);
+  replace(callbacks.before_step, with.before_step);
+  replace(callbacks.after_step, with.after_step);
 }
 
 void forget_module(uintptr_t address) {

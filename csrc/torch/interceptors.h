@@ -1,11 +1,13 @@
-// C functions that stand in for two of torch's Python functions while something is traced:
+// C functions that stand in for three of torch's Python functions while something is traced:
 //
 //   torch.nn.Module.__call__              keeps the module stack
 //   torch.autograd._engine_run_backward   marks the backward pass
+//   torch.optim.Optimizer._optimizer_step_code
+//                                         called by torch after each step, for profilers
 //
 // They add no Python frame, run none of their own Python per call, and pass everything through.
 // Global module hooks would do the same job at ten times the cost: they switch off the fast path
-// of every module's call, and torch.compile guards on them.
+// of every module's call, and torch.compile guards on them, as it does on optimizers' hooks.
 #pragma once
 
 #include <Python.h>
@@ -18,16 +20,21 @@ namespace pytracer::interceptors {
 // New references.
 PyObject* make_module_call(PyObject* original);
 PyObject* make_engine_call(PyObject* original);
+PyObject* make_step_code_call(PyObject* original);
 
 struct Callbacks {
   PyObject* name_of_module;   // module -> str, asked once per module
   PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
   PyObject* before_backward;  // (outputs): an outermost backward pass starts
   PyObject* after_backward;   // (): it has ended without an exception
+  PyObject* before_step;      // (): an optimizer's step starts, in a Python frame further up
+  PyObject* after_step;       // (optimizer): it has ended without an exception; may raise
 };
 
 // Borrowed references are taken over; nulls detach. The GIL must be held for all of these.
 void set_callbacks(const Callbacks& callbacks);
+// An optimizer's annotation has been entered. Takes the GIL.
+void before_step();
 // A module has died: its address may become another's.
 void forget_module(uintptr_t address);
 void forget_all_modules();

@@ -41,13 +41,39 @@ bool record(const at::Tensor& tensor, uint32_t label) {
   return block.address != 0;
 }
 
-void record_gradients(const std::vector<at::Tensor>& tensors, const std::vector<uint32_t>& labels) {
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    const at::Tensor& gradient = tensors[i].grad();
-    if (gradient.defined()) {
-      record(gradient, labels[i]);
-    }
+bool Watched::add(const at::Tensor& tensor, uint32_t label, uint32_t gradient_label) {
+  if (!known_.insert(tensor.unsafeGetTensorImpl()).second) {
+    return false;
   }
+  entries_.push_back(
+      {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), label, gradient_label});
+  return true;
+}
+
+template <class LabelOne>
+size_t Watched::each(LabelOne label_one) {
+  return std::erase_if(entries_, [&](const Entry& entry) {
+    auto alive = entry.tensor.lock();
+    if (!alive) {
+      known_.erase(entry.tensor._unsafe_get_target());
+      return true;
+    }
+    label_one(at::Tensor(std::move(alive)), entry);
+    return false;
+  });
+}
+
+size_t Watched::label() {
+  return each([](const at::Tensor& tensor, const Entry& entry) { record(tensor, entry.label); });
+}
+
+size_t Watched::label_gradients() {
+  return each([](const at::Tensor& tensor, const Entry& entry) {
+    const at::Tensor& gradient = tensor.grad();
+    if (gradient.defined()) {
+      record(gradient, entry.gradient_label);
+    }
+  });
 }
 
 void record_saved(const at::Tensor& tensor) {

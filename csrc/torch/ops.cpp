@@ -1,6 +1,7 @@
 #include "ops.h"
 
 #include "../core/recorder.h"
+#include "interceptors.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -48,6 +49,9 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
     bool optimizer = has_prefix(name, kOptimizerPrefix, sizeof(kOptimizerPrefix) - 1);
     recorder.push(thread, optimizer ? ScopeKind::kOptimizer : ScopeKind::kUser, &fn, name);
+    if (optimizer) {
+      interceptors::before_step();
+    }
   } else if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
@@ -58,7 +62,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
 
 void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
   ThreadState& thread = Recorder::this_thread();
-  if (!Recorder::pop_untouched(thread, &fn)) {
+  if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
     Recorder::get().pop(thread, &fn, at::sequence_number::peek());
   }
 }

@@ -9,18 +9,18 @@ import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim import Optimizer
 
 from pytracer import errors
 from pytracer._native import C
 from pytracer.capture.dynamo import Shelter
 from pytracer.capture.labels import Labels
+
+_OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,8 @@ class _PythonHooks:
         self._original_module_call: Any = None
         self._engine_call: Any = None
         self._original_engine_call: Any = None
-        self._optimizer_handles: list[Any] = []
+        self._step_code: Any = None
+        self._original_step_code: Any = None
 
     def install(self) -> None:
         if self._installed:
@@ -142,6 +143,8 @@ class _PythonHooks:
             lambda module, args, kwargs: self._hooks.labels.before_root(module, args, kwargs),
             None,
             lambda: self._hooks.labels.after_backward(),
+            self._before_step,
+            self._after_step,
         )
         self._put_in_place()
         self._shelter.install()
@@ -152,7 +155,7 @@ class _PythonHooks:
         self._installed = False
         self._shelter.uninstall()
         self._take_away()
-        C.set_callbacks(None, None, None, None)
+        C.set_callbacks()
 
     def _put_in_place(self) -> None:
         if not self._installed or self._module_call is not None:
@@ -163,10 +166,9 @@ class _PythonHooks:
         self._original_engine_call = vars(torch.autograd)["_engine_run_backward"]
         self._engine_call = C.make_engine_call(self._original_engine_call)
         _set(torch.autograd, "_engine_run_backward", self._engine_call)
-        self._optimizer_handles = [
-            register_optimizer_step_pre_hook(self._before_step),
-            register_optimizer_step_post_hook(self._after_step),
-        ]
+        self._original_step_code = vars(Optimizer)["_optimizer_step_code"]
+        self._step_code = C.make_step_code_call(self._original_step_code)
+        _set(Optimizer, "_optimizer_step_code", self._step_code)
 
     def _take_away(self) -> None:
         if self._module_call is None:
@@ -176,15 +178,16 @@ class _PythonHooks:
             _set(torch.nn.Module, "__call__", self._original_module_call)
         if vars(torch.autograd)["_engine_run_backward"] is self._engine_call:
             _set(torch.autograd, "_engine_run_backward", self._original_engine_call)
-        self._module_call = self._engine_call = None
-        for handle in self._optimizer_handles:
-            handle.remove()
-        self._optimizer_handles = []
+        if vars(Optimizer)["_optimizer_step_code"] is self._step_code:
+            _set(Optimizer, "_optimizer_step_code", self._original_step_code)
+        self._module_call = self._engine_call = self._step_code = None
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        _quietly(self._hooks.labels.before_optimizer, optimizer)
+    def _before_step(self) -> None:
+        optimizer = _stepping_optimizer(sys._getframe())
+        if optimizer is not None:
+            self._hooks.labels.before_optimizer(optimizer)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: Any) -> None:
         _quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
@@ -192,6 +195,18 @@ class _PythonHooks:
 
 def _set(holder: Any, name: str, value: Any) -> None:
     setattr(holder, name, value)
+
+
+def _stepping_optimizer(frame: FrameType | None) -> Optimizer | None:
+    """Whose step has just been entered. Torch's wrapper around it is a few frames further up."""
+    for _ in range(12):
+        if frame is None:
+            return None
+        if frame.f_code.co_name == "wrapper" and frame.f_code.co_filename == _OPTIMIZER_FILE:
+            optimizer = frame.f_locals.get("self")
+            return optimizer if isinstance(optimizer, Optimizer) else None
+        frame = frame.f_back
+    return None
 
 
 def _quietly(label: Callable[[Any], None], optimizer: Any) -> None:

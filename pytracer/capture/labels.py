@@ -39,83 +39,12 @@ def unheard(method: Callable[P, R]) -> Callable[P, R]:
     return quiet
 
 
-class Slot:
-    """Where a tensor is found: under a key of its module, or in an optimizer's group.
-
-    Not a weak reference to the tensor itself: with one, torch refuses to swap it, as `module.to()`
-    does for tensor subclasses.
-    """
-
-    def __init__(self, holder: Any, *path: Any) -> None:
-        """The holder is known weakly; `path` leads from it to the tensor."""
-        self._holder = weakref.ref(holder)
-        self._path = path
-
-    def __call__(self) -> torch.Tensor | None:
-        """The tensor that is there now."""
-        holder = self._holder()
-        if holder is None:
-            return None
-        first, *keys = self._path
-        found = getattr(holder, first, None)
-        try:
-            for key in keys:
-                found = found[key]  # type: ignore[index]
-        except (LookupError, TypeError):
-            return None
-        return found if isinstance(found, torch.Tensor) else None
-
-
-class Watched:
-    """Tensors by where they are, each with the label of its block and of its gradient's."""
-
-    def __init__(self) -> None:
-        """Watches nothing yet."""
-        self._references: list[Slot] = []
-        self._labels: list[int] = []
-        self._gradient_labels: list[int] = []
-        self._known: dict[int, Slot] = {}
-
-    def add(self, tensor: torch.Tensor, reference: Slot, label: int, gradient_label: int) -> bool:
-        """Returns whether the tensor was new."""
-        known = self._known.get(id(tensor))
-        if known is not None and known() is tensor:  # else a dead tensor's id, come again
-            return False
-        self._known[id(tensor)] = reference
-        self._references.append(reference)
-        self._labels.append(label)
-        self._gradient_labels.append(gradient_label)
-        return True
-
-    def label(self) -> None:
-        """Labels the blocks that back the tensors now."""
-        C.label_tensors(self._alive(), self._labels)
-
-    def label_gradients(self) -> None:
-        """Labels the blocks that back their gradients now."""
-        C.label_gradients(self._alive(), self._gradient_labels)
-
-    def _alive(self) -> list[torch.Tensor]:
-        tensors = [reference() for reference in self._references]
-        if any(tensor is None for tensor in tensors):
-            self._drop_dead()
-            tensors = [reference() for reference in self._references]
-        return [tensor for tensor in tensors if tensor is not None]
-
-    def _drop_dead(self) -> None:
-        alive = [i for i, reference in enumerate(self._references) if reference() is not None]
-        self._references = [self._references[i] for i in alive]
-        self._labels = [self._labels[i] for i in alive]
-        self._gradient_labels = [self._gradient_labels[i] for i in alive]
-        self._known = {id(reference()): reference for reference in self._references}
-
-
 class Labels:
     """The modules and optimizers of one recording, and what their tensors are called."""
 
     def __init__(self) -> None:
         """Knows nothing yet; modules and optimizers are met as they are used."""
-        self._watched = Watched()
+        self._watched = C.Watched()
         self._module_names: dict[int, str] = {}
         self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
@@ -128,10 +57,7 @@ class Labels:
         """The module's path in the user's model. Asked once per module."""
         name = self._module_names.get(id(module))
         if name is None:
-            for root, prefix in self._roots:  # it may have been added since we looked
-                known = root()
-                if known is not None:
-                    self._walk(known, prefix)
+            self._look_again()  # it may have been added since we looked
             name = self._module_names.get(id(module))
         if name is None:
             self.add_root(module)
@@ -146,6 +72,13 @@ class Labels:
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
 
+    def _look_again(self) -> None:
+        """Modules come and go, and parameters are replaced: where one died another may stand."""
+        for root, prefix in self._roots:
+            known = root()
+            if known is not None:
+                self._walk(known, prefix)
+
     def _walk(self, root: torch.nn.Module, prefix: str) -> None:
         parallel = type(root).__name__ in _PARALLEL_WRAPPERS
         for raw_path, module in root.named_modules():
@@ -154,10 +87,9 @@ class Labels:
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             for key, parameter in module._parameters.items():
-                slot = Slot(module, "_parameters", key)
-                self._watch(parameter, slot, "parameter", where + key)
+                self._watch(parameter, "parameter", where + key)
             for key, buffer in module._buffers.items():
-                self._watch(buffer, Slot(module, "_buffers", key), "buffer", where + key)
+                self._watch(buffer, "buffer", where + key)
 
     def _name_module(self, module: torch.nn.Module, name: str) -> None:
         key = id(module)
@@ -165,13 +97,13 @@ class Labels:
             self._module_names[key] = name
             self._module_references[key] = weakref.ref(module, lambda _: self._forget(key))
 
-    def _watch(self, tensor: torch.Tensor | None, slot: Slot, role: str, name: str) -> None:
+    def _watch(self, tensor: torch.Tensor | None, role: str, name: str) -> None:
         if tensor is None:
             return
         shape, dtype = describe(tensor)
         weight = C.intern_label(_WEIGHTS, role, name, shape, dtype)
         gradient = C.intern_label(_GRADIENTS, role, name, shape, dtype)
-        if self._watched.add(tensor, slot, weight, gradient):
+        if self._watched.add(tensor, weight, gradient):
             self._parameter_names[id(tensor)] = name
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
 
@@ -186,8 +118,8 @@ class Labels:
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
         """The outermost module is entered: weights are where they are, inputs are new."""
-        self._watched.label()
-        self._watched.label_gradients()
+        if self._watched.label():
+            self._look_again()
         inputs = list(tensors_in((args, kwargs)))
         adopt(inputs)
         labels = [C.intern_label(_INPUTS, "batch", "", *describe(tensor)) for tensor in inputs]
@@ -202,7 +134,6 @@ class Labels:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
-        self._watched.label()
         self._watched.label_gradients()
         known.label_state_of_old(self)
 
@@ -237,10 +168,9 @@ class Labels:
         self._optimizers.append(known)
         return known
 
-    def watch_parameter(self, parameter: torch.Tensor, slot: Slot, fallback_name: str) -> None:
+    def watch_parameter(self, parameter: torch.Tensor, fallback_name: str) -> None:
         """A parameter that an optimizer has; modules' parameters are known by better names."""
-        if id(parameter) not in self._parameter_names:
-            self._watch(parameter, slot, "parameter", fallback_name)
+        self._watch(parameter, "parameter", fallback_name)
 
     def parameter_name(self, parameter: Any) -> str:
         """The name under which it is known, or nothing."""
@@ -252,6 +182,7 @@ class _Optimizer:
 
     def __init__(self, optimizer: Any) -> None:
         self.reference = weakref.ref(optimizer)
+        self._group_sizes: list[int] = []
         self._entries = -1  # parameters with state when last labelled
         self._turn = 0
         self._sample: tuple[int, ...] = ()
@@ -259,11 +190,14 @@ class _Optimizer:
         self._old_state_known = False
 
     def watch_parameters(self, labels: Labels) -> None:
-        optimizer = self.reference()
-        for g, group in enumerate(getattr(optimizer, "param_groups", ())):
-            for p, parameter in enumerate(group.get("params", ())):
-                slot = Slot(optimizer, "param_groups", g, "params", p)
-                labels.watch_parameter(parameter, slot, f"param_groups[{g}].params[{p}]")
+        groups = getattr(self.reference(), "param_groups", ())
+        sizes = [len(group["params"]) for group in groups]
+        if sizes == self._group_sizes:
+            return  # groups grow; nobody exchanges their members in between steps
+        self._group_sizes = sizes
+        for g, group in enumerate(groups):
+            for p, parameter in enumerate(group["params"]):
+                labels.watch_parameter(parameter, f"param_groups[{g}].params[{p}]")
 
     def label_state_of_old(self, labels: Labels) -> None:
         """State from before the trace, once: it may be freed by this very step."""
