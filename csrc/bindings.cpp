@@ -1,4 +1,5 @@
 // The only pybind11 module. It translates and decides nothing: policy lives in Python.
+#include "core/chrome_trace.h"
 #include "core/clock.h"
 #include "core/harvest.h"
 #include "core/lifetimes.h"
@@ -20,6 +21,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
+#include <optional>
 #include <pthread.h>
 #include <span>
 #include <string>
@@ -302,6 +304,85 @@ py::dict lifetimes_of(const py::dict& columns) {
   return result;
 }
 
+// ------------------------------------------------------------------ Chrome trace
+
+// A ChromeTrace and the columns it reads.
+class ChromeTraceOfArrays {
+ public:
+  ChromeTraceOfArrays(const std::vector<py::bytes>& texts, const std::vector<py::dict>& tables) {
+    std::vector<std::string> copies(texts.begin(), texts.end());
+    std::vector<ChromeRows> rows;
+    for (const py::dict& table : tables) {
+      rows.push_back(rows_of(table));
+    }
+    trace_.emplace(copies, std::move(rows));
+  }
+
+  py::bytes next(size_t bytes) {
+    std::string chunk;
+    {
+      py::gil_scoped_release unlocked;
+      chunk.reserve(bytes + 4096);
+      trace_->next(bytes, chunk);
+    }
+    return py::bytes(chunk);
+  }
+
+  uint64_t events() const { return trace_->events(); }
+
+ private:
+  ChromeRows rows_of(const py::dict& table) {
+    auto column = [&](const char* name) { return keep(table[name]); };
+    ChromeRows rows{static_cast<ChromeRows::Kind>(table["kind"].cast<uint8_t>()),
+                    table["category"].cast<std::string>(),
+                    table["process"].cast<uint32_t>(),
+                    column("begin"),
+                    column("end"),
+                    column("name"),
+                    column("thread"),
+                    column("id"),
+                    column("from"),
+                    column("to"),
+                    {}};
+    for (py::handle argument : table["arguments"]) {
+      auto [name, kind, values] = argument.cast<std::tuple<std::string, uint8_t, py::object>>();
+      rows.arguments.push_back(
+          {std::move(name), static_cast<ChromeArgument::Kind>(kind), keep(values)});
+    }
+    return rows;
+  }
+
+  std::span<const int64_t> keep(const py::object& values) {
+    return view(columns_.emplace_back(values.cast<Column<int64_t>>()));
+  }
+
+  std::vector<Column<int64_t>> columns_;
+  std::optional<ChromeTrace> trace_;
+};
+
+// The ends, clamped so that the slices nest.
+py::array_t<int64_t> nest_slices(const Column<int64_t>& thread,
+                                 const Column<int64_t>& begin,
+                                 const Column<int64_t>& end) {
+  auto given = view(end);
+  std::vector<int64_t> ends(given.begin(), given.end());
+  {
+    py::gil_scoped_release unlocked;
+    nest(view(thread), view(begin), ends);
+  }
+  return to_array(std::move(ends));
+}
+
+py::array_t<int64_t> thin(const Column<int64_t>& times,
+                          const std::vector<Column<int64_t>>& columns,
+                          int64_t bucket_ns) {
+  std::vector<std::span<const int64_t>> views;
+  for (const auto& column : columns) {
+    views.push_back(view(column));
+  }
+  return to_array(thin_samples(view(times), views, bucket_ns));
+}
+
 // ------------------------------------------------------------------ fork
 
 void in_forked_child() {
@@ -431,6 +512,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
   m.def("lifetimes", &lifetimes_of);
+
+  py::class_<ChromeTraceOfArrays>(m, "ChromeTrace")
+      .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())
+      .def("next", &ChromeTraceOfArrays::next)
+      .def("events", &ChromeTraceOfArrays::events);
+  m.def("nest_slices", &nest_slices);
+  m.def("thin_samples", &thin);
 }
 
 }  // namespace pytracer

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "analysis": {*WORDS, "_native", "trace"},
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
-    "export": {*WORDS, "analysis", "trace"},
+    "export": {*WORDS, "_native", "analysis", "trace"},
     # The public face: where capture and analysis meet.
     "api": {*WORDS, "analysis", "capture", "cost", "export", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "gemm", "trace"},
