@@ -46,9 +46,12 @@ from pytracer.trace import Trace
 _GRID_NS = 7_889_238 * 1_000_000_000
 
 # Synthetic processes and threads: above every pid of Linux (at most 2**22), so that none is one
-# of torch's when two files are put together, and in the order in which they are to be shown.
+# of torch's when two files are put together, and in the order in which they are to be shown: one
+# for each device's counters, the first of which has what the program did too, so that both stand
+# together; and one for each device's allocations, which fill a screen.
 _FIRST_PROCESS = 10_000_000
 _PROCESSES_PER_RANK = 1000
+_ALLOCATIONS = 500  # after at most 256 devices
 _STEPS, _PHASES, _MARKERS, _FIRST_THREAD = 1, 2, 3, 10
 
 # Kinds of rows and of arguments: the enums of csrc/core/chrome_trace.h.
@@ -275,9 +278,6 @@ class _Document:
         times += self._trace.began_unix_ns - self._base_ns
         return np.maximum(times, 0)
 
-    def _process(self, device: int) -> int:
-        return self._program + 1 + device
-
     # ------------------------------------------------------------ before and after the events
 
     def _head(self) -> bytes:
@@ -310,8 +310,11 @@ class _Document:
     def _metadata(self) -> Iterator[str]:
         """Names and order of processes and threads."""
         suffix = f" (rank {self._rank})" if self._trace.meta.get("world_size", 1) != 1 else ""
-        processes = [(self._program, "program")]
-        processes += [(self._process(i), f"memory of {d}") for i, d in enumerate(self._devices)]
+        processes = []
+        for process, device in enumerate(self._devices, self._program):
+            program = "program and " if process == self._program else ""
+            processes.append((process, f"{program}memory of {device}"))
+            processes.append((process + _ALLOCATIONS, f"allocations on {device}"))
         for process, name in processes:
             yield _metadata_event("process_name", process, process, name=f"{name}{suffix}")
             yield _metadata_event("process_sort_index", process, process, sort_index=process)
@@ -475,7 +478,8 @@ class _Document:
         self, device: int, name: str, times: I64, values: list[tuple[str, int, NDArray[Any]]]
     ) -> _Rows:
         names = np.full(len(times), self._texts.add(name))
-        return _Rows(_COUNTER, "pytracer", self._process(device), times, names, arguments=values)
+        process = self._program + device
+        return _Rows(_COUNTER, "pytracer", process, times, names, arguments=values)
 
     def _reserved(self, number: int, device: str) -> _Rows:
         """What the allocator holds from the driver, where it has segments."""
@@ -504,7 +508,7 @@ class _Document:
         return _Rows(
             _LIFETIME,
             "alloc",
-            self._process(number),
+            self._program + _ALLOCATIONS + number,
             begin=begin,
             end=end,
             name=texts.each(alloc.category[which], CATEGORIES.__getitem__),
@@ -726,8 +730,7 @@ def _thread_name(trace: Trace, thread: int, main: int) -> str:
     if thread >= len(threads.name):
         return f"thread {thread}"
     name = trace.strings[threads.name[thread]] or "thread"
-    what = "main thread: " if thread == main else ""
-    return f"{what}{name} {threads.native_id[thread]}"
+    return f"{'main thread' if thread == main else name} {threads.native_id[thread]}"
 
 
 def _metadata_event(what: str, process: int, thread: int, **arguments: Any) -> str:
