@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytracer.analysis.views import Peak
+    from pytracer.export.chrome import Exported
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,6 +86,30 @@ class Views:
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a `.pytrace` file that `load` reads back equal."""
         return self.data.save(path, overwrite=overwrite)
+
+    def export_chrome_trace(
+        self,
+        path: str | Path,
+        *,
+        overwrite: bool = False,
+        max_events: int | None = None,
+        min_dt_us: float = 0,
+        arrows: int = 1000,
+    ) -> "Exported":
+        """Writes a `.json` or `.json.gz` for https://ui.perfetto.dev and chrome://tracing.
+
+        Args:
+            path: the file, compressed if it ends in .gz.
+            overwrite: replace a file that is there.
+            max_events: keep the largest allocations, the longest ops and as many samples of the
+                counters as fit; the result says what was left out.
+            min_dt_us: keep only the counters' extremes of each so many microseconds.
+            arrows: how many of the largest allocations get an arrow to where they are freed.
+        """
+        from pytracer.export import chrome
+
+        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows)
+        return chrome.write(self.data, path, options, overwrite=overwrite)
 
     def table(self, width: int = 80, *, color: bool = False) -> str:
         """The one screen, as text."""

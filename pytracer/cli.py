@@ -63,6 +63,20 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("--json", action="store_true", help="one JSON document on stdout")
     summary.set_defaults(run=_summary)
 
+    export = commands.add_parser(
+        "export", help="a saved trace as a timeline for https://ui.perfetto.dev"
+    )
+    export.add_argument("file", type=Path, help="a .pytrace file")
+    export.add_argument(
+        "-o", "--output", type=Path, help=".json or .json.gz (default: beside the trace, .json.gz)"
+    )
+    export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    export.add_argument(
+        "--max-events", type=_positive, help="keep the largest and longest of a large trace"
+    )
+    export.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    export.set_defaults(run=_export)
+
     doctor = commands.add_parser(
         "doctor", help="what works here, what does not, and what to do about it"
     )
@@ -123,6 +137,25 @@ def _summary_document(loaded: Any) -> dict[str, Any]:
         "meta": dict(loaded.data.meta),
         "file": loaded.file_report,
     }
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pytracer.api import load
+
+    output = options.output or options.file.with_suffix(".json.gz")
+    written = load(options.file).export_chrome_trace(
+        output, overwrite=options.force, max_events=options.max_events
+    )
+    if options.json:
+        _print_json({**vars(written), "path": str(written.path)})
+        return 0
+    print(f"Written to {written.path}: {written.events:,} events, {written.file_bytes:,} bytes.")
+    left_out = ", ".join(f"{count:,} {what}" for what, count in written.left_out.items())
+    for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
+        print(note, file=sys.stderr)
+    print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
+    print(f"The same on one screen:  pytracer summary {options.file}")
+    return 0
 
 
 def _doctor(options: argparse.Namespace) -> int:

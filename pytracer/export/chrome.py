@@ -10,7 +10,7 @@ import json
 import os
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import C
-from pytracer.analysis import matching, owners, phases, scopes, views
+from pytracer.analysis import blocks, matching, owners, phases, scopes, sound, views
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
@@ -228,6 +228,8 @@ class _Document:
     def __init__(self, trace: Trace, options: Options) -> None:
         if options.max_events is not None and options.max_events < 100:
             raise errors.UsageError("max_events must be 100 or more")
+        if options.min_dt_ns < 0 or options.arrows < 0:
+            raise errors.UsageError("min_dt_us and arrows cannot be negative")
         self.events = self.bytes = 0
         self.left_out: dict[str, int] = {}
         self._trace = trace
@@ -239,9 +241,14 @@ class _Document:
         self._program = _FIRST_PROCESS + _PROCESSES_PER_RANK * self._rank
         self._devices = views.devices(trace) or (views.main_device(trace),)
         self._end_ns = int(self._times(_last_tick(trace)).max())
+        self._room = options.max_events
+        story = [self._steps(), self._phases(), self._markers()]
+        if self._room is not None:
+            names = 2 * (len(trace.threads.name) + 3 + 2 * len(self._devices))
+            self._room = max(self._room - names - sum(len(rows.begin) for rows in story), 1)
         self._slices = _ScopeSlices.of(trace, self._share(4))
         self._note("slices", self._slices.left_out)
-        tables = [self._scopes(), self._steps(), self._phases(), self._markers()]
+        tables = [self._scopes(), *story]
         for i, device in enumerate(self._devices):
             tables += [*self._counters(i, device), self._reserved(i, device)]
             tables.append(self._lifetimes(i, device))
@@ -264,9 +271,8 @@ class _Document:
         return chunk
 
     def _share(self, part: int) -> int | None:
-        """A part of the limit, if there is one."""
-        limit = self._options.max_events
-        return None if limit is None else max(limit // part, 1)
+        """A part of the events that are left, if there is a limit."""
+        return None if self._room is None else max(self._room // part, 1)
 
     def _note(self, what: str, count: int) -> None:
         if count:
@@ -364,22 +370,20 @@ class _Document:
 
     def _known(self, strings: NDArray[Any]) -> I64:
         """Rows of the trace's string table; those that are not there become 0."""
-        rows = strings.astype(np.int64)
-        return np.where(rows < len(self._trace.strings), rows, 0)
+        return sound.within(strings, len(self._trace.strings)).astype(np.int64)
 
     def _steps(self) -> _Rows:
         """A slice for each step, with its peak."""
         trace = self._trace
         bounds = _step_bounds(trace)
         times = self._times(bounds)
-        changed, level = _total(trace, self._devices[0])
+        asked = allocations(trace).requested_bytes.view(np.int64)
+        ticks, level = _levels(trace, views.on_device(trace, self._devices[0]), asked)
         # What was allocated when a step began counts for its peak.
-        cuts = np.searchsorted(changed, bounds, side="right")
+        cuts = np.searchsorted(ticks[1:], bounds, side="right")
         peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
         texts = [self._texts.add(f"step {i}") for i in range(len(peaks))]
-        rows = self._track(_STEPS, times[:-1], times[1:], np.array(texts, np.int64))
-        rows.arguments.append(("peak bytes", _INTEGER, np.array(peaks, np.int64)))
-        return rows
+        return self._track(_STEPS, times[:-1], times[1:], np.array(texts, np.int64), peaks)
 
     def _phases(self) -> _Rows:
         """What the main thread was doing; `other` is left blank."""
@@ -390,10 +394,27 @@ class _Document:
         shown = (line.phase != phases.OTHER) & (end > begin)
         return self._track(_PHASES, begin[shown], end[shown], names[line.phase[shown]])
 
-    def _track(self, number: int, begin: I64, end: I64, name: I64) -> _Rows:
+    def _track(
+        self, number: int, begin: I64, end: I64, name: I64, peaks: Sequence[int] = ()
+    ) -> _Rows:
+        """Slices of one track; of too many the longest."""
+        most = self._share(8)
+        if most is not None and len(begin) > most:
+            self._note("steps and phases", len(begin) - most)
+            kept = _largest(end - begin, np.arange(len(begin)), most)
+            begin, end, name = begin[kept], end[kept], name[kept]
+            peaks = [peaks[i] for i in kept.tolist()] if peaks else ()
         thread = np.full(len(begin), self._thread(number))
-        end = C.nest_slices(thread, begin, end)
-        return _Rows(_SLICE, "pytracer", self._program, begin, name, end=end, thread=thread)
+        return _Rows(
+            _SLICE,
+            "pytracer",
+            self._program,
+            begin=begin,
+            end=C.nest_slices(thread, begin, end),
+            name=name,
+            thread=thread,
+            arguments=[("peak bytes", _INTEGER, np.array(peaks, np.int64))] if peaks else [],
+        )
 
     def _markers(self) -> _Rows:
         """The peak of each device, and allocations that failed."""
@@ -440,53 +461,50 @@ class _Document:
         columns = [
             np.concatenate([start[CATEGORY[name], None], levels[CATEGORY[name]]]) for name in shown
         ]
-        total = np.sum(columns, axis=0)
         ticks = np.concatenate([trace.events.ticks[:1], trace.events.ticks[positions]])
-        if len(ticks) > len(total):  # no events: nothing changed
-            ticks = ticks[: len(total)]
-        times = self._times(ticks)
-        total = total[: len(times)]
-        columns = [column[: len(times)] for column in columns]
-        kept = C.thin_samples(times, [*columns, total], self._bucket_ns(times, len(columns)))
-        self._note("counter samples", len(times) - len(kept))
         # The digit is for the order in which Perfetto shows them.
         keys = [f"{i} {name}" for i, name in enumerate(shown, 1)]
-        by_category = [(k, _INTEGER, c[kept]) for k, c in zip(keys, columns, strict=True)]
-        return [
-            self._counter(number, "mem", times[kept], by_category),
-            self._counter(
-                number, self._total_name(here), times[kept], [("bytes", _INTEGER, total[kept])]
-            ),
-        ]
+        counters = [self._counter(number, "mem", ticks, dict(zip(keys, columns, strict=True)))]
+        blocks_known = blocks.allocated_bytes(trace)
+        asked = alloc.requested_bytes.view(np.int64)
+        sizes = {}
+        if not (blocks_known[here] == blocks.UNKNOWN).any():
+            sizes["allocated"] = blocks_known
+        if not np.array_equal(blocks_known[here], asked[here]):
+            sizes["requested"] = asked  # a CPU's allocator gives what it is asked for
+        for name, size in sizes.items():
+            counters.append(self._counter(number, name, *_levels(trace, here, size)))
+        return counters
 
-    def _total_name(self, here: Mask) -> str:
-        """What was asked for is what is allocated, except where an allocator rounds."""
-        known = views.allocated_bytes(self._trace)[here]
-        asked = allocations(self._trace).requested_bytes[here].view(np.int64)
-        return "allocated" if np.array_equal(known, asked) else "requested"
+    def _counter(self, device: int, name: str, ticks: U64, values: dict[str, I64] | I64) -> _Rows:
+        """Samples of one or more values; of many only as many as there may be."""
+        columns = values if isinstance(values, dict) else {"bytes": values}
+        count = min(len(ticks), *(len(column) for column in columns.values()))
+        times = self._times(ticks[:count])
+        columns = {key: column[:count] for key, column in columns.items()}
+        kept = C.thin_samples(times, list(columns.values()), self._bucket_ns(times, len(columns)))
+        self._note("counter samples", count - len(kept))
+        return _Rows(
+            _COUNTER,
+            "pytracer",
+            self._program + device,
+            begin=times[kept],
+            name=np.full(len(kept), self._texts.add(name)),
+            arguments=[(key, _INTEGER, column[kept]) for key, column in columns.items()],
+        )
 
     def _bucket_ns(self, times: I64, columns: int) -> int:
-        """So many samples as there may be: up to two for each column of a bucket."""
-        share = self._share(4)
+        """How long a bucket is: each leaves a sample for each column's highest, and the last."""
+        share = self._share(12 * len(self._devices))
         least = self._options.min_dt_ns
-        if share is None or 2 * len(times) <= share:
+        if share is None or len(times) <= share:
             return least
-        buckets = max(share // (2 * (columns + 2)), 1)
+        buckets = max(share // (columns + 1), 1)
         return max(least, int(times[-1] - times[0]) // buckets + 1)
-
-    def _counter(
-        self, device: int, name: str, times: I64, values: list[tuple[str, int, NDArray[Any]]]
-    ) -> _Rows:
-        names = np.full(len(times), self._texts.add(name))
-        process = self._program + device
-        return _Rows(_COUNTER, "pytracer", process, times, names, arguments=values)
 
     def _reserved(self, number: int, device: str) -> _Rows:
         """What the allocator holds from the driver, where it has segments."""
-        trace = self._trace
-        positions, level = _segments(trace, device)
-        times = self._times(trace.events.ticks[positions])
-        return self._counter(number, "reserved", times, [("bytes", _INTEGER, level)])
+        return self._counter(number, "reserved", *_segments(self._trace, device))
 
     # ------------------------------------------------------------ allocations
 
@@ -494,12 +512,12 @@ class _Document:
         """A bar for each allocation, on a track of its category."""
         trace, alloc, texts = self._trace, allocations(self._trace), self._texts
         which = np.flatnonzero(views.on_device(trace, device))
-        share = self._share(4 * len(self._devices))
+        share = self._share(6 * len(self._devices))
         if share is not None and len(which) > share:
             self._note("allocations", len(which) - share)
             which = np.sort(_largest(alloc.requested_bytes, which, share))
         begin, end = self._lives(which)
-        label, labels = alloc.label[which], trace.labels
+        label, labels = alloc.label[which], sound.labels(trace)
         cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
 
         def lines(rows: NDArray[Any]) -> I64:
@@ -546,16 +564,17 @@ class _Document:
     # ------------------------------------------------------------ arrows
 
     def _arrows(self, slices: _Rows) -> list[_Rows]:
-        return [self._frees(), self._backwards(slices)]
+        most = min(self._options.arrows, self._share(100) or self._options.arrows)
+        return [self._frees(most), self._backwards(slices, most)]
 
-    def _frees(self) -> _Rows:
+    def _frees(self, most: int) -> _Rows:
         """From where the largest were made to where they were freed, if that is another slice."""
         trace, alloc = self._trace, allocations(self._trace)
         moments = phases.moments(trace)
         made = self._slices.row_of(moments.made_scope)
         freed = self._slices.row_of(moments.freed_scope)
         which = np.flatnonzero((made >= 0) & (freed >= 0) & (made != freed))
-        which = _largest(alloc.requested_bytes, which, self._options.arrows)
+        which = _largest(alloc.requested_bytes, which, most)
         ticks = trace.events.ticks
         return _Rows(
             _FLOW,
@@ -569,7 +588,7 @@ class _Document:
             target=freed[which],
         )
 
-    def _backwards(self, slices: _Rows) -> _Rows:
+    def _backwards(self, slices: _Rows, most: int) -> _Rows:
         """From the forward ops that keep most to the nodes that they made."""
         trace, found = self._trace, self._slices
         tree, alloc = scopes.tree(trace), allocations(trace)
@@ -579,7 +598,7 @@ class _Document:
         made = found.row_of(alloc.scope)
         kept &= made >= 0
         keeps = views.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
-        target = _largest(keeps[source], target, self._options.arrows)
+        target = _largest(keeps[source], target, most)
         return _Rows(
             _FLOW,
             "backward",
@@ -675,18 +694,18 @@ def _step_bounds(trace: Trace) -> U64:
     return bounds if len(trace.events.ticks) else bounds[:0]
 
 
-def _total(trace: Trace, device: str) -> tuple[U64, I64]:
-    """When the device's bytes change, and what they are before the first and after each change."""
-    changes, which = matching.changes(trace), views.on_device(trace, device)
+def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
+    """What these allocations sum to: at the first event, and after each change."""
+    changes, alloc = matching.changes(trace), allocations(trace)
     own = which[changes.allocation]
-    alloc = allocations(trace)
-    before = alloc.requested_bytes[which & (alloc.start < 0)].sum()
-    level = np.cumsum(np.concatenate([[before.astype(np.int64)], changes.bytes[own]]))
-    return trace.events.ticks[changes.position[own]], level
+    amounts = np.sign(changes.bytes[own]) * size[changes.allocation[own]]
+    level = np.cumsum(np.append(size[which & (alloc.start < 0)].sum(), amounts))
+    ticks = trace.events.ticks
+    return np.concatenate([ticks[:1], ticks[changes.position[own]]]), level
 
 
-def _segments(trace: Trace, device: str) -> tuple[NDArray[np.intp], I64]:
-    """The events at which the device's reserved bytes change, and what they are after each."""
+def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
+    """When the device's reserved bytes change, and what they are from then on."""
     events = trace.events
     taken = _is_action(trace, "segment_alloc", "segment_map", "seed_segment")
     given = _is_action(trace, "segment_free", "segment_unmap")
@@ -698,7 +717,7 @@ def _segments(trace: Trace, device: str) -> tuple[NDArray[np.intp], I64]:
     # Seeds are written while the program goes on, but tell of what was there at the start.
     seeds = events.action[position] == ACTION["seed_segment"]
     level = np.cumsum(np.where(seeds, 0, size)) + size[seeds].sum()
-    return position, level
+    return events.ticks[position], level
 
 
 def _is_action(trace: Trace, *names: str) -> Mask:
@@ -729,12 +748,13 @@ def _thread_name(trace: Trace, thread: int, main: int) -> str:
     threads = trace.threads
     if thread >= len(threads.name):
         return f"thread {thread}"
-    name = trace.strings[threads.name[thread]] or "thread"
+    text = int(threads.name[thread])
+    name = (trace.strings[text] if text < len(trace.strings) else "") or "thread"
     return f"{'main thread' if thread == main else name} {threads.native_id[thread]}"
 
 
 def _metadata_event(what: str, process: int, thread: int, **arguments: Any) -> str:
-    row = {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": arguments}
+    row = {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
     return _json(row)
 
 
