@@ -40,6 +40,7 @@ int main(int, char** arguments) {
   ThreadState& thread = Recorder::this_thread();
   int outer = 0;
   int inner = 0;
+  auto no_nodes = [] { return int64_t{-1}; };
   recorder.push(thread, ScopeKind::kUser, &outer, "outer");
   for (long i = 0; i < times; ++i) {
     auto address = static_cast<uint64_t>(0x1000 + i * 64);
@@ -51,7 +52,7 @@ int main(int, char** arguments) {
       recorder.record(Action::kFreeCompleted, kCpuPlace, address, 0);
     }
     if (what != "alloc_and_free") {
-      if (!Recorder::pop_untouched(thread, &inner)) {
+      if (!Recorder::pop_untouched(thread, &inner, no_nodes)) {
         recorder.pop(thread, &inner);
       }
     }
