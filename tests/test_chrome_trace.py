@@ -116,6 +116,29 @@ def test_allocated_requested_and_reserved(tmp_path: Path, monkeypatch: pytest.Mo
     assert series["requested"] == [0, 700, 0]
 
 
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_gpus_totals_and_sums(tmp_path: Path) -> None:
+    from pytracer.demo import run
+
+    trace = run(3, "cuda").data
+    events = export(trace, tmp_path / "run.json")
+    check_totals(trace, events)
+    check_dialect(tmp_path / "run.json")
+    last = len(trace.events.ticks) - 1
+    known = blocks.device_bytes(trace, views.alive(trace, "end", "cuda:0"), last, "cuda:0")
+    at_end = {
+        e["name"]: e["args"]["bytes"]
+        for e in of_kind(events, "C")
+        if e["name"] != "mem" and e["pid"] == 10_000_000
+    }
+    assert at_end == {
+        "requested": known.requested,
+        "allocated": known.allocated,
+        "reserved": known.reserved,
+    }
+
+
 # ---------------------------------------------------------------- the dialect
 
 
