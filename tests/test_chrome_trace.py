@@ -552,7 +552,9 @@ def test_catapult_reads_it_without_a_warning(tmp_path: Path) -> None:
         browser_page() as browser,
     ):
         browser.goto(address + "/viewer")
-        browser.wait_for_function("!!(window.tr && tr.importer && tr.importer.Import)", timeout=60_000)
+        browser.wait_for_function(
+            "!!(window.tr && tr.importer && tr.importer.Import)", timeout=60_000
+        )
         found = browser.evaluate("""async () => {
           const text = await (await fetch('/localtrace')).text();
           const model = new tr.Model();
