@@ -101,7 +101,7 @@ def write(
     if not path.name.endswith((".json", ".json.gz")):
         raise errors.UsageError(f"{path}: a Chrome trace is a .json or a .json.gz file")
     if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; nothing was overwritten")
+        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
     document = _Document(trace, options or Options())
     chunks = document.chunks()
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
