@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import inspect
 import os
 import pickle
 import random
@@ -149,6 +150,7 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        torch.cuda.reset_accumulated_memory_stats()
     seen: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -247,6 +249,10 @@ def registries() -> dict[str, Any]:
     return {
         "Module.__call__": torch.nn.Module.__dict__["__call__"] is module.Module._wrapped_call_impl,
         "_engine_run_backward": torch.autograd._engine_run_backward is graph._engine_run_backward,
+        "Optimizer._optimizer_step_code": inspect.isfunction(
+            vars(torch.optim.Optimizer)["_optimizer_step_code"]
+        )
+        and type(vars(torch.optim.Optimizer)["_optimizer_step_code"]).__name__,
         "global module hooks": [
             len(getattr(module, name))
             for name in vars(module)
