@@ -1,9 +1,9 @@
 """Where a training step's memory went: to the byte, by category, module, op and line.
 
-    from pytracer import trace
+from pytracer import trace
 
-    with trace():
-        train_step(batch)
+with trace():
+    train_step(batch)
 """
 
 from pytracer.api import LoadedTrace, load, trace

@@ -1,7 +1,7 @@
 """Puts the real output of `pytracer demo` into README.md, between its markers.
 
-    python -m pytracer demo -f > demo.txt          # on the machine to show
-    python tools/readme_demo.py demo.txt
+python -m pytracer demo -f > demo.txt          # on the machine to show
+python tools/readme_demo.py demo.txt
 """
 
 import sys
