@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <array>
@@ -44,17 +45,21 @@ class Unheard {
  public:
   Unheard()
       : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
-        tracing_(torch::jit::tracer::getTracingState()),
+        tracing_(may_stop_tracing() ? torch::jit::tracer::getTracingState() : nullptr),
         compiler_(set_eval_frame(Py_None)) {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(
         at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-    torch::jit::tracer::setTracingState(nullptr);
+    if (tracing_) {
+      torch::jit::tracer::setTracingState(nullptr);
+    }
   }
 
   // An exception may be on its way.
   ~Unheard() {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
-    torch::jit::tracer::setTracingState(std::move(tracing_));
+    if (tracing_) {
+      torch::jit::tracer::setTracingState(std::move(tracing_));
+    }
     if (compiler_ != nullptr && compiler_ != Py_None) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
@@ -68,6 +73,11 @@ class Unheard {
   Unheard& operator=(const Unheard&) = delete;
 
  private:
+  // Inside of an operator torch refuses to.
+  static bool may_stop_tracing() {
+    return !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
+  }
+
   at::impl::TorchFunctionDisabledState functions_;
   std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
   PyObject* compiler_;

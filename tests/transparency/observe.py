@@ -55,6 +55,7 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
+    broken: str = ""  # what is known not to hold yet
 
     @property
     def name(self) -> str:

@@ -24,12 +24,22 @@ UNTRACED_RUNS: dict[tuple[str, str], Observation] = {}
 
 def rows() -> list[Any]:
     return [
-        pytest.param(program, device, mode, id=f"{name}-{device}-{mode}", marks=DEVICES[device])
+        pytest.param(
+            program,
+            device,
+            mode,
+            id=f"{name}-{device}-{mode}",
+            marks=DEVICES[device] + known(program),
+        )
         for name, program in PROGRAMS.items()
         for device in program.devices
         for mode in (AUTO, HOOKS_MODE)
         if mode == AUTO or not program.hooks
     ]
+
+
+def known(program: Program) -> list[Any]:
+    return [pytest.mark.xfail(reason=program.broken, strict=True)] if program.broken else []
 
 
 @pytest.mark.parametrize(("program", "device", "mode"), rows())
