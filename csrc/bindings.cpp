@@ -498,8 +498,14 @@ PYBIND11_MODULE(_C, m) {
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
       .def("add",
-           [](labels::Watched& watched, py::handle tensor, uint32_t label, uint32_t gradient) {
-             return watched.add(tensor_of(tensor), label, gradient);
+           [](labels::Watched& watched,
+              py::handle tensor,
+              py::handle holder,
+              const py::tuple& path,
+              uint32_t label,
+              uint32_t gradient_label) {
+             tensor_of(tensor);
+             return watched.add(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
            })
       .def("label", &labels::Watched::label)
       .def("label_gradients", &labels::Watched::label_gradients);

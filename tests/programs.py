@@ -669,7 +669,7 @@ def model_dies_when_it_would(device: str, block: Block) -> Any:
     return died
 
 
-@program(broken="torch refuses C++'s weak references to the tensor as well as Python's")
+@program()
 def conversion_that_swaps_parameters(device: str) -> Any:
     """torch refuses it while anybody holds a weak reference to the tensor."""
     model = make_model(device)

@@ -2,6 +2,8 @@
 
 #include "../core/recorder.h"
 
+#include <pybind11/pybind11.h>
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -325,7 +327,7 @@ void before_step() {
   if (callbacks.before_step == nullptr || !Py_IsInitialized()) {
     return;
   }
-  PyGILState_STATE gil = PyGILState_Ensure();
+  pybind11::gil_scoped_acquire locked;
   if (callbacks.before_step != nullptr && !call_quietly(callbacks.before_step, nullptr, 0)) {
     // No exception can pass through here; Ctrl-C comes again a moment later.
     if (PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) {
@@ -333,7 +335,6 @@ void before_step() {
     }
     PyErr_Clear();
   }
-  PyGILState_Release(gil);
 }
 
 void set_callbacks(const Callbacks& with) {

@@ -3,6 +3,9 @@
 #include "../core/recorder.h"
 
 #include <c10/core/DeviceType.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace py = pybind11;
 
 namespace pytracer::labels {
 
@@ -41,26 +44,54 @@ bool record(const at::Tensor& tensor, uint32_t label) {
   return block.address != 0;
 }
 
-bool Watched::add(const at::Tensor& tensor, uint32_t label, uint32_t gradient_label) {
-  if (!known_.insert(tensor.unsafeGetTensorImpl()).second) {
-    return false;
+py::object Watched::find(const Entry& entry) {
+  auto found = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
+  for (Py_ssize_t i = 0; found && i < PyTuple_GET_SIZE(entry.path.ptr()); ++i) {
+    PyObject* key = PyTuple_GET_ITEM(entry.path.ptr(), i);
+    found = py::reinterpret_steal<py::object>(i == 0 ? PyObject_GetAttr(found.ptr(), key)
+                                                     : PyObject_GetItem(found.ptr(), key));
   }
-  entries_.push_back(
-      {c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()), label, gradient_label});
+  PyErr_Clear();  // the holder has died, or nothing stands there any more
+  return found && THPVariable_Check(found.ptr()) ? found : py::object();
+}
+
+bool Watched::add(
+    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
+  auto [known, is_new] = known_.try_emplace(tensor, entries_.size());
+  if (!is_new && find(entries_[known->second]).ptr() == tensor) {
+    return false;  // else it has died, and its address has come again
+  }
+  known->second = entries_.size();
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(holder, nullptr));
+  if (!reference) {
+    throw py::error_already_set();
+  }
+  entries_.push_back({std::move(reference),
+                      py::reinterpret_borrow<py::object>(path),
+                      tensor,
+                      label,
+                      gradient_label});
   return true;
 }
 
 template <class LabelOne>
 size_t Watched::each(LabelOne label_one) {
-  return std::erase_if(entries_, [&](const Entry& entry) {
-    auto alive = entry.tensor.lock();
-    if (!alive) {
-      known_.erase(entry.tensor._unsafe_get_target());
+  size_t gone = std::erase_if(entries_, [&](Entry& entry) {
+    py::object tensor = find(entry);
+    if (!tensor) {
       return true;
     }
-    label_one(at::Tensor(std::move(alive)), entry);
+    entry.tensor = tensor.ptr();
+    label_one(THPVariable_Unpack(tensor.ptr()), entry);
     return false;
   });
+  if (gone > 0) {
+    known_.clear();
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      known_.emplace(entries_[i].tensor, i);
+    }
+  }
+  return gone;
 }
 
 size_t Watched::label() {

@@ -2,10 +2,12 @@
 // Tensors are only looked at, never held.
 #pragma once
 
+#include <pybind11/pybind11.h>
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 namespace pytracer::labels {
@@ -14,29 +16,36 @@ namespace pytracer::labels {
 // False when the tensor has no storage of its own (meta, sparse, undefined).
 bool record(const at::Tensor& tensor, uint32_t label);
 
-// Tensors known by torch's own weak references. Python's would be seen by the program:
-// torch.utils.swap_tensors refuses tensors that have any. The GIL guards it.
+// Tensors known by where they stand: under a key of a module's dictionary, in an optimizer's
+// group. Only the holder is referred to, and weakly. A weak reference to the tensor itself, ours or
+// Python's, would be seen by the program: torch refuses to swap tensors that have one, as
+// module.to() does for tensor subclasses. The GIL guards it all.
 class Watched {
  public:
-  // Returns whether the tensor was new.
-  bool add(const at::Tensor& tensor, uint32_t label, uint32_t gradient_label);
-  // Labels the blocks that back the tensors now, or their gradients. Returns how many tensors
-  // have died since the last time.
+  // `path` leads from the holder to the tensor: an attribute, then keys. Returns whether the
+  // tensor was new.
+  bool add(
+      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
+  // Labels the blocks that back the tensors that stand there now, or their gradients. Returns
+  // how many places have gone since the last time.
   size_t label();
   size_t label_gradients();
 
  private:
   struct Entry {
-    c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+    pybind11::object holder;  // a weak reference
+    pybind11::object path;
+    PyObject* tensor;  // who stood there last: an identity, not to be followed
     uint32_t label;
     uint32_t gradient_label;
   };
 
+  static pybind11::object find(const Entry& entry);
   template <class LabelOne>
   size_t each(LabelOne label_one);
 
   std::vector<Entry> entries_;
-  std::unordered_set<const c10::TensorImpl*> known_;  // an entry keeps the address from reuse
+  std::unordered_map<PyObject*, size_t> known_;  // tensors' identities, and whose entry they have
 };
 
 void record_saved(const at::Tensor& tensor);

@@ -87,9 +87,9 @@ class Labels:
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             for key, parameter in module._parameters.items():
-                self._watch(parameter, "parameter", where + key)
+                self._watch(parameter, module, ("_parameters", key), "parameter", where + key)
             for key, buffer in module._buffers.items():
-                self._watch(buffer, "buffer", where + key)
+                self._watch(buffer, module, ("_buffers", key), "buffer", where + key)
 
     def _name_module(self, module: torch.nn.Module, name: str) -> None:
         key = id(module)
@@ -97,13 +97,20 @@ class Labels:
             self._module_names[key] = name
             self._module_references[key] = weakref.ref(module, lambda _: self._forget(key))
 
-    def _watch(self, tensor: torch.Tensor | None, role: str, name: str) -> None:
+    def _watch(
+        self,
+        tensor: torch.Tensor | None,
+        holder: Any,
+        path: tuple[Any, ...],
+        role: str,
+        name: str,
+    ) -> None:
         if tensor is None:
             return
         shape, dtype = describe(tensor)
         weight = C.intern_label(_WEIGHTS, role, name, shape, dtype)
         gradient = C.intern_label(_GRADIENTS, role, name, shape, dtype)
-        if self._watched.add(tensor, weight, gradient):
+        if self._watched.add(tensor, holder, path, weight, gradient):
             self._parameter_names[id(tensor)] = name
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
 
@@ -168,9 +175,11 @@ class Labels:
         self._optimizers.append(known)
         return known
 
-    def watch_parameter(self, parameter: torch.Tensor, fallback_name: str) -> None:
+    def watch_parameter(self, parameter: torch.Tensor, optimizer: Any, group: int, at: int) -> None:
         """A parameter that an optimizer has; modules' parameters are known by better names."""
-        self._watch(parameter, "parameter", fallback_name)
+        path = ("param_groups", group, "params", at)
+        name = f"param_groups[{group}].params[{at}]"
+        self._watch(parameter, optimizer, path, "parameter", name)
 
     def parameter_name(self, parameter: Any) -> str:
         """The name under which it is known, or nothing."""
@@ -190,14 +199,15 @@ class _Optimizer:
         self._old_state_known = False
 
     def watch_parameters(self, labels: Labels) -> None:
-        groups = getattr(self.reference(), "param_groups", ())
+        optimizer = self.reference()
+        groups = getattr(optimizer, "param_groups", ())
         sizes = [len(group["params"]) for group in groups]
         if sizes == self._group_sizes:
             return  # groups grow; nobody exchanges their members in between steps
         self._group_sizes = sizes
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
-                labels.watch_parameter(parameter, f"param_groups[{g}].params[{p}]")
+                labels.watch_parameter(parameter, optimizer, g, p)
 
     def label_state_of_old(self, labels: Labels) -> None:
         """State from before the trace, once: it may be freed by this very step."""

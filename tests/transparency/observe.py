@@ -55,7 +55,6 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
-    broken: str = ""  # what is known not to hold yet
 
     @property
     def name(self) -> str:
@@ -149,9 +148,14 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     if device == "cuda":
         torch.cuda.init()
         torch.cuda.synchronize()
+        # Workspaces stay with a thread's handles: the run before would leave some to this one.
+        torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         torch.cuda.reset_accumulated_memory_stats()
+    # What ran before may hold some still.
+    held = torch.cuda.memory_allocated() if device == "cuda" else 0
+    reserved = torch.cuda.memory_reserved() if device == "cuda" else 0
     seen: dict[str, Any] = {}
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
@@ -169,16 +173,16 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     seen["compiled"] = _compilations()
     if device == "cuda":
         torch.cuda.synchronize()
-        seen["peak"] = torch.cuda.max_memory_allocated()
-        seen["peak reserved"] = torch.cuda.max_memory_reserved()
-        seen["allocated"] = torch.cuda.memory_allocated()
+        seen["peak"] = torch.cuda.max_memory_allocated() - held
+        seen["peak reserved"] = torch.cuda.max_memory_reserved() - reserved
+        seen["allocated"] = torch.cuda.memory_allocated() - held
         seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
     return seen
 
 
 def _warning(warned: warnings.WarningMessage) -> str:
     text = str(warned.message).partition("\n")[0]  # below it may be the stack that led here
-    return f"{warned.category.__name__}: {text}"
+    return f"{warned.category.__name__}: {re.sub(r'pid=[0-9]+', 'pid', text)}"
 
 
 def _compilations() -> dict[str, dict[str, int]]:
@@ -280,6 +284,7 @@ def registries() -> dict[str, Any]:
         "gc callbacks": len(gc.callbacks),
         "queued CUDA calls": len(torch.cuda._queued_calls),
         "Python threads": sorted(thread.name for thread in threading.enumerate()),
+        "native threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
         "recording": status["recording"],
         "sessions": status["sessions"],
         "op callbacks": status["ops_installed"],
@@ -313,10 +318,6 @@ def _alive(*kinds: type) -> dict[str, Any]:
     types = [type(thing) for thing in gc.get_objects()]
     counts = {kind.__name__: sum(issubclass(t, kind) for t in types) for kind in kinds}
     return {name: count for name, count in counts.items() if count}
-
-
-def native_threads() -> int:
-    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
 # -------------------------------------------------------------------------- what was recorded
