@@ -125,13 +125,11 @@ def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
     found = blocks.device_bytes(trace, there, peak.position, peak.device)
     parts = []
     if found.allocated is not None and found.allocated != found.requested:
-        rounding = size_text(found.allocated - found.requested)
-        parts.append(f"allocated {size_text(found.allocated)} (rounding {rounding})")
+        parts.append(f"rounds up by {size_text(found.allocated - found.requested)}")
+    if found.reserved is not None:
+        parts.append(f"reserves {size_text(found.reserved)}")
     if found.reserved is not None and found.allocated is not None:
-        cache = size_text(found.reserved - found.allocated)
-        parts.append(f"reserved {size_text(found.reserved)} (cache {cache})")
-    elif found.reserved is not None:
-        parts.append(f"reserved {size_text(found.reserved)}")
+        parts.append(f"caches {size_text(found.reserved - found.allocated)} of it")
     if parts:
         yield f"{'allocator':<{_MARGIN}}{', '.join(parts)}"[:width]
 
