@@ -331,7 +331,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if session is not None:
             data = session.stop()
             self._cycle += 1
-            if data is not None:
+            # A schedule may have opened a window in which nothing came any more.
+            if data is not None and (self._data is None or data.has_allocations):
                 self._data = data
 
     def _stop_waiting(self) -> None:

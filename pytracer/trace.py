@@ -74,6 +74,11 @@ class Trace:
         return unix_ns(self.clock, ticks) - self.began_unix_ns
 
     @property
+    def has_allocations(self) -> bool:
+        """Whether anything was allocated at all."""
+        return bool(np.any(self.events.action == schema.ACTION["alloc"]))
+
+    @property
     def began_unix_ns(self) -> int:
         """When the trace began, on the wall clock."""
         return int(self.clock.unix_ns[0]) if len(self.clock.unix_ns) else 0

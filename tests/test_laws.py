@@ -165,6 +165,17 @@ def test_streaming_to_a_file_records_what_memory_would_have(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("steps", [4, 5, 6])
+def test_a_schedule_leaves_its_last_window_that_recorded_something(steps):
+    model = nn.Linear(4, 4)
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
+    with trace(devices="cpu", schedule=schedule, report=False) as t:
+        for _ in range(steps):
+            model(torch.randn(2, 4)).sum().backward()
+            t.step()
+    assert len(t.steps()) == 2
+
+
 # ---------------------------------------------------------------------- CUDA's allocator
 
 

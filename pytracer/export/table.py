@@ -81,7 +81,7 @@ def _head(trace: Trace, peak: views.Peak, width: int, paint: _Paint) -> Iterator
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     when = "before the first event"
     if peak.phase is not None:
-        phase = f"in {peak.phase}" if peak.phase != "other" else "outside of forward and backward"
+        phase = f"in {peak.phase}" if peak.phase != "other" else "between phases"
         when = f"step {peak.step}, {phase}, {time_text(peak.time_ns)} after the start"
     yield paint(head, _BOLD) + f"   {when}"[: max(width - len(head), 0)]
     others = [name for name in views.devices(trace) if name != peak.device]
