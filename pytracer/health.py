@@ -116,6 +116,24 @@ COUNTERS: dict[str, Counter] = {
             "Start the trace before these tensors are made to count them.",
         ),
         Counter(
+            "allocator_disagrees",
+            "warning",
+            "bytes by which the events and the device allocator's own count of live bytes differ",
+            "Run `pytracer doctor`; if its checks pass, please report it with the trace.",
+        ),
+        Counter(
+            "callback_errors",
+            "warning",
+            "exceptions of pytracer's own while it labelled blocks: some categories may be missing",
+            "Please report it; the traced program was not disturbed.",
+        ),
+        Counter(
+            "no_cuda_events",
+            "loss",
+            "CUDA memory was not recorded",
+            "`pytracer doctor` tells what can be done.",
+        ),
+        Counter(
             "unknown_places", "loss", "events of a device that the trace does not name", _REPORT
         ),
         Counter(

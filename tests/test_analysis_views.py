@@ -281,3 +281,21 @@ def test_repeated_layers_are_what_to_checkpoint(trace: Trace) -> None:
 def test_layers_are_taken_together_by_their_numbers(trace: Trace) -> None:
     found = hints.repeated_modules(trace, views.alive(trace))
     assert (found[0].pattern, found[0].modules) == ("h.*", 2)
+
+
+def test_a_sum_that_is_not_the_allocators_is_told() -> None:
+    building = TraceBuilder()
+    building.snapshot(device="cuda")
+    building.alloc(1000, device="cuda")
+    building.meta["counters"] = {"end": {"cuda:0": {"requested_bytes.current": 1000}}}
+    assert not views.health_rows(building.trace())
+    building.meta["counters"]["end"]["cuda:0"]["requested_bytes.current"] = 1024
+    (row,) = views.health_rows(building.trace())
+    assert (row.name, row.count) == ("allocator_disagrees", 24)
+
+
+def test_an_allocator_without_events_is_told_in_its_own_words() -> None:
+    building = TraceBuilder()
+    building.meta["cuda_problem"] = "the CUDA allocator is cudaMallocAsync"
+    (row,) = views.health_rows(building.trace())
+    assert (row.severity, row.meaning) == ("loss", "the CUDA allocator is cudaMallocAsync")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import blocks, matching, owners, phases, scopes, sound
+from pytracer.analysis import agreement, blocks, matching, owners, phases, scopes, sound
 from pytracer.analysis.casts import elements
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
@@ -697,12 +697,20 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     counts = dict(trace.losses)
     for name, count in matching.lifetimes(trace).counters.items():
         counts[_counter_name(trace, name)] = counts.get(name, 0) + count
+    counts["allocator_disagrees"] = sum(
+        difference for _, difference in agreement.differences(trace)
+    )
+    errors_counted = trace.meta.get("callback_errors")
+    counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
     worst = ("loss", "warning", "info")
     rows = []
     for name, count in counts.items():
         if count:
             known = counters.counter(name)
             rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
+    if problem := str(trace.meta.get("cuda_problem") or ""):
+        known = counters.counter("no_cuda_events")
+        rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
 
 

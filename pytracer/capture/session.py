@@ -91,7 +91,7 @@ class Session:
     _streamer: Any = None
     _clock: list[tuple[int, int]] = field(default_factory=list)
     _counters: dict[str, Any] = field(default_factory=dict)
-    _steps_marked: int = 0
+    _errors_before: int = 0
 
     @property
     def running(self) -> bool:
@@ -101,6 +101,7 @@ class Session:
     def start(self) -> None:
         """Hooks what is needed and records from here on."""
         self._pid = os.getpid()
+        self._errors_before = C.status()["callback_errors"]
         self._clock = [C.read_clock()]
         self._id = C.begin_session(self._max_events())
         try:
@@ -119,7 +120,6 @@ class Session:
 
     def mark_step(self) -> None:
         """The user says that a step ends here."""
-        self._steps_marked += 1
         C.mark_step("step")
 
     def stop(self) -> Trace | None:
@@ -214,7 +214,7 @@ class Session:
                 "targets": [type(target).__name__ for target in self.targets],
                 "counters": self._counters,
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
-                "callback_errors": C.status()["callback_errors"],
+                "callback_errors": C.status()["callback_errors"] - self._errors_before,
             }
         )
 

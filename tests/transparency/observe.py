@@ -73,12 +73,11 @@ class Observation:
 def observe(program: Program, device: str, mode: str) -> Observation:
     """Runs the program here and looks at everything it did and left."""
     block = Block(mode)
-    before = registries()
-    errors_before = C.status()["callback_errors"]
+    before, threads = registries(), native_threads()
     gc.freeze()  # what there is already is not looked at below
     try:
         seen = _run(program, device, block)
-        _wait_for_threads(before["Python threads"])
+        _wait_for_threads(before["Python threads"], threads)
         after = registries()
         left = _alive(torch.Tensor, torch.nn.Module, torch.optim.Optimizer)
     finally:
@@ -87,7 +86,9 @@ def observe(program: Program, device: str, mode: str) -> Observation:
         if before[name] != after[name]:
             change = f"{before[name]!r} became {after[name]!r}"
             left[name] = re.sub(r" at 0x[0-9a-f]+", "", change)
-    traces = [_facts(t, errors_before) for t in block.traces]
+    if native_threads() > threads:  # fewer: somebody else's have ended
+        left["native threads"] = native_threads() - threads
+    traces = [_facts(t) for t in block.traces]
     return Observation(seen, left, traces)
 
 
@@ -284,7 +285,6 @@ def registries() -> dict[str, Any]:
         "gc callbacks": len(gc.callbacks),
         "queued CUDA calls": len(torch.cuda._queued_calls),
         "Python threads": sorted(thread.name for thread in threading.enumerate()),
-        "native threads": len(os.listdir("/proc/self/task")),  # noqa: PTH208
         "recording": status["recording"],
         "sessions": status["sessions"],
         "op callbacks": status["ops_installed"],
@@ -304,10 +304,16 @@ def _cpu_allocator() -> int:
     return address
 
 
-def _wait_for_threads(before: list[str]) -> None:
+def native_threads() -> int:
+    """Threads as the operating system counts them: Python's and everybody else's."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208
+
+
+def _wait_for_threads(before: list[str], native: int) -> None:
     """Helpers of the program's that are about to end may do so."""
-    for _ in range(100):
-        if sorted(thread.name for thread in threading.enumerate()) == before:
+    for _ in range(50):
+        names = sorted(thread.name for thread in threading.enumerate())
+        if names == before and native_threads() <= native:
             return
         time.sleep(0.02)
 
@@ -323,13 +329,13 @@ def _alive(*kinds: type) -> dict[str, Any]:
 # -------------------------------------------------------------------------- what was recorded
 
 
-def _facts(traced: trace, errors_before: int) -> dict[str, Any]:
+def _facts(traced: trace) -> dict[str, Any]:
     data = traced.data
     flags = int(np.bitwise_or.reduce(data.scopes.flags)) if len(data.scopes.flags) else 0
     return {
         "events": len(data.events.ticks),
         "losses": dict(data.losses),
-        "callback_errors": data.meta["callback_errors"] - errors_before,
+        "callback_errors": data.meta["callback_errors"],
         "recompute": bool(flags & 1),
         "names": sorted(set(data.strings)),
     }
