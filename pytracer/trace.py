@@ -13,6 +13,7 @@ from pytracer._native import C
 
 # The readings of both clocks closer together than this say nothing about the rate.
 _SHORTEST_SPAN_NS = 1_000_000
+_LONGEST_TICKS = 2**60  # decades: no recording is longer
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
     span_ticks = int(clock.ticks[-1]) - first_ticks
     span_ns = int(clock.unix_ns[-1]) - first_ns
     rate = span_ns / span_ticks if span_ticks > 0 and span_ns > _SHORTEST_SPAN_NS else 1.0
-    since = ticks.astype(np.int64) - first_ticks
+    # Unsigned differences wrap without complaint; a damaged file may hold any number at all.
+    since = (ticks - np.uint64(first_ticks)).view(np.int64).clip(-_LONGEST_TICKS, _LONGEST_TICKS)
     return first_ns + np.round(since * rate).astype(np.int64)
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from pytracer import errors, schema
 from pytracer._native import C
 from pytracer.analysis import reference
-from pytracer.trace import Trace, load
+from pytracer.trace import Trace, load, unix_ns
 from tests.strategies import PLACES, hostile_events, valid_events
 
 EVENT_H = Path(__file__).parents[1] / "csrc" / "core" / "event.h"
@@ -84,6 +84,14 @@ def test_what_is_saved_is_loaded(tmp_path_factory, events, strings):
     assert after.strings[: len(before.strings)] == before.strings
     assert after.losses == before.losses
     assert after.meta == before.meta
+
+
+def test_ticks_become_time_by_the_clocks_readings_whatever_a_file_says():
+    clock = schema.Clock(np.array([1000, 3_000_001_000], "u8"), np.array([50, 10**9 + 50], "i8"))
+    ticks = np.array([1000, 1003, 400, 2**63, 2**64 - 1, 0], "u8")
+    times = unix_ns(clock, ticks)
+    assert list(times[:3]) == [50, 51, -150]
+    assert times[3] > times[1]  # absurd, but no complaint
 
 
 def test_a_saved_file_is_not_overwritten_unless_asked(tmp_path):
