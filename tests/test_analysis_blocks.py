@@ -144,8 +144,8 @@ def test_allocated_and_reserved_are_kept_apart(old: int) -> None:
 def test_the_table_names_rounding_and_cache() -> None:
     b, _ = random_run(0)
     line = next(row for row in render(b.trace()).splitlines() if row.startswith("allocator"))
-    assert "(rounding " in line
-    assert "(cache " in line
+    assert "rounds up by " in line
+    assert "caches " in line
 
 
 def test_what_the_allocator_counts_otherwise_is_not_claimed() -> None:

@@ -375,7 +375,8 @@ class _Document:
     def _steps(self) -> _Rows:
         """A slice for each step, with its peak."""
         trace = self._trace
-        bounds = _step_bounds(trace)
+        # A step cut short may end, by its own events, before it begins: it is empty then.
+        bounds = np.maximum.accumulate(_step_bounds(trace))
         times = self._times(bounds)
         asked = allocations(trace).requested_bytes.view(np.int64)
         ticks, level = _levels(trace, views.on_device(trace, self._devices[0]), asked)
