@@ -37,6 +37,15 @@ namespace {
 
 // ------------------------------------------------------------------ columns, to and from numpy
 
+template <class P, class Visit>
+void each_place_column(P& places, Visit visit) {
+  visit("places.stream", places.stream);
+  visit("places.pool_high", places.pool_high);
+  visit("places.pool_low", places.pool_low);
+  visit("places.device_type", places.device_type);
+  visit("places.device_index", places.device_index);
+}
+
 // Every numeric column of a recording, under the name it has in Python.
 template <class R, class Visit>
 void each_column(R& r, Visit visit) {
@@ -46,11 +55,7 @@ void each_column(R& r, Visit visit) {
   visit("stacks.file", r.stacks.file);
   visit("stacks.function", r.stacks.function);
   visit("stacks.line", r.stacks.line);
-  visit("places.stream", r.places.stream);
-  visit("places.pool_high", r.places.pool_high);
-  visit("places.pool_low", r.places.pool_low);
-  visit("places.device_type", r.places.device_type);
-  visit("places.device_index", r.places.device_index);
+  each_place_column(r.places, visit);
   visit("labels.category", r.labels.category);
   visit("labels.role", r.labels.role);
   visit("labels.name", r.labels.name);
@@ -113,14 +118,19 @@ std::span<const T> column_of(const py::dict& columns, const char* name, Column<T
   return view(holder);
 }
 
-Recording from_dict(const py::dict& columns) {
-  Recording recording;
-  each_column(recording, [&](const char* name, auto& column) {
+// Fills the columns it visits from those of the same name.
+auto copy_from(const py::dict& columns) {
+  return [&columns](const char* name, auto& column) {
     using T = typename std::decay_t<decltype(column)>::value_type;
     Column<T> holder;
     auto values = column_of<T>(columns, name, holder);
     column.assign(values.begin(), values.end());
-  });
+  };
+}
+
+Recording from_dict(const py::dict& columns) {
+  Recording recording;
+  each_column(recording, copy_from(columns));
   recording.strings = columns["strings"].cast<std::vector<std::string>>();
   recording.meta = columns["meta"].cast<std::string>();
   for (const auto& [name, count] : columns["losses"].cast<py::dict>()) {
@@ -131,28 +141,16 @@ Recording from_dict(const py::dict& columns) {
 
 // ------------------------------------------------------------------ sessions
 
-py::dict read_session(uint32_t session) {
+// What the session has recorded; `end` ends it first, and nothing is added any more.
+py::dict read_session(uint32_t session, bool end) {
   RecordingBuilder builder;
   bool whole = false;
   {
     py::gil_scoped_release unlocked;
-    Harvest harvest(session);
-    whole = harvest.drain_all(builder);
-  }
-  if (!whole) {
-    builder.recording.losses.emplace_back("lost_unfinished_rows", 1);
-  }
-  return to_dict(std::move(builder.recording));
-}
-
-// While a session is open it stays readable; this ends it and returns what it recorded.
-py::dict end_and_read_session(uint32_t session) {
-  RecordingBuilder builder;
-  bool whole = false;
-  {
-    py::gil_scoped_release unlocked;
-    Harvest harvest(session);
-    Recorder::get().end_session(session);
+    Harvest harvest(session);  // while the session is open it knows where it began
+    if (end) {
+      Recorder::get().end_session(session);
+    }
     whole = harvest.drain_all(builder);
   }
   if (!whole) {
@@ -272,17 +270,7 @@ py::dict lifetimes_of(const py::dict& columns) {
                       column_of<uint8_t>(columns, "events.action", action),
                       column_of<uint16_t>(columns, "events.place", place)};
   Recording::Places place_columns;
-  auto fill = [&](const char* name, auto& to) {
-    using T = typename std::decay_t<decltype(to)>::value_type;
-    Column<T> holder;
-    auto values = column_of<T>(columns, name, holder);
-    to.assign(values.begin(), values.end());
-  };
-  fill("places.stream", place_columns.stream);
-  fill("places.pool_high", place_columns.pool_high);
-  fill("places.pool_low", place_columns.pool_low);
-  fill("places.device_type", place_columns.device_type);
-  fill("places.device_index", place_columns.device_index);
+  each_place_column(place_columns, copy_from(columns));
   Lifetimes found;
   {
     py::gil_scoped_release unlocked;
@@ -424,8 +412,8 @@ PYBIND11_MODULE(_C, m) {
     py::gil_scoped_release unlocked;
     Recorder::get().end_session(session);
   });
-  m.def("read_session", &read_session);
-  m.def("end_and_read_session", &end_and_read_session);
+  m.def("read_session", [](uint32_t session) { return read_session(session, false); });
+  m.def("end_and_read_session", [](uint32_t session) { return read_session(session, true); });
   m.def("clear", &clear);
   m.def("status", &status);
   m.def("mark_step", [](const std::string& name) { Recorder::get().mark_step(name); });
@@ -453,15 +441,14 @@ PYBIND11_MODULE(_C, m) {
     device_tracker()->seed();
   });
 
-  m.def("make_module_call", [](py::handle original) {
-    return py::reinterpret_steal<py::object>(interceptors::make_module_call(original.ptr()));
-  });
-  m.def("make_engine_call", [](py::handle original) {
-    return py::reinterpret_steal<py::object>(interceptors::make_engine_call(original.ptr()));
-  });
-  m.def("make_step_code_call", [](py::handle original) {
-    return py::reinterpret_steal<py::object>(interceptors::make_step_code_call(original.ptr()));
-  });
+  auto stand_in = [](PyObject* (*make)(PyObject*)) {
+    return [make](py::handle original) {
+      return py::reinterpret_steal<py::object>(make(original.ptr()));
+    };
+  };
+  m.def("make_module_call", stand_in(&interceptors::make_module_call));
+  m.def("make_engine_call", stand_in(&interceptors::make_engine_call));
+  m.def("make_step_code_call", stand_in(&interceptors::make_step_code_call));
   m.def(
       "set_callbacks",
       [](const py::object& name_of_module,

@@ -2,10 +2,10 @@
 
 import dis
 import functools
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
@@ -317,9 +317,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._stop_waiting()
         options = self._options
         if not options.devices:
-            options = _with(options, devices=default_devices(self._targets))
+            options = replace(options, devices=default_devices(self._targets))
         if options.path is not None and self._cycle:
-            options = _with(options, path=_numbered(options.path, self._cycle))
+            options = replace(options, path=_numbered(options.path, self._cycle))
         listener = self._optimizer_stepped if self._schedule is not None else None
         session = Session(options, self._targets, listener)
         session.start()
@@ -341,8 +341,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             waiting.close()
 
     def _print_report(self) -> None:
+        from pytracer.export import table
+
         # stderr, so that what the program prints to stdout stays its own.
-        print(self.table(color=_wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
+        print(self.table(color=table.wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
 
 
 class _StepListener:
@@ -357,12 +359,6 @@ class _StepListener:
         self._handle.remove()
 
 
-def _with(options: Options, **changes: Any) -> Options:
-    from dataclasses import replace
-
-    return replace(options, **changes)
-
-
 def _numbered(path: str, cycle: int) -> str:
     """run.pytrace, run.1.pytrace, ...: a schedule that repeats leaves a file per cycle."""
     whole = Path(path)
@@ -374,9 +370,3 @@ def _has_no_name(frame: FrameType) -> bool:
     following = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
     after = next((i for i in following if i.opname not in ("CACHE", "NOP")), None)
     return after is not None and after.opname == "POP_TOP"
-
-
-def _wants_color(stream: Any) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

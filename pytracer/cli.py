@@ -99,9 +99,10 @@ def _demo(options: argparse.Namespace) -> int:
     if options.output.exists() and not options.force:
         raise errors.CannotWrite(f"{options.output} exists; -f overwrites it, -o names another")
     from pytracer.demo import run
+    from pytracer.export.table import wants_color
 
     traced = run(options.steps, options.device)
-    print(traced.table(color=_wants_color(sys.stdout)))
+    print(traced.table(color=wants_color(sys.stdout)))
     written = traced.save(options.output, overwrite=True)
     print(f"\nWritten to {written}. Look again with:  pytracer summary {written}")
     return 0
@@ -109,12 +110,13 @@ def _demo(options: argparse.Namespace) -> int:
 
 def _summary(options: argparse.Namespace) -> int:
     from pytracer.api import load
+    from pytracer.export.table import wants_color
 
     loaded = load(options.file)
     if options.json:
         _print_json(_summary_document(loaded))
         return 0
-    print(loaded.table(color=_wants_color(sys.stdout)))
+    print(loaded.table(color=wants_color(sys.stdout)))
     status = loaded.file_report.get("status")
     if status != "complete":
         print(f"\nThis file is {status}:", file=sys.stderr)
@@ -161,7 +163,7 @@ def _export(options: argparse.Namespace) -> int:
 def _doctor(options: argparse.Namespace) -> int:
     import torch
 
-    from pytracer.capture import selftest
+    from pytracer import doctor
 
     found = {
         "pytracer": __version__,
@@ -180,7 +182,7 @@ def _doctor(options: argparse.Namespace) -> int:
             shown = ", ".join(value) if isinstance(value, list) else value
             print(f"{name:20} {shown or 'none'}")
     results = []
-    for check in selftest.checks():
+    for check in doctor.checks():
         results.append(vars(check))
         if not options.json:
             print(f"{check.name:20} {check.verdict:7} {check.detail}")
@@ -194,9 +196,3 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _print_json(document: dict[str, Any]) -> None:
     print(json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2))
-
-
-def _wants_color(stream: Any) -> bool:
-    if os.environ.get("NO_COLOR"):
-        return False
-    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

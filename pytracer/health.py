@@ -5,6 +5,8 @@ Nothing is lost silently. A counter that is not in this table is shown all the s
 
 from typing import Literal, NamedTuple, TypeAlias
 
+from pytracer.schema import ACTIONS
+
 Severity: TypeAlias = Literal["info", "warning", "loss"]
 
 
@@ -20,22 +22,6 @@ class Counter(NamedTuple):
 _MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
 _REPORT = "If this repeats, please report it with the trace: an event arrived that we missed."
 
-_ACTIONS_LOST = (
-    "alloc",
-    "free_requested",
-    "free_completed",
-    "segment_alloc",
-    "segment_free",
-    "segment_map",
-    "segment_unmap",
-    "snapshot",
-    "seed",
-    "seed_segment",
-    "oom",
-    "label",
-    "saved",
-)
-
 COUNTERS: dict[str, Counter] = {
     counter.name: counter
     for counter in (
@@ -46,7 +32,7 @@ COUNTERS: dict[str, Counter] = {
                 f"{action} events did not fit into the recording",
                 _MORE_ROOM,
             )
-            for action in _ACTIONS_LOST
+            for action in ACTIONS
         ),
         Counter(
             "lost_scopes",

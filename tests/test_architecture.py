@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "errors": set(),
     "schema": set(),
     "version": set(),
-    "health": {"errors", "schema"},
+    "health": {"schema"},
     "_native": {"_C", "errors"},
     "trace": {*WORDS, "_native"},
     "capture": {*WORDS, "_native", "trace"},
@@ -30,13 +30,14 @@ MAY_IMPORT = {
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "gemm", "trace"},
     "integrations": {*WORDS, "api", "capture", "trace"},
     "demo": {*WORDS, "api"},
+    "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
-    | {"demo", "export", "gemm", "integrations", "trace"},
+    | {"demo", "doctor", "export", "gemm", "integrations", "trace"},
     "__main__": {"cli"},
     "__init__": {"api", "errors", "version"},
 }
 MEASURES = {"capture", "claims", "cost", "gemm"}
-MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "integrations", *MEASURES}
+MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", *MEASURES}
 
 
 modules = sorted(PACKAGE.rglob("*.py"))

@@ -111,13 +111,6 @@ template bool Harvest::drain(TraceWriter& sink);
 template bool Harvest::drain(RecordingBuilder& sink);
 template bool Harvest::drain(Nowhere& sink);
 
-void RecordingBuilder::add(std::span<const ClockReading> rows) {
-  for (const ClockReading& row : rows) {
-    recording.clock.ticks.push_back(row.ticks);
-    recording.clock.unix_ns.push_back(row.unix_ns);
-  }
-}
-
 void RecordingBuilder::add(std::span<const std::string> rows) {
   recording.strings.insert(recording.strings.end(), rows.begin(), rows.end());
 }

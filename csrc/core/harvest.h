@@ -19,7 +19,6 @@ namespace pytracer {
 // The sink that keeps everything.
 class RecordingBuilder {
  public:
-  void add(std::span<const ClockReading> rows);
   void add(std::span<const std::string> rows);
   void add(std::span<const StackFrame> rows);
   void add(std::span<const Place> rows);

@@ -59,6 +59,32 @@ struct ThreadExit {
   }
 };
 
+// A hook's stay in the recorder: raises the thread's flag, and only then looks whether anything
+// records (see Recorder::quiesce); true while it does. What the thread remembers is this
+// recording's from then on.
+class Recorder::Stay {
+ public:
+  Stay(Recorder& recorder, ThreadState& thread) : thread_(thread) {
+    thread.busy_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    records_ = recording.load(std::memory_order_relaxed);
+    if (records_ && thread.generation_ != recorder.generation()) {
+      recorder.refresh(thread);
+    }
+  }
+
+  ~Stay() { thread_.busy_.store(false, std::memory_order_release); }
+
+  Stay(const Stay&) = delete;  // the flag is lowered once
+  Stay& operator=(const Stay&) = delete;
+
+  explicit operator bool() const { return records_; }
+
+ private:
+  ThreadState& thread_;
+  bool records_;
+};
+
 // Leaked: blocks are freed after our static destructors would have run.
 Recorder* Recorder::instance = new Recorder;
 
@@ -96,7 +122,7 @@ void Recorder::retire_thread(ThreadState& state) {
 // Frames are kept while callbacks are installed, whether or not something records; what they
 // remember of an earlier recording (scope numbers, interned names) must not leak into this one.
 void Recorder::refresh(ThreadState& thread) {
-  thread.generation_ = generation_.load(std::memory_order_relaxed);
+  thread.generation_ = generation();
   thread.names_.fill({});
   thread.claimed_ = 0;
   thread.torch_id_.store(0, std::memory_order_relaxed);
@@ -242,42 +268,36 @@ const ThreadState* Recorder::thread_called(uint64_t torch_id) const {
 
 // Every node number in [op.sequence, next_sequence) that no inner op has taken is this op's.
 void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
-  int64_t first = std::max(op.sequence, thread.claimed_);
-  if (next_sequence <= first || !recording.load(std::memory_order_relaxed)) {
+  if (next_sequence <= std::max(op.sequence, thread.claimed_) ||
+      !recording.load(std::memory_order_relaxed)) {
     return;
   }
-  thread.busy_.store(true, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (recording.load(std::memory_order_relaxed)) {
-    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
-      refresh(thread);
-      first = op.sequence;
-    }
-    if (!thread.made_by_) {
-      thread.made_by_.reset(new std::atomic<uint64_t>[ThreadState::kRing]());
-    }
-    if (thread.torch_id_ == 0) {
-      auto ask = torch_thread_id.load(std::memory_order_relaxed);
-      thread.torch_id_ = ask != nullptr ? ask() : 1;
-      ThreadState* none = nullptr;
-      forward_thread_.compare_exchange_strong(none, &thread);
-    }
-    uint32_t scope = open_scope(thread);
-    for (int64_t number = first; number < next_sequence; ++number) {
-      auto n = static_cast<uint64_t>(number);
-      thread.made_by_[n % ThreadState::kRing].store((n & UINT32_MAX) << 32 | scope,
-                                                    std::memory_order_relaxed);
-    }
-    thread.claimed_ = next_sequence;
+  Stay stay(*this, thread);
+  if (!stay) {
+    return;
   }
-  thread.busy_.store(false, std::memory_order_release);
+  if (!thread.made_by_) {
+    thread.made_by_.reset(new std::atomic<uint64_t>[ThreadState::kRing]());
+  }
+  if (thread.torch_id_ == 0) {
+    auto ask = torch_thread_id.load(std::memory_order_relaxed);
+    thread.torch_id_ = ask != nullptr ? ask() : 1;
+    ThreadState* none = nullptr;
+    forward_thread_.compare_exchange_strong(none, &thread);
+  }
+  uint32_t scope = open_scope(thread);
+  for (int64_t number = std::max(op.sequence, thread.claimed_); number < next_sequence; ++number) {
+    auto n = static_cast<uint64_t>(number);
+    thread.made_by_[n % ThreadState::kRing].store((n & UINT32_MAX) << 32 | scope,
+                                                  std::memory_order_relaxed);
+  }
+  thread.claimed_ = next_sequence;
 }
 
 void Recorder::close(ThreadState& thread, Frame& frame) {
   size_t depth = thread.frames_.size();
   bool inside_op = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kOp;
-  if (thread.generation_ != generation_.load(std::memory_order_relaxed) ||
-      !recording.load(std::memory_order_relaxed)) {
+  if (thread.generation_ != generation() || !recording.load(std::memory_order_relaxed)) {
     return;
   }
   if (frame.kind == ScopeKind::kOp && inside_op) {
@@ -291,17 +311,15 @@ void Recorder::close(ThreadState& thread, Frame& frame) {
   if (frame.kind == ScopeKind::kOp && frame.allocated && !inside_op &&
       (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
     auto take = take_stack.load(std::memory_order_relaxed);
-    stack = take != nullptr ? take() : 0;  // may wait for the GIL: not while busy
+    stack = take != nullptr ? take() : 0;  // may wait for the GIL: not while we stay
   }
-  thread.busy_.store(true, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (recording.load(std::memory_order_relaxed) &&
-      thread.generation_ == generation_.load(std::memory_order_relaxed)) {
-    if (scope_ends.append({left, frame.scope, stack}) == AppendLog<ScopeEnd>::kRefused) {
-      lost_scopes.fetch_add(1, std::memory_order_relaxed);
-    }
+  Stay stay(*this, thread);
+  if (!stay || frame.scope == 0) {
+    return;  // another recording has begun while we waited
   }
-  thread.busy_.store(false, std::memory_order_release);
+  if (scope_ends.append({left, frame.scope, stack}) == AppendLog<ScopeEnd>::kRefused) {
+    lost_scopes.fetch_add(1, std::memory_order_relaxed);
+  }
 }
 
 uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) {
@@ -309,59 +327,49 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     return AppendLog<Event>::kRefused;
   }
   ThreadState& thread = this_thread();
-  uint64_t position = AppendLog<Event>::kRefused;
-  thread.busy_.store(true, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (recording.load(std::memory_order_relaxed)) {
-    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
-      refresh(thread);
-    }
-    auto& frames = thread.frames_;
-    uint32_t scope = frames.empty() ? 0 : frames.back().scope;
-    if (scope == 0) {
-      scope = open_scope(thread);
-    }
-    if (action == Action::kAlloc) {
-      mark_allocated(frames);
-    }
-    Event event{ticks_now(),
-                address,
-                bytes & ((uint64_t{1} << 48) - 1),
-                static_cast<uint64_t>(action),
-                1,
-                scope,
-                place,
-                thread.number_};
-    position = events.append(event);
-    if (position == AppendLog<Event>::kRefused) {
-      lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
-    }
+  Stay stay(*this, thread);
+  if (!stay) {
+    return AppendLog<Event>::kRefused;
   }
-  thread.busy_.store(false, std::memory_order_release);
+  auto& frames = thread.frames_;
+  uint32_t scope = frames.empty() ? 0 : frames.back().scope;
+  if (scope == 0) {
+    scope = open_scope(thread);
+  }
+  if (action == Action::kAlloc) {
+    mark_allocated(frames);
+  }
+  uint64_t position = events.append({ticks_now(),
+                                     address,
+                                     bytes & ((uint64_t{1} << 48) - 1),
+                                     static_cast<uint64_t>(action),
+                                     1,
+                                     scope,
+                                     place,
+                                     thread.number_});
+  if (position == AppendLog<Event>::kRefused) {
+    lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
+  }
   return position;
 }
 
 void Recorder::open_current(ThreadState& thread) {
-  thread.busy_.store(true, std::memory_order_relaxed);
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (recording.load(std::memory_order_relaxed)) {
-    if (thread.generation_ != generation_.load(std::memory_order_relaxed)) {
-      refresh(thread);
-    }
+  Stay stay(*this, thread);
+  if (stay) {
     open_scope(thread);
   }
-  thread.busy_.store(false, std::memory_order_release);
 }
 
 void Recorder::mark_step(std::string_view name) {
   ThreadState& thread = this_thread();
-  if (!recording.load()) {
+  Stay stay(*this, thread);
+  if (!stay) {
     return;
   }
   uint64_t position = scopes.append(
       {ticks_now(), 0, 0, strings.intern(name), thread.number_, ScopeKind::kStep, kScopeReady});
   if (position == AppendLog<ScopeBegin>::kRefused) {
-    lost_scopes.fetch_add(1);
+    lost_scopes.fetch_add(1, std::memory_order_relaxed);
   }
 }
 

@@ -213,6 +213,8 @@ class Recorder {
   uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
  private:
+  class Stay;
+
   Recorder() = default;
 
   static ThreadState& new_thread_state();

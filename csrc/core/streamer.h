@@ -4,7 +4,6 @@
 #include "harvest.h"
 #include "trace_file.h"
 
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -62,11 +61,6 @@ class RowTable {
             rows_.end()};
   }
 
-  size_t size() const {
-    std::lock_guard lock(mutex_);
-    return rows_.size();
-  }
-
   void clear() {
     std::lock_guard lock(mutex_);
     numbers_.clear();
@@ -106,11 +100,6 @@ class StringTable {
   std::string_view at(uint32_t number) const {
     std::lock_guard lock(mutex_);
     return number < rows_.size() ? std::string_view(rows_[number]) : std::string_view();
-  }
-
-  size_t size() const {
-    std::lock_guard lock(mutex_);
-    return rows_.size();
   }
 
   void clear() {

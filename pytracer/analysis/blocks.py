@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer.analysis import devices
 from pytracer.analysis.matching import Lifetimes, lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import Mask
@@ -50,14 +51,10 @@ def device_bytes(trace: Trace, alive: Mask, position: int, device: str) -> Devic
 
 def _reserved(trace: Trace, position: int, device: str) -> int | None:
     """The CPU's allocator holds nothing back; CUDA's is known from when its state was written."""
-    events, places = trace.events, trace.places
-    kind, _, index = device.partition(":")
-    if kind != "cuda":
+    events = trace.events
+    if device == "cpu":
         return None
-    of_device = (places.device_type == DEVICE_TYPES.index(kind)) & (
-        places.device_index == int(index)
-    )
-    here = of_device[np.minimum(events.place, len(of_device) - 1)]
+    here = devices.on(trace, device, events.place)
     snapshot = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
     if len(snapshot) == 0:
         return None
@@ -82,30 +79,22 @@ def allocated_bytes(trace: Trace) -> I64:
     is_cpu = places.device_type == DEVICE_TYPES.index("cpu")
     result = np.where(is_cpu[found.place], size, UNKNOWN)
     for index in np.unique(places.device_index[~is_cpu]):
-        of_device = ~is_cpu & (places.device_index == index)
-        own = np.flatnonzero(of_device[found.place])
-        sizes = _cuda_blocks(trace, found, of_device, own)
+        device = f"cuda:{index}"
+        own = np.flatnonzero(devices.on(trace, device, found.place))
+        sizes = _cuda_blocks(trace, found, device, own)
         alive = found.completed[own] < 0
-        if _counted(trace, int(index)) == int(sizes[alive].sum()):
+        counted = devices.counted(trace, device, "allocated_bytes.current")
+        if counted == int(sizes[alive].sum()):
             result[own] = sizes
     return result
 
 
-def _counted(trace: Trace, index: int) -> int | None:
-    """What the device's allocator said was allocated when the trace ended."""
-    counters = trace.meta.get("counters")
-    end = counters.get("end") if isinstance(counters, dict) else None
-    device = end.get(f"cuda:{index}") if isinstance(end, dict) else None
-    counted = device.get("allocated_bytes.current") if isinstance(device, dict) else None
-    return counted if isinstance(counted, int) else None
-
-
 def _cuda_blocks(
-    trace: Trace, found: Lifetimes, of_device: Mask, own: NDArray[np.intp]
+    trace: Trace, found: Lifetimes, device: str, own: NDArray[np.intp]
 ) -> NDArray[np.int64]:
     sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // _ROUND) * _ROUND, _ROUND)
     events = trace.events
-    here = of_device[np.minimum(events.place, len(of_device) - 1)]
+    here = devices.on(trace, device, events.place)
     if (here & (events.action == ACTION["segment_map"])).any():
         return sizes  # expandable segments
     large = np.flatnonzero(sizes > _SMALL)

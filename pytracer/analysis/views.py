@@ -698,7 +698,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     for name, count in matching.lifetimes(trace).counters.items():
         counts[_counter_name(trace, name)] = counts.get(name, 0) + count
     counts["allocator_disagrees"] = sum(
-        difference for _, difference in agreement.differences(trace)
+        abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
     errors_counted = trace.meta.get("callback_errors")
     counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -98,10 +98,6 @@ class Hooks:
         C.uninstall_ops()
         self.labels = Labels()
 
-    def labels_now(self) -> Labels:
-        """The labels of the running recording."""
-        return self.labels
-
     def cuda_problem(self) -> str:
         """Why CUDA memory is not recorded event by event, or nothing."""
         return self._cuda.problem
@@ -120,6 +116,27 @@ class Hooks:
         self.step_listeners.clear()
 
 
+class _StandIn:
+    """A callable of ours in the place of one of torch's."""
+
+    def __init__(self, holder: Any, name: str, make: Callable[[Any], Any]) -> None:
+        self._holder, self._name, self._make = holder, name, make
+        self._original: Any = None
+        self._ours: Any = None
+
+    def put_in_place(self) -> None:
+        if self._ours is None:
+            self._original = vars(self._holder)[self._name]
+            self._ours = self._make(self._original)
+            setattr(self._holder, self._name, self._ours)
+
+    def take_away(self) -> None:
+        # Somebody may have wrapped ours meanwhile; then theirs stays, and ours passes through.
+        if self._ours is not None and vars(self._holder)[self._name] is self._ours:
+            setattr(self._holder, self._name, self._original)
+        self._ours = None
+
+
 class _PythonHooks:
     """torch's Python functions: module calls, the engine, optimizers."""
 
@@ -127,12 +144,11 @@ class _PythonHooks:
         self._hooks = hooks
         self._shelter = Shelter(self._take_away, self._put_in_place)
         self._installed = False
-        self._module_call: Any = None
-        self._original_module_call: Any = None
-        self._engine_call: Any = None
-        self._original_engine_call: Any = None
-        self._step_code: Any = None
-        self._original_step_code: Any = None
+        self._stand_ins = (
+            _StandIn(torch.nn.Module, "__call__", C.make_module_call),
+            _StandIn(torch.autograd, "_engine_run_backward", C.make_engine_call),
+            _StandIn(Optimizer, "_optimizer_step_code", C.make_step_code_call),
+        )
 
     def install(self) -> None:
         if self._installed:
@@ -158,29 +174,13 @@ class _PythonHooks:
         C.set_callbacks()
 
     def _put_in_place(self) -> None:
-        if not self._installed or self._module_call is not None:
-            return
-        self._original_module_call = torch.nn.Module.__dict__["__call__"]
-        self._module_call = C.make_module_call(self._original_module_call)
-        _set(torch.nn.Module, "__call__", self._module_call)
-        self._original_engine_call = vars(torch.autograd)["_engine_run_backward"]
-        self._engine_call = C.make_engine_call(self._original_engine_call)
-        _set(torch.autograd, "_engine_run_backward", self._engine_call)
-        self._original_step_code = vars(Optimizer)["_optimizer_step_code"]
-        self._step_code = C.make_step_code_call(self._original_step_code)
-        _set(Optimizer, "_optimizer_step_code", self._step_code)
+        if self._installed:
+            for stand_in in self._stand_ins:
+                stand_in.put_in_place()
 
     def _take_away(self) -> None:
-        if self._module_call is None:
-            return
-        # Somebody may have wrapped ours meanwhile; then theirs stays, and ours passes through.
-        if torch.nn.Module.__dict__["__call__"] is self._module_call:
-            _set(torch.nn.Module, "__call__", self._original_module_call)
-        if vars(torch.autograd)["_engine_run_backward"] is self._engine_call:
-            _set(torch.autograd, "_engine_run_backward", self._original_engine_call)
-        if vars(Optimizer)["_optimizer_step_code"] is self._step_code:
-            _set(Optimizer, "_optimizer_step_code", self._original_step_code)
-        self._module_call = self._engine_call = self._step_code = None
+        for stand_in in self._stand_ins:
+            stand_in.take_away()
 
     def _before_step(self) -> None:
         optimizer = _stepping_optimizer(sys._getframe())
@@ -191,10 +191,6 @@ class _PythonHooks:
         _quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
-
-
-def _set(holder: Any, name: str, value: Any) -> None:
-    setattr(holder, name, value)
 
 
 def _stepping_optimizer(frame: FrameType | None) -> Optimizer | None:
@@ -357,4 +353,4 @@ HOOKS = Hooks()
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=lambda: HOOKS.after_fork_in_child())
 
-__all__ = ["HOOKS", "Hooks", "Wants", "replace"]
+__all__ = ["HOOKS", "Hooks", "Wants"]

@@ -136,7 +136,6 @@ class Labels:
         """Gradients are where they are, whatever op allocated their blocks."""
         self._watched.label_gradients()
 
-    @unheard
     def before_optimizer(self, optimizer: Any) -> None:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
@@ -144,7 +143,6 @@ class Labels:
         self._watched.label_gradients()
         known.label_state_of_old(self)
 
-    @unheard
     def after_optimizer(self, optimizer: Any) -> None:
         """State that this step has made."""
         self._optimizer(optimizer).label_changed_state(self)

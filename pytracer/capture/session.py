@@ -1,9 +1,9 @@
 """A session: one stretch of recording, from start to the Trace it leaves."""
 
+import json
 import os
 import platform
 import sys
-import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -116,7 +116,6 @@ class Session:
         if self.on_step is not None:
             HOOKS.step_listeners.append(self.on_step)
         self._counters["begin"] = _allocator_counters(self.options.devices)
-        _open_sessions.add(self)
 
     def mark_step(self) -> None:
         """The user says that a step ends here."""
@@ -128,7 +127,6 @@ class Session:
             self._forget_in_child()
             return None
         session, self._id = self._id, 0
-        _open_sessions.discard(self)
         if self.on_step in HOOKS.step_listeners:
             HOOKS.step_listeners.remove(self.on_step)
         self._counters["end"] = _allocator_counters(self.options.devices)
@@ -195,8 +193,6 @@ class Session:
         return Trace.from_columns(columns)
 
     def _meta(self) -> str:
-        import json
-
         return json.dumps(
             {
                 "pytracer": __version__,
@@ -230,13 +226,6 @@ class Session:
         if self._streamer is not None and self._pid != os.getpid():
             self._streamer.abandon_after_fork()
         self._streamer = None
-
-    def __hash__(self) -> int:
-        """By identity: sessions are kept in a set of those that run."""
-        return id(self)
-
-
-_open_sessions: "weakref.WeakSet[Session]" = weakref.WeakSet()
 
 
 def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:

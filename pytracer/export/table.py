@@ -1,7 +1,9 @@
 """The one screen: where the memory went at the peak, as about a dozen lines of text."""
 
+import os
 import textwrap
 from collections.abc import Iterator
+from typing import TextIO
 
 from pytracer.analysis import blocks, hints, views
 from pytracer.schema import CATEGORY_ORDER
@@ -39,6 +41,13 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         *_recorded(trace, width, paint),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Whether to colour what goes there, as https://no-color.org and force-color.org have it."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def size_text(amount: int) -> str:

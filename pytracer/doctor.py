@@ -7,13 +7,13 @@ A trace proves itself as it goes (its sums are held against the allocator's coun
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from pytracer import errors, schema
-from pytracer._native import C, facts
+from pytracer._native import facts
+from pytracer.analysis import agreement
 from pytracer.capture.session import Options, Session
 from pytracer.trace import Trace
 
@@ -98,25 +98,8 @@ def _wrong(trace: Trace, device: str) -> Iterator[str]:
         expected.insert(1, "free_requested")
     if order != expected:
         yield f"it was seen as {', '.join(order)} instead of {', '.join(expected)}"
-    yield from disagreements(trace)
-
-
-def disagreements(trace: Trace) -> Iterator[str]:
-    """Where the sum of what is alive differs from the allocator's own count."""
-    counters: dict[str, Any] = trace.meta["counters"].get("end", {})
-    found = C.lifetimes(trace.to_columns())
-    alive = found["completed"] < 0
-    for device, counted in counters.items():
-        index = int(device.removeprefix("cuda:"))
-        here = (trace.places.device_type[found["place"]] == 1) & (
-            trace.places.device_index[found["place"]] == index
-        )
-        total = int(found["bytes"][alive & here].sum())
-        if total != counted["requested_bytes.current"]:
-            yield (
-                f"{device}: {total:,} bytes alive by the events, "
-                f"{counted['requested_bytes.current']:,} by the allocator"
-            )
+    for where, total, counted in agreement.differences(trace):
+        yield f"{where}: {total:,} bytes alive by the events, {counted:,} by the allocator"
 
 
 def _statistics() -> str:

@@ -1,0 +1,43 @@
+"""A trace's devices: what is on one, and what its allocator itself counted."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis.scopes import Mask
+from pytracer.schema import DEVICE_TYPES
+from pytracer.trace import Trace
+
+
+def split(device: str) -> tuple[int, int]:
+    """The type's number and the index of "cuda:1" or "cpu"."""
+    kind, _, index = device.partition(":")
+    return DEVICE_TYPES.index(kind), int(index) if index.isdigit() else 0
+
+
+def places_on(trace: Trace, device: str) -> Mask:
+    """Of the table of places, those on the device."""
+    kind, index = split(device)
+    found: Mask = (trace.places.device_type == kind) & (trace.places.device_index == index)
+    return found
+
+
+def on(trace: Trace, device: str, place: NDArray[np.uint16]) -> Mask:
+    """Of rows with these places, those on the device. A damaged trace may lack some places."""
+    there = places_on(trace, device)
+    return there[np.minimum(place, len(there) - 1)]
+
+
+def counted(trace: Trace, device: str, name: str, when: str = "end") -> int | None:
+    """What the device's allocator said when the trace began or ended, if it said so."""
+    counters = trace.meta.get("counters")
+    moment = counters.get(when) if isinstance(counters, dict) else None
+    figures = moment.get(device) if isinstance(moment, dict) else None
+    figure = figures.get(name) if isinstance(figures, dict) else None
+    return figure if isinstance(figure, int) else None
+
+
+def counted_devices(trace: Trace) -> tuple[str, ...]:
+    """The devices whose allocator was asked when the trace ended."""
+    counters = trace.meta.get("counters")
+    end = counters.get("end") if isinstance(counters, dict) else None
+    return tuple(end) if isinstance(end, dict) else ()
