@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
@@ -184,13 +185,13 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
   if (frame.name_id != 0) {
     return frame.name_id;
   }
-  // Schema names live at fixed addresses, so the pointer finds the number; other names are
-  // transient and their addresses come again with other text, hence the comparison.
-  auto slot = (reinterpret_cast<uintptr_t>(frame.name) >> 4) % thread.names_.size();
+  // By the text and not by its address: torch writes a node's name anew each time it runs.
+  std::string_view name(frame.name);
+  auto slot = std::hash<std::string_view>{}(name) % thread.names_.size();
   ThreadState::CachedName& cached = thread.names_[slot];
-  if (cached.address != frame.name || std::strcmp(cached.text.data(), frame.name) != 0) {
-    uint32_t id = strings.intern(frame.name);
-    cached = {frame.name, strings.at(id), id};
+  if (cached.text != name) {
+    uint32_t id = strings.intern(name);
+    cached = {strings.at(id), id};
   }
   return frame.name_id = cached.id;
 }

@@ -72,8 +72,7 @@ class ThreadState {
   }
 
   struct CachedName {
-    const char* address = nullptr;
-    std::string_view text;  // the interned copy
+    std::string_view text;  // the table's copy
     uint32_t id = 0;
   };
 
