@@ -495,7 +495,8 @@ PYBIND11_MODULE(_C, m) {
              return watched.add(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
            })
       .def("label", &labels::Watched::label)
-      .def("label_gradients", &labels::Watched::label_gradients);
+      .def("label_gradients", &labels::Watched::label_gradients)
+      .def("label_gradients_of", &labels::Watched::label_gradients_of);
 
   py::class_<Streamer>(m, "Streamer")
       .def(py::init<uint32_t, const std::string&, bool, const std::string&>())

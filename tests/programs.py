@@ -884,7 +884,7 @@ def storages_shared_resized_and_aliased(device: str) -> Any:
 # -------------------------------------------------------------------------- threads, processes
 
 
-@program()
+@program(timed=True)
 def threads_that_train_at_once(device: str) -> Any:
     models = [make_model(device, 1) for _ in range(3)]
     results: dict[int, Any] = {}
@@ -1169,7 +1169,7 @@ def exceptions_leave_the_block(device: str, block: Block) -> Any:
     return errors, caught(leave_backward), train(model, device, 1)
 
 
-@program()
+@program(timed=True)
 def interrupted_by_a_signal(device: str) -> Any:
     """Ctrl-C, at whatever moment: also while the tracer itself is at work."""
     import _thread

@@ -333,3 +333,32 @@ def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:
     loaded = pytracer.load(path)
     assert loaded.file_report["status"] == "complete"
     assert np.count_nonzero(loaded.data.events.action == schema.ACTION["alloc"]) == 10
+
+
+def test_threads_that_train_for_long_do_not_meet_in_each_others_gradients() -> None:
+    """A gradient that another thread's engine or zero_grad() is ending must not be looked at."""
+    program = """
+        import threading, torch, pytracer
+        from torch import nn
+
+        torch.set_num_threads(1)
+
+        def train():
+            model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40)))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(60):
+                optimizer.zero_grad()
+                model(torch.ones(2, 4)).sum().backward()
+                optimizer.step()
+
+        with pytracer.trace(devices="cpu", report=False) as t:
+            threads = [threading.Thread(target=train) for _ in range(4)]
+            [thread.start() for thread in threads]
+            [thread.join() for thread in threads]
+        gradients = t.allocations().query("category == 'gradients'")
+        print(len(gradients), t.summary().loc["gradients", "own_peak"])
+    """
+    count, at_once = map(int, run_alone(program).split())
+
+    assert count == 4 * 60 * 80  # every weight and bias, every step
+    assert at_once <= 4 * 40 * 80

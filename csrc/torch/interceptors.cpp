@@ -19,6 +19,8 @@ namespace {
 // All guarded by the GIL.
 Callbacks callbacks{};
 uint64_t errors = 0;
+unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
+constexpr unsigned long kSeveral = ~0UL;
 
 std::unordered_map<const PyObject*, uint32_t>& module_names() {
   static auto* const names = new std::unordered_map<const PyObject*, uint32_t>;
@@ -212,6 +214,9 @@ PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   }
   ThreadState& thread = Recorder::this_thread();
   bool outermost = !thread.inside_node();
+  if (outermost && backward_thread != PyThread_get_thread_ident()) {
+    backward_thread = backward_thread == 0 ? PyThread_get_thread_ident() : kSeveral;
+  }
   if (outermost && callbacks.before_backward != nullptr && count > 0 &&
       !call_quietly(callbacks.before_backward, args, 1)) {
     return nullptr;
@@ -338,6 +343,7 @@ void before_step() {
 }
 
 void set_callbacks(const Callbacks& with) {
+  backward_thread = 0;
   replace(callbacks.name_of_module, with.name_of_module);
   replace(callbacks.before_root, with.before_root);
   replace(callbacks.before_backward, with.before_backward);
@@ -356,6 +362,10 @@ void forget_all_modules() {
 
 void count_error() {
   ++errors;
+}
+
+bool may_read_gradients() {
+  return backward_thread == 0 || backward_thread == PyThread_get_thread_ident();
 }
 
 uint64_t callback_errors() {

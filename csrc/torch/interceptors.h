@@ -38,6 +38,10 @@ void before_step();
 // A module has died: its address may become another's.
 void forget_module(uintptr_t address);
 void forget_all_modules();
+// Whether no thread but this one runs backward passes. Only the thread that trains a model may look
+// at its gradients: the engine makes them without the GIL, and where Python gives one up torch lets
+// go of the GIL before the parameter has forgotten it.
+bool may_read_gradients();
 // Exceptions that a callback raised; they never reach the traced program.
 uint64_t callback_errors();
 void count_error();

@@ -1,6 +1,7 @@
 #include "labels.h"
 
 #include "../core/recorder.h"
+#include "interceptors.h"
 
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -98,13 +99,24 @@ size_t Watched::label() {
   return each([](const at::Tensor& tensor, const Entry& entry) { record(tensor, entry.label); });
 }
 
+void Watched::label_gradient(const at::Tensor& tensor, const Entry& entry) {
+  const at::Tensor& gradient = tensor.grad();
+  if (gradient.defined()) {
+    record(gradient, entry.gradient_label);
+  }
+}
+
 size_t Watched::label_gradients() {
-  return each([](const at::Tensor& tensor, const Entry& entry) {
-    const at::Tensor& gradient = tensor.grad();
-    if (gradient.defined()) {
-      record(gradient, entry.gradient_label);
+  return interceptors::may_read_gradients() ? each(&label_gradient) : 0;
+}
+
+void Watched::label_gradients_of(const py::list& tensors) {
+  for (py::handle tensor : tensors) {
+    auto known = known_.find(tensor.ptr());
+    if (known != known_.end() && find(entries_[known->second]).ptr() == tensor.ptr()) {
+      label_gradient(THPVariable_Unpack(tensor.ptr()), entries_[known->second]);
     }
-  });
+  }
 }
 
 void record_saved(const at::Tensor& tensor) {

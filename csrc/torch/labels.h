@@ -29,7 +29,10 @@ class Watched {
   // Labels the blocks that back the tensors that stand there now, or their gradients. Returns
   // how many places have gone since the last time.
   size_t label();
+  // Nothing, where several threads train: see interceptors::may_read_gradients.
   size_t label_gradients();
+  // Of parameters whose gradients this thread is about to read itself.
+  void label_gradients_of(const pybind11::list& tensors);
 
  private:
   struct Entry {
@@ -41,6 +44,7 @@ class Watched {
   };
 
   static pybind11::object find(const Entry& entry);
+  static void label_gradient(const at::Tensor& tensor, const Entry& entry);
   template <class LabelOne>
   size_t each(LabelOne label_one);
 

@@ -140,7 +140,7 @@ class Labels:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
-        self._watched.label_gradients()
+        self._watched.label_gradients_of(known.parameters())
         known.label_state_of_old(self)
 
     def after_optimizer(self, optimizer: Any) -> None:
@@ -195,6 +195,10 @@ class _Optimizer:
         self._sample: tuple[int, ...] = ()
         self._moving = False  # its state tensors are replaced as it steps
         self._old_state_known = False
+
+    def parameters(self) -> list[torch.Tensor]:
+        groups = getattr(self.reference(), "param_groups", ())
+        return [parameter for group in groups for parameter in group["params"]]
 
     def watch_parameters(self, labels: Labels) -> None:
         optimizer = self.reference()

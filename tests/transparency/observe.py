@@ -55,6 +55,7 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
+    timed: bool = False  # how much is allocated, and how much at once, depends on the moment
 
     @property
     def name(self) -> str:
@@ -174,10 +175,11 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     seen["compiled"] = _compilations()
     if device == "cuda":
         torch.cuda.synchronize()
-        seen["peak"] = torch.cuda.max_memory_allocated() - held
-        seen["peak reserved"] = torch.cuda.max_memory_reserved() - reserved
         seen["allocated"] = torch.cuda.memory_allocated() - held
-        seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
+        if not program.timed:
+            seen["peak"] = torch.cuda.max_memory_allocated() - held
+            seen["peak reserved"] = torch.cuda.max_memory_reserved() - reserved
+            seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
     return seen
 
 

@@ -68,7 +68,7 @@ def both(program: Program, device: str, mode: str, folder: Path) -> tuple[Observ
             return untraced, other.finish()
     if untraced is None:
         untraced = observe(program, device, UNTRACED)
-        if untraced.left_behind or untraced.seen["warnings"]:
+        if device == "cuda" or untraced.left_behind or untraced.seen["warnings"]:
             untraced = observe(program, device, UNTRACED)  # the first time fills caches, and warns
         UNTRACED_RUNS[key] = untraced
     return untraced, observe(program, device, mode)
