@@ -45,12 +45,32 @@ bool record(const at::Tensor& tensor, uint32_t label) {
   return block.address != 0;
 }
 
-py::object Watched::find(const Entry& entry) {
-  auto found = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
-  for (Py_ssize_t i = 0; found && i < PyTuple_GET_SIZE(entry.path.ptr()); ++i) {
-    PyObject* key = PyTuple_GET_ITEM(entry.path.ptr(), i);
-    found = py::reinterpret_steal<py::object>(i == 0 ? PyObject_GetAttr(found.ptr(), key)
-                                                     : PyObject_GetItem(found.ptr(), key));
+py::object Watched::find(const Entry& entry, Shelf& last) {
+  PyObject* path = entry.path.ptr();
+  Py_ssize_t end = PyTuple_GET_SIZE(path) - 1;
+  auto leads_to_last = [&] {
+    for (Py_ssize_t i = 0; i < end; ++i) {
+      if (PyTuple_GET_ITEM(path, i) != PyTuple_GET_ITEM(last.path, i)) {
+        return false;
+      }
+    }
+    return true;
+  };
+  if (last.holder != entry.holder.ptr() || PyTuple_GET_SIZE(last.path) != end + 1 ||
+      !leads_to_last()) {
+    last = {entry.holder.ptr(), path, py::object()};
+    auto found = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
+    for (Py_ssize_t i = 0; found && i < end; ++i) {
+      PyObject* key = PyTuple_GET_ITEM(path, i);
+      found = py::reinterpret_steal<py::object>(i == 0 ? PyObject_GetAttr(found.ptr(), key)
+                                                       : PyObject_GetItem(found.ptr(), key));
+    }
+    last.container = std::move(found);
+  }
+  py::object found;
+  if (last.container) {
+    PyObject* key = PyTuple_GET_ITEM(path, end);
+    found = py::reinterpret_steal<py::object>(PyObject_GetItem(last.container.ptr(), key));
   }
   PyErr_Clear();  // the holder has died, or nothing stands there any more
   return found && THPVariable_Check(found.ptr()) ? found : py::object();
@@ -59,7 +79,8 @@ py::object Watched::find(const Entry& entry) {
 bool Watched::add(
     PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
   auto [known, is_new] = known_.try_emplace(tensor, entries_.size());
-  if (!is_new && find(entries_[known->second]).ptr() == tensor) {
+  Shelf any;
+  if (!is_new && find(entries_[known->second], any).ptr() == tensor) {
     return false;  // else it has died, and its address has come again
   }
   known->second = entries_.size();
@@ -77,8 +98,9 @@ bool Watched::add(
 
 template <class LabelOne>
 size_t Watched::each(LabelOne label_one) {
+  Shelf last;
   size_t gone = std::erase_if(entries_, [&](Entry& entry) {
-    py::object tensor = find(entry);
+    py::object tensor = find(entry, last);
     if (!tensor) {
       return true;
     }
@@ -111,9 +133,10 @@ size_t Watched::label_gradients() {
 }
 
 void Watched::label_gradients_of(const py::list& tensors) {
+  Shelf last;
   for (py::handle tensor : tensors) {
     auto known = known_.find(tensor.ptr());
-    if (known != known_.end() && find(entries_[known->second]).ptr() == tensor.ptr()) {
+    if (known != known_.end() && find(entries_[known->second], last).ptr() == tensor.ptr()) {
       label_gradient(THPVariable_Unpack(tensor.ptr()), entries_[known->second]);
     }
   }

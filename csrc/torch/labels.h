@@ -43,7 +43,15 @@ class Watched {
     uint32_t gradient_label;
   };
 
-  static pybind11::object find(const Entry& entry);
+  // Where tensors stand together: a module's dictionary. Their entries come one after another,
+  // so it is looked up once for all of them.
+  struct Shelf {
+    PyObject* holder = nullptr;
+    PyObject* path = nullptr;
+    pybind11::object container;
+  };
+
+  static pybind11::object find(const Entry& entry, Shelf& last);
   static void label_gradient(const at::Tensor& tensor, const Entry& entry);
   template <class LabelOne>
   size_t each(LabelOne label_one);

@@ -2,6 +2,7 @@
 
 #include "../core/recorder.h"
 #include "interceptors.h"
+#include "node_names.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -75,6 +76,7 @@ void install(Detail detail) {
   std::unordered_set<at::RecordScope> scopes{at::RecordScope::USER_SCOPE};
   if (detail == Detail::kOp) {
     scopes.insert(at::RecordScope::FUNCTION);
+    node_names::install();
   }
   handle =
       at::addGlobalCallback(at::RecordFunctionCallback(&enter, &leave).scopes(std::move(scopes)));
@@ -83,6 +85,7 @@ void install(Detail detail) {
 void uninstall() {
   if (installed()) {
     at::removeCallback(handle);
+    node_names::uninstall();
     handle = at::INVALID_CALLBACK_HANDLE;
   }
 }
