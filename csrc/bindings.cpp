@@ -475,6 +475,11 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step") = py::none());
   m.def("forget_module", &interceptors::forget_module);
   m.def("count_callback_error", &interceptors::count_error);
+  m.def("record_saved", [](const py::list& tensors) {
+    for (py::handle tensor : tensors) {
+      labels::record_saved(tensor_of(tensor));
+    }
+  });
   m.def("saved_tensor_hooks", [] {
     return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),
                           py::reinterpret_steal<py::object>(saved_tensors::unpack_hook()));

@@ -22,6 +22,9 @@ class Counter(NamedTuple):
 _MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
 _REPORT = "If this repeats, please report it with the trace: an event arrived that we missed."
 
+# Seen twice and counted once, as is meant to be: nobody's trouble.
+HARMLESS = frozenset(("repeated_snapshots", "duplicate_seeds"))
+
 COUNTERS: dict[str, Counter] = {
     counter.name: counter
     for counter in (
@@ -51,18 +54,6 @@ COUNTERS: dict[str, Counter] = {
             "info",
             "events from before the device's state was known, ignored",
             "Nothing to do: the snapshot describes what they left.",
-        ),
-        Counter(
-            "repeated_snapshots",
-            "info",
-            "the device's state was written down again, ignored",
-            "Nothing to do.",
-        ),
-        Counter(
-            "duplicate_seeds",
-            "info",
-            "blocks were written down as old though their allocation is recorded",
-            "Nothing to do: the allocation counts.",
         ),
         Counter(
             "implicit_frees",

@@ -705,7 +705,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     worst = ("loss", "warning", "info")
     rows = []
     for name, count in counts.items():
-        if count:
+        if count and name not in counters.HARMLESS:
             known = counters.counter(name)
             rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
     if problem := str(trace.meta.get("cuda_problem") or ""):

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from pytracer import errors
 from pytracer._native import C
 from pytracer.capture.dynamo import Shelter
+from pytracer.capture.graph import GraphWalks
 from pytracer.capture.labels import Labels
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
@@ -47,6 +48,7 @@ class Hooks:
         self._wanted: dict[int, Wants] = {}
         self._installed: Wants | None = None
         self.labels = Labels()
+        self.walks = GraphWalks()
         self.step_listeners: list[Callable[[], None]] = []
         self._python = _PythonHooks(self)
         self._saved = _SavedTensorHooks()
@@ -97,6 +99,12 @@ class Hooks:
         C.uninstall_cpu()
         C.uninstall_ops()
         self.labels = Labels()
+        self.walks = GraphWalks()
+
+    def before_backward(self, outputs: Any) -> None:
+        """Where each save is seen as it happens, the graph need not be read."""
+        if self._installed is not None and not self._installed.saved_tensors:
+            self.walks.before_backward(outputs)
 
     def cuda_problem(self) -> str:
         """Why CUDA memory is not recorded event by event, or nothing."""
@@ -157,7 +165,7 @@ class _PythonHooks:
         C.set_callbacks(
             lambda module: self._hooks.labels.name_of_module(module),
             lambda module, args, kwargs: self._hooks.labels.before_root(module, args, kwargs),
-            None,
+            self._hooks.before_backward,
             lambda: self._hooks.labels.after_backward(),
             self._before_step,
             self._after_step,

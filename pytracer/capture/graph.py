@@ -1,0 +1,72 @@
+"""What autograd keeps, read from the graph just before it runs.
+
+Reading it changes nothing: `_raw_saved_*` hands a saved tensor out as it is, without unpacking it,
+so no hook is called and no version compared.
+"""
+
+import time
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from pytracer._native import C
+from pytracer.capture.labels import plain_tensors
+
+# A walk takes about 2 us a node. The first graphs are always walked, for short traces; later
+# ones as often as it adds no more than this share to the time.
+_ALWAYS = 2
+_SHARE = 0.005
+
+
+class GraphWalks:
+    """Notes what is saved, before each backward pass or as often as the time allows."""
+
+    def __init__(self) -> None:
+        """No graph has been seen yet."""
+        self._walked = 0
+        self._not_before = 0.0
+
+    def before_backward(self, outputs: Any) -> None:
+        """`outputs` are what backward begins from."""
+        began = time.perf_counter()
+        if self._walked >= _ALWAYS and began < self._not_before:
+            return
+        C.record_saved(list(saved_tensors(outputs)))
+        ended = time.perf_counter()
+        self._walked += 1
+        self._not_before = ended + (ended - began) / _SHARE
+
+
+def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
+    """Every tensor that the graph behind the outputs has saved."""
+    if isinstance(outputs, torch.Tensor):
+        outputs = (outputs,)
+    # Tensors, or gradient edges, which name a node.
+    left = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
+    seen = set()  # which also keeps a node's Python object, its identity, while we are here
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name in _saved_names(node.__class__):
+            yield from _tensors(node, name)
+        left += [following for following, _ in node.next_functions]
+
+
+@cache
+def _saved_names(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+
+
+def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
+    try:
+        saved = getattr(node, name)
+    except RuntimeError:  # an earlier backward has given it up
+        return
+    for one in saved if isinstance(saved, tuple | list) else (saved,):
+        tensor = getattr(one, "data", None)
+        if isinstance(tensor, torch.Tensor):  # else it is what the program's own hook packed
+            yield from plain_tensors(tensor)

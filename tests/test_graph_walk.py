@@ -1,0 +1,178 @@
+"""Reading the graph before backward tells what saved-tensor hooks tell, and changes nothing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pytracer import trace
+from pytracer.capture import graph
+
+
+class Cube(torch.autograd.Function):
+    """Saves its input and its output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        out = x**3
+        ctx.save_for_backward(x, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        x, _ = ctx.saved_tensors
+        return 3 * x**2 * gradient
+
+
+def a_variable_keeps_what_is_saved(model: nn.Module) -> None:
+    hidden = model(torch.ones(16, 32))
+    loss = nn.functional.cross_entropy(hidden, torch.zeros(16, dtype=torch.long))
+    loss.backward()
+
+
+def the_graph_is_kept(model: nn.Module) -> None:
+    loss = model(torch.ones(16, 32)).square().sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def the_gradient_has_a_gradient(model: nn.Module) -> None:
+    x = torch.ones(16, 32, requires_grad=True)
+    (first,) = torch.autograd.grad(model(x).tanh().sum(), x, create_graph=True)
+    first.square().sum().backward()
+
+
+def a_function_of_their_own(model: nn.Module) -> None:
+    Cube.apply(model(torch.ones(16, 32))).sum().backward()
+
+
+def lists_of_tensors_are_saved(model: nn.Module) -> None:
+    parts = [model(torch.ones(16, 32)) for _ in range(3)]
+    torch.einsum("ij,ij->", torch.cat(parts), torch.stack(parts).flatten(0, 1)).backward()
+
+
+def checkpointed(model: nn.Module) -> None:
+    kept = checkpoint(model, torch.ones(16, 32), use_reentrant=False)
+    kept.square().sum().backward()
+
+
+def recurrent(model: nn.Module) -> None:
+    out, _ = nn.LSTM(32, 8)(torch.ones(5, 16, 32))
+    (out.sum() + model(torch.ones(16, 32)).sum()).backward()
+
+
+PROGRAMS = (
+    a_variable_keeps_what_is_saved,
+    the_graph_is_kept,
+    the_gradient_has_a_gradient,
+    a_function_of_their_own,
+    lists_of_tensors_are_saved,
+    checkpointed,
+    recurrent,
+)
+
+
+def what_is_kept(program: Callable[[nn.Module], None], mode: Any, device: str) -> pd.Series:
+    """Bytes by what they are for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 48), nn.GELU(), nn.LayerNorm(48), nn.Linear(48, 10))
+    with torch.device(device):
+        model.to(device)
+        program(model)  # what is made only once (workspaces, caches) is made here
+        model.zero_grad()
+        with trace(model, saved_tensors=mode, devices=device, report=False) as t:
+            program(model)
+    assert t.health().empty
+    kept = t.allocations().query("category in ['activations', 'inputs', 'weights', 'gradients']")
+    return kept.groupby(["category", "role", "op"])["requested_bytes"].sum()
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_auto_says_what_hooks_say(program: Callable[[nn.Module], None], device: str) -> None:
+    pd.testing.assert_series_equal(
+        what_is_kept(program, "auto", device), what_is_kept(program, "hooks", device)
+    )
+
+
+def test_what_a_variable_holds_and_autograd_does_not_need_is_held() -> None:
+    model = nn.Linear(1000, 500)
+    with trace(model, devices="cpu", report=False) as t:
+        hidden = model(torch.ones(200, 1000))
+        needless = hidden * 2  # whose backward needs the number alone
+        loss = needless.sum()
+        loss.backward()
+    sizes = t.allocations().query("category == 'activations'").groupby("role").requested_bytes.sum()
+
+    assert sizes["held"] >= 2 * 200 * 500 * 4  # both results
+    assert sizes.get("saved", 0) <= 8  # the number 2
+
+
+def test_no_hook_of_the_programs_own_is_called_by_looking() -> None:
+    called: list[str] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        called.append("pack")
+        return tensor
+
+    def unpack(packed: torch.Tensor) -> torch.Tensor:
+        called.append("unpack")
+        return packed
+
+    x = torch.ones(3, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        loss = (x * x).exp().sum()
+    before = len(called)
+    found = list(graph.saved_tensors(loss))
+
+    assert len(found) == before == len(called)
+
+
+def test_a_tensor_changed_in_place_is_read_and_still_refused_by_autograd() -> None:
+    x = torch.ones(3, requires_grad=True)
+    y = x.exp()
+    loss = y.sum()
+    y.mul_(2)
+
+    assert len(list(graph.saved_tensors(loss))) == 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_graph_that_was_used_up_has_nothing_left() -> None:
+    x = torch.ones(3, requires_grad=True)
+    loss = x.exp().sum()
+    loss.backward()
+
+    assert list(graph.saved_tensors(loss)) == []
+
+
+def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    walked: list[float] = []
+
+    def clock() -> float:
+        return now
+
+    def walk(outputs: Any) -> list[torch.Tensor]:
+        nonlocal now
+        walked.append(now)
+        now += 0.002
+        return []
+
+    monkeypatch.setattr(graph.time, "perf_counter", clock)
+    monkeypatch.setattr(graph, "saved_tensors", walk)
+    walks = graph.GraphWalks()
+    while now < 10:
+        walks.before_backward(None)
+        now += 0.010  # the rest of the step
+
+    assert len(walked) > 5
+    assert walked[1] < 0.1
+    assert 0.002 * len(walked) <= 0.01 * now
