@@ -158,8 +158,10 @@ def test_streaming_to_a_file_records_what_memory_would_have(tmp_path):
     run()  # caches of torch's own are made once
     in_memory = run()
     streamed = run(path=tmp_path / "run.pytrace")
-    assert np.array_equal(in_memory.events.action, streamed.events.action)
-    assert np.array_equal(in_memory.events.bytes, streamed.events.bytes)
+    # How often the graph is read depends on the time that it takes.
+    some, others = (t.events.action != ACTION["saved"] for t in (in_memory, streamed))
+    assert np.array_equal(in_memory.events.action[some], streamed.events.action[others])
+    assert np.array_equal(in_memory.events.bytes[some], streamed.events.bytes[others])
     assert [in_memory.strings[n] for n in in_memory.scopes.name] == [
         streamed.strings[n] for n in streamed.scopes.name
     ]
