@@ -77,6 +77,36 @@ class Views:
 
         return views.bytes_per_parameter(self.data)
 
+    def ledger(
+        self, at: Literal["peak", "end"] = "end", device: str | None = None
+    ) -> "pd.DataFrame":
+        """From tensors to what nvidia-smi shows (on CPU: resident memory), with the residual.
+
+        `attrs` of the result has residual, limit and notes.
+        """
+        from pytracer.analysis import ledger
+
+        return ledger.frame(ledger.ledger(self.data, at, device))
+
+    def fragmentation(
+        self,
+        at: At | Literal["oom"] = "peak",
+        request: int | None = None,
+        device: str | None = None,
+    ) -> "pd.DataFrame":
+        """One row per segment of CUDA's allocator: what of it cannot serve a request, and why.
+
+        Args:
+            at: "peak", "end", a time, or "oom": when the last request failed.
+            request: bytes; by default the request that failed, or the largest of the trace.
+            device: by default the one that the program trains on.
+
+        `attrs` of the result has the sums, and whether expandable segments would have helped.
+        """
+        from pytracer.analysis import fragmentation
+
+        return fragmentation.frame(fragmentation.layout(self.data, at, device, request))
+
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
         from pytracer.analysis import views

@@ -77,6 +77,20 @@ def _parser() -> argparse.ArgumentParser:
     export.add_argument("--json", action="store_true", help="one JSON document on stdout")
     export.set_defaults(run=_export)
 
+    ledger = commands.add_parser(
+        "ledger", help="a device's bytes row by row, from tensors to what nvidia-smi shows"
+    )
+    ledger.add_argument(
+        "file", type=Path, nargs="?", help="a .pytrace file (default: the devices as they are now)"
+    )
+    ledger.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
+    ledger.add_argument("--device", help="default: the one that the program trained on")
+    ledger.add_argument(
+        "--probe", action="store_true", help="measure what a bare CUDA context costs here"
+    )
+    ledger.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    ledger.set_defaults(run=_ledger)
+
     doctor = commands.add_parser(
         "doctor", help="what works here, what does not, and what to do about it"
     )
@@ -158,6 +172,67 @@ def _export(options: argparse.Namespace) -> int:
     print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
     print(f"The same on one screen:  pytracer summary {options.file}")
     return 0
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    if options.file is None:
+        return _ledger_now(options)
+    from pytracer.analysis import fragmentation, ledger
+    from pytracer.api import load
+    from pytracer.export.ledger_text import render
+
+    trace = load(options.file).data
+    found = ledger.ledger(trace, options.at, options.device)
+    layout = fragmentation.layout(trace, options.at, found.device)
+    probed = _probe() if options.probe else None
+    if options.json:
+        document = {
+            **vars(found),
+            "rows": [vars(row) for row in found.rows],
+            "closes": found.closes,
+            "fragmentation": fragmentation.summary(layout),
+        }
+        _print_json({**document, "probe": probed} if probed else document)
+        return 0
+    print(f"Ledger of {found.device} at the {found.at}")
+    print(render(found, layout))
+    if probed:
+        _print_probe(probed)
+    return 0
+
+
+def _ledger_now(options: argparse.Namespace) -> int:
+    """Which process holds what, on every device that NVML shows."""
+    from pytracer.capture import device_memory
+    from pytracer.export.ledger_text import render_now
+
+    nvml = device_memory.open_nvml()
+    if isinstance(nvml, str):
+        raise errors.CaptureError(f"the devices cannot be read: {nvml}")
+    gpus = device_memory.read_gpus(nvml, device_memory.all_uuids(nvml))
+    device_memory.name_processes(nvml, gpus)
+    probed = _probe() if options.probe else None
+    if options.json:
+        _print_json({"gpus": gpus, **({"probe": probed} if probed else {})})
+        return 0
+    print(render_now(gpus))
+    if probed:
+        _print_probe(probed)
+    else:
+        print("What a bare CUDA context costs here:  pytracer ledger --probe")
+    return 0
+
+
+def _probe() -> dict[str, Any]:
+    from pytracer.capture import probe
+
+    return probe.measure()
+
+
+def _print_probe(probed: dict[str, Any]) -> None:
+    from pytracer.export.ledger_text import render_probe
+
+    print(f"\n{render_probe(probed)}")
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -146,7 +146,7 @@ def _bytes_before(trace: Trace, which: Mask) -> int:
 
 def alive(trace: Trace, at: At = "peak", device: str | None = None) -> Mask:
     """Which allocations of the device the allocator counts at that moment."""
-    return alive_at(trace, _position(trace, at, device)) & on_device(trace, device)
+    return alive_at(trace, position_of(trace, at, device)) & on_device(trace, device)
 
 
 def alive_at(trace: Trace, position: int) -> Mask:
@@ -155,7 +155,12 @@ def alive_at(trace: Trace, position: int) -> Mask:
     return (alloc.start <= position) & ((alloc.completed < 0) | (alloc.completed > position))
 
 
-def _position(trace: Trace, at: At, device: str | None) -> int:
+def position_of(trace: Trace, at: At, device: str | None) -> int:
+    """The event after which it is that moment.
+
+    Raises:
+        errors.UsageError: no moment.
+    """
     if at == "peak":
         return peak(trace, device).position
     if at == "end":
@@ -296,7 +301,8 @@ def _dtype_rows(trace: Trace) -> NDArray[Any]:
     return np.where(cast, 0, sound.labels(trace).dtype[alloc.label])
 
 
-def _pool_text(trace: Trace, place: int) -> str:
+def pool_text(trace: Trace, place: int) -> str:
+    """A private pool's id; empty for the allocator's own."""
     high, low = trace.places.pool_high[place], trace.places.pool_low[place]
     return f"{high}.{low}" if high or low else ""
 
@@ -352,7 +358,7 @@ class _Texts:
         return self.of(numbers, lambda role: role_text(self._trace, role))
 
     def pools(self, places: NDArray[Any]) -> Group:
-        return self.of(places, lambda place: _pool_text(self._trace, place))
+        return self.of(places, lambda place: pool_text(self._trace, place))
 
 
 # ---------------------------------------------------------------- who holds it

@@ -13,6 +13,7 @@ import torch
 
 from pytracer import errors
 from pytracer._native import C, facts
+from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS, Wants
 from pytracer.trace import Trace
 from pytracer.version import __version__
@@ -92,6 +93,7 @@ class Session:
     _clock: list[tuple[int, int]] = field(default_factory=list)
     _counters: dict[str, Any] = field(default_factory=dict)
     _errors_before: int = 0
+    _memory: DeviceMemory = field(init=False)
 
     @property
     def running(self) -> bool:
@@ -101,6 +103,8 @@ class Session:
     def start(self) -> None:
         """Hooks what is needed and records from here on."""
         self._pid = os.getpid()
+        self._memory = DeviceMemory(cuda="cuda" in self.options.devices)
+        self._memory.begin()
         self._errors_before = C.status()["callback_errors"]
         self._clock = [C.read_clock()]
         self._id = C.begin_session(self._max_events())
@@ -115,11 +119,13 @@ class Session:
             raise
         if self.on_step is not None:
             HOOKS.step_listeners.append(self.on_step)
+        HOOKS.step_listeners.insert(0, self._memory.stepped)
         self._counters["begin"] = _allocator_counters(self.options.devices)
 
     def mark_step(self) -> None:
         """The user says that a step ends here."""
         C.mark_step("step")
+        self._memory.stepped()
 
     def stop(self) -> Trace | None:
         """Ends the recording. None in a forked child, which recorded nothing."""
@@ -129,6 +135,9 @@ class Session:
         session, self._id = self._id, 0
         if self.on_step in HOOKS.step_listeners:
             HOOKS.step_listeners.remove(self.on_step)
+        if self._memory.stepped in HOOKS.step_listeners:
+            HOOKS.step_listeners.remove(self._memory.stepped)
+        self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()
         HOOKS.remove(session)
@@ -146,6 +155,7 @@ class Session:
                 "what is there so far"
             )
         HOOKS.labels.label_everything()
+        self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         return self._trace(C.read_session(self._id))
 
@@ -209,6 +219,7 @@ class Session:
                 "options": asdict(self.options),
                 "targets": [type(target).__name__ for target in self.targets],
                 "counters": self._counters,
+                "device_memory": self._memory.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
                 "callback_errors": C.status()["callback_errors"] - self._errors_before,
             }

@@ -1,0 +1,231 @@
+"""What the driver and the operating system say is in use: a few readings, beside the events.
+
+The allocator's events cannot see the CUDA context, loaded kernels, libraries' own memory, other
+processes and the driver's reserve. NVML can, but only as it is now. So it is read when a trace
+begins, after the first, second, fourth, eighth, ... optimizer step, and when it ends; the readings
+go into the trace's `meta["device_memory"]`:
+
+    {"pid": 1234, "problem": "", "devices": {"cuda:0": UUID},
+     "readings": [{"when": "begin" | "step" | "end", "unix_ns": ..., "took_ns": ...,
+                   "steps": how many had been heard, "cuda_initialized": true,
+                   "reserved": {"cuda:0": bytes held by torch's allocator at this moment},
+                   "gpus": {UUID: {"total", "used", "driver_reserve", "used_as_cuda_says",
+                                 "processes": [{"pid", "bytes", "name"}] or null}},
+                   "host": {"resident", "anonymous", "file", "shared", "peak_resident"}}]}
+
+`used` contains `driver_reserve`; what NVML does not tell is null. GPUs are known by their UUID,
+because CUDA_VISIBLE_DEVICES renumbers them. Before CUDA is up, which of them this process will use
+is not known, so all are read. Nothing here initialises CUDA or raises.
+"""
+
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+Document = dict[str, Any]
+
+_HOST = {
+    "VmRSS": "resident",
+    "RssAnon": "anonymous",
+    "RssFile": "file",
+    "RssShmem": "shared",
+    "VmHWM": "peak_resident",
+}
+
+
+class DeviceMemory:
+    """The readings of one session."""
+
+    def __init__(self, *, cuda: bool) -> None:
+        """`cuda`: whether CUDA is traced; if it is not, NVML is left alone."""
+        self._cuda = cuda
+        self._document: Document = {
+            "pid": os.getpid(),
+            "problem": "",
+            "devices": {},
+            "readings": [],
+        }
+        self._steps = 0
+
+    def begin(self) -> None:
+        """The first reading, possibly before CUDA is up."""
+        self._read("begin")
+
+    def stepped(self) -> None:
+        """A training step has ended. Steps 1, 2, 4, 8, ... are read: kernels are loaded early."""
+        self._steps += 1
+        if self._cuda and self._steps & (self._steps - 1) == 0:
+            self._read("step")
+
+    def end(self) -> None:
+        """The reading that the ledger is closed with; one that was there before is replaced."""
+        readings = self._document["readings"]
+        if readings and readings[-1]["when"] == "end":
+            readings.pop()
+        self._read("end")
+
+    def document(self) -> Document:
+        """What goes into the trace."""
+        return self._document
+
+    def _read(self, when: str) -> None:
+        began = time.perf_counter_ns()
+        reading: Document = {"when": when, "steps": self._steps, "unix_ns": time.time_ns()}
+        reading["host"] = read_host()
+        if self._cuda:
+            try:
+                self._read_gpus(reading)
+            except Exception as error:  # whatever a driver does, the program goes on
+                self._document["problem"] = f"{type(error).__name__}: {error}"
+        reading["took_ns"] = time.perf_counter_ns() - began
+        self._document["readings"].append(reading)
+
+    def _read_gpus(self, reading: Document) -> None:
+        uuids: dict[str, str] = self._document["devices"]
+        reading["cuda_initialized"] = torch.cuda.is_initialized()
+        reading["reserved"] = held_by_torch()
+        for device, held in reading["reserved"].items():
+            if held and device not in uuids:
+                uuids[device] = str(torch.cuda.get_device_properties(device).uuid)
+        nvml = open_nvml()
+        if isinstance(nvml, str):
+            self._document["problem"] = nvml
+            reading["gpus"] = {uuid: {} for uuid in uuids.values()}
+        elif uuids:
+            reading["gpus"] = read_gpus(nvml, uuids.values())
+        else:
+            reading["gpus"] = read_gpus(nvml, all_uuids(nvml))
+        if reading["when"] == "end":
+            for device, uuid in uuids.items():
+                # CUDA's own word, as a second opinion; only where this process has a context.
+                free, total = torch.cuda.mem_get_info(device)
+                reading["gpus"].setdefault(uuid, {})["used_as_cuda_says"] = total - free
+            if not isinstance(nvml, str):
+                name_processes(nvml, reading["gpus"])
+
+
+def held_by_torch() -> dict[str, int]:
+    """Bytes that torch's allocator holds from the driver, by device; empty before CUDA is up."""
+    if not torch.cuda.is_initialized():
+        return {}
+    devices = range(torch.cuda.device_count())
+    return {f"cuda:{index}": torch.cuda.memory_reserved(index) for index in devices}
+
+
+# ---------------------------------------------------------------- NVML
+
+
+_opened: Any = None
+
+
+def open_nvml() -> Any:
+    """The pynvml module, initialised once per process; or a text that says why there is none."""
+    global _opened
+    if _opened is None or _opened[0] != os.getpid():
+        _opened = (os.getpid(), _open_nvml())
+    return _opened[1]
+
+
+def _open_nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        return "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return f"NVML: {error}"
+    return pynvml
+
+
+def all_uuids(nvml: Any) -> list[str]:
+    """Every GPU of the machine that NVML shows, and every MIG instance."""
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(nvml.nvmlDeviceGetUUID(handle))
+        for instance in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
+            mig = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, instance)
+            if mig is not None:
+                found.append(nvml.nvmlDeviceGetUUID(mig))
+    return [bare_uuid(uuid) for uuid in found]
+
+
+def bare_uuid(uuid: str) -> str:
+    """NVML writes GPU-... or MIG-... before what CUDA knows."""
+    return uuid.removeprefix("GPU-").removeprefix("MIG-")
+
+
+def read_gpus(nvml: Any, uuids: Iterable[str]) -> dict[str, Document]:
+    """What NVML says of these devices; of one that it does not know, nothing."""
+    return {uuid: _read_gpu(nvml, uuid) for uuid in uuids}
+
+
+def _read_gpu(nvml: Any, uuid: str) -> Document:
+    handle = None
+    for prefix in ("GPU-", "MIG-"):
+        handle = handle or _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare_uuid(uuid))
+    if handle is None:
+        return {}
+    memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
+    reserve = None if memory is None else int(memory.reserved)
+    memory = memory or _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+    if memory is None:
+        return {}
+    return {
+        "total": int(memory.total),
+        "used": int(memory.used) + (reserve or 0),
+        "driver_reserve": reserve,
+        "processes": _processes(nvml, handle),
+    }
+
+
+def _processes(nvml: Any, handle: Any) -> list[Document] | None:
+    """Who holds how much; None where NVML does not tell of any kind of process."""
+    lists = (
+        _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),
+        _ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
+        _ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle),
+    )
+    if all(found is None for found in lists):
+        return None
+    # A process that computes and draws is in two lists, with the same figure in both.
+    figures = {int(p.pid): p.usedGpuMemory for found in lists for p in found or ()}
+    return [{"pid": pid, "bytes": figure} for pid, figure in sorted(figures.items())]
+
+
+def name_processes(nvml: Any, gpus: dict[str, Document]) -> None:
+    """The program's name only: what else is on its command line is nobody's business."""
+    for gpu in gpus.values():
+        for process in gpu.get("processes") or ():
+            name = _ask(nvml, nvml.nvmlSystemGetProcessName, process["pid"])
+            process["name"] = os.fsdecode(name).split(" ")[0].rpartition("/")[2] if name else ""
+
+
+def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
+    """What the function says, None where this driver or device does not."""
+    try:
+        return function(*arguments)
+    except nvml.NVMLError:
+        return None
+
+
+# ---------------------------------------------------------------- the host
+
+
+def read_host() -> dict[str, int]:
+    """This process's resident memory and its parts; empty where there is no /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, _, rest = line.partition(":")
+        if name in _HOST:
+            found[_HOST[name]] = int(rest.split()[0]) * 1024
+    return found

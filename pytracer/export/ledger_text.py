@@ -1,0 +1,112 @@
+"""The ledger as text: one line per row, and what the rows could not say."""
+
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from pytracer.analysis.fragmentation import Layout
+from pytracer.analysis.ledger import Ledger, Row
+from pytracer.export.table import size_text
+
+
+def render(found: Ledger, layout: Layout | None = None, width: int = 80) -> str:
+    """The ledger, and below it what the allocator holds and cannot use."""
+    longest = max(len(_title(row)) for row in found.rows)
+    lines = [_line(row, longest, width) for row in found.rows]
+    lines += ["", *_verdict(found, width)]
+    if layout is not None:
+        lines += _paragraph("cache", _cache_text(layout), width)
+    for note in found.notes:
+        lines += _paragraph("note", note, width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def render_now(gpus: Mapping[str, Mapping[str, Any]]) -> str:
+    """Devices as NVML shows them at this moment, and which process holds what."""
+    lines = []
+    for uuid, gpu in gpus.items():
+        if not gpu:
+            lines.append(f"{uuid}: NVML tells nothing of it")
+            continue
+        used, total = size_text(gpu["used"]), size_text(gpu["total"])
+        lines.append(f"{uuid}: {used} of {total} in use")
+        reserve, processes = gpu["driver_reserve"], gpu["processes"]
+        rest = gpu["used"] - (reserve or 0)
+        if reserve is not None:
+            lines.append(f"  {'driver reserve':<32}{size_text(reserve):>10}")
+        for process in processes or ():
+            name = f"process {process['pid']} {process.get('name', '')}".rstrip()
+            held = process["bytes"]
+            rest -= held or 0
+            size = "not told" if held is None else size_text(held)
+            lines.append(f"  {name:<32}{size:>10}")
+        if processes is None:
+            lines.append("  NVML does not tell which processes hold it")
+        lines.append(f"  {'in no process listed here':<32}{size_text(rest):>10}")
+    return "\n".join(lines) or "NVML shows no device"
+
+
+def render_probe(probed: Mapping[str, Any]) -> str:
+    """What CUDA costs in a process that does nothing else."""
+    loading = probed["module_loading"] or "default"
+    lines = [f"A process of its own on {probed['device']} (CUDA_MODULE_LOADING: {loading}) holds"]
+    texts = {
+        "context": "with a bare context",
+        "cublas": "and cuBLAS after a product",
+        "cudnn": "and cuDNN after a convolution",
+    }
+    for stage in probed["stages"]:
+        own = stage["process_bytes"]
+        figure = "" if own is None else f"   ({size_text(own)} by its own figure)"
+        size = size_text(stage["device_bytes"])
+        lines.append(f"  {texts[stage['up_to']]:<32}{size:>10}{figure}")
+    return "\n".join(lines)
+
+
+def _title(row: Row) -> str:
+    return "  " * row.level + row.name
+
+
+def _line(row: Row, longest: int, width: int) -> str:
+    size = "not known" if row.bytes is None else size_text(row.bytes)
+    how = row.known_by if row.moment == "end" else f"{row.known_by}, {_moment(row.moment)}"
+    return f"{_title(row):<{longest}}  {size:>10}  {how}"[:width]
+
+
+def _moment(moment: str) -> str:
+    return {"step": "after a step", "begin": "at the begin", "peak": "at the peak"}.get(
+        moment, moment
+    )
+
+
+def _verdict(found: Ledger, width: int) -> list[str]:
+    if found.residual is None or found.limit is None:
+        return _paragraph("residual", "none: there is no figure to close with", width)
+    what = "within" if found.closes else "more than"
+    text = f"{found.residual:,} bytes, {what} {size_text(found.limit)} (0.5 % or 32 MiB)"
+    return _paragraph("residual", text, width)
+
+
+def _cache_text(layout: Layout) -> str:
+    if layout.request is None:
+        return f"{size_text(layout.free)}; nothing was requested from it"
+    request = layout.request
+    asked = "the request that failed" if layout.device_free is not None else "the largest request"
+    text = (
+        f"{asked}, {size_text(request.bytes)}, could use {size_text(layout.usable)} of "
+        f"{size_text(layout.free)}; its largest gap is {size_text(layout.largest_gap)}. "
+    )
+    if layout.expandable:
+        return text + "Segments are expandable already."
+    if layout.usable or layout.unusable == 0:
+        return text.rstrip()
+    pages = f"whole free pages: {size_text(layout.free_pages)}"
+    if layout.expandable_would_help:
+        return text + (
+            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have served it ({pages})."
+        )
+    return text + f"Expandable segments would not have served it from what is cached ({pages})."
+
+
+def _paragraph(title: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=f"{title:<10}", subsequent_indent=" " * 10)
