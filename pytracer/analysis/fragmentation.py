@@ -200,8 +200,8 @@ def _layout(
     starts, lengths = found.address[alive][order].tolist(), sizes[alive][order].tolist()
     expandable = bool((here & (events.action == ACTION["segment_map"])).any())
     segments = tuple(
-        _segment(trace, address, size, place, starts, lengths)
-        for address, size, place in _held(trace, here, int(snapshots[0]), position, expandable)
+        _segment(trace, held, starts, lengths, expandable)
+        for held in _held(trace, here, int(snapshots[0]), position, expandable)
     )
     asked = _asked(trace, device, failed, request)
     left = int(events.address[failed]) if failed >= 0 else None
@@ -257,9 +257,14 @@ def _merged(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
 
 
 def _segment(
-    trace: Trace, address: int, size: int, place: int, starts: list[int], lengths: list[int]
+    trace: Trace,
+    held: tuple[int, int, int],
+    starts: list[int],
+    lengths: list[int],
+    expandable: bool,
 ) -> Segment:
     """The segment with what lies between its blocks."""
+    address, size, place = held
     inside = slice(bisect_left(starts, address), bisect_left(starts, address + size))
     gaps, at = [], address
     for start, length in zip(starts[inside], lengths[inside], strict=True):
@@ -269,8 +274,10 @@ def _segment(
     if at < address + size:
         gaps.append((at, address + size - at))
     largest = max(lengths[inside], default=0)
-    # Blocks tell; in an empty segment its size does, for large pools get no less than a page.
-    large = largest > _SMALL if largest else size >= _PAGE["large"]
+    # Blocks tell; of an empty segment its size does. Small pools get 2 MiB at a time, and large
+    # expandable segments no less than a page.
+    least = _PAGE["large"] if expandable else _PAGE["small"] + 1
+    large = largest > _SMALL if largest else size >= least
     return Segment(address, size, _lane(trace, place, large), tuple(gaps))
 
 

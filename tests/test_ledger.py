@@ -1,0 +1,579 @@
+"""The ledger: from tensors to what the device has in use, with a residual that can be wrong."""
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from pytracer import errors, load, trace
+from pytracer.analysis import fragmentation, ledger
+from pytracer.analysis.ledger import Ledger, Row
+from pytracer.capture import device_memory
+from pytracer.capture.device_memory import DeviceMemory
+from pytracer.cli import main
+from pytracer.export.ledger_text import render, render_now, render_probe
+from pytracer.trace import Trace
+from tests.trace_builder import TraceBuilder
+
+KIB, MIB = 2**10, 2**20
+UUID = "0f1e2d3c-0000-1111-2222-333344445555"
+PID = 4242
+CONTEXT = "CUDA context, kernels, libraries"
+
+
+# ---------------------------------------------------------------- a device that we make up
+
+
+class NVMLError(Exception):
+    """As pynvml's."""
+
+
+class FakeNvml:
+    """An NVML of a few devices: what pynvml's functions of the same names would return."""
+
+    NVMLError = NVMLError
+    nvmlMemory_v2 = 2  # noqa: N815 - pynvml's name
+
+    def __init__(self, *uuids: str, v2: bool = True) -> None:
+        self.devices = {
+            uuid: {"used": 0, "reserved": 600 * MIB, "processes": {}, "migs": []} for uuid in uuids
+        }
+        self.v2 = v2
+        self.hidden = False
+
+    def nvmlDeviceGetCount(self) -> int:
+        return sum(not uuid.startswith("MIG-") for uuid in self.devices)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        return [uuid for uuid in self.devices if not uuid.startswith("MIG-")][index]
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in self.devices:
+            raise NVMLError("Not Found")
+        return uuid
+
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        if not self.devices[handle]["migs"]:
+            raise NVMLError("Not Supported")
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        migs = self.devices[handle]["migs"]
+        if index >= len(migs):
+            raise NVMLError("Not Found")
+        return str(migs[index])
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
+        device = self.devices[handle]
+        if version and not self.v2:
+            raise NVMLError("Function Not Found")
+        if version:
+            total = 140_000 * MIB
+            return SimpleNamespace(total=total, used=device["used"], reserved=device["reserved"])
+        return SimpleNamespace(total=140_000 * MIB, used=device["used"] + device["reserved"])
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
+        if self.hidden:
+            raise NVMLError("No Permission")
+        figures = self.devices[handle]["processes"]
+        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in figures.items()]
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
+        return self.nvmlDeviceGetComputeRunningProcesses(handle)[:1]
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
+        raise NVMLError("Not Supported")
+
+    def nvmlSystemGetProcessName(self, pid: int) -> str:
+        return "/usr/bin/python3 train.py --secret=7"
+
+
+class Machine:
+    """A fake NVML and a fake torch.cuda in the place of the real ones."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, nvml: Any, uuids: list[str]) -> None:
+        self.held = [0] * len(uuids)
+        self.up = False
+        patch.setattr(device_memory, "_opened", (os.getpid(), nvml))
+        patch.setattr(torch.cuda, "is_initialized", lambda: self.up)
+        patch.setattr(torch.cuda, "device_count", lambda: len(uuids))
+        patch.setattr(torch.cuda, "memory_reserved", lambda index: self.held[index])
+        patch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda device: SimpleNamespace(uuid=uuids[int(str(device).rpartition(":")[2])]),
+        )
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * MIB, 500 * MIB))
+
+
+# ---------------------------------------------------------------- reading it
+
+
+def test_devices_are_matched_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA's device 0 is NVML's device 1 under CUDA_VISIBLE_DEVICES=1."""
+    nvml = FakeNvml("GPU-aaa", "GPU-bbb")
+    nvml.devices["GPU-aaa"]["used"], nvml.devices["GPU-bbb"]["used"] = 1000 * MIB, 2000 * MIB
+    machine = Machine(monkeypatch, nvml, ["bbb"])
+    memory = DeviceMemory(cuda=True)
+    memory.begin()
+    machine.up, machine.held[0] = True, 20 * MIB
+    memory.end()
+    document = memory.document()
+    assert document["devices"] == {"cuda:0": "bbb"}
+    first, last = document["readings"]
+    assert set(first["gpus"]) == {"aaa", "bbb"}  # which of them will be used is not known yet
+    assert set(last["gpus"]) == {"bbb"}
+    assert first["gpus"]["bbb"]["used"] == last["gpus"]["bbb"]["used"] == 2600 * MIB
+    assert last["gpus"]["bbb"]["used_as_cuda_says"] == 400 * MIB
+
+
+def test_a_mig_instance_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = FakeNvml("GPU-aaa", "MIG-ccc")
+    nvml.devices["GPU-aaa"]["migs"] = ["MIG-ccc"]
+    nvml.devices["MIG-ccc"]["used"] = 70 * MIB
+    assert device_memory.all_uuids(nvml) == ["aaa", "ccc"]
+    machine = Machine(monkeypatch, nvml, ["ccc"])
+    machine.up, machine.held[0] = True, 20 * MIB
+    memory = DeviceMemory(cuda=True)
+    memory.begin()
+    assert memory.document()["readings"][0]["gpus"]["ccc"]["used"] == 670 * MIB
+
+
+def test_an_old_driver_has_no_reserve_of_its_own() -> None:
+    nvml = FakeNvml("GPU-aaa", v2=False)
+    nvml.devices["GPU-aaa"]["used"] = 100 * MIB
+    gpu = device_memory.read_gpus(nvml, ["aaa"])["aaa"]
+    assert (gpu["used"], gpu["driver_reserve"]) == (700 * MIB, None)
+
+
+def test_a_process_in_two_lists_counts_once_and_only_its_name_is_kept() -> None:
+    nvml = FakeNvml("GPU-aaa")
+    nvml.devices["GPU-aaa"]["processes"] = {7: 50 * MIB, 8: None}
+    gpus = device_memory.read_gpus(nvml, ["aaa"])
+    device_memory.name_processes(nvml, gpus)
+    assert gpus["aaa"]["processes"] == [
+        {"pid": 7, "bytes": 50 * MIB, "name": "python3"},
+        {"pid": 8, "bytes": None, "name": "python3"},
+    ]
+
+
+def test_what_nvml_hides_is_null() -> None:
+    nvml = FakeNvml("GPU-aaa")
+    nvml.hidden = True
+    assert device_memory.read_gpus(nvml, ["aaa"])["aaa"]["processes"] is None
+    assert device_memory.read_gpus(nvml, ["zzz"]) == {"zzz": {}}
+
+
+def test_steps_are_read_at_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, FakeNvml("GPU-aaa"), ["aaa"])
+    memory = DeviceMemory(cuda=True)
+    memory.begin()
+    for _ in range(100):
+        memory.stepped()
+    memory.end()
+    memory.end()  # a look in between, and then the end
+    readings = memory.document()["readings"]
+    assert [r["steps"] for r in readings if r["when"] == "step"] == [1, 2, 4, 8, 16, 32, 64]
+    assert [r["when"] for r in readings].count("end") == 1
+
+
+@pytest.mark.parametrize("broken", ["NVML: Driver/library version mismatch", None])
+def test_a_driver_that_fails_is_written_down_and_disturbs_nothing(
+    monkeypatch: pytest.MonkeyPatch, broken: str | None
+) -> None:
+    machine = Machine(monkeypatch, broken or FakeNvml("GPU-aaa"), ["aaa"])
+    machine.up, machine.held[0] = True, 20 * MIB
+    if broken is None:
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: 1 / 0)
+    memory = DeviceMemory(cuda=True)
+    memory.begin()
+    memory.end()
+    assert memory.document()["problem"] == (broken or "ZeroDivisionError: division by zero")
+    json.dumps(memory.document())
+
+
+def test_reading_a_cpu_trace_leaves_nvml_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "open_nvml", lambda: 1 / 0)
+    with trace(devices="cpu") as t:
+        torch.ones(10)
+    document = t.data.meta["device_memory"]
+    assert [reading["when"] for reading in document["readings"]] == ["begin", "end"]
+    assert "gpus" not in document["readings"][0]
+
+
+def test_without_a_driver_nvml_says_why_not() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    found = device_memory._open_nvml()
+    if isinstance(found, str):
+        assert found.startswith("NVML: ")
+    else:
+        assert found is pynvml
+
+
+# ---------------------------------------------------------------- adding it up
+
+
+def gpu(
+    used: int, own: int | None = None, others: dict[int, int | None] | None = None, **more: Any
+) -> dict[str, Any]:
+    """A device at one reading, in MiB; 600 MiB are the driver's."""
+    figures = dict(others or {})
+    if own is not None:
+        figures[PID] = own
+    return {
+        "total": 140_000 * MIB,
+        "used": used * MIB,
+        "driver_reserve": 600 * MIB,
+        "processes": [
+            {"pid": pid, "bytes": None if size is None else size * MIB, "name": "python3"}
+            for pid, size in figures.items()
+        ],
+        **more,
+    }
+
+
+def reading(when: str, torch_mib: int | None, device: dict[str, Any]) -> dict[str, Any]:
+    up = torch_mib is not None
+    return {
+        "when": when,
+        "cuda_initialized": up,
+        "reserved": {"cuda:0": (torch_mib or 0) * MIB} if up else {},
+        "gpus": {UUID: device},
+    }
+
+
+def traced(*readings: dict[str, Any], problem: str = "") -> Trace:
+    """40 MiB held by torch's allocator, of which 30 MiB less 100 bytes are tensors."""
+    b = TraceBuilder()
+    b.snapshot(device="cuda:0")
+    base = 1 << 40
+    for number in range(2):
+        place = b._block(20 * MIB, base + number * 32 * MIB, device="cuda:0")
+        b._event("segment_alloc", place, 20 * MIB)
+    weight = b.alloc(20 * MIB - 100, address=base, device="cuda:0")
+    b.label(weight, "weights", "parameter", "w")
+    scratch = b.alloc(2 * MIB, address=base + 48 * MIB, device="cuda:0")
+    b.alloc(10 * MIB, address=base + 32 * MIB, device="cuda:0")
+    b.free(scratch, requested=True)
+    b.meta["counters"] = {"end": {"cuda:0": {"allocated_bytes.current": 30 * MIB}}}
+    b.meta["device_memory"] = {
+        "pid": PID,
+        "problem": problem,
+        "devices": {"cuda:0": UUID},
+        "readings": list(readings),
+    }
+    return b.trace()
+
+
+def assert_adds_up(found: Ledger) -> None:
+    """Every row is the sum of the rows below it, one level deeper, where all of them are known."""
+    for i, row in enumerate(found.rows):
+        below = []
+        for later in found.rows[i + 1 :]:
+            if later.level <= row.level:
+                break
+            if later.level == row.level + 1:
+                below.append(later)
+        if below and row.bytes is not None:
+            assert row.bytes == sum(part.bytes or 0 for part in below), row
+
+
+# Before CUDA: 5 MiB held by nobody, another process with 100. A context of 500 comes.
+BEFORE = reading("begin", None, gpu(705, others={7: 100}))
+AFTER_A_STEP = reading("step", 40, gpu(1245, own=535, others={7: 100}))
+
+
+def test_every_row_is_measured_and_the_residual_is_what_is_left() -> None:
+    """705 before, 1245 after a step with torch's 40: 500 are the context's. 3 MiB came later."""
+    end = reading("end", 40, gpu(1268, own=538, others={7: 120}))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
+    assert_adds_up(found)
+    level_1 = {row.name: row.bytes for row in found.rows if row.level == 1}
+    assert level_1 == {
+        "torch's allocator": 40 * MIB,
+        CONTEXT: 500 * MIB,
+        "other processes": 120 * MIB,
+        "driver's reserve": 600 * MIB,
+        "in no process's figure": 5 * MIB,
+        "residual": 3 * MIB,
+    }
+    assert found.total == 1268 * MIB
+    assert found.residual == 3 * MIB
+    assert found.limit == int(1268 * MIB * 0.005)
+    assert found.closes is True
+
+
+def test_the_allocators_part_goes_down_to_the_tensors() -> None:
+    end = reading("end", 40, gpu(1245, own=535, others={7: 100}))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
+    assert found["allocated"] == 30 * MIB
+    assert found["weights"] == 20 * MIB - 100
+    assert found["unknown"] == 0
+    assert found["rounding"] == 100
+    assert found["cached, usable"] == 0
+    assert found["cached, fragmented"] == 10 * MIB  # 20 MiB - 100 were the largest request
+    assert found.residual == 0
+
+
+def test_the_residual_can_be_wrong_in_both_directions() -> None:
+    """What comes unseen after the last reading is not put into any other row."""
+    trace_ = traced(BEFORE, AFTER_A_STEP, reading("end", 40, gpu(1345, own=535, others={7: 100})))
+    found = ledger.ledger(trace_)
+    assert (found.residual, found.closes) == (100 * MIB, False)
+    assert found[CONTEXT] == 500 * MIB
+    gone = traced(BEFORE, AFTER_A_STEP, reading("end", 40, gpu(1145, own=435, others={7: 100})))
+    assert ledger.ledger(gone).residual == -100 * MIB
+    assert_adds_up(ledger.ledger(gone))
+
+
+def test_whose_the_residual_is_is_said_where_another_counter_tells() -> None:
+    end = reading("end", 40, gpu(1345, own=635, others={7: 100}))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
+    assert found.residual == 100 * MIB
+    assert any("this process took 104,857,600 bytes outside" in note for note in found.notes)
+
+
+def test_where_cuda_was_up_before_the_processes_own_figure_is_taken() -> None:
+    """Begin: 495 beyond torch in our figure, 5 in nobody's; a step later 20 more are loaded."""
+    begin = reading("begin", 40, gpu(1240, own=535, others={7: 100}))
+    step = reading("step", 40, gpu(1260, own=555, others={7: 100}))
+    end = reading("end", 40, gpu(1261, own=555, others={7: 100}))
+    found = ledger.ledger(traced(begin, step, end))
+    assert_adds_up(found)
+    assert found[CONTEXT] == 515 * MIB
+    assert found["when the trace began"] == 495 * MIB
+    assert found["since: kernels loaded, NCCL, ..."] == 20 * MIB
+    assert found["in no process's figure"] == 5 * MIB
+    assert found.residual == 1 * MIB
+
+
+def test_without_a_reading_in_between_the_processes_own_figure_closes_it() -> None:
+    end = reading("end", 40, gpu(1245, own=535, others={7: 100}))
+    found = ledger.ledger(traced(BEFORE, end))
+    assert found[CONTEXT] == 495 * MIB
+    assert found.residual == 5 * MIB  # the context's part that is in no process's figure
+
+
+def test_hidden_processes_are_said_to_be_hidden() -> None:
+    """In a container our id is not in NVML's list: nobody's figure can be used, ours least."""
+    before = reading("begin", None, gpu(705, others={900: 100}))
+    step = reading("step", 40, gpu(1245, others={900: 100, 901: 535}))
+    end = reading("end", 40, gpu(1246, others={900: 100, 901: 535}))
+    found = ledger.ledger(traced(before, step, end))
+    assert_adds_up(found)
+    assert found["other processes"] is None
+    assert found[CONTEXT] == 500 * MIB
+    assert found["in no process's figure"] == 105 * MIB
+    assert found.residual == 1 * MIB
+    assert any("NVML hides this process" in note for note in found.notes)
+
+
+def test_hidden_processes_and_cuda_up_before_is_one_row_and_says_so() -> None:
+    begin = reading("begin", 40, {**gpu(1245), "processes": None})
+    end = reading("end", 40, {**gpu(1250), "processes": None})
+    found = ledger.ledger(traced(begin, end))
+    assert found[CONTEXT] == 605 * MIB
+    assert found.residual == 5 * MIB
+    assert any("what hidden processes hold is in it" in note for note in found.notes)
+
+
+def test_without_nvml_the_device_is_as_cuda_says() -> None:
+    end = reading("end", 40, {"used_as_cuda_says": 645 * MIB})
+    found = ledger.ledger(traced(end, problem="nvidia-ml-py is not installed: pip install it"))
+    assert_adds_up(found)
+    assert found.rows[0].known_by == "cuda"
+    assert found[CONTEXT] is None
+    assert found.residual == 605 * MIB  # not made up: it is shown as not explained
+    assert any("nvidia-ml-py is not installed" in note for note in found.notes)
+    assert "not known" in render(found)
+
+
+def test_a_process_that_nvml_gives_no_figure_for_is_named() -> None:
+    end = reading("end", 40, gpu(1245, own=535, others={7: None}))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
+    assert found["process 7 python3"] is None
+    assert any("does not tell what 7" in note for note in found.notes)
+
+
+def test_at_the_peak_there_is_a_sum_and_no_residual() -> None:
+    end = reading("end", 40, gpu(1245, own=535, others={7: 100}))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end), "peak")
+    assert_adds_up(found)
+    assert (found.residual, found.limit, found.closes) == (None, None, None)
+    assert found["allocated"] == 32 * MIB
+    assert found.total == 1245 * MIB
+    assert any("Nobody reads the device at the peak" in note for note in found.notes)
+
+
+def test_a_trace_without_readings_has_torchs_part_alone() -> None:
+    found = ledger.ledger(traced())
+    assert_adds_up(found)
+    assert found.total == 40 * MIB
+    assert found.residual is None
+    assert any("no reading of the device from its end" in note for note in found.notes)
+
+
+def test_an_unknown_moment_or_device_is_refused() -> None:
+    with pytest.raises(errors.UsageError, match='"peak" or of the "end"'):
+        ledger.ledger(traced(), "middle")  # type: ignore[arg-type]
+    with pytest.raises(errors.UsageError, match="nothing was recorded on 'cuda:3'"):
+        ledger.ledger(traced(), device="cuda:3")
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=3) | st.floats(),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["readings", "gpus", UUID, "used", "processes", "pid", "when", "host"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150)
+@given(anything)
+def test_whatever_a_file_says_there_is_a_ledger(document: Any) -> None:
+    b = TraceBuilder()
+    b.alloc(100)
+    b.snapshot(device="cuda:0")
+    b.alloc(100, device="cuda:0")
+    for value in (document, {"devices": {"cuda:0": UUID}, "readings": [document, document]}):
+        b.meta["device_memory"] = value
+        for device in ("cpu", "cuda:0"):
+            assert_adds_up(ledger.ledger(b.trace(), "end", device))
+
+
+# ---------------------------------------------------------------- the CPU
+
+
+def test_resident_memory_is_tensors_heap_files_and_a_residual() -> None:
+    b = TraceBuilder()
+    b.seed(10 * MIB)
+    b.alloc(30 * MIB)
+    host = {"resident": 300, "anonymous": 200, "file": 100, "shared": 0}
+    later = {"resident": 335, "anonymous": 232, "file": 103, "shared": 0}
+    b.meta["device_memory"] = {
+        "readings": [
+            {"when": when, "host": {name: size * MIB for name, size in figures.items()}}
+            for when, figures in (("begin", host), ("end", later))
+        ]
+    }
+    found = ledger.ledger(b.trace())
+    assert_adds_up(found)
+    assert found["tensors of torch's CPU allocator"] == 40 * MIB
+    assert found["the program's own heap"] == 190 * MIB  # 200 less the 10 that were tensors
+    assert found["programs and libraries, mapped files"] == 103 * MIB
+    assert found.residual == 2 * MIB
+
+
+def test_the_process_that_is_traced_closes_its_books() -> None:
+    """64 MiB that are written are resident, and the residual is small beside them."""
+    with trace(devices="cpu") as t:
+        kept = torch.ones(16 * MIB)
+    table = t.ledger().set_index("name")
+    assert table.bytes["tensors of torch's CPU allocator"] == kept.nbytes
+    assert abs(t.ledger().attrs["residual"]) < 16 * MIB
+    assert_adds_up(ledger.ledger(t.data))
+
+
+def test_memory_that_was_never_written_makes_the_residual_negative() -> None:
+    with trace(devices="cpu") as t:
+        kept = torch.empty(64 * MIB, dtype=torch.float32)
+    assert t.ledger().attrs["residual"] < -200 * MIB
+    assert any("never written" in note for note in t.ledger().attrs["notes"])
+    assert kept.nbytes == 256 * MIB
+
+
+# ---------------------------------------------------------------- text and command line
+
+
+def test_the_text_has_every_row_the_residual_and_the_cache() -> None:
+    end = reading("end", 40, gpu(1268, own=538, others={7: 120}))
+    recorded = traced(BEFORE, AFTER_A_STEP, end)
+    found = ledger.ledger(recorded)
+    text = render(found, fragmentation.layout(recorded, "end"))
+    for row in found.rows:
+        assert row.name in text
+    assert "residual  3,145,728 bytes, within 6.34 MiB (0.5 % or 32 MiB)" in text
+    assert "could use 0 B of 10.0 MiB; its largest gap is 10.0 MiB." in " ".join(text.split())
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_saved_trace_has_the_same_ledger(tmp_path: Path, capsys: Any) -> None:
+    with trace(devices="cpu") as t:
+        kept = torch.ones(MIB)
+    path = t.save(tmp_path / "run.pytrace")
+    assert load(path).ledger().equals(t.ledger())
+    assert main(["ledger", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    rows = [Row(**row) for row in document["rows"]]
+    assert tuple(rows) == ledger.ledger(t.data).rows
+    assert main(["ledger", str(path), "--at", "peak"]) == 0
+    assert "none: there is no figure to close with" in capsys.readouterr().out
+    assert kept.nbytes == 4 * MIB
+
+
+def test_a_file_that_is_written_while_recording_has_it_too(tmp_path: Path) -> None:
+    with trace(devices="cpu", path=tmp_path / "run.pytrace"):
+        torch.ones(100)
+    assert load(tmp_path / "run.pytrace").ledger().attrs["residual"] is not None
+
+
+def test_a_look_while_recording_has_a_ledger() -> None:
+    with trace(devices="cpu") as t:
+        kept = torch.ones(MIB)
+        assert t.ledger().attrs["residual"] is not None
+    assert kept.nbytes
+
+
+def test_the_ledger_of_a_bad_file_is_one_line(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "bad.pytrace").write_bytes(b"no trace")
+    assert main(["ledger", str(tmp_path / "bad.pytrace")]) == 4
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_without_a_file_the_devices_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    nvml = FakeNvml("GPU-aaa")
+    nvml.devices["GPU-aaa"] |= {"used": 60 * MIB, "processes": {7: 50 * MIB}}
+    monkeypatch.setattr(device_memory, "_opened", (os.getpid(), nvml))
+    assert main(["ledger"]) == 0
+    shown = capsys.readouterr().out
+    assert "aaa: 660 MiB of 137 GiB in use" in shown
+    assert "process 7 python3" in shown
+    assert "10.0 MiB" in shown  # in no process
+    assert main(["ledger", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpus"]["aaa"]["used"] == 660 * MIB
+
+
+def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(device_memory, "_opened", (os.getpid(), "NVML: no driver"))
+    assert main(["ledger"]) == 1
+    assert capsys.readouterr().err == "pytracer: the devices cannot be read: NVML: no driver\n"
+
+
+def test_what_was_probed_and_what_is_hidden_is_shown() -> None:
+    stages = [{"up_to": "context", "device_bytes": 500 * MIB, "process_bytes": None}]
+    text = render_probe({"device": "A GPU", "module_loading": "LAZY", "stages": stages})
+    assert "CUDA_MODULE_LOADING: LAZY" in text
+    assert "with a bare context" in text
+    assert "500 MiB" in text
+    assert render_now({}) == "NVML shows no device"
+    hidden = {"used": 1, "total": 2, "driver_reserve": None, "processes": None}
+    assert "does not tell which processes" in render_now({"aaa": hidden, "bbb": {}})
+
+
+# ---------------------------------------------------------------- the device
