@@ -13,11 +13,12 @@ from hypothesis import given, settings, strategies as st
 from pytracer import errors, load, trace
 from pytracer.analysis import fragmentation, ledger
 from pytracer.analysis.ledger import Ledger, Row
-from pytracer.capture import device_memory
+from pytracer.capture import device_memory, hooks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.cli import main
 from pytracer.export.ledger_text import render, render_now, render_probe
 from pytracer.trace import Trace
+from tests.fake_nvml import FakeNvml
 from tests.trace_builder import TraceBuilder
 
 KIB, MIB = 2**10, 2**20
@@ -27,73 +28,6 @@ CONTEXT = "CUDA context, kernels, libraries"
 
 
 # ---------------------------------------------------------------- a device that we make up
-
-
-class NVMLError(Exception):
-    """As pynvml's."""
-
-
-class FakeNvml:
-    """An NVML of a few devices: what pynvml's functions of the same names would return."""
-
-    NVMLError = NVMLError
-    nvmlMemory_v2 = 2  # noqa: N815 - pynvml's name
-
-    def __init__(self, *uuids: str, v2: bool = True) -> None:
-        self.devices = {
-            uuid: {"used": 0, "reserved": 600 * MIB, "processes": {}, "migs": []} for uuid in uuids
-        }
-        self.v2 = v2
-        self.hidden = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        return sum(not uuid.startswith("MIG-") for uuid in self.devices)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
-        return [uuid for uuid in self.devices if not uuid.startswith("MIG-")][index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in self.devices:
-            raise NVMLError("Not Found")
-        return uuid
-
-    def nvmlDeviceGetUUID(self, handle: str) -> str:
-        return handle
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
-        if not self.devices[handle]["migs"]:
-            raise NVMLError("Not Supported")
-        return 7
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
-        migs = self.devices[handle]["migs"]
-        if index >= len(migs):
-            raise NVMLError("Not Found")
-        return str(migs[index])
-
-    def nvmlDeviceGetMemoryInfo(self, handle: str, version: int | None = None) -> Any:
-        device = self.devices[handle]
-        if version and not self.v2:
-            raise NVMLError("Function Not Found")
-        if version:
-            total = 140_000 * MIB
-            return SimpleNamespace(total=total, used=device["used"], reserved=device["reserved"])
-        return SimpleNamespace(total=140_000 * MIB, used=device["used"] + device["reserved"])
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:
-        if self.hidden:
-            raise NVMLError("No Permission")
-        figures = self.devices[handle]["processes"]
-        return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in figures.items()]
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, handle: str) -> list[Any]:
-        return self.nvmlDeviceGetComputeRunningProcesses(handle)[:1]
-
-    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: str) -> list[Any]:
-        raise NVMLError("Not Supported")
-
-    def nvmlSystemGetProcessName(self, pid: int) -> str:
-        return "/usr/bin/python3 train.py --secret=7"
 
 
 class Machine:
@@ -183,6 +117,39 @@ def test_steps_are_read_at_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> Non
     readings = memory.document()["readings"]
     assert [r["steps"] for r in readings if r["when"] == "step"] == [1, 2, 4, 8, 16, 32, 64]
     assert [r["when"] for r in readings].count("end") == 1
+
+
+def test_a_program_without_steps_is_read_between_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, FakeNvml("GPU-aaa"), ["aaa"])
+    memory = DeviceMemory(cuda=True)
+    memory.begin()
+    for _ in range(9):
+        memory.called()
+    memory.stepped()
+    for _ in range(9):
+        memory.called()
+    readings = memory.document()["readings"]
+    assert [r["when"] for r in readings] == ["begin", "call", "call", "call", "step"]
+
+
+def test_a_session_hears_calls_and_steps_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    for name in ("called", "stepped"):
+        monkeypatch.setattr(DeviceMemory, name, lambda _, name=name: heard.append(name))
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+
+    with trace(devices="cpu") as t:
+        step()
+        t.step()
+    assert heard == ["called", "stepped", "stepped"]
+    step()
+    assert len(heard) == 3
+    assert hooks.HOOKS.root_listeners == hooks.HOOKS.step_listeners == []
 
 
 @pytest.mark.parametrize("broken", ["NVML: Driver/library version mismatch", None])

@@ -7,7 +7,7 @@ and it is printed.
 - Tensors, rounding, cache: the allocator's events.
 - Context, kernels and libraries: what the device had in use beyond torch's allocator, the driver's
   reserve and the other processes, at a reading *before* the closing one (the last one after a
-  training step), less the same before CUDA was up. Where CUDA was up already: NVML's figure for
+  training step or between two calls), less the same before CUDA was up. Where CUDA was up already: NVML's figure for
   this process, less what torch's allocator held at that moment. So kernels that are loaded later,
   memory that somebody else takes unseen, or an allocator that says less than it holds all end up
   in the residual. Without a reading in between, NVML's own figure for this process is taken at the
@@ -244,13 +244,13 @@ class _Gpu:
         assert self.end is not None
         first = before[0] if before else None
         reference = next((r for r in reversed(before) if r.here), None)
-        settled = reference is not None and reference.when == "step"
+        settled = reference is not None and reference.when != "begin"
         fresh = first is not None and not first.here  # CUDA came up inside the trace
         amount: int | None
         if fresh and settled and first is not None and reference is not None:
-            amount, moment = _less(reference.beyond, first.beyond), "step"
+            amount, moment = _less(reference.beyond, first.beyond), reference.when
         elif settled and reference is not None and reference.own is not None:
-            amount, moment = reference.own_beyond_torch, "step"
+            amount, moment = reference.own_beyond_torch, reference.when
         elif self.end.own is not None:
             amount, moment = self.end.own_beyond_torch, "end"
         elif reference is not None:

@@ -2,11 +2,11 @@
 
 The allocator's events cannot see the CUDA context, loaded kernels, libraries' own memory, other
 processes and the driver's reserve. NVML can, but only as it is now. So it is read when a trace
-begins, after the first, second, fourth, eighth, ... optimizer step, and when it ends; the readings
-go into the trace's `meta["device_memory"]`:
+begins, after the first, second, fourth, eighth, ... optimizer step, and when it ends; a program that
+never steps is read as it calls its model for the second, fourth, ... time. The readings go into the trace's `meta["device_memory"]`:
 
     {"pid": 1234, "problem": "", "devices": {"cuda:0": UUID},
-     "readings": [{"when": "begin" | "step" | "end", "unix_ns": ..., "took_ns": ...,
+     "readings": [{"when": "begin" | "step" | "call" | "end", "unix_ns": ..., "took_ns": ...,
                    "steps": how many had been heard, "cuda_initialized": true,
                    "reserved": {"cuda:0": bytes held by torch's allocator at this moment},
                    "gpus": {UUID: {"total", "used", "driver_reserve", "used_as_cuda_says",
@@ -49,7 +49,7 @@ class DeviceMemory:
             "devices": {},
             "readings": [],
         }
-        self._steps = 0
+        self._steps = self._calls = 0
 
     def begin(self) -> None:
         """The first reading, possibly before CUDA is up."""
@@ -58,8 +58,14 @@ class DeviceMemory:
     def stepped(self) -> None:
         """A training step has ended. Steps 1, 2, 4, 8, ... are read: kernels are loaded early."""
         self._steps += 1
-        if self._cuda and self._steps & (self._steps - 1) == 0:
+        if self._cuda and _is_power_of_two(self._steps):
             self._read("step")
+
+    def called(self) -> None:
+        """The outermost module is entered. The first time nothing has run yet."""
+        self._calls += 1
+        if self._cuda and not self._steps and self._calls > 1 and _is_power_of_two(self._calls):
+            self._read("call")
 
     def end(self) -> None:
         """The reading that the ledger is closed with; one that was there before is replaced."""
@@ -106,6 +112,10 @@ class DeviceMemory:
                 reading["gpus"].setdefault(uuid, {})["used_as_cuda_says"] = total - free
             if not isinstance(nvml, str):
                 name_processes(nvml, reading["gpus"])
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def held_by_torch() -> dict[str, int]:

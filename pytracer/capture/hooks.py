@@ -50,6 +50,7 @@ class Hooks:
         self.labels = Labels()
         self.walks = GraphWalks()
         self.step_listeners: list[Callable[[], None]] = []
+        self.root_listeners: list[Callable[[], None]] = []
         self._python = _PythonHooks(self)
         self._saved = _SavedTensorHooks()
         self._cuda = _Cuda()
@@ -122,6 +123,7 @@ class Hooks:
             self._installed = None
             self._uninstall_all()
         self.step_listeners.clear()
+        self.root_listeners.clear()
 
 
 class _StandIn:
@@ -164,7 +166,7 @@ class _PythonHooks:
         self._installed = True
         C.set_callbacks(
             lambda module: self._hooks.labels.name_of_module(module),
-            lambda module, args, kwargs: self._hooks.labels.before_root(module, args, kwargs),
+            self._before_root,
             self._hooks.before_backward,
             lambda: self._hooks.labels.after_backward(),
             self._before_step,
@@ -189,6 +191,13 @@ class _PythonHooks:
     def _take_away(self) -> None:
         for stand_in in self._stand_ins:
             stand_in.take_away()
+
+    def _before_root(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        for listener in tuple(self._hooks.root_listeners):
+            listener()
+        self._hooks.labels.before_root(module, args, kwargs)
 
     def _before_step(self) -> None:
         optimizer = _stepping_optimizer(sys._getframe())

@@ -120,6 +120,7 @@ class Session:
         if self.on_step is not None:
             HOOKS.step_listeners.append(self.on_step)
         HOOKS.step_listeners.insert(0, self._memory.stepped)
+        HOOKS.root_listeners.append(self._memory.called)
         self._counters["begin"] = _allocator_counters(self.options.devices)
 
     def mark_step(self) -> None:
@@ -137,6 +138,7 @@ class Session:
             HOOKS.step_listeners.remove(self.on_step)
         if self._memory.stepped in HOOKS.step_listeners:
             HOOKS.step_listeners.remove(self._memory.stepped)
+            HOOKS.root_listeners.remove(self._memory.called)
         self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()

@@ -74,9 +74,8 @@ def _line(row: Row, longest: int, width: int) -> str:
 
 
 def _moment(moment: str) -> str:
-    return {"step": "after a step", "begin": "at the begin", "peak": "at the peak"}.get(
-        moment, moment
-    )
+    known = {"step": "after a step", "call": "between calls", "begin": "at the begin"}
+    return known.get(moment, f"at the {moment}")
 
 
 def _verdict(found: Ledger, width: int) -> list[str]:
