@@ -20,5 +20,7 @@ fi
 if [ "$what" != test ]; then
     echo "== benchmarks"
     "$python" benchmarks/overhead.py --out "$out" 2>&1 | tee "$out/overhead.txt" || status=1
+    "$python" benchmarks/ledger.py --out "$out" >"$out/ledger.txt" 2>&1 || status=1
+    cat "$out/ledger.txt"
 fi
 exit $status

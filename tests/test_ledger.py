@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,9 @@ from pytracer.trace import Trace
 from tests.fake_nvml import FakeNvml
 from tests.trace_builder import TraceBuilder
 
-KIB, MIB = 2**10, 2**20
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for benchmarks/ledger.py
+
+MIB = 2**20
 UUID = "0f1e2d3c-0000-1111-2222-333344445555"
 PID = 4242
 CONTEXT = "CUDA context, kernels, libraries"
@@ -544,3 +547,33 @@ def test_what_was_probed_and_what_is_hidden_is_shown() -> None:
 
 
 # ---------------------------------------------------------------- the device
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("condition", ["lazy", "eager", "other process", "limit", "warm"])
+@pytest.mark.parametrize("workload", ["mlp", "convnet"])
+def test_the_ledger_closes_on_the_device(workload: str, condition: str) -> None:
+    """Each in a process of its own; benchmarks/ledger.py does the same with ten workloads."""
+    from benchmarks import ledger as proof
+
+    nvml = device_memory.open_nvml()
+    if isinstance(nvml, str):
+        pytest.skip(nvml)
+    with proof.other_process(condition == "other process"):
+        proof.wait_until_quiet(nvml)
+        run = proof.in_process(workload, condition)
+    assert proof.passed({**run, "condition": condition}), run
+
+
+@pytest.mark.cuda
+def test_reading_a_device_allocates_nothing_and_takes_milliseconds() -> None:
+    torch.ones(1, device="cuda")
+    if isinstance(device_memory.open_nvml(), str):
+        pytest.skip("NVML cannot be read here")
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    memory = DeviceMemory(cuda=True)
+    for _ in range(5):
+        memory.begin()
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+    assert memory.document()["problem"] == ""
+    assert min(r["took_ns"] for r in memory.document()["readings"]) < 20_000_000
