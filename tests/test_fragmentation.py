@@ -144,6 +144,16 @@ def test_a_failed_request_is_looked_at_before_it_failed() -> None:
     assert found.expandable_would_help is True  # 80 MiB of pages and 25 MiB left make 100
 
 
+def test_under_a_limit_the_device_has_less_left_than_it_says() -> None:
+    """302 MiB are held and 310 allowed: 8 MiB and 80 MiB of pages do not make 90."""
+    d = holes()
+    d.oom(90, left=5000)
+    assert d.layout("oom").expandable_would_help is True
+    d.b.meta["device_memory"] = {"allowed": {"cuda:0": 310 * MIB}}
+    assert d.layout("oom").device_free == 8 * MIB
+    assert d.layout("oom").expandable_would_help is False
+
+
 def test_without_a_failed_request_there_is_no_such_moment() -> None:
     with pytest.raises(errors.UsageError, match="no request failed on cuda:0"):
         holes().layout("oom")
@@ -360,3 +370,29 @@ def test_every_gap_is_the_allocators_own_to_the_byte() -> None:
     ours = {(s.address, s.bytes): (s.gaps, s.lane.pool, s.lane.stream) for s in found.segments}
     assert ours == theirs
     assert kept
+
+
+@pytest.mark.cuda
+def test_a_request_that_failed_is_explained() -> None:
+    """Under a limit of 400 MiB: every second of six 50 MiB blocks freed, and 120 MiB asked for."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(
+        (torch.cuda.memory_reserved() + 400 * MIB) / total, 0
+    )
+    try:
+        with trace(devices="cuda") as t:
+            whole = torch.empty(300 * MIB, dtype=torch.uint8, device="cuda")
+            del whole  # one segment, from which the blocks are cut
+            blocks = [torch.empty(50 * MIB, dtype=torch.uint8, device="cuda") for _ in range(6)]
+            del blocks[::2]
+            with pytest.raises(torch.cuda.OutOfMemoryError):
+                torch.empty(120 * MIB, dtype=torch.uint8, device="cuda")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+    found = t.fragmentation("oom").attrs
+    assert found["request"] == 120 * MIB
+    assert found["usable"] == 0
+    assert found["largest_gap"] >= 50 * MIB
+    assert found["device_free"] <= 100 * MIB
+    assert found["expandable_would_help"] is True  # three times 40 MiB of pages, and what is left

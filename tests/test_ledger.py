@@ -39,6 +39,7 @@ class Machine:
     def __init__(self, patch: pytest.MonkeyPatch, nvml: Any, uuids: list[str]) -> None:
         self.held = [0] * len(uuids)
         self.up = False
+        self.fraction = 1.0
         patch.setattr(device_memory, "_opened", (os.getpid(), nvml))
         patch.setattr(torch.cuda, "is_initialized", lambda: self.up)
         patch.setattr(torch.cuda, "device_count", lambda: len(uuids))
@@ -46,8 +47,11 @@ class Machine:
         patch.setattr(
             torch.cuda,
             "get_device_properties",
-            lambda device: SimpleNamespace(uuid=uuids[int(str(device).rpartition(":")[2])]),
+            lambda device: SimpleNamespace(
+                uuid=uuids[int(str(device).rpartition(":")[2])], total_memory=1000 * MIB
+            ),
         )
+        patch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: self.fraction)
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (100 * MIB, 500 * MIB))
 
 
@@ -70,6 +74,17 @@ def test_devices_are_matched_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(last["gpus"]) == {"bbb"}
     assert first["gpus"]["bbb"]["used"] == last["gpus"]["bbb"]["used"] == 2600 * MIB
     assert last["gpus"]["bbb"]["used_as_cuda_says"] == 400 * MIB
+
+
+def test_an_allocator_limit_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, FakeNvml("GPU-aaa"), ["aaa"])
+    machine.up, machine.held[0] = True, 20 * MIB
+    memory = DeviceMemory(cuda=True)
+    memory.end()
+    assert memory.document()["allowed"] == {}
+    machine.fraction = 0.25
+    memory.end()
+    assert memory.document()["allowed"] == {"cuda:0": 250 * MIB}
 
 
 def test_a_mig_instance_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

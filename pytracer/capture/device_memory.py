@@ -6,6 +6,7 @@ begins, after the first, second, fourth, eighth, ... optimizer step, and when it
 never steps is read as it calls its model for the second, fourth, ... time. The readings go into the trace's `meta["device_memory"]`:
 
     {"pid": 1234, "problem": "", "devices": {"cuda:0": UUID},
+     "allowed": {"cuda:0": bytes that set_per_process_memory_fraction allows, if it was called},
      "readings": [{"when": "begin" | "step" | "call" | "end", "unix_ns": ..., "took_ns": ...,
                    "steps": how many had been heard, "cuda_initialized": true,
                    "reserved": {"cuda:0": bytes held by torch's allocator at this moment},
@@ -47,6 +48,7 @@ class DeviceMemory:
             "pid": os.getpid(),
             "problem": "",
             "devices": {},
+            "allowed": {},
             "readings": [],
         }
         self._steps = self._calls = 0
@@ -106,6 +108,7 @@ class DeviceMemory:
         else:
             reading["gpus"] = read_gpus(nvml, all_uuids(nvml))
         if reading["when"] == "end":
+            self._document["allowed"] = allowed_to_torch(uuids)
             for device, uuid in uuids.items():
                 # CUDA's own word, as a second opinion; only where this process has a context.
                 free, total = torch.cuda.mem_get_info(device)
@@ -124,6 +127,16 @@ def held_by_torch() -> dict[str, int]:
         return {}
     devices = range(torch.cuda.device_count())
     return {f"cuda:{index}": torch.cuda.memory_reserved(index) for index in devices}
+
+
+def allowed_to_torch(devices: Iterable[str]) -> dict[str, int]:
+    """What torch's allocator may hold, of the devices on which that is less than all."""
+    fractions = {device: torch.cuda.get_per_process_memory_fraction(device) for device in devices}
+    return {
+        device: int(fraction * torch.cuda.get_device_properties(device).total_memory)
+        for device, fraction in fractions.items()
+        if fraction < 1
+    }
 
 
 # ---------------------------------------------------------------- NVML
