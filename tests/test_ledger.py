@@ -128,12 +128,13 @@ def test_steps_are_read_at_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> Non
     Machine(monkeypatch, FakeNvml("GPU-aaa"), ["aaa"])
     memory = DeviceMemory(cuda=True)
     memory.begin()
-    for _ in range(100):
+    for _ in range(127):
         memory.stepped()
+    memory.end()  # a look in between
+    memory.stepped()
     memory.end()
-    memory.end()  # a look in between, and then the end
     readings = memory.document()["readings"]
-    assert [r["steps"] for r in readings if r["when"] == "step"] == [1, 2, 4, 8, 16, 32, 64]
+    assert [r["steps"] for r in readings if r["when"] == "step"] == [2**n for n in range(8)]
     assert [r["when"] for r in readings].count("end") == 1
 
 
@@ -345,6 +346,14 @@ def test_without_a_reading_in_between_the_processes_own_figure_closes_it() -> No
     found = ledger.ledger(traced(BEFORE, end))
     assert found[CONTEXT] == 495 * MIB
     assert found.residual == 5 * MIB  # the context's part that is in no process's figure
+
+
+def test_another_opinion_of_cudas_is_said() -> None:
+    end = reading("end", 40, gpu(1245, own=535, used_as_cuda_says=645 * MIB))
+    assert not any("cudaMemGetInfo" in note for note in ledger.ledger(traced(BEFORE, end)).notes)
+    end["gpus"][UUID]["used_as_cuda_says"] = 600 * MIB
+    notes = ledger.ledger(traced(BEFORE, end)).notes
+    assert any("(cudaMemGetInfo) says 47,185,920 bytes less" in note for note in notes)
 
 
 def test_hidden_processes_are_said_to_be_hidden() -> None:
@@ -592,3 +601,14 @@ def test_reading_a_device_allocates_nothing_and_takes_milliseconds() -> None:
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
     assert memory.document()["problem"] == ""
     assert min(r["took_ns"] for r in memory.document()["readings"]) < 20_000_000
+
+
+@pytest.mark.cuda
+def test_a_process_of_its_own_tells_what_a_context_costs() -> None:
+    from pytracer.capture import probe
+
+    if isinstance(device_memory.open_nvml(), str):
+        pytest.skip("NVML cannot be read here")
+    stages = [stage["device_bytes"] for stage in probe.measure()["stages"]]
+    assert 50 * MIB < stages[0] < 4096 * MIB
+    assert stages == sorted(stages)

@@ -135,6 +135,7 @@ class _Reading:
     when: str
     used: int | None
     driver_reserve: int | None
+    by_cuda: int | None  # in use as cudaMemGetInfo says, which leaves the reserve out
     torch: int  # what torch's allocator held
     own: int | None  # NVML's figure for this process
     others: dict[int, int | None] | None  # by process id
@@ -187,6 +188,7 @@ class _Gpu:
         limit = min(int(used * _LIMIT_SHARE), _LIMIT_BYTES)
         if abs(residual) > limit:
             self._explain(residual)
+        self._compare_with_cuda(limit)
         last = Row("residual", residual, 1, "difference", "end")
         return Ledger(self.device, self.at, (top, *rows, last), residual, limit, tuple(self.notes))
 
@@ -317,6 +319,18 @@ class _Gpu:
                 'the moments they name. The ledger that closes is the one at "end".'
             )
 
+    def _compare_with_cuda(self, limit: int) -> None:
+        """The second opinion is only worth a line where it is another one."""
+        end = self.end
+        if end is None or end.used is None or end.by_cuda is None or end.driver_reserve is None:
+            return
+        apart = end.used - end.driver_reserve - end.by_cuda
+        if abs(apart) > limit:
+            self.notes.append(
+                f"CUDA itself (cudaMemGetInfo) says {apart:,} bytes less than NVML: the "
+                "device may be a part of one (MIG, vGPU), or somebody took memory in between."
+            )
+
     def _explain(self, residual: int) -> None:
         """Whose the residual is, as far as another counter tells."""
         assert self.end is not None
@@ -371,10 +385,12 @@ def _one_reading(
         figures = None
     own = figures.pop(pid, None) if figures else None
     torch, used = _held(reading, device), _number(gpu.get("used"))
+    by_cuda = _number(gpu.get("used_as_cuda_says"))
     return _Reading(
         when=str(reading.get("when")),
-        used=_number(gpu.get("used_as_cuda_says")) if used is None else used,
+        used=by_cuda if used is None else used,
         driver_reserve=_number(gpu.get("driver_reserve")),
+        by_cuda=by_cuda,
         torch=torch,
         own=own,
         others=figures,

@@ -70,10 +70,7 @@ class DeviceMemory:
             self._read("call")
 
     def end(self) -> None:
-        """The reading that the ledger is closed with; one that was there before is replaced."""
-        readings = self._document["readings"]
-        if readings and readings[-1]["when"] == "end":
-            readings.pop()
+        """The reading that the ledger is closed with, so far: a later one replaces it."""
         self._read("end")
 
     def document(self) -> Document:
@@ -90,7 +87,10 @@ class DeviceMemory:
             except Exception as error:  # whatever a driver does, the program goes on
                 self._document["problem"] = f"{type(error).__name__}: {error}"
         reading["took_ns"] = time.perf_counter_ns() - began
-        self._document["readings"].append(reading)
+        readings = self._document["readings"]
+        if readings and readings[-1]["when"] == "end":
+            readings.pop()  # somebody looked while the recording went on
+        readings.append(reading)
 
     def _read_gpus(self, reading: Document) -> None:
         uuids: dict[str, str] = self._document["devices"]
