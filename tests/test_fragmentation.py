@@ -227,6 +227,20 @@ def test_an_empty_segment_larger_than_2_mib_is_a_large_pools() -> None:
     assert found.usable == 12 * MIB
 
 
+def test_expandable_segments_that_grew_before_the_trace_are_known_by_the_settings() -> None:
+    """A warm program maps nothing: what it asked for tells. The 40 MiB seed is one arena's."""
+    d = Device()
+    d.segment(0, 40, "seed_segment")
+    d.segment(100, 4, "seed_segment")
+    d.alloc(0, 19.5)
+    assert d.layout().expandable is False
+    d.b.meta["allocator_settings"] = "expandable_segments: True"
+    found = d.layout()
+    assert found.expandable
+    assert [s.lane.pool for s in found.segments] == ["large", "small"]
+    assert found.segments[0].gaps == ((BASE + int(19.5 * MIB), int(20.5 * MIB)),)
+
+
 def test_gaps_are_counted_by_size() -> None:
     sizes = fragmentation.gap_sizes(holes().layout())
     assert sizes == [

@@ -95,8 +95,8 @@ def _cuda_blocks(
     sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // _ROUND) * _ROUND, _ROUND)
     events = trace.events
     here = devices.on(trace, device, events.place)
-    if (here & (events.action == ACTION["segment_map"])).any():
-        return sizes  # expandable segments
+    if devices.expandable(trace, device):
+        return sizes
     large = np.flatnonzero(sizes > _SMALL)
     bounds = _Bounds()
     seeds = large[found.start[own[large]] < 0]

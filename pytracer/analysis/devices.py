@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.scopes import Mask
-from pytracer.schema import DEVICE_TYPES
+from pytracer.schema import ACTION, DEVICE_TYPES
 from pytracer.trace import Trace
 
 
@@ -41,3 +41,12 @@ def counted_devices(trace: Trace) -> tuple[str, ...]:
     counters = trace.meta.get("counters")
     end = counters.get("end") if isinstance(counters, dict) else None
     return tuple(end) if isinstance(end, dict) else ()
+
+
+def expandable(trace: Trace, device: str) -> bool:
+    """Whether the device's segments are expandable: they grow so, or the program asked for them."""
+    mapped = trace.events.action == ACTION["segment_map"]
+    asked = str(trace.meta.get("allocator_settings")).replace(" ", "").lower()
+    return "expandable_segments:true" in asked or bool(
+        (mapped & on(trace, device, trace.events.place)).any()
+    )

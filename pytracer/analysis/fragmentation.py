@@ -14,8 +14,7 @@ device's snapshot on, and where the blocks' sizes are (`blocks.allocated_bytes`)
 """
 
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +23,7 @@ from numpy.typing import NDArray
 from pytracer import errors
 from pytracer.analysis import blocks, devices, matching, views
 from pytracer.analysis.views import At
-from pytracer.schema import ACTION
+from pytracer.schema import ACTION, ACTIONS
 from pytracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -198,10 +197,10 @@ def _layout(
     found = matching.lifetimes(trace)
     order = np.argsort(found.address[alive], kind="stable")
     starts, lengths = found.address[alive][order].tolist(), sizes[alive][order].tolist()
-    expandable = bool((here & (events.action == ACTION["segment_map"])).any())
+    expandable = devices.expandable(trace, device)
     segments = tuple(
         _segment(trace, held, starts, lengths, expandable)
-        for held in _held(trace, here, int(snapshots[0]), position, expandable)
+        for held in _held(trace, here, int(snapshots[0]), position)
     )
     asked = _asked(trace, device, failed, request)
     left = int(events.address[failed]) if failed >= 0 else None
@@ -221,77 +220,97 @@ def _allowed(trace: Trace, device: str) -> int | None:
     return figure if isinstance(figure, int) else None
 
 
-def _held(
-    trace: Trace, here: NDArray[np.bool_], snapshot: int, position: int, expandable: bool
-) -> Iterator[tuple[int, int, int]]:
-    """Address, size and place of what the allocator holds after the event at the position."""
+@dataclass(frozen=True)
+class _Range:
+    """A piece of memory that the allocator holds."""
+
+    address: int
+    bytes: int
+    place: int
+    came_by: str  # the event's name
+
+    @property
+    def end(self) -> int:
+        return self.address + self.bytes
+
+
+def _held(trace: Trace, here: NDArray[np.bool_], snapshot: int, position: int) -> list[_Range]:
+    """What the allocator holds after the event at the position, by address."""
     events = trace.events
-    held: dict[int, tuple[int, int]] = {}  # address to size and place
+    held: dict[int, _Range] = {}  # by address
+
+    def row_range(row: np.intp) -> _Range:
+        address, size = int(events.address[row]), int(events.bytes[row])
+        return _Range(address, size, int(events.place[row]), ACTIONS[events.action[row]])
+
     for row in np.flatnonzero(here & (events.action == ACTION["seed_segment"])):
-        held[int(events.address[row])] = (int(events.bytes[row]), int(events.place[row]))
+        held[int(events.address[row])] = row_range(row)
     grows = (ACTION["segment_alloc"], ACTION["segment_map"])
     shrinks = (ACTION["segment_free"], ACTION["segment_unmap"])
-    rows = np.arange(len(here))
     changed = here & np.isin(events.action, (*grows, *shrinks))
-    for row in np.flatnonzero(changed & (rows > snapshot) & (rows <= position)):
-        address, size = int(events.address[row]), int(events.bytes[row])
+    changed[: snapshot + 1] = False
+    changed[position + 1 :] = False
+    for row in np.flatnonzero(changed):
+        what = row_range(row)
         if events.action[row] in grows:
-            held[address] = (size, int(events.place[row]))
+            held[what.address] = what
         else:
-            _take(held, address, size)
-    ranges = sorted((address, size, place) for address, (size, place) in held.items())
-    yield from _merged(ranges) if expandable else ranges
+            _take(held, what)
+    return _merged(sorted(held.values(), key=lambda piece: piece.address))
 
 
-def _take(held: dict[int, tuple[int, int]], address: int, size: int) -> None:
+def _take(held: dict[int, _Range], gone: _Range) -> None:
     """Removes a range, which may be a part of one that is held, or lie across several."""
-    if held.get(address, (0, 0))[0] == size:
-        del held[address]
+    known = held.get(gone.address)
+    if known is not None and known.bytes == gone.bytes:
+        del held[gone.address]
         return
-    end = address + size
-    touched = [(a, s, p) for a, (s, p) in held.items() if a < end and a + s > address]
-    for first, length, place in touched:
-        del held[first]
-        if first < address:
-            held[first] = (address - first, place)
-        if first + length > end:
-            held[end] = (first + length - end, place)
+    touched = [r for r in held.values() if r.address < gone.end and r.end > gone.address]
+    for piece in touched:
+        del held[piece.address]
+        if piece.address < gone.address:
+            size = gone.address - piece.address
+            held[piece.address] = replace(piece, bytes=size)
+        if piece.end > gone.end:
+            held[gone.end] = replace(piece, address=gone.end, bytes=piece.end - gone.end)
 
 
-def _merged(ranges: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """An expandable segment is mapped piece by piece; what touches is one."""
-    merged: list[tuple[int, int, int]] = []
-    for address, size, place in ranges:
-        if merged and merged[-1][0] + merged[-1][1] == address and merged[-1][2] == place:
-            address, size = merged[-1][0], merged[-1][1] + size
-            merged.pop()
-        merged.append((address, size, place))
+def _merged(ranges: list[_Range]) -> list[_Range]:
+    """An expandable segment is mapped piece by piece; a piece and what it touches are one."""
+    merged: list[_Range] = []
+    for piece in ranges:
+        last = merged[-1] if merged else None
+        mapped = "segment_map" in (piece.came_by, last.came_by if last else "")
+        if last and mapped and last.end == piece.address and last.place == piece.place:
+            merged[-1] = replace(last, bytes=last.bytes + piece.bytes, came_by="segment_map")
+        else:
+            merged.append(piece)
     return merged
 
 
 def _segment(
     trace: Trace,
-    held: tuple[int, int, int],
+    held: _Range,
     starts: list[int],
     lengths: list[int],
     expandable: bool,
 ) -> Segment:
     """The segment with what lies between its blocks."""
-    address, size, place = held
-    inside = slice(bisect_left(starts, address), bisect_left(starts, address + size))
-    gaps, at = [], address
+    inside = slice(bisect_left(starts, held.address), bisect_left(starts, held.end))
+    gaps, at = [], held.address
     for start, length in zip(starts[inside], lengths[inside], strict=True):
         if start > at:
             gaps.append((at, start - at))
         at = max(at, start + length)
-    if at < address + size:
-        gaps.append((at, address + size - at))
+    if at < held.end:
+        gaps.append((at, held.end - at))
     largest = max(lengths[inside], default=0)
     # Blocks tell; of an empty segment its size does. Small pools get 2 MiB at a time, and large
     # expandable segments no less than a page.
-    least = _PAGE["large"] if expandable else _PAGE["small"] + 1
-    large = largest > _SMALL if largest else size >= least
-    return Segment(address, size, _lane(trace, place, large), tuple(gaps))
+    in_pages = expandable and held.came_by != "segment_alloc"
+    least = _PAGE["large"] if in_pages else _PAGE["small"] + 1
+    large = largest > _SMALL if largest else held.bytes >= least
+    return Segment(held.address, held.bytes, _lane(trace, held.place, large), tuple(gaps))
 
 
 def _lane(trace: Trace, place: int, large: bool) -> Lane:

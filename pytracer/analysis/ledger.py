@@ -450,7 +450,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
     elif residual < -limit:
         notes.append(
             "The residual is negative: tensors whose pages were never written are not resident, "
-            "or memory from before the trace was given back, or tensors lie in mapped files."
+            "or they lie in mapped files, or in memory that was the heap's when the trace began."
         )
     rows_out = (
         Row("resident memory", used, 0, "system", "end"),

@@ -220,6 +220,8 @@ class Session:
                 "torch_folder": str(Path(torch.__file__).parent),
                 "options": asdict(self.options),
                 "targets": [type(target).__name__ for target in self.targets],
+                "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
+                or os.environ.get("PYTORCH_ALLOC_CONF", ""),
                 "counters": self._counters,
                 "device_memory": self._memory.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",

@@ -102,9 +102,10 @@ def _cache_text(layout: Layout) -> str:
     pages = f"whole free pages: {size_text(layout.free_pages)}"
     if layout.expandable_would_help:
         return text + (
-            f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True would have served it ({pages})."
+            "PYTORCH_ALLOC_CONF=expandable_segments:True would have gathered it from the gaps "
+            f"({pages})."
         )
-    return text + f"Expandable segments would not have served it from what is cached ({pages})."
+    return text + f"Expandable segments would not have gathered it from the gaps ({pages})."
 
 
 def _paragraph(title: str, text: str, width: int) -> list[str]:
