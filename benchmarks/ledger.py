@@ -264,6 +264,17 @@ def nvidia_smi(uuid: str) -> dict[str, int] | None:
     return {"used_mib": used, "reserved_mib": reserve}
 
 
+def what_smi_counts(run: dict[str, Any]) -> str:
+    """Which of NVML's figures nvidia-smi shows, to the MiB that it rounds to."""
+    said = run["nvidia_smi"]["used_mib"]
+    reserve = next(row["bytes"] for row in run["rows"] if row["name"] == "driver's reserve") or 0
+    if abs(said - (run["used"] - reserve) / MIB) <= 1:
+        return "without the driver's reserve"
+    if abs(said - run["used"] / MIB) <= 1:
+        return "with the driver's reserve"
+    return f"something else: {said} MiB"
+
+
 def hold_memory(pipe: Any, amount: int) -> None:
     """The other process: holds memory until it is told to go."""
     held = torch.ones(amount, dtype=torch.uint8, device="cuda")
@@ -437,6 +448,7 @@ def summarise(runs: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
         "twins_largest_residual": max(
             (abs(run["residual_with_twins_context"]) for run in twins), default=None
         ),
+        "nvidia_smi_counts": sorted({what_smi_counts(run) for run in done if run["nvidia_smi"]}),
         "reading_ms": {
             "median": statistics.median(times) if times else None,
             "largest": max(times, default=None),

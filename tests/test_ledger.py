@@ -513,6 +513,7 @@ def test_the_text_has_every_row_the_residual_and_the_cache() -> None:
     text = render(found, fragmentation.layout(recorded, "end"))
     for row in found.rows:
         assert row.name in text
+    assert "nvidia-smi shows 668 MiB: it leaves the driver's reserve out" in text
     assert "residual  3,145,728 bytes, within 6.34 MiB (0.5 % or 32 MiB)" in text
     assert "could use 0 B of 10.0 MiB; its largest gap is 10.0 MiB." in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80

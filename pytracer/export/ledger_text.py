@@ -83,7 +83,12 @@ def _verdict(found: Ledger, width: int) -> list[str]:
         return _paragraph("residual", "none: there is no figure to close with", width)
     what = "within" if found.closes else "more than"
     text = f"{found.residual:,} bytes, {what} {size_text(found.limit)} (0.5 % or 32 MiB)"
-    return _paragraph("residual", text, width)
+    lines = _paragraph("residual", text, width)
+    reserve = next((row.bytes for row in found.rows if row.name == "driver's reserve"), None)
+    if reserve is not None and found.total is not None:
+        shown = f"nvidia-smi shows {(found.total - reserve) / 2**20:,.0f} MiB"
+        lines += _paragraph("device", f"{shown}: it leaves the driver's reserve out", width)
+    return lines
 
 
 def _cache_text(layout: Layout) -> str:
