@@ -61,6 +61,7 @@ _NO_VALUE = np.iinfo(np.int64).min
 
 _ALWAYS = (*CATEGORY_ORDER[:5], "unknown")  # shown even when nothing was ever in them
 _CHUNK = 4 << 20
+_GAP_NS = 2
 _HEAVY = 1_000_000_000  # bytes of JSON from which Perfetto in a browser gets into trouble
 
 
@@ -406,6 +407,9 @@ class _Document:
             begin, end, name = begin[kept], end[kept], name[kept]
             peaks = [peaks[i] for i in kept.tolist()] if peaks else ()
         thread = np.full(len(begin), self._thread(number))
+        # Each begins where another ends, and viewers read times as floating point numbers, which
+        # are a nanosecond off by now: two slices that overlap by one are an error to them.
+        end = np.maximum(begin, end - _GAP_NS)
         return _Rows(
             _SLICE,
             "pytracer",
