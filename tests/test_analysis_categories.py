@@ -325,6 +325,28 @@ def test_size_alone_shows_nothing_when_the_input_is_as_large() -> None:
     assert verdict(a.b, copy) == ("activations", "saved")
 
 
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_the_order_of_other_ops_casts_tells_a_weight_from_an_input_as_large(
+    weights_first: bool,
+) -> None:
+    a = Autocast()
+    b = a.b
+    b.label(b.seed(1200), "weights", "parameter", "other.weight", "10x30", "float32")
+
+    def linear(name: str, sizes: tuple[int, int]) -> list[Block]:
+        """The sizes of the weight and the input, in 16 bits."""
+        with b.module(name), b.op("aten::linear"):
+            blocks = [a.cast(size)[0] for size in sizes[:: 1 if weights_first else -1]]
+            return blocks[:: 1 if weights_first else -1]
+
+    with b.module("model"):
+        copy, its_input = linear("fc", (200, 200))
+        shown, _ = linear("other", (600, 200))
+    assert verdict(b, shown) == ("weights", "autocast_copy")
+    assert verdict(b, copy) == ("weights", "autocast_copy")
+    assert verdict(b, its_input) != ("weights", "autocast_copy")
+
+
 # ---------------------------------------------------------------- laws, on random programs
 
 NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")

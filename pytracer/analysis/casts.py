@@ -8,8 +8,10 @@ in the cast itself says which is which. What tells them apart:
 2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (the
    same module, the same turn, the same size) stands for the same parameter.
 3. Size, for parameters without any proof (frozen ones, a forward alone): as large as half of a
-   float32 parameter of that module, and no more such casts in the call than such parameters. If
-   an input happens to be as large, nothing is shown and nothing is claimed.
+   float32 parameter of that module, and no more such casts in the call than such parameters.
+4. Order, where an input happens to be as large: a compiler has all ops' arguments cast from first
+   to last, or all from last to first. Which of the two is seen at the ops of which some casts are
+   shown by now. If there is none, nothing is claimed.
 """
 
 from dataclasses import dataclass
@@ -56,7 +58,9 @@ def autocast_copies(
     which = _repeated(tree, call, size[found], proof[cast[found]])
     copies.is_copy[found] = which != 0
     copies.label[found] = which
-    _by_size(trace, tree, copies, found, call, size[found])
+    unclear = _by_size(trace, tree, copies, found, call, size[found])
+    if unclear:
+        _by_order(tree, copies, found, cast[found], unclear)
     return copies
 
 
@@ -116,9 +120,17 @@ def _turn(call: U32) -> I64:
     return turn
 
 
+@dataclass(frozen=True)
+class _Unclear:
+    """Casts in one call, as large as half of some parameters, and more than those."""
+
+    members: NDArray[np.intp]  # positions among all casts
+    parameters: list[int]  # rows of the label table
+
+
 def _by_size(
     trace: Trace, tree: Tree, copies: Copies, found: NDArray[np.intp], call: U32, size: U64
-) -> None:
+) -> list[_Unclear]:
     group = _numbered(call, size)
     count = np.bincount(group)
     member = np.zeros(len(count), np.intp)  # any one of each group
@@ -129,13 +141,55 @@ def _by_size(
     fits = np.zeros(len(count), np.bool_)
     label = np.zeros(len(count), np.uint32)
     sizes = [half for _, half in possible]
+    unclear = []
     for i in np.flatnonzero(~shown & np.isin(size[member], np.array(sizes, np.uint64))):
         path = trace.strings[tree.name[call[member[i]]]]
         parameters = possible.get((path, int(size[member[i]])), [])
         fits[i] = 0 < count[i] <= len(parameters)
         label[i] = parameters[0] if len(parameters) == 1 else 0
+        if 0 < len(parameters) < count[i]:
+            unclear.append((i, parameters))
     copies.is_copy[found] |= fits[group]
     copies.label[found] = np.where(fits[group], label[group], copies.label[found])
+    in_groups = np.argsort(group, kind="stable")
+    starts = np.searchsorted(group[in_groups], [i for i, _ in unclear])
+    return [
+        _Unclear(in_groups[start : start + count[i]], parameters)
+        for (i, parameters), start in zip(unclear, starts, strict=True)
+    ]
+
+
+def _by_order(
+    tree: Tree,
+    copies: Copies,
+    found: NDArray[np.intp],
+    cast: U32,
+    unclear: list[_Unclear],
+) -> None:
+    """Of each op's unclear casts, the one on the side where weights are cast."""
+    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
+    op = scopes.nearest(tree.parent, ~inner)[cast]  # whose arguments these are
+    side = _side_of_weights(op, copies.is_copy[found])
+    if side is None:
+        return
+    for group in unclear:
+        members = group.members if side == "first" else group.members[::-1]
+        _, first = np.unique(op[members], return_index=True)
+        if len(first) <= len(group.parameters):
+            chosen = found[members[first]]
+            copies.is_copy[chosen] = True
+            copies.label[chosen] = group.parameters[0] if len(group.parameters) == 1 else 0
+
+
+def _side_of_weights(op: U32, shown: Mask) -> str | None:
+    """Whether ops cast their weights before or after their inputs, where both are known."""
+    order = np.argsort(op, kind="stable")
+    next_to = op[order[:-1]] == op[order[1:]]
+    before, after = shown[order[:-1]][next_to], shown[order[1:]][next_to]
+    weights_first, weights_last = (before & ~after).any(), (after & ~before).any()
+    if weights_first == weights_last:
+        return None
+    return "first" if weights_first else "last"
 
 
 def _halves_of_parameters(
