@@ -164,3 +164,61 @@ def test_categories_sum_to_the_total_at_every_event(detail: str) -> None:
     total = t.timeline(by="device").sum(axis=1)
     assert (t.timeline(by="category").sum(axis=1) == total).all()
     assert (t.timeline(by="phase").sum(axis=1) == total).all()
+
+
+class Cached(nn.Module):
+    """Keeps what it saw, as attention does with keys and values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.key = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor, past_key_values: Any = None) -> Any:
+        key = self.key(x)
+        return key if past_key_values is None else torch.cat([past_key_values, key], 1)
+
+
+class CacheObject:
+    """A cache as transformers has them: an object with a list of layers."""
+
+    def __init__(self, keys: torch.Tensor) -> None:
+        self.layers = [type("Layer", (), {})()]
+        self.layers[0].keys = keys
+
+
+@pytest.mark.parametrize("how", ["keyword", "position", "list", "object"])
+def test_what_is_handed_over_as_past_is_a_kv_cache(how: str) -> None:
+    class Outer(Cached):
+        def forward(self, x: torch.Tensor, past_key_values: Any = None) -> Any:
+            if how == "list" and past_key_values is not None:
+                past_key_values = past_key_values[0][0]
+            if how == "object" and past_key_values is not None:
+                past_key_values = past_key_values.layers[0].keys
+            return super().forward(x, past_key_values)
+
+    model = Outer()
+    with trace(model) as t, torch.no_grad():
+        x = torch.randn(1, 4, WIDTH)
+        cache = model(x)
+        given = {"list": [(cache,)], "object": CacheObject(cache)}.get(how, cache)
+        if how == "keyword":
+            model(x, past_key_values=given)
+        else:
+            model(x, given)
+    frame = t.allocations().set_index("address")
+    assert frame.loc[cache.data_ptr(), "category"] == "functional"
+    assert frame.loc[cache.data_ptr(), "role"] == "kv_cache"
+    assert frame.loc[x.data_ptr(), "role"] == "batch"
+
+
+def test_float32_weights_that_only_the_optimizer_has_are_masters_of_16_bit_ones() -> None:
+    model = nn.Linear(WIDTH, WIDTH).bfloat16()
+    masters = [nn.Parameter(p.detach().float()) for p in model.parameters()]
+    optimizer = torch.optim.SGD(masters)
+    with trace(model, optimizer) as t:
+        model(torch.randn(2, WIDTH).bfloat16()).sum().backward()
+    weights = t.allocations().query("category == 'weights'")
+    sizes = weights.groupby("role", observed=True).requested_bytes.sum()
+    assert sizes["master"] == bytes_of(masters)
+    assert sizes["parameter"] == bytes_of(model.parameters())
+    assert t.bytes_per_parameter().per_parameter["weights"] == 6.0

@@ -6,6 +6,7 @@ references only; nothing lives longer for being watched.
 """
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ParamSpec, TypeVar
@@ -25,7 +26,12 @@ _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel")
 _WEIGHTS = schema.CATEGORY["weights"]
 _GRADIENTS = schema.CATEGORY["gradients"]
 _OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
+_16_BITS = (torch.bfloat16, torch.float16)
 _INPUTS = schema.CATEGORY["inputs"]
+_FUNCTIONAL = schema.CATEGORY["functional"]
+
+# What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
+_CACHE_ARGUMENT = re.compile(r"past|cache")
 
 
 def unheard(method: Callable[P, R]) -> Callable[P, R]:
@@ -50,6 +56,7 @@ class Labels:
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
         self._parameter_names: dict[int, str] = {}
         self._optimizers: list[_Optimizer] = []
+        self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
 
@@ -87,6 +94,7 @@ class Labels:
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             for key, parameter in module._parameters.items():
+                self._has_16_bits |= parameter is not None and parameter.dtype in _16_BITS
                 self._watch(parameter, module, ("_parameters", key), "parameter", where + key)
             for key, buffer in module._buffers.items():
                 self._watch(buffer, module, ("_buffers", key), "buffer", where + key)
@@ -127,10 +135,16 @@ class Labels:
         """The outermost module is entered: weights are where they are, inputs are new."""
         if self._watched.label():
             self._look_again()
-        inputs = list(tensors_in((args, kwargs)))
-        adopt(inputs)
-        labels = [C.intern_label(_INPUTS, "batch", "", *describe(tensor)) for tensor in inputs]
-        C.label_tensors(inputs, labels)
+        cached = _caches(module, args, kwargs)
+        is_cache = {id(tensor) for tensor in cached}
+        inputs = [t for t in tensors_in((args, kwargs)) if id(t) not in is_cache]
+        adopt([*inputs, *cached])
+        for tensors, category, role in (
+            (inputs, _INPUTS, "batch"),
+            (cached, _FUNCTIONAL, "kv_cache"),
+        ):
+            labels = [C.intern_label(category, role, "", *describe(t)) for t in tensors]
+            C.label_tensors(tensors, labels)
 
     def after_backward(self) -> None:
         """Gradients are where they are, whatever op allocated their blocks."""
@@ -177,7 +191,8 @@ class Labels:
         """A parameter that an optimizer has; modules' parameters are known by better names."""
         path = ("param_groups", group, "params", at)
         name = f"param_groups[{group}].params[{at}]"
-        self._watch(parameter, optimizer, path, "parameter", name)
+        is_master = self._has_16_bits and parameter.dtype == torch.float32
+        self._watch(parameter, optimizer, path, "master" if is_master else "parameter", name)
 
     def parameter_name(self, parameter: Any) -> str:
         """The name under which it is known, or nothing."""
@@ -215,7 +230,13 @@ class _Optimizer:
         """State from before the trace, once: it may be freed by this very step."""
         if not self._old_state_known:
             self._old_state_known = True
+            adopt(tensors_in(self._besides_state()))
             self.label_state(labels, adopting=True)
+
+    def _besides_state(self) -> dict[str, Any]:
+        """What it keeps to put into its state later: 8-bit optimizers share their code books."""
+        held = getattr(self.reference(), "__dict__", {})
+        return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
 
     def label_changed_state(self, labels: Labels) -> None:
         """Labels all state if it grew, or if the tensors of one parameter were replaced.
@@ -288,6 +309,26 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from tensors_in(item, depth - 1)
+
+
+def _caches(
+    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[torch.Tensor]:
+    """Tensors handed over under a name that says what they are."""
+    named = [value for name, value in kwargs.items() if _CACHE_ARGUMENT.search(name)]
+    code = getattr(type(module).forward, "__code__", None)
+    if code is not None:
+        names = code.co_varnames[1 : code.co_argcount]
+        named += [v for name, v in zip(names, args, strict=False) if _CACHE_ARGUMENT.search(name)]
+    return [tensor for value in named for tensor in tensors_in(_contents(value))]
+
+
+def _contents(cache: Any) -> Any:
+    """What a cache that is an object of its own (transformers' DynamicCache) is made of."""
+    if isinstance(cache, dict | list | tuple | torch.Tensor) or not hasattr(cache, "__dict__"):
+        return cache
+    layers = getattr(cache, "layers", None)
+    return [vars(layer) for layer in layers] if isinstance(layers, list) else vars(cache)
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
