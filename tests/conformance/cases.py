@@ -1,0 +1,210 @@
+"""The cases, and how one is run: three times the same training, each traced in another way."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from pytracer import trace
+from pytracer.analysis import views
+from pytracer.analysis.lifetimes import allocations
+from pytracer.schema import CATEGORIES, CATEGORY
+from pytracer.trace import Trace
+from tests.conformance.expected import Reference, analytic, inputs_of
+from tests.conformance.models import MODELS
+from tests.conformance.optimizers import OPTIMIZERS
+from tests.conformance.techniques import TECHNIQUES, Checkpointed, Training
+
+STEPS = 2
+EXACT = ("weights", "gradients", "optimizer_state", "inputs")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, trained in a certain way."""
+
+    model: str
+    technique: str
+    optimizer: str = "adamw"
+    waits_for: str = ""  # what has to be built before it passes
+
+    @property
+    def name(self) -> str:
+        return f"{self.model}-{self.technique}-{self.optimizer}"
+
+
+def _cases() -> list[Case]:
+    walk = "needs the graph walk"
+    everywhere = {
+        "fp32": list(MODELS),
+        "autocast_bf16": ["mlp", "resnet", "bert", "gpt2", "t5", "vit", "experts"],
+        "autocast_bf16_accumulation": ["gpt2", "unet"],
+        "autocast_fp16": ["mlp", "gpt2", "resnet"],
+        "bf16": ["llama", "vit"],
+        "bf16_masters": ["mlp", "llama", "gpt2"],
+        "accumulation": ["lstm", "llama_tied", "recommender"],
+        "keep_gradients": ["mlp", "unet"],
+        "clipping": ["lstm", "bert", "recommender"],
+        "checkpoint": ["gpt2", "resnet", "t5"],
+        "checkpoint_reentrant": ["bert", "gpt2"],
+        "checkpoint_selective": ["llama", "vit"],
+        "autocast_checkpoint": ["bert", "llama_tied"],
+        "save_on_cpu": ["mlp", "gpt2"],
+        "lora": ["llama", "t5"],
+        "lora_autocast": ["gpt2", "llama"],
+        "ema_module": ["unet", "vit"],
+        "ema_dictionary": ["mlp", "unet"],
+        "compile_aot": ["mlp", "gpt2"],
+        "compile_inductor": ["mlp"],
+        "retained_graph": ["mlp", "bert"],
+        "evaluation_inside": ["resnet", "lstm", "experts"],
+        "inference": ["vit", "recommender"],
+        "autocast_inference": ["bert", "resnet"],
+        "generation": ["gpt2", "llama"],
+        "beam_search": ["gpt2", "llama_tied"],
+    }
+    cases = [Case(model, way) for way, models in everywhere.items() for model in models]
+    cases += [Case(model, "double_backward", "sgd", walk) for model in ("mlp", "unet")]
+    for optimizer in OPTIMIZERS:
+        if optimizer != "adamw":
+            cases += [Case("mlp", "fp32", optimizer), Case("llama", "fp32", optimizer)]
+    cases += [Case("experts", "fp32", "adafactor"), Case("gpt2", "autocast_bf16", "adamw_fused")]
+    return cases
+
+
+CASES = {case.name: case for case in _cases()}
+
+
+@dataclass
+class Result:
+    """What a case showed."""
+
+    name: str
+    device: str
+    size: str
+    peak_bytes: int = 0
+    expected: dict[str, int] = field(default_factory=dict)  # the most bytes of each exact category
+    found: dict[str, int] = field(default_factory=dict)
+    at_peak: dict[str, int] = field(default_factory=dict)
+    agreement: float = 0.0  # of activations' bytes at the peak, with the reference
+    agreement_ever: float = 0.0  # of all that ever were activations
+    unknown_share: float = 0.0
+    same_with_reference: bool = False
+    inputs_with_hooks: int = 0
+    auto: dict[str, int] = field(default_factory=dict)
+    hooks: dict[str, int] = field(default_factory=dict)
+    hooks_see_all: bool = True
+    sums_hold: bool = False
+
+    def without_inputs(self, which: str) -> dict[str, int]:
+        """The exact categories that need no saved tensor to be seen."""
+        return {name: n for name, n in getattr(self, which).items() if name != "inputs"}
+
+    def differences(self) -> set[str]:
+        """Categories whose bytes at the peak differ between auto and hooks."""
+        return {name for name in self.auto if self.auto[name] != self.hooks[name]}
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make(case: Case, size: str, device: str) -> Training:
+    """The model and its optimizer, as the technique wants them."""
+    torch.manual_seed(0)
+    technique = TECHNIQUES[case.technique]
+    with torch.device(device):
+        recipe = MODELS[case.model](size)
+    training = Training(recipe, device, recipe.model.to(device))
+    technique.change(training)
+    training.model.to(device)
+    if technique.trains:
+        training.optimizer = OPTIMIZERS[case.optimizer].make(training.trained())
+    return training
+
+
+def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Training, Reference]:
+    """One run: `how` is "auto", "hooks" or "reference" (auto, with the reference listening)."""
+    training = make(case, size, device)
+    reference = Reference()
+    targets = [training.model, training.average, training.optimizer]
+    if case.technique == "lora_autocast":
+        reference.weights = [p for p in training.model.parameters() if p.dim() == 2]
+    given = [target for target in targets if target is not None]
+    mode: Any = "auto" if how == "reference" else how
+    with trace(*given, saved_tensors=mode, devices=training.kind, report=False) as t:
+        if how == "reference":
+            again = [m.layer for m in training.model.modules() if isinstance(m, Checkpointed)]
+            training.watch = reference
+            with reference.listening(again):
+                run(case, training)
+        else:
+            run(case, training)
+        if training.kind == "cuda":
+            torch.cuda.synchronize()
+    return t.data, training, reference
+
+
+def run(case: Case, training: Training) -> None:
+    for _ in range(STEPS):
+        TECHNIQUES[case.technique].step(training)
+
+
+def conform(case: Case, size: str, device: str) -> Result:
+    """Runs a case in every way and puts what was found beside what was expected."""
+    result = Result(case.name, device, size)
+    if "compile" in case.technique or "torchao" in case.optimizer:
+        run(case, make(case, size, device))  # what is compiled is compiled once
+    auto, training, _ = record(case, size, device, "auto")
+    peak = views.peak(auto)
+    rows = {row.category: row.own_peak for row in views.category_rows(auto)}
+    result.peak_bytes = peak.bytes
+    result.at_peak = peak.by_category
+    result.found = {name: rows[name] for name in EXACT}
+    result.expected = {**analytic(training, case.optimizer), **inputs_of(case.technique, training)}
+    if not TECHNIQUES[case.technique].trains:
+        result.expected |= {"gradients": 0, "optimizer_state": 0}
+    result.unknown_share = peak.by_category["unknown"] / max(peak.bytes, 1)
+    result.sums_hold = sums_hold(auto)
+    result.hooks_see_all = TECHNIQUES[case.technique].hooks
+
+    seen, _, reference = record(case, size, device, "reference")
+    expected = reference.activations(seen)
+    found = allocations(seen).category == CATEGORY["activations"]
+    there = views.alive(seen)
+    result.agreement = agreement(seen, expected & there, found & there)
+    result.agreement_ever = agreement(seen, expected, found)
+
+    if case.technique == "lora_autocast":  # casts come and go: those at the peak, by their values
+        weights = analytic(training, case.optimizer, casts=False)["weights"]
+        result.expected["weights"] = weights + reference.copies_at_peak(seen)
+        result.found["weights"] = peak.by_category["weights"]
+    hooks, _, _ = record(case, size, device, "hooks")
+    result.auto, result.hooks = _at_peak(auto), _at_peak(hooks)
+    result.same_with_reference = _at_peak(auto) == _at_peak(seen)
+    hook_rows = {row.category: row.own_peak for row in views.category_rows(hooks)}
+    result.inputs_with_hooks = hook_rows["inputs"]
+    return result
+
+
+def _at_peak(trace: Trace) -> dict[str, int]:
+    return views.peak(trace).by_category
+
+
+def agreement(trace: Trace, expected: Any, found: Any) -> float:
+    """Bytes in both over bytes in either."""
+    size = allocations(trace).requested_bytes
+    either = int(size[expected | found].sum())
+    return int(size[expected & found].sum()) / either if either else 1.0
+
+
+def sums_hold(trace: Trace) -> bool:
+    """Law 2: at every event the categories sum to the total, and the allocator gives no less."""
+    found = allocations(trace)
+    for device in views.devices(trace):
+        here = views.on_device(trace, device)
+        _, levels = views.level_columns(trace, here, found.category, len(CATEGORIES))
+        _, total = views.level_columns(trace, here, np.zeros(len(found), np.int64), 1)
+        if not np.array_equal(np.sum(levels, axis=0), total[0]):
+            return False
+    return True

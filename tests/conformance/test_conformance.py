@@ -1,0 +1,79 @@
+"""Attribution of whole training steps: every case against expectations computed without pytracer.
+
+`python tools/conformance.py` writes what is found here to docs/conformance.md.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.conformance.cases import CASES, Result, conform
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+WALK = "needs the graph walk: auto does not see a target that only the loss uses"
+
+
+def _every_case() -> Iterator[Any]:
+    for device, size in (("cpu", "tiny"), ("cuda", "real")):
+        for name, case in CASES.items():
+            marks: list[Any] = [pytest.mark.cuda] if device == "cuda" else []
+            if case.waits_for:
+                marks.append(pytest.mark.xfail(reason=case.waits_for, strict=False))
+            walk = pytest.mark.xfail(reason=WALK, strict=False)
+            # Beside each other, so that both look at one run.
+            yield pytest.param(name, device, size, conforms, id=f"{name}-{device}", marks=marks)
+            also = f"{name}-{device}-same_by_default"
+            yield pytest.param(name, device, size, same, id=also, marks=[*marks, walk])
+
+
+def conforms(found: Result) -> None:
+    assert found.without_inputs("found") == found.without_inputs("expected")
+    if found.hooks_see_all:
+        assert found.inputs_with_hooks == found.expected["inputs"]
+    assert found.same_with_reference  # what it says of its run holds for the others
+    assert found.agreement >= 0.999
+    assert found.agreement_ever >= 0.999
+    assert found.unknown_share <= 0.001
+    assert found.differences() <= {"inputs", "functional"}
+    assert found.sums_hold
+
+
+def same(found: Result) -> None:
+    assert found.found["inputs"] == found.expected["inputs"]
+    assert found.differences() == set()
+
+
+@functools.lru_cache(maxsize=1)
+def result(name: str, size: str, device: str) -> Result:
+    return conform(CASES[name], size, device)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Models are small, and other tests may be running beside these."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize(("name", "device", "size", "check"), list(_every_case()))
+def test_every_byte_is_what_it_is(
+    name: str, device: str, size: str, check: Callable[[Result], None]
+) -> None:
+    """Weights, gradients, optimizer state and inputs to the byte; activations as the slow reference
+    has them; hardly anything unknown; both ways of learning saved tensors agree; sums hold.
+    """
+    check(result(name, size, device))
+
+
+def test_the_table_in_the_documentation_has_every_case() -> None:
+    """`python tools/conformance.py` writes it."""
+    lines = [line for line in DOCUMENT.read_text().splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in line.split("|")[1:4]] for line in lines]
+    listed = {"-".join(row) for row in rows if row[0] not in ("model", "---")}
+    assert listed == set(CASES)

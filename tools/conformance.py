@@ -1,0 +1,124 @@
+"""Runs every case and writes what was found to docs/conformance.md.
+
+python tools/conformance.py                             # CPU, small models
+python tools/conformance.py --device cuda --json FILE   # real sizes; keeps the results
+python tools/conformance.py --from FILE                 # the table of kept results as well
+"""
+
+import argparse
+import json
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from _pytest.outcomes import Skipped
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pytracer.export.table import size_text  # noqa: E402
+from tests.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
+
+DOCUMENT = ROOT / "docs" / "conformance.md"
+
+HEAD = """\
+# Conformance
+
+Architectures and ways to train them, each traced and compared with expectations that are computed
+without pytracer's analysis: the bytes of weights, gradients, optimizer state and inputs by formula,
+the activations by a slow reference that listens to autograd in Python. `tests/conformance/` has the
+models, the techniques and the expectations; `python tools/conformance.py` writes this page.
+
+- *weights*, *gradients*, *state*, *inputs*: `=` where the most bytes there ever were are those
+  expected, to the byte; else what was found, less what was expected. Inputs as hooks see them: by
+  default a target that only the loss uses may count as `functional`.
+- *activations*: of the bytes that are activations at the peak for the reference or for pytracer,
+  the share that are for both. *ever*: the same of all allocations of the run.
+- *unknown*: share of the bytes at the peak. *modes*: the categories that differ there between
+  `saved_tensors="auto"` and `"hooks"`.
+"""
+COLUMNS = (
+    "model technique optimizer peak weights gradients state inputs activations ever unknown modes"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="write the results here, and no page")
+    parser.add_argument("--from", dest="kept", type=Path, help="results to show beside those")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    size = options.size or ("tiny" if options.device == "cpu" else "real")
+    rows = run(options.device, size, options.only)
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return
+    parts = [HEAD, section(rows)]
+    if options.kept:
+        parts.append(section(json.loads(options.kept.read_text())))
+    DOCUMENT.write_text("\n".join(parts))
+
+
+def run(device: str, size: str, only: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, case in CASES.items():
+        if only not in name:
+            continue
+        row: dict[str, Any] = {"name": name, "device": device, "size": size}
+        try:
+            row = conform(case, size, device).document()
+        except Skipped as reason:
+            row["skipped"] = str(reason)
+        except Exception as error:
+            row["error"] = f"{type(error).__name__}: {error}".splitlines()[0]
+        if device != "cpu":
+            row["hardware"] = torch.cuda.get_device_name()
+            torch.cuda.empty_cache()
+        print(name, row.get("error") or row.get("skipped") or "", flush=True)
+        rows.append({**row, "torch": torch.__version__})
+    return rows
+
+
+def section(rows: list[dict[str, Any]]) -> str:
+    first = rows[0]
+    title = f"## {first.get('hardware', 'CPU')}, {first['size']} models, torch {first['torch']}"
+    names = COLUMNS.split()
+    lines = [title, "", _line(names), _line(["---"] * 3 + ["---:"] * 8 + ["---"])]
+    lines += [_line(cells(row)) for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    case = CASES[row["name"]]
+    head = [case.model, case.technique, case.optimizer]
+    if "skipped" in row or "error" in row:
+        reason = row.get("error") or row["skipped"]
+        return [*head, *["NA"] * 8, reason.replace("|", "/")]
+    result = Result(**{k: v for k, v in row.items() if k in Result.__dataclass_fields__})
+    found = {**result.found, "inputs": result.inputs_with_hooks}
+    if not result.hooks_see_all:
+        found["inputs"] = result.found["inputs"]
+    exact = [found[name] - result.expected[name] for name in EXACT]
+    return [
+        *head,
+        size_text(result.peak_bytes),
+        *("=" if difference == 0 else f"{difference:+,}" for difference in exact),
+        f"{result.agreement:.2%}",
+        f"{result.agreement_ever:.2%}",
+        f"{result.unknown_share:.2%}",
+        ", ".join(sorted(result.differences())) or "agree",
+    ]
+
+
+def _line(texts: list[str]) -> str:
+    return "| " + " | ".join(texts) + " |"
+
+
+if __name__ == "__main__":
+    main()
