@@ -105,6 +105,31 @@ COUNTERS: dict[str, Counter] = {
             "Please report it; the traced program was not disturbed.",
         ),
         Counter(
+            "training_threads",
+            "warning",
+            "threads call backward or step at the same time: a trace records the whole process, and "
+            "phases and steps follow only the first of them",
+            "Trace one thread's training at a time, or train in processes of their own.",
+        ),
+        Counter(
+            "weights_elsewhere",
+            "warning",
+            "weights lie on a device whose memory is not recorded",
+            'Say trace(devices=...) with the model\'s device, or ["cpu", "cuda"] for both.',
+        ),
+        Counter(
+            "foreign_parameters",
+            "warning",
+            "parameters that an optimizer has and no module that was traced or called",
+            "Pass their model to trace(), or make the optimizer from the model that is trained.",
+        ),
+        Counter(
+            "steps_without_backward",
+            "warning",
+            "optimizer steps that a forward preceded and no backward did",
+            "Call loss.backward() before optimizer.step().",
+        ),
+        Counter(
             "no_cuda_events",
             "loss",
             "CUDA memory was not recorded",

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import agreement, blocks, matching, owners, phases, scopes, sound
+from pytracer.analysis import agreement, blocks, matching, mistakes, owners, phases, scopes, sound
 from pytracer.analysis.casts import elements
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
@@ -706,6 +706,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     counts["allocator_disagrees"] = sum(
         abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
+    counts.update(mistakes.counts(trace))
     errors_counted = trace.meta.get("callback_errors")
     counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
     worst = ("loss", "warning", "info")

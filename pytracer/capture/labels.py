@@ -155,6 +155,8 @@ class Labels:
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
         self._watched.label_gradients_of(known.parameters())
+        if not known.has_gradients():
+            self._watched.label()  # something is to be written down of a step that does nothing
         known.label_state_of_old(self)
 
     def after_optimizer(self, optimizer: Any) -> None:
@@ -163,10 +165,11 @@ class Labels:
 
     @unheard
     def add_optimizer(self, optimizer: Any) -> None:
-        """One given explicitly, or met at its first step."""
+        """One given explicitly; without its model it waits until modules have named parameters."""
         known = self._optimizer(optimizer)
-        known.watch_parameters(self)
-        known.label_state_of_old(self)
+        if self._roots:
+            known.watch_parameters(self)
+            known.label_state_of_old(self)
 
     @unheard
     def label_everything(self) -> None:
@@ -225,6 +228,10 @@ class _Optimizer:
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
                 labels.watch_parameter(parameter, optimizer, g, p)
+
+    def has_gradients(self) -> bool:
+        groups = getattr(self.reference(), "param_groups", ())
+        return any(p.grad is not None for group in groups for p in group["params"])
 
     def label_state_of_old(self, labels: Labels) -> None:
         """State from before the trace, once: it may be freed by this very step."""
@@ -354,7 +361,7 @@ def describe(tensor: torch.Tensor) -> tuple[str, str]:
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
     """Makes CPU memory from before the trace visible, and its end too."""
     cpu = [part for t in tensors if t is not None for part in plain_tensors(t) if part.is_cpu]
-    if cpu:
+    if cpu and C.status()["cpu_installed"]:
         C.adopt_cpu_tensors(cpu)
 
 

@@ -1,0 +1,82 @@
+"""Mistakes in how a program is traced or trains that its trace shows, counted by name.
+
+What the names mean and what to do is said in `pytracer.health`.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis import phases, scopes, sound
+from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OPTIMIZER, Mask
+from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, U32
+from pytracer.trace import Trace
+
+_OF_AN_OPTIMIZER = "param_groups["  # how the capture names parameters that are in no module
+
+
+def counts(trace: Trace) -> dict[str, int]:
+    """How often each was made; 0 where it was not."""
+    return {
+        "training_threads": _training_threads(trace),
+        "weights_elsewhere": _weights_elsewhere(trace),
+        "foreign_parameters": _foreign_parameters(trace),
+        "steps_without_backward": _steps_without_backward(trace),
+    }
+
+
+def _training_threads(trace: Trace) -> int:
+    """Threads that call backward or step on their own, if there are several."""
+    tree = scopes.tree(trace)
+    passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
+    trains = (tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)
+    threads = len(np.unique(tree.thread[trains & (passes[tree.parent] == 0)]))
+    return threads if threads > 1 else 0
+
+
+def _weights_elsewhere(trace: Trace) -> int:
+    """Weights that lie on a device whose memory is not recorded."""
+    options = trace.meta.get("options")
+    recorded = options.get("devices") if isinstance(options, dict) else None
+    if not isinstance(recorded, list) or not recorded:
+        return 0
+    events, (found, _) = trace.events, _weight_labels(trace)
+    place = sound.within(events.place[found], len(trace.places.device_type))
+    kind = trace.places.device_type[place]
+    missing = [i for i, name in enumerate(DEVICE_TYPES) if name not in recorded]
+    return len(np.unique(events.address[found[np.isin(kind, missing)]]))
+
+
+def _weight_labels(trace: Trace) -> tuple[NDArray[np.intp], U32]:
+    """Positions of the events that label weights, and the rows of the label table they name."""
+    events, labels = trace.events, sound.labels(trace)
+    found = np.flatnonzero(events.action == ACTION["label"])
+    row = sound.within(events.bytes[found], len(labels.category)).astype(np.uint32)
+    are_weights = labels.category[row] == CATEGORY["weights"]
+    return found[are_weights], row[are_weights]
+
+
+def _foreign_parameters(trace: Trace) -> int:
+    """Parameters that an optimizer has and no module, though there are modules with parameters."""
+    labels, strings = sound.labels(trace), trace.strings
+    names = {
+        strings[labels.name[row]]
+        for row in np.unique(_weight_labels(trace)[1])
+        if strings[labels.role[row]] == "parameter"
+    }
+    foreign = sum(name.startswith(_OF_AN_OPTIMIZER) for name in names)
+    return foreign if foreign < len(names) else 0
+
+
+def _steps_without_backward(trace: Trace) -> int:
+    """Optimizers' steps that a forward preceded and no backward did, since the step before."""
+    tree = scopes.tree(trace)
+    own = tree.thread == phases.main_thread(trace)
+    steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])
+
+    def since_last_step(which: Mask) -> NDArray[np.intp]:
+        before = np.searchsorted(np.sort(tree.begin[which]), steps)
+        return np.diff(before, prepend=0)
+
+    forwards = since_last_step(own & (tree.kind == MODULE))
+    backwards = since_last_step(tree.kind == BACKWARD)
+    return int(((forwards > 0) & (backwards == 0)).sum())
