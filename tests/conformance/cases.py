@@ -5,13 +5,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
-from pytracer.analysis import views
+from pytracer.analysis import blocks, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.schema import CATEGORIES, CATEGORY
 from pytracer.trace import Trace
-from tests.conformance.expected import Reference, analytic, inputs_of
+from tests.conformance.expected import Reference, analytic, inputs_of, storages
 from tests.conformance.models import MODELS
 from tests.conformance.optimizers import OPTIMIZERS
 from tests.conformance.techniques import TECHNIQUES, Checkpointed, Training
@@ -89,11 +90,14 @@ class Result:
     at_peak: dict[str, int] = field(default_factory=dict)
     agreement: float = 0.0  # of activations' bytes at the peak, with the reference
     agreement_ever: float = 0.0  # of all that ever were activations
+    reference_activations: int = 0  # bytes at the peak
     unknown_share: float = 0.0
     same_with_reference: bool = False
     inputs_with_hooks: int = 0
     auto: dict[str, int] = field(default_factory=dict)
     hooks: dict[str, int] = field(default_factory=dict)
+    kept_by_program: int = 0  # bytes of the caches that generation is left with
+    functional_at_end: int = 0
     hooks_see_all: bool = True
     sums_hold: bool = False
 
@@ -165,6 +169,9 @@ def conform(case: Case, size: str, device: str) -> Result:
     if not TECHNIQUES[case.technique].trains:
         result.expected |= {"gradients": 0, "optimizer_state": 0}
     result.unknown_share = peak.by_category["unknown"] / max(peak.bytes, 1)
+    result.kept_by_program = storages(tree_leaves(training.kept))
+    at_end = {row.category: row.at_end for row in views.category_rows(auto)}
+    result.functional_at_end = at_end["functional"]
     result.sums_hold = sums_hold(auto)
     result.hooks_see_all = TECHNIQUES[case.technique].hooks
 
@@ -173,6 +180,7 @@ def conform(case: Case, size: str, device: str) -> Result:
     found = allocations(seen).category == CATEGORY["activations"]
     there = views.alive(seen)
     result.agreement = agreement(seen, expected & there, found & there)
+    result.reference_activations = int(allocations(seen).requested_bytes[expected & there].sum())
     result.agreement_ever = agreement(seen, expected, found)
 
     if case.technique == "lora_autocast":  # casts come and go: those at the peak, by their values
@@ -199,7 +207,7 @@ def agreement(trace: Trace, expected: Any, found: Any) -> float:
 
 
 def sums_hold(trace: Trace) -> bool:
-    """Law 2: at every event the categories sum to the total, and the allocator gives no less."""
+    """Law 2: at every event the categories sum to the total, and allocated is requested and more."""
     found = allocations(trace)
     for device in views.devices(trace):
         here = views.on_device(trace, device)
@@ -207,4 +215,8 @@ def sums_hold(trace: Trace) -> bool:
         _, total = views.level_columns(trace, here, np.zeros(len(found), np.int64), 1)
         if not np.array_equal(np.sum(levels, axis=0), total[0]):
             return False
-    return True
+    allocated = blocks.allocated_bytes(trace)
+    known = allocated != blocks.UNKNOWN
+    rounding = allocated[known] - found.requested_bytes[known].astype(np.int64)
+    agrees = all(row.name != "allocator_disagrees" for row in views.health_rows(trace))
+    return bool((rounding >= 0).all()) and agrees

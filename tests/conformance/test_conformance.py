@@ -34,6 +34,8 @@ def conforms(found: Result) -> None:
     assert found.without_inputs("found") == found.without_inputs("expected")
     if found.hooks_see_all:
         assert found.inputs_with_hooks == found.expected["inputs"]
+    if found.kept_by_program:  # a generation's cache
+        assert found.functional_at_end == found.kept_by_program
     assert found.same_with_reference  # what it says of its run holds for the others
     assert found.agreement >= 0.999
     assert found.agreement_ever >= 0.999

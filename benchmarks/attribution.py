@@ -1,0 +1,208 @@
+"""How right attribution is at the peak: pytracer beside torch.profiler's timeline and MemTracker.
+
+    python benchmarks/attribution.py                               # a few cases, small, on the CPU
+    python benchmarks/attribution.py --device cuda --out FILE      # real sizes; results as JSON
+    python benchmarks/attribution.py --all                         # every case of the conformance suite
+
+The truth is that of tests/conformance: weights, gradients, optimizer state and inputs as formulas
+give them (a case that misses one of them is not shown), activations as the slow reference saw them,
+and the rest. Each tool is asked for the bytes per category at its own peak. *right* is the sum over
+categories of what tool and truth have in common; of the larger of both peaks, the remainder is
+unknown or wrong. Every tool runs the same steps of the same model, made anew, in this process.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.conformance.cases import CASES, STEPS, Case, Result, conform, make  # noqa: E402
+from tests.conformance.techniques import TECHNIQUES  # noqa: E402
+
+DEFAULT = (
+    "mlp-fp32-adamw",
+    "resnet-fp32-adamw",
+    "lstm-clipping-adamw",
+    "unet-ema_module-adamw",
+    "bert-autocast_bf16-adamw",
+    "gpt2-autocast_bf16-adamw",
+    "gpt2-checkpoint-adamw",
+    "llama-fp32-adamw",
+    "llama-bf16_masters-adamw",
+    "llama-lora_autocast-adamw",
+    "vit-inference-adamw",
+    "recommender-fp32-adamw",
+)
+KINDS = ("weights", "gradients", "optimizer_state", "inputs", "activations", "rest", "unknown")
+NO_OWN_ROW = ("temporaries", "workspaces", "functional", "communication", "graph_pools")
+
+
+def ours(at_peak: dict[str, int]) -> dict[str, int]:
+    """Our categories as the few that all tools have."""
+    found = {name: at_peak[name] for name in (*KINDS[:5], "unknown")}
+    return {**found, "rest": sum(at_peak[name] for name in NO_OWN_ROW)}
+
+
+def truth(result: Result) -> dict[str, int]:
+    """What is really there: what the formulas confirm, the reference's activations, and the rest."""
+    found = {**ours(result.hooks), "unknown": 0, "activations": result.reference_activations}
+    found["rest"] = 0
+    found["rest"] = result.peak_bytes - sum(found.values())
+    return found
+
+
+def profiler(case: Case, size: str, device: str) -> dict[str, int]:
+    """torch.profiler's categorised memory timeline, at its highest point."""
+    from torch.profiler import _memory_profiler as timeline
+
+    training = make(case, size, device)
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if training.kind == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    with torch.profiler.profile(
+        activities=activities, profile_memory=True, record_shapes=True, with_stack=True
+    ) as profile:
+        for _ in range(STEPS):
+            TECHNIQUES[case.technique].step(training)
+    where = "cuda:0" if training.kind == "cuda" else "cpu"
+    memory: Any = timeline.MemoryProfileTimeline(profile._memory_profile())
+    _, sizes = memory._coalesce_timeline(where)
+    highest = max(sizes, key=sum)
+    kinds = {
+        timeline.Category.PARAMETER: "weights",
+        timeline.Category.OPTIMIZER_STATE: "optimizer_state",
+        timeline.Category.INPUT: "inputs",
+        timeline.Category.ACTIVATION: "activations",
+        timeline.Category.GRADIENT: "gradients",
+        timeline.Category.TEMPORARY: "rest",
+        timeline.Category.AUTOGRAD_DETAIL: "rest",
+        None: "unknown",
+    }
+    found = dict.fromkeys(KINDS, 0)
+    for category, index in timeline._CATEGORY_TO_INDEX.items():
+        found[kinds[category]] += highest[index + 1]
+    return found
+
+
+def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
+    """torch.distributed's tracker, at its peak."""
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    training = make(case, size, device)
+    tracker = MemTracker()
+    tracked = (training.model, training.average, training.optimizer)
+    tracker.track_external(*(part for part in tracked if part is not None))
+    with tracker:
+        for _ in range(STEPS):
+            TECHNIQUES[case.technique].step(training)
+            tracker.reset_mod_stats()
+    peak = next(
+        snapshot
+        for where, snapshot in tracker.get_tracker_snapshot("peak").items()
+        if where.type == training.kind
+    )
+    kinds = {
+        "Parameter": "weights",
+        "Buffer": "weights",
+        "Gradient": "gradients",
+        "Activation": "activations",
+        "Optstate": "optimizer_state",
+        "Temp": "rest",
+        "Other": "unknown",
+    }
+    found = dict.fromkeys(KINDS, 0)
+    for kind, amount in peak.items():
+        name = getattr(kind, "value", kind)
+        if name in kinds:
+            found[kinds[name]] += amount
+    return found
+
+
+def judged(found: dict[str, int], true: dict[str, int]) -> dict[str, Any]:
+    """The share of bytes that a tool calls what they are not, or unknown."""
+    right = sum(min(found[kind], true[kind]) for kind in KINDS[:-1])
+    total = max(sum(found.values()), sum(true.values()), 1)
+    return {
+        "bytes": found,
+        "peak_bytes": sum(found.values()),
+        "wrong_or_unknown": 1 - right / total,
+        "unknown": found["unknown"] / max(sum(found.values()), 1),
+    }
+
+
+PEERS: dict[str, Callable[[Case, str, str], dict[str, int]]] = {
+    "torch.profiler": profiler,
+    "MemTracker": mem_tracker,
+}
+
+
+def measure(case: Case, size: str, device: str) -> dict[str, Any]:
+    result = conform(case, size, device)
+    if result.without_inputs("found") != result.without_inputs("expected"):
+        return {"name": case.name, "error": "the formulas do not confirm this case"}
+    true = truth(result)
+    row: dict[str, Any] = {"name": case.name, "truth": true, "peak_bytes": result.peak_bytes}
+    row["pytracer"] = judged(ours(result.auto), true)
+    return row | {name: asked(ask, case, size, device, true) for name, ask in PEERS.items()}
+
+
+def asked(
+    ask: Callable[[Case, str, str], dict[str, int]],
+    case: Case,
+    size: str,
+    device: str,
+    true: dict[str, int],
+) -> dict[str, Any]:
+    try:
+        return judged(ask(case, size, device), true)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+
+
+def shown(part: dict[str, Any]) -> str:
+    if "error" in part:
+        return f"failed: {part['error'][:40]}"
+    return f"{part['wrong_or_unknown']:7.2%} ({part['unknown']:.2%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
+    parser.add_argument("--all", action="store_true", help="every case of the conformance suite")
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--out", type=Path, help="all numbers, as JSON")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    size = options.size or ("tiny" if options.device == "cpu" else "real")
+    names = [n for n in (CASES if options.all else DEFAULT) if options.only in n]
+    tools = ("pytracer", *PEERS)
+    print("bytes at the peak that are unknown or wrong (unknown alone)")
+    print(f"{'case':<34}" + "".join(f"{tool:>24}" for tool in tools))
+    rows = []
+    for name in names:
+        row = measure(CASES[name], size, options.device)
+        rows.append(row)
+        cells = [shown(row[tool]) for tool in tools] if "error" not in row else [row["error"]]
+        print(f"{name:<34}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
+        if options.device != "cpu":
+            torch.cuda.empty_cache()
+    if options.out:
+        hardware = torch.cuda.get_device_name() if options.device != "cpu" else platform.machine()
+        facts = {"torch": torch.__version__, "hardware": hardware, "size": size}
+        document = {"measured": time.strftime("%F"), **facts, "cases": rows}
+        options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
