@@ -51,6 +51,7 @@ class Reference:
         self.moments = phases.moments(trace)
         self.line = phases.timeline(trace)
         self.allocations = self._read()
+        self._makers: set[tuple[str, str]] | None = None
 
     def _read(self) -> list[Allocation]:
         trace = self.trace
@@ -138,10 +139,34 @@ class Reference:
             return "temporaries", self.made_in(a)
         if self.made_in(a) != "forward":
             return "functional", ""
+        if self.maker(a) in self.makers_of_caches():
+            return "functional", "kv_cache"
         was_handed = any(
             CATEGORIES[self.trace.labels.category[row]] == "inputs" for row in a.labels
         )
         return "functional", "carried" if was_handed else "output"
+
+    def maker(self, a: Allocation) -> tuple[str, str]:
+        return self.innermost(a.start, "module").name, self.innermost(a.start, "op").name
+
+    def makers_of_caches(self) -> set[tuple[str, str]]:
+        """Module and op, of what a forward made and the program was seen to keep as a cache."""
+        if self._makers is None:
+            self._makers = {
+                self.maker(other)
+                for other in self.allocations
+                if self.made_in(other) == "forward" and self.is_labelled_cache(other)
+            }
+        return self._makers
+
+    def is_labelled_cache(self, a: Allocation) -> bool:
+        """By the label that counts: no other says more, and the first of its kind."""
+        labels = self.trace.labels
+        words = [CATEGORIES[labels.category[row]] for row in a.labels]
+        if any(word not in ("inputs", "functional", "temporaries") for word in words):
+            return False
+        rows = [row for row, word in zip(a.labels, words, strict=True) if word == "functional"]
+        return bool(rows) and self.trace.strings[labels.role[rows[0]]] == "kv_cache"
 
     def label_role(self, a: Allocation, row: int, category: str = "") -> str:
         labels = self.trace.labels

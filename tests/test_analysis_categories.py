@@ -175,6 +175,19 @@ def test_without_grad_mode_what_outlives_the_call_is_the_programs() -> None:
     assert verdict(b, cache) == ("functional", "carried")
 
 
+def test_what_is_made_where_caches_are_made_is_one() -> None:
+    b = TraceBuilder()
+    blocks = []
+    for _ in range(2):
+        with b.module("model"), b.module("attention"), b.op("aten::cat"):
+            blocks.append(b.alloc(100))
+        with b.module("model"), b.op("aten::mm"):
+            other = b.alloc(100)
+    b.label(blocks[0], "functional", "kv_cache")
+    assert verdict(b, blocks[1]) == ("functional", "kv_cache")  # the last one: handed to no call
+    assert verdict(b, other) == ("functional", "output")
+
+
 def test_evaluation_between_training_steps_holds_no_activations() -> None:
     t = Training()
     with t.b.module("model"), t.b.op("aten::mm"):
@@ -356,6 +369,7 @@ LABELS = [
     for category in (*LABELLED, "communication", "functional", "temporaries")
     for role, name in (("one", "a"), ("two", "b"))
 ]
+LABELS += [("functional", "kv_cache", "")] * 4
 KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
 
 

@@ -4,7 +4,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 
 | category        | shown by                                                                     |
 |-----------------|------------------------------------------------------------------------------|
-| weights         | a label; or it is a cast of a parameter under autocast (see casts.py)        |
+| weights         | a label (parameter, buffer; master: float32, of an optimizer and no module,  |
+|                 | beside 16-bit weights); or a cast of a parameter under autocast (casts.py)   |
 | gradients       | a label                                                                      |
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
@@ -16,12 +17,17 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began, or, if none did, when the |
 |                 | call that made it with grad mode on was over (held)                          |
-| functional      | a label; or freed in a later interval than it was made in, or never          |
+| functional      | a label (kv_cache); or freed in a later interval than it was made in, or     |
+|                 | never; made by the op and module that made a kv_cache, it is one (kv_cache)  |
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
 
 `held` comes last of the activations' evidence: being alive says least, and a workspace or a
 graph's pool is alive for its own reasons.
+
+An average of weights (EMA) is not a copy of them. In a module (AveragedModel, passed to `trace()`
+or called) it is that module's parameters, and so weights; in a dictionary of the program's it is
+what such tensors are: functional, if made while the trace ran.
 """
 
 from dataclasses import dataclass
@@ -128,7 +134,7 @@ def categories(trace: Trace) -> Categories:
     same = facts.moments.made_interval == facts.moments.freed_interval
     phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
     out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
-    out.choose(made_here, "functional", _functional_roles(facts))
+    out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
     return out
 
 
@@ -326,8 +332,20 @@ def _in_graph_pool(trace: Trace, facts: _Facts) -> Mask:
     return in_pool
 
 
-def _functional_roles(facts: _Facts) -> U32:
+def _functional_roles(trace: Trace, facts: _Facts, label_role: U32) -> U32:
+    """Of what a forward made: handed to a later call, or a cache, or just kept."""
     made = facts.moments.made_phase == FORWARD
-    return np.where(made, np.where(facts.handed, ROLE["carried"], ROLE["output"]), 0).astype(
-        np.uint32
-    )
+    role = np.where(facts.handed, ROLE["carried"], ROLE["output"]).astype(np.uint32)
+    caches = (facts.label_category == CATEGORY["functional"]) & (label_role == _kv_cache(trace))
+    if caches.any():
+        tree, scope = facts.tree, facts.moments.made_scope
+        module, op = tree.name[tree.module[scope]], tree.name[tree.op[scope]]
+        maker = module.astype(np.uint64) * np.uint64(len(trace.strings)) + op
+        role[np.isin(maker, maker[caches & made])] = label_role[caches][0]
+    return np.where(made, role, 0).astype(np.uint32)
+
+
+def _kv_cache(trace: Trace) -> int:
+    """The number of the role that the capture gives to caches, 0 if it gave it to none."""
+    found = [row for row, text in enumerate(trace.strings) if text == "kv_cache"]
+    return found[0] + len(ROLES) if found else 0
