@@ -1,7 +1,7 @@
 """Runs every case and writes what was found to docs/conformance.md.
 
 python tools/conformance.py                             # CPU, small models
-python tools/conformance.py --device cuda --json FILE   # real sizes; keeps the results
+python tools/conformance.py --device cuda --json FILE   # real sizes; goes on where it was stopped
 python tools/conformance.py --from FILE                 # the table of kept results as well
 """
 
@@ -49,15 +49,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--json", type=Path, help="write the results here, and no page")
+    parser.add_argument("--json", type=Path, help="keep the results here, write no page")
     parser.add_argument("--from", dest="kept", type=Path, help="results to show beside those")
     options = parser.parse_args()
+    if options.only and not options.json:
+        parser.error("--only is for --json: the page has every case")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     size = options.size or ("tiny" if options.device == "cpu" else "real")
-    rows = run(options.device, size, options.only)
+    rows = run(options.device, size, options.only, options.json)
     if options.json:
-        options.json.write_text(json.dumps(rows, indent=1) + "\n")
         return
     parts = [HEAD, section(rows)]
     if options.kept:
@@ -65,10 +66,12 @@ def main() -> None:
     DOCUMENT.write_text("\n".join(parts))
 
 
-def run(device: str, size: str, only: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def run(device: str, size: str, only: str, keep: Path | None) -> list[dict[str, Any]]:
+    """Kept results are written after every case, and cases that have one are not run again."""
+    rows: list[dict[str, Any]] = json.loads(keep.read_text()) if keep and keep.exists() else []
+    done = {row["name"] for row in rows}
     for name, case in CASES.items():
-        if only not in name:
+        if only not in name or name in done:
             continue
         row: dict[str, Any] = {"name": name, "device": device, "size": size}
         try:
@@ -82,6 +85,8 @@ def run(device: str, size: str, only: str) -> list[dict[str, Any]]:
             torch.cuda.empty_cache()
         print(name, row.get("error") or row.get("skipped") or "", flush=True)
         rows.append({**row, "torch": torch.__version__})
+        if keep:
+            keep.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
 
 

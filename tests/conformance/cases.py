@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
 from pytracer.analysis import blocks, views
+from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.schema import CATEGORIES, CATEGORY
 from pytracer.trace import Trace
@@ -98,6 +99,7 @@ class Result:
     hooks: dict[str, int] = field(default_factory=dict)
     kept_by_program: int = 0  # bytes of the caches that generation is left with
     functional_at_end: int = 0
+    roles: list[str] = field(default_factory=list)  # of all allocations
     hooks_see_all: bool = True
     sums_hold: bool = False
 
@@ -172,6 +174,8 @@ def conform(case: Case, size: str, device: str) -> Result:
     result.kept_by_program = storages(tree_leaves(training.kept))
     at_end = {row.category: row.at_end for row in views.category_rows(auto)}
     result.functional_at_end = at_end["functional"]
+    roles = np.unique(allocations(auto).role)
+    result.roles = sorted({role_text(auto, int(role)) for role in roles} - {""})
     result.sums_hold = sums_hold(auto)
     result.hooks_see_all = TECHNIQUES[case.technique].hooks
 

@@ -87,6 +87,7 @@ class Technique:
     step: Step
     change: Step
     trains: bool = True
+    role: str = ""  # what it makes must be shown to be
     hooks: bool = True  # else the program has saved-tensor hooks of its own: only those count
 
 
@@ -144,10 +145,10 @@ def cast_to_bf16(training: Training) -> None:
     training.cast = torch.bfloat16
 
 
-technique("autocast_bf16", change=cast_to_bf16)(plain_step)
+technique("autocast_bf16", role="autocast_copy", change=cast_to_bf16)(plain_step)
 
 
-@technique("autocast_bf16_accumulation", change=cast_to_bf16)
+@technique("autocast_bf16_accumulation", role="autocast_copy", change=cast_to_bf16)
 def autocast_accumulation(training: Training) -> None:
     accumulation(training)
 
@@ -157,7 +158,7 @@ def cast_to_fp16(training: Training) -> None:
     training.scaler = torch.amp.GradScaler(training.kind, init_scale=2.0**8)
 
 
-@technique("autocast_fp16", change=cast_to_fp16)
+@technique("autocast_fp16", role="autocast_copy", change=cast_to_fp16)
 def scaled(training: Training) -> None:
     batch = training.batch()
     training.scaler.scale(training.loss(batch)).backward()
@@ -173,7 +174,7 @@ def keep_masters(training: Training) -> None:
     training.model.bfloat16()
 
 
-@technique("bf16_masters", change=keep_masters)
+@technique("bf16_masters", role="master", change=keep_masters)
 def with_masters(training: Training) -> None:
     batch = training.batch()
     training.loss(batch).backward()
@@ -228,10 +229,13 @@ def keep_products(_: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
     return policy.MUST_SAVE if op in products else policy.PREFER_RECOMPUTE
 
 
-technique("checkpoint", change=checkpointing(use_reentrant=False))(plain_step)
-technique("checkpoint_reentrant", change=checkpointing(use_reentrant=True))(plain_step)
+technique("checkpoint", role="recomputed", change=checkpointing(use_reentrant=False))(plain_step)
+technique("checkpoint_reentrant", role="recomputed", change=checkpointing(use_reentrant=True))(
+    plain_step
+)
 technique(
     "checkpoint_selective",
+    role="recomputed",
     change=checkpointing(
         use_reentrant=False,
         context_fn=lambda: recompute.create_selective_checkpoint_contexts(keep_products),
@@ -244,7 +248,7 @@ def cast_and_checkpoint(training: Training) -> None:
     checkpointing(use_reentrant=False)(training)
 
 
-technique("autocast_checkpoint", change=cast_and_checkpoint)(plain_step)
+technique("autocast_checkpoint", role="recomputed", change=cast_and_checkpoint)(plain_step)
 
 
 @technique("save_on_cpu", hooks=False)
@@ -289,7 +293,7 @@ def adapt_and_cast(training: Training) -> None:
 
 
 technique("lora", change=adapt)(plain_step)
-technique("lora_autocast", change=adapt_and_cast)(plain_step)
+technique("lora_autocast", role="autocast_copy", change=adapt_and_cast)(plain_step)
 
 
 def average_in_module(training: Training) -> None:
@@ -384,13 +388,13 @@ def inference(training: Training) -> None:
             training.model(*batch.inputs)
 
 
-@technique("autocast_inference", trains=False, change=cast_to_bf16)
+@technique("autocast_inference", role="autocast_copy", trains=False, change=cast_to_bf16)
 def autocast_inference(training: Training) -> None:
     with training.autocast():
         inference(training)
 
 
-@technique("generation", trains=False)
+@technique("generation", role="kv_cache", trains=False)
 @torch.no_grad()
 def generation(training: Training) -> None:
     """The cache goes from call to call."""
@@ -402,7 +406,7 @@ def generation(training: Training) -> None:
     training.kept = [cache]
 
 
-@technique("beam_search", trains=False)
+@technique("beam_search", role="kv_cache", trains=False)
 @torch.no_grad()
 def beam_search(training: Training, beams: int = 3) -> None:
     """The cache is put in the order of the beams that survive."""
