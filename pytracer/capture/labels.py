@@ -6,9 +6,11 @@ references only; nothing lives longer for being watched.
 """
 
 import functools
+import inspect
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FunctionType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -323,19 +325,30 @@ def _caches(
 ) -> list[torch.Tensor]:
     """Tensors handed over under a name that says what they are."""
     named = [value for name, value in kwargs.items() if _CACHE_ARGUMENT.search(name)]
-    code = getattr(type(module).forward, "__code__", None)
-    if code is not None:
-        names = code.co_varnames[1 : code.co_argcount]
+    if args:
+        names = _argument_names(module)
         named += [v for name, v in zip(names, args, strict=False) if _CACHE_ARGUMENT.search(name)]
     return [tensor for value in named for tensor in tensors_in(_contents(value))]
+
+
+def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
+    """Of its class's forward, found without running what a class may have put in its place."""
+    found = (vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base))
+    forward = next(found, None)
+    if not isinstance(forward, FunctionType):
+        return ()
+    code = getattr(inspect.unwrap(forward), "__code__", None)
+    return code.co_varnames[1 : code.co_argcount] if isinstance(code, CodeType) else ()
 
 
 def _contents(cache: Any) -> Any:
     """What a cache that is an object of its own (transformers' DynamicCache) is made of."""
     if isinstance(cache, dict | list | tuple | torch.Tensor) or not hasattr(cache, "__dict__"):
         return cache
-    layers = getattr(cache, "layers", None)
-    return [vars(layer) for layer in layers] if isinstance(layers, list) else vars(cache)
+    layers = vars(cache).get("layers")
+    if not isinstance(layers, list):
+        return vars(cache)
+    return [vars(layer) for layer in layers if hasattr(layer, "__dict__")]
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
