@@ -107,6 +107,16 @@ class Views:
 
         return fragmentation.frame(fragmentation.layout(self.data, at, device, request))
 
+    def findings(self) -> "pd.DataFrame":
+        """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
+        import pandas as pd
+
+        from pytracer.analysis import findings
+        from pytracer.export.table import size_text
+
+        rows = [vars(row) for row in findings.findings(self.data, size_text)]
+        return pd.DataFrame(rows, columns=list(findings.Finding.__dataclass_fields__))
+
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
         from pytracer.analysis import views

@@ -36,7 +36,7 @@ void deleter(void* address) {
 class ReportingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    c10::DataPtr data = original->allocate(bytes);
+    c10::DataPtr data = allocate_or_report(bytes);
     if (data.get() != nullptr && reporting.load(std::memory_order_relaxed)) {
       report(Action::kAlloc, data.get(), bytes);
     }
@@ -52,6 +52,19 @@ class ReportingAllocator final : public c10::Allocator {
 
   void copy_data(void* to, const void* from, size_t bytes) const override {
     original->copy_data(to, from, bytes);
+  }
+
+ private:
+  // What fails is recorded as CUDA's allocator does it; the exception goes on as it is.
+  static c10::DataPtr allocate_or_report(size_t bytes) {
+    try {
+      return original->allocate(bytes);
+    } catch (...) {
+      if (reporting.load(std::memory_order_relaxed)) {
+        report(Action::kOom, nullptr, bytes);
+      }
+      throw;
+    }
   }
 };
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import views
+from pytracer.analysis import findings, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import ACTION, CATEGORY
 from pytracer.trace import Trace
 
+_WORTH_A_HINT = 0.05  # of the peak
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -48,7 +49,7 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = views.peak(trace, device)
     now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
-    for mistake in (_out_of_memory, _unknown, _growth, _gradients_in_forward):
+    for mistake in (_out_of_memory, _unknown, _found):
         for found in mistake(now):
             return found
     savings = [found for rule in (_activations, _state, _temporaries) for found in rule(now)]
@@ -75,39 +76,14 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
         )
 
 
-def _growth(now: _Situation) -> Iterator[Hint]:
-    """Steps are alike; what each leaves behind, something keeps."""
-    rows = views.step_rows(now.trace, now.peak.device)[1:]  # the first makes optimizer state
-    growth = [row.growth_bytes for row in rows]
-    if len(growth) < 2 or min(growth) <= 0:
-        return
-    alloc, each = allocations(now.trace), int(np.median(growth))
-    kept = views.on_device(now.trace, now.peak.device)
-    kept = kept & (alloc.completed < 0) & (alloc.step >= 1)
-    where = _named(now, kept)
-    yield Hint(
-        f"Memory grows by {now.size(each)} per step{where}: something keeps what each step makes "
-        "(a sum of losses? use loss.item() or detach()).",
-        each,
-    )
-
-
-def _named(now: _Situation, which: Mask) -> str:
-    for key in ("line", "module"):
-        found = views.holders(now.trace, key, which)
-        if found and found[0].bytes:
-            return f", made at {found[0].name}"
-    return ""
-
-
-def _gradients_in_forward(now: _Situation) -> Iterator[Hint]:
-    amount = now.peak.by_category["gradients"]
-    if now.peak.phase == "forward" and now.share("gradients") > 0.05:
-        yield Hint(
-            f"The peak is in forward while {now.size(amount)} of gradients of the step before are "
-            "still there: call optimizer.zero_grad() before forward.",
-            amount,
-        )
+def _found(now: _Situation) -> Iterator[Hint]:
+    """The finding that most of the peak is about; growth first, since it only gets worse."""
+    rows = findings.findings(now.trace, now.size, now.peak.device)
+    rows = [
+        row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
+    ]
+    for row in sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)):
+        yield Hint(f"{row.evidence}: {row.change}.", row.bytes)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:

@@ -15,6 +15,7 @@ from pytracer import errors
 from pytracer._native import C, facts
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS, Wants
+from pytracer.capture.variables import variables_of
 from pytracer.trace import Trace
 from pytracer.version import __version__
 
@@ -87,11 +88,13 @@ class Session:
     options: Options
     targets: tuple[Any, ...] = ()
     on_step: Callable[[], None] | None = None  # an optimizer has stepped
+    failed: bool = False  # an allocation failed, and the block was left because of it
     _id: int = 0
     _pid: int = 0
     _streamer: Any = None
     _clock: list[tuple[int, int]] = field(default_factory=list)
     _counters: dict[str, Any] = field(default_factory=dict)
+    _variables: list[dict[str, Any]] = field(default_factory=list)
     _errors_before: int = 0
     _memory: DeviceMemory = field(init=False)
 
@@ -142,6 +145,7 @@ class Session:
         self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()
+        self._variables = variables_of(sys._getframe(1))
         HOOKS.remove(session)
         try:
             return self._finish(session)
@@ -225,6 +229,8 @@ class Session:
                 "counters": self._counters,
                 "device_memory": self._memory.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
+                "variables": self._variables,
+                "failed": self.failed,
                 "callback_errors": C.status()["callback_errors"] - self._errors_before,
             }
         )
@@ -256,4 +262,7 @@ def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:
             for name in wanted
             for which in ("current", "peak")
         }
+        total = torch.cuda.get_device_properties(index).total_memory
+        allowed = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
+        counters[f"cuda:{index}"]["limit_bytes"] = int(total * allowed)
     return counters

@@ -1,0 +1,223 @@
+"""Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
+
+import pytest
+import torch
+
+from pytracer import trace
+from pytracer.analysis import findings
+from pytracer.export.table import size_text
+from tests.trace_builder import TraceBuilder, training_step
+
+MIB = 1 << 20
+
+
+def kinds(built: TraceBuilder) -> list[str]:
+    return [row.kind for row in findings.findings(built.trace(), size_text)]
+
+
+class Program:
+    """A model whose step can be told to waste memory."""
+
+    def __init__(self) -> None:
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 128)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        self.batch = torch.randn(64, 128)
+
+    def loss(self) -> torch.Tensor:
+        return self.model(self.batch).square().mean()
+
+    def step(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.loss()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def rows_of(traced: trace) -> dict[str, dict[str, object]]:
+    return {row["kind"]: row for row in traced.findings().to_dict("records")}
+
+
+def test_a_plain_training_loop_has_nothing_to_find() -> None:
+    program = Program()
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(4):
+            program.step()
+    assert len(t.findings()) == 0
+
+
+def test_what_a_list_keeps_of_each_step_is_named_with_its_line_and_bytes() -> None:
+    program, history = Program(), []
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(5):
+            history.append(program.model(program.batch).detach())
+            program.step()
+    row = rows_of(t)["growth"]
+    assert row["bytes"] == history[0].nbytes
+    assert "`history` keeps" in row["evidence"]
+    assert "detach()" in row["change"]
+    assert str(row["line"]).startswith("tests/test_findings.py:")
+
+
+def test_a_summed_loss_without_backward_keeps_every_graph() -> None:
+    program = Program()
+    total_loss = torch.zeros(())
+    with trace(program.model, stacks=True, devices="cpu") as t:
+        for _ in range(5):
+            total_loss = total_loss + program.loss()
+    row = rows_of(t)["growth"]
+    assert "`total_loss` keeps" in row["evidence"]
+    assert row["bytes"] >= program.batch.nbytes
+    found = rows_of(t)["evaluation"]
+    assert "torch.no_grad()" in found["change"]
+
+
+def test_a_summed_loss_that_went_backward_keeps_no_tensor_worth_naming() -> None:
+    """After backward a graph holds nodes and no saved tensors: no growth is to be claimed."""
+    program = Program()
+    total_loss = torch.zeros(())
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(5):
+            total_loss = total_loss + program.step()
+    assert "growth" not in rows_of(t)
+
+
+def test_naming_variables_keeps_nothing_alive() -> None:
+    """Looking at a function's variables leaves no copy of them behind in its frame."""
+    import weakref
+
+    with trace(devices="cpu", report=False):
+        tensor = torch.zeros(10)
+    ended = weakref.ref(tensor)
+    del tensor
+    assert ended() is None
+
+
+def test_a_dictionary_that_the_program_took_of_its_variables_is_left_alone() -> None:
+    tensor = torch.zeros(10)
+    mine = locals()
+    with trace(devices="cpu", report=False):
+        pass
+    assert mine["tensor"] is tensor
+
+
+def test_evaluation_with_grad_mode_on_is_found_beside_training() -> None:
+    program = Program()
+
+    def run(*, grad: bool) -> trace:
+        with trace(program.model, program.optimizer, devices="cpu") as t:
+            for _ in range(3):
+                program.step()
+                with torch.set_grad_enabled(grad):
+                    program.loss()
+        return t
+
+    found = rows_of(run(grad=True))["evaluation"]
+    # What ReLU gave is kept for the second Linear; what the first gave, ReLU's result is made of.
+    assert found["bytes"] == 64 * 256 * 4
+    assert "evaluation" not in rows_of(run(grad=False))
+
+
+def test_a_variable_that_keeps_activations_is_found_where_hooks_show_that_none_is_needed() -> None:
+    program = Program()
+
+    def step(*, waste: bool) -> None:
+        program.optimizer.zero_grad()
+        hidden = program.model[0](program.batch)
+        out = torch.tanh(hidden)  # saves its result, not what it is given
+        if not waste:
+            del hidden
+        out.mean().backward()
+        program.optimizer.step()
+
+    def run(*, waste: bool) -> trace:
+        with trace(
+            program.model, program.optimizer, devices="cpu", saved_tensors="hooks", stacks=True
+        ) as t:
+            for _ in range(3):
+                step(waste=waste)
+        return t
+
+    row = rows_of(run(waste=True))["held"]
+    assert row["bytes"] >= 64 * 256 * 4
+    assert "autograd did not save them" in row["evidence"]
+    spared = rows_of(run(waste=False)).get("held", {"bytes": 0})
+    assert spared["bytes"] <= row["bytes"] - 64 * 256 * 4
+
+
+def test_gradients_that_outlive_the_forward_ask_for_an_earlier_zero_grad() -> None:
+    model = torch.nn.Linear(512, 512)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def run(*, late: bool) -> trace:
+        with trace(model, optimizer, devices="cpu", report=False) as t:
+            for _ in range(3):
+                if not late:
+                    optimizer.zero_grad()
+                loss = torch.exp(model(torch.ones(1200, 512))).sum()
+                if late:
+                    optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        return t
+
+    row = rows_of(run(late=True)).get("late_zero_grad")
+    assert row is None or row["bytes"] == (512 * 512 + 512) * 4
+    assert "late_zero_grad" not in rows_of(run(late=False))
+
+
+def test_gradients_of_the_step_before_at_a_peak_in_forward() -> None:
+    b = TraceBuilder()
+    gradient = b.seed(MIB)
+    b.label(gradient, "gradients", "parameter", "w")
+    with b.module("model"), b.op("aten::mm", grad=True, at=("/home/user/train.py:3",)):
+        out = b.alloc(2 * MIB)
+    b.free(gradient)
+    b.free(out)
+    (row,) = findings.findings(b.trace(), size_text)
+    assert (row.kind, row.bytes, row.at_peak) == ("late_zero_grad", MIB, MIB)
+
+
+def test_a_cache_much_larger_than_the_need_is_found() -> None:
+    b = TraceBuilder()
+    b.meta["counters"] = {"end": {"cuda:0": {"allocated_bytes.current": 0}}}
+    b.snapshot(device="cuda:0")
+    rows = b._rows["events"]
+    block = b._block(1024 * MIB, None, device="cuda:0")
+    b._event("segment_alloc", block, block.size)
+    b.free(b.alloc(200 * MIB, device="cuda:0"))
+    assert rows
+    (row,) = findings.findings(b.trace(), size_text)
+    assert row.kind == "cache"
+    assert row.bytes == 824 * MIB
+    assert "expandable_segments" in row.change
+
+
+def test_autocasts_copies_of_the_weights_are_twins() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
+    optimizer = torch.optim.SGD(model.parameters())
+    with trace(model, optimizer, devices="cpu") as t:
+        for _ in range(2):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model(torch.ones(2048, 512)).float().sum()
+            loss.backward()
+            optimizer.step()
+    assert rows_of(t)["twins"]["bytes"] >= 512 * 512 * 2
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_two_steps_are_too_few_to_speak_of_growth(steps: int) -> None:
+    b = TraceBuilder()
+    weight = b.seed(1000)
+    b.label(weight, "weights", "parameter", "w")
+    for _ in range(steps):
+        training_step(b, weight)
+        b.alloc(500)
+    assert "growth" not in kinds(b)
+
+
+def test_nothing_recorded_nothing_found() -> None:
+    assert kinds(TraceBuilder()) == []
