@@ -2,10 +2,12 @@
 
 import dis
 import functools
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
@@ -117,6 +119,12 @@ class Views:
         rows = [vars(row) for row in findings.findings(self.data, size_text)]
         return pd.DataFrame(rows, columns=list(findings.Finding.__dataclass_fields__))
 
+    def post_mortem(self, width: int = 80) -> str:
+        """One page about the last allocation that failed; "" if none did."""
+        from pytracer.export import postmortem
+
+        return postmortem.render(self.data, width)
+
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
         from pytracer.analysis import views
@@ -208,7 +216,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
         report: print the table at the end (to stderr). By default only for a `with trace():`
-            that gives the trace no name.
+            that gives the trace no name; and when the block is left because an allocation failed,
+            a page about that, with the trace saved. `report=False` does neither.
     """
 
     def __init__(
@@ -275,13 +284,18 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Stops recording; what the block raised goes on unchanged."""
         self._entered = False
+        failed = error is not None and is_out_of_memory(error)
+        if failed and self._session is not None:
+            self._session.failed = True
         try:
             self._stop()
         except errors.CannotWrite as problem:
             if error is None:
                 raise
             warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
-        if self._report_now and self._data is not None:
+        if failed and self._report is not False and self._data is not None:
+            self._explain_out_of_memory()
+        elif self._report_now and self._data is not None:
             self._print_report()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -385,6 +399,39 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
         # stderr, so that what the program prints to stdout stays its own.
         print(self.table(color=table.wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
+
+    def _explain_out_of_memory(self) -> None:
+        """To stderr, while the program's exception goes on as it is."""
+        try:
+            page, path = self.post_mortem(), self._options.path
+            if path is None:
+                path = str(self.save(free_name("pytracer-oom", os.environ.get("RANK"))))
+            self._say(f"{page}\nsaved     {path}; look again:  pytracer summary {path}\n")
+        except Exception as problem:  # the program's own exception is what matters
+            self._say(f"pytracer: the failed allocation could not be explained: {problem}\n")
+
+    @staticmethod
+    def _say(text: str) -> None:
+        sys.stderr.write("\n" + text)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether it is an allocator's: CUDA's has a class of its own, the CPU's only its words."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+
+def free_name(stem: str, rank: str | None = None) -> Path:
+    """A file in the working directory that is not there yet, named after the rank or process."""
+    owner = f"rank{rank}" if rank is not None else str(os.getpid())
+    for number in count():
+        path = Path(f"{stem}-{owner}{f'.{number}' if number else ''}.pytrace")
+        if not path.exists():
+            break
+    return path
 
 
 class _StepListener:

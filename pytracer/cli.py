@@ -131,6 +131,8 @@ def _summary(options: argparse.Namespace) -> int:
         _print_json(_summary_document(loaded))
         return 0
     print(loaded.table(color=wants_color(sys.stdout)))
+    if loaded.data.meta.get("failed"):
+        print(f"\n{loaded.post_mortem()}")
     status = loaded.file_report.get("status")
     if status != "complete":
         print(f"\nThis file is {status}:", file=sys.stderr)

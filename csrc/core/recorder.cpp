@@ -337,7 +337,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   if (scope == 0) {
     scope = open_scope(thread);
   }
-  if (action == Action::kAlloc) {
+  if (action == Action::kAlloc || action == Action::kOom) {
     mark_allocated(frames);
   }
   uint64_t position = events.append({ticks_now(),

@@ -106,3 +106,28 @@ def line_text(trace: Trace, row: int) -> str:
     with contextlib.suppress(ValueError):
         path = str(PurePath(path).relative_to(str(home)))
     return f"{path}:{sound.stacks(trace).line[row]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something happened, as text; "" where not known."""
+
+    module: str
+    op: str
+    line: str
+    in_backward_of: bool  # these are the forward's, whose backward it was
+
+
+def place_of(trace: Trace, scope: int) -> Place:
+    """The owner of an event in this scope: of a backward, the forward that caused it."""
+    tree = scopes.tree(trace)
+    if scope >= len(tree.kind):
+        return Place("", "", "", False)
+    caused = int(_forward_op(trace)[scope])
+    at, op = caused or scope, int(_owning_op(trace)[scope])
+    return Place(
+        module=trace.strings[tree.name[tree.module[at]]] if tree.module[at] else "",
+        op=trace.strings[tree.name[op]] if op else "",
+        line=line_text(trace, int(_user_lines(trace)[at])),
+        in_backward_of=caused != 0,
+    )

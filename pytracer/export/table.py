@@ -27,12 +27,12 @@ _COLORS = {
 
 def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
     """The table as text, without a line break at its end."""
-    paint = _Paint(color)
+    paint = Paint(color)
     peak = views.peak(trace, device)
     lines = [
         *_head(trace, peak, width, paint),
         "",
-        *_categories(peak, width, paint),
+        *category_lines(peak, width, paint),
         "",
         *_holders(trace, peak, width),
         *_allocator(trace, peak, width),
@@ -76,17 +76,18 @@ def _three_digits(value: float) -> str:
     return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
 
 
-class _Paint:
+class Paint:
     """Colours, or nothing."""
 
     def __init__(self, on: bool) -> None:
         self._on = on
 
     def __call__(self, text: str, code: str) -> str:
+        """The text in that colour."""
         return f"{code}{text}{_RESET}" if self._on and code and text else text
 
 
-def _head(trace: Trace, peak: views.Peak, width: int, paint: _Paint) -> Iterator[str]:
+def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     when = "before the first event"
     if peak.phase is not None:
@@ -99,7 +100,8 @@ def _head(trace: Trace, peak: views.Peak, width: int, paint: _Paint) -> Iterator
         yield paint(f"also {', '.join(listed)}"[:width], _DIM)
 
 
-def _categories(peak: views.Peak, width: int, paint: _Paint) -> Iterator[str]:
+def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
+    """A row and a bar per category."""
     room = width - 38
     largest = max(*peak.by_category.values(), 1)
     for name, amount in peak.by_category.items():
@@ -155,7 +157,7 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
 def _advice(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
     found = hints.hint(trace, size_text, peak.device if views.devices(trace) else None)
     if found is not None:
-        yield from _paragraph("hint", found.text, width)
+        yield from paragraph("hint", found.text, width)
 
 
 def _health(trace: Trace, width: int) -> Iterator[str]:
@@ -163,10 +165,10 @@ def _health(trace: Trace, width: int) -> Iterator[str]:
     bad = [row for row in views.health_rows(trace) if row.severity != "info"]
     for row in bad[:2]:
         text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
-        yield from _paragraph("lost" if row.severity == "loss" else "health", text, width)
+        yield from paragraph("lost" if row.severity == "loss" else "health", text, width)
 
 
-def _recorded(trace: Trace, width: int, paint: _Paint) -> Iterator[str]:
+def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     events = len(trace.events.ticks)
     parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
     overhead = trace.meta.get("overhead_ns")
@@ -175,7 +177,8 @@ def _recorded(trace: Trace, width: int, paint: _Paint) -> Iterator[str]:
     yield paint(f"{'recorded':<{_MARGIN}}{', '.join(parts)}"[:width], _DIM)
 
 
-def _paragraph(title: str, text: str, width: int) -> list[str]:
+def paragraph(title: str, text: str, width: int) -> list[str]:
+    """A text beside its title, over as many lines as it needs."""
     return textwrap.wrap(
         text,
         width,

@@ -1,0 +1,103 @@
+"""Out of memory on one page: who asked for how much, what was in the way, what makes room."""
+
+import textwrap
+from collections.abc import Iterator
+
+from pytracer.analysis import owners, postmortem
+from pytracer.analysis.postmortem import Change, Failure, Held
+from pytracer.export.table import Paint, category_lines, paragraph, size_text, time_text
+from pytracer.trace import Trace
+
+_MARGIN = 10
+_MOST_CHANGES = 5
+_MOST_NEEDLESS = 3
+
+
+def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
+    """The page as text, without a line break at its end; "" if no allocation failed."""
+    failed = postmortem.failure(trace)
+    if failed is None:
+        return ""
+    lines = [
+        *_head(failed, width),
+        "",
+        *category_lines(failed.moment, width, Paint(color)),
+        "",
+        *_largest(postmortem.largest(trace, failed), width),
+        *_needless(trace, failed, width),
+        *_changes(postmortem.changes(trace, failed, size_text), failed, width),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _head(failed: Failure, width: int) -> Iterator[str]:
+    moment = failed.moment
+    phase = f"in {moment.phase}" if moment.phase != "other" else "between phases"
+    when = f"step {moment.step}, {phase}, {time_text(moment.time_ns)} after the start"
+    yield f"out of memory on {moment.device}   {when}"[:width]
+    yield ""
+    yield from paragraph("asked", f"{size_text(failed.asked)}{_by(failed.place)}", width)
+    yield from paragraph("alive", ", ".join(_room(failed)), width)
+
+
+def _by(place: owners.Place) -> str:
+    parts = f" for {place.op}" if place.op else ""
+    parts += " in the backward" * place.in_backward_of
+    if place.module:
+        parts += f" {'of' if place.in_backward_of else 'in'} {place.module}"
+    return parts + (f", {place.line}" if place.line else "")
+
+
+def _room(failed: Failure) -> Iterator[str]:
+    yield size_text(failed.moment.bytes)
+    if failed.reserved is not None:
+        yield f"{size_text(failed.reserved)} reserved"
+    if failed.fragmented:
+        yield f"{size_text(failed.fragmented)} of it in pieces that did not serve"
+    if failed.limit is not None:
+        yield f"limit {size_text(failed.limit)}"
+    if failed.device_free is not None:
+        yield f"{size_text(failed.device_free)} free on the device"
+    if failed.missing is not None:
+        yield f"short by {size_text(failed.missing)}"
+
+
+def _largest(rows: list[Held], width: int) -> Iterator[str]:
+    for i, row in enumerate(rows):
+        title = "largest" if i == 0 else ""
+        what = row.name or row.op
+        parts = [what, row.shape, row.dtype, "" if row.name else row.module, row.line]
+        if row.category == "optimizer_state":
+            parts.insert(0, row.role)
+        count = f"{row.blocks:,} blocks: " if row.blocks > 1 else ""
+        text = count + ", ".join(part for part in parts if part)
+        yield f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}{text}"[:width]
+
+
+def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
+    found = postmortem.needless(trace, failed, size_text)
+    for i, row in enumerate(found[:_MOST_NEEDLESS]):
+        line = f" ({row.line})" if row.line and row.line not in row.evidence else ""
+        text = f"{size_text(row.at_peak)}: {row.evidence}{line}."
+        yield from paragraph("needless" if i == 0 else "", text, width)
+
+
+def _changes(rows: list[Change], failed: Failure, width: int) -> Iterator[str]:
+    for i, row in enumerate(rows[:_MOST_CHANGES]):
+        title = "changes" if i == 0 else ""
+        amount = ("up to " if row.at_most else "") + size_text(row.bytes)
+        enough = {True: "enough", False: "not enough", None: ""}[row.fits]
+        if row.fits and row.at_most:
+            enough = "may be enough"
+        text = f"{row.text}: {amount}{', ' if enough else ''}{enough}"
+        yield from textwrap.wrap(
+            text,
+            width,
+            initial_indent=f"{title:<{_MARGIN}}",
+            subsequent_indent=" " * (_MARGIN + 2),
+            break_long_words=False,
+        )
+    if rows and failed.missing is None:
+        yield from paragraph(
+            "", "By how much it failed is not known: the CPU's allocator does not tell.", width
+        )

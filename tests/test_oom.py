@@ -1,0 +1,288 @@
+"""An allocation that fails is explained, and the exception goes on as if nobody had looked."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import pytracer
+from pytracer import trace
+from pytracer.analysis import postmortem
+from pytracer.export.table import size_text
+from tests.trace_builder import TraceBuilder
+
+MIB = 1 << 20
+TOO_MUCH = 1 << 44  # of float32: more than any machine's address space has
+
+
+class Greedy(torch.nn.Module):
+    """Asks for too much in its forward, or in its backward."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 64)
+        self.when = when
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        if self.when == "forward":
+            torch.empty(TOO_MUCH)
+        if self.when == "backward":
+            y.register_hook(lambda gradient: gradient.new_empty(TOO_MUCH))
+        return y
+
+
+class GreedyOptimizer(torch.optim.SGD):
+    """Asks for too much as it steps."""
+
+    def step(self, closure: None = None) -> None:
+        torch.empty(TOO_MUCH)
+
+
+def a_step(when: str) -> Callable[[], None]:
+    model = Greedy(when)
+    kind = GreedyOptimizer if when == "optimizer" else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = model(torch.ones(512, 64)).tanh().sum()
+        loss.backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("when", ["forward", "backward", "optimizer"])
+def test_the_page_says_who_asked_for_how_much_and_when(when, folder, capsys) -> None:
+    step = a_step(when)
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), trace(stacks=True):
+        step()
+    page = capsys.readouterr().err
+    assert f"out of memory on cpu   step 0, in {when}" in page
+    assert "asked     64.0 TiB for aten::" in page
+    assert "test_oom.py:" in page.split("alive")[0]
+    assert "short by" not in page  # the CPU does not tell, and nothing is made up
+    (saved,) = folder.glob("pytracer-oom-*.pytrace")
+    assert f"pytracer summary {saved.name}" in page
+    loaded = pytracer.load(saved)
+    assert loaded.post_mortem() in page
+    assert max(map(len, loaded.post_mortem().splitlines())) <= 80
+
+
+def test_the_exception_is_the_programs_own_and_unchanged(folder, capsys) -> None:
+    def fail() -> RuntimeError:
+        with pytest.raises(RuntimeError) as caught:
+            torch.empty(TOO_MUCH)
+        return caught.value
+
+    plain = fail()
+    seen: list[BaseException] = []
+
+    def fail_and_look() -> None:
+        try:
+            torch.empty(TOO_MUCH)
+        except RuntimeError as error:
+            seen.append(error)
+            raise
+
+    with pytest.raises(RuntimeError) as caught, trace(devices="cpu"):
+        fail_and_look()
+    assert caught.value is seen[0]
+    assert type(caught.value) is type(plain)
+    assert str(caught.value) == str(plain)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_earlier_files_are_kept(folder, capsys) -> None:
+    for _ in range(3):
+        with pytest.raises(RuntimeError), trace(devices="cpu"):
+            torch.empty(TOO_MUCH)
+    assert len(list(folder.glob("pytracer-oom-*.pytrace"))) == 3
+
+
+def test_ranks_have_files_of_their_own(folder, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(RuntimeError), trace(devices="cpu"):
+        torch.empty(TOO_MUCH)
+    assert (folder / "pytracer-oom-rank3.pytrace").exists()
+
+
+def test_report_false_is_silent_and_leaves_no_file(folder, capsys) -> None:
+    with pytest.raises(RuntimeError), trace(devices="cpu", report=False) as t:
+        torch.empty(TOO_MUCH)
+    assert capsys.readouterr().err == ""
+    assert list(folder.iterdir()) == []
+    assert "out of memory on cpu" in t.post_mortem()
+
+
+def test_a_failure_that_the_program_got_over_is_no_death(folder, capsys) -> None:
+    """A library that tries a smaller workspace next is not out of memory."""
+    with trace(devices="cpu", report=False) as t:
+        with pytest.raises(RuntimeError):
+            torch.empty(TOO_MUCH)
+        torch.ones(10)
+    assert not t.data.meta["failed"]
+    assert list(folder.iterdir()) == []
+    with pytest.raises(ValueError, match="another"), trace(devices="cpu"):
+        raise ValueError("another")
+    assert "out of memory" not in capsys.readouterr().err
+
+
+def test_a_streamed_trace_is_the_saved_one(folder, capsys) -> None:
+    with pytest.raises(RuntimeError), trace(devices="cpu", path="run.pytrace"):
+        torch.empty(TOO_MUCH)
+    assert [path.name for path in folder.iterdir()] == ["run.pytrace"]
+    assert "pytracer summary run.pytrace" in capsys.readouterr().err
+    assert pytracer.load("run.pytrace").data.meta["failed"]
+
+
+# ---------------------------------------------------------------- a device that tells more
+
+
+def a_full_device(*, phase: str = "forward") -> TraceBuilder:
+    """A device of 100 MiB whose allocator holds all of it, 8 MiB of that in pieces."""
+    b = TraceBuilder()
+    cuda = {"device": "cuda:0"}
+    b.snapshot(**cuda)
+    whole = b._block(100 * MIB, None, **cuda)
+    b._event("segment_alloc", whole, whole.size)
+    weight = b.alloc(20 * MIB, **cuda)
+    b.label(weight, "weights", "parameter", "h.0.weight", "5120x1024", "float32")
+    batch = b.alloc(4 * MIB, **cuda)
+    b.label(batch, "inputs", "batch", "", "16x65536", "float32")
+    ops = []
+    with b.module("model"):
+        for layer in range(4):
+            with (
+                b.module(f"h.{layer}"),
+                b.op("aten::linear", grad=True, at=("/home/user/train.py:9",)) as op,
+            ):
+                b.alloc(17 * MIB, **cuda)
+                ops.append(op)
+        if phase == "forward":
+            with b.module("head"), b.op("aten::mm", grad=True, at=("/home/user/train.py:11",)):
+                b.oom(16 * MIB, **cuda)
+    if phase == "backward":
+        with (
+            b.backward(),
+            b.node("LinearBackward0", forward=ops[-1]),
+            b.op("aten::mm", at=("/home/user/train.py:12",)),
+        ):
+            b.oom(16 * MIB, **cuda)
+    b.meta["counters"] = {
+        "end": {"cuda:0": {"allocated_bytes.current": 92 * MIB, "limit_bytes": 100 * MIB}}
+    }
+    b.meta["failed"] = True
+    return b
+
+
+def test_what_was_missing_is_what_the_driver_could_not_give() -> None:
+    failed = postmortem.failure(a_full_device().trace())
+    assert failed is not None
+    assert failed.asked == 16 * MIB
+    assert failed.moment.bytes == 92 * MIB
+    assert failed.reserved == 100 * MIB
+    assert failed.fragmented == 8 * MIB
+    assert failed.missing == 16 * MIB
+    assert failed.moment.phase == "forward"
+    assert (failed.place.module, failed.place.op) == ("head", "aten::mm")
+    assert failed.place.line == "train.py:11"
+
+
+def test_of_the_changes_that_are_enough_the_smallest_comes_first() -> None:
+    trace_ = a_full_device().trace()
+    failed = postmortem.failure(trace_)
+    assert failed is not None
+    found = postmortem.changes(trace_, failed, size_text)
+    enough = [change for change in found if change.fits]
+    assert found[: len(enough)] == enough
+    assert [change.bytes for change in enough] == sorted(change.bytes for change in enough)
+    assert all(change.bytes >= 16 * MIB for change in enough)
+    by_text = {change.text: change for change in found}
+    # 68 MiB of activations, 4 of inputs and the 16 asked for: 5.5 MiB for each of 16 samples.
+    batch = by_text["a batch of 13 instead of 16"]
+    assert batch.fits
+    assert batch.bytes == 88 * MIB * 3 // 16
+    assert by_text["torch.utils.checkpoint on the 4 modules h.*"].bytes == 51 * MIB
+    pieces = by_text["PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"]
+    assert (pieces.bytes, pieces.fits) == (8 * MIB, False)
+
+
+def test_a_failure_in_backward_names_the_forward_behind_it() -> None:
+    failed = postmortem.failure(a_full_device(phase="backward").trace())
+    assert failed is not None
+    assert failed.moment.phase == "backward"
+    assert failed.place.in_backward_of
+    assert (failed.place.module, failed.place.line) == ("h.3", "train.py:9")
+
+
+def test_the_page_is_one_page() -> None:
+    page = pytracer.LoadedTrace(a_full_device().trace()).post_mortem()
+    assert "short by 16.0 MiB" in page
+    assert "train.py:11" in page
+    assert len(page.splitlines()) < 40
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_without_a_failure_there_is_no_page() -> None:
+    assert pytracer.LoadedTrace(TraceBuilder().trace()).post_mortem() == ""
+
+
+# ---------------------------------------------------------------- the real thing
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("when", ["forward", "backward", "optimizer"])
+def test_a_limit_on_the_gpu_is_explained_where_it_strikes(when, folder, capsys) -> None:
+    """16 layers of 64 MiB; the limit leaves room for what comes before `when` and not for it."""
+    torch.cuda.empty_cache()
+    width, layers = 4096, 16
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width, bias=False) for _ in range(layers)))
+    model.cuda()
+    weights = sum(p.nbytes for p in model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = {"forward": 16384, "backward": 2048, "optimizer": 64}[when]
+    batch = torch.randn(rows, width, device="cuda")
+    room = {"forward": 8 * batch.nbytes, "backward": 17 * batch.nbytes + weights // 2}
+    room["optimizer"] = 2 * weights  # gradients, and half of Adam's state
+    total = torch.cuda.get_device_properties(0).total_memory
+    limit = torch.cuda.memory_reserved() + room[when]
+
+    def step() -> None:
+        model(batch).sum().backward()
+        optimizer.step()
+
+    torch.cuda.set_per_process_memory_fraction(limit / total)
+    try:
+        with pytest.raises(torch.OutOfMemoryError), trace(model, optimizer, stacks=True) as t:
+            step()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        torch.cuda.empty_cache()
+    failed = postmortem.failure(t.data)
+    assert failed is not None
+    assert failed.moment.phase == when
+    assert failed.limit is not None
+    assert abs(failed.limit - limit) < 4 * MIB
+    assert failed.missing is not None
+    assert failed.missing > 0
+    assert failed.reserved is not None
+    assert failed.reserved <= failed.limit
+    most = {"forward": "activations", "backward": "weights", "optimizer": "gradients"}[when]
+    share = failed.moment.by_category[most] / failed.moment.bytes
+    assert share > 0.2, failed.moment.by_category
+    assert failed.place.op.startswith("aten::")
+    assert "test_oom.py:" in failed.place.line
+    page = capsys.readouterr().err
+    assert f"out of memory on cuda:0   step 0, in {when}" in page
+    assert "changes" in page
