@@ -6,7 +6,49 @@ with trace():
     train_step(batch)
 """
 
-from pytracer.api import LoadedTrace, load, trace
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from pytracer.version import __version__
 
+if TYPE_CHECKING:
+    from pytracer.api import LoadedTrace, load, trace
+
 __all__ = ["LoadedTrace", "__version__", "load", "trace"]
+
+
+class _Package(ModuleType):
+    """Imports torch only when something is asked for that needs it.
+
+    `pytracer run` must not: a program may set the environment before its own `import torch`.
+    """
+
+    @property
+    def trace(self) -> Any:
+        """The class, though a submodule has the same name."""
+        from pytracer.api import trace
+
+        return trace
+
+    @trace.setter
+    def trace(self, submodule: ModuleType) -> None:
+        """Importing the submodule would put it in the class's place."""
+
+
+sys.modules[__name__].__class__ = _Package
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("LoadedTrace", "load"):
+        from pytracer import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext pytracer`."""
+    from pytracer.integrations.ipython import register
+
+    register(shell)

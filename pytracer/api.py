@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from typing_extensions import Self
 
+    from pytracer.analysis.budgets import Exceeded
     from pytracer.analysis.views import Peak
     from pytracer.export.chrome import Exported
 
@@ -119,6 +120,15 @@ class Views:
         rows = [vars(row) for row in findings.findings(self.data, size_text)]
         return pd.DataFrame(rows, columns=list(findings.Finding.__dataclass_fields__))
 
+    def check(self, **limits: int | str) -> "list[Exceeded]":
+        """Limits that do not hold: `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
+
+        A category's limit is on its own peak. An empty list is good news.
+        """
+        from pytracer.analysis import budgets
+
+        return budgets.check(self.data, limits)
+
     def post_mortem(self, width: int = 80) -> str:
         """One page about the last allocation that failed; "" if none did."""
         from pytracer.export import postmortem
@@ -215,6 +225,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         devices: "cpu", "cuda" or both; by default CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
+        on_trace_ready: called with the trace whenever a recording ends: at the end of the block,
+            or of each of the schedule's windows.
         report: print the table at the end (to stderr). By default only for a `with trace():`
             that gives the trace no name; and when the block is left because an allocation failed,
             a page about that, with the trace saved. `report=False` does neither.
@@ -231,6 +243,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         devices: str | Sequence[str] | None = None,
         path: str | Path | None = None,
         max_events: int | None = None,
+        on_trace_ready: "Callable[[trace], None] | None" = None,
         report: bool | None = None,
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
@@ -247,6 +260,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             max_events=max_events,
         )
         self._schedule = schedule
+        self._on_trace_ready = on_trace_ready
         self._report = report
         self._report_now = bool(report)
         self._session: Session | None = None
@@ -269,10 +283,14 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._step = self._cycle = 0
         if self._report is None:
             self._report_now = _has_no_name(sys._getframe(1))
+        if self._schedule is not None:
+            # One for the whole block: an optimizer that steps is going through these hooks.
+            self._listener = _StepListener(self._optimizer_stepped)
         try:
             self._follow_schedule()
         except BaseException:
             self._entered = False
+            self._stop_listening()
             raise
         return self
 
@@ -284,6 +302,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Stops recording; what the block raised goes on unchanged."""
         self._entered = False
+        self._stop_listening()
         failed = error is not None and is_out_of_memory(error)
         if failed and self._session is not None:
             self._session.failed = True
@@ -324,6 +343,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._next_step()
 
     @property
+    def recording(self) -> bool:
+        """Whether the block is still running; a schedule may have a pause just now."""
+        return self._entered
+
+    @property
     def data(self) -> Trace:
         """The recorded columns; while recording, what there is so far."""
         if self._session is not None and self._session.running:
@@ -347,8 +371,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
                 self._start()
         elif recording:
             self._stop()
-        if self._session is None and self._schedule is not None:
-            self._wait_for_steps()
 
     def _next_step(self) -> None:
         if self._schedule is None:
@@ -363,36 +385,32 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if not self._user_steps:
             self._next_step()
 
-    def _wait_for_steps(self) -> None:
-        """Between the schedule's windows only the optimizers' steps are listened to."""
-        self._waiting = _StepListener(self._optimizer_stepped)
-
     def _start(self) -> None:
-        self._stop_waiting()
         options = self._options
         if not options.devices:
             options = replace(options, devices=default_devices(self._targets))
         if options.path is not None and self._cycle:
             options = replace(options, path=_numbered(options.path, self._cycle))
-        listener = self._optimizer_stepped if self._schedule is not None else None
-        session = Session(options, self._targets, listener)
+        session = Session(options, self._targets)
         session.start()
         self._session = session
 
     def _stop(self) -> None:
-        self._stop_waiting()
         session, self._session = self._session, None
         if session is not None:
             data = session.stop()
             self._cycle += 1
             # A schedule may have opened a window in which nothing came any more.
-            if data is not None and (self._data is None or data.has_allocations):
+            keep = self._data is None or session.failed or (data and data.has_allocations)
+            if data is not None and keep:
                 self._data = data
+                if self._on_trace_ready is not None:
+                    self._on_trace_ready(self)
 
-    def _stop_waiting(self) -> None:
-        waiting: _StepListener | None = self.__dict__.pop("_waiting", None)
-        if waiting is not None:
-            waiting.close()
+    def _stop_listening(self) -> None:
+        listener: _StepListener | None = self.__dict__.pop("_listener", None)
+        if listener is not None:
+            listener.close()
 
     def _print_report(self) -> None:
         from pytracer.export import table
@@ -435,7 +453,7 @@ def free_name(stem: str, rank: str | None = None) -> Path:
 
 
 class _StepListener:
-    """Hears optimizer steps while nothing records."""
+    """Hears every optimizer's steps."""
 
     def __init__(self, heard: Callable[[], None]) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook

@@ -9,7 +9,9 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ JSON_VERSION = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
     parser = _parser()
+    arguments, program = _without_program(sys.argv[1:] if arguments is None else arguments)
     options = parser.parse_args(arguments)
     if options.command is None:
         parser.print_help()
         return errors.UsageError.exit_code
+    if options.command == "run":
+        return _run(options, program)
     command: Callable[[argparse.Namespace], int] = options.run
     try:
         return command(options)
@@ -62,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     summary.add_argument("file", type=Path, help="a .pytrace file")
     summary.add_argument("--json", action="store_true", help="one JSON document on stdout")
     summary.set_defaults(run=_summary)
+
+    _add_run(commands)
+    _add_check(commands)
 
     export = commands.add_parser(
         "export", help="a saved trace as a timeline for https://ui.perfetto.dev"
@@ -126,11 +134,13 @@ def _summary(options: argparse.Namespace) -> int:
     from pytracer.api import load
     from pytracer.export.table import wants_color
 
-    loaded = load(options.file)
+    with _patience(f"reading {options.file}"):
+        loaded = load(options.file)
+        table = loaded.table(color=wants_color(sys.stdout))
     if options.json:
         _print_json(_summary_document(loaded))
         return 0
-    print(loaded.table(color=wants_color(sys.stdout)))
+    print(table)
     if loaded.data.meta.get("failed"):
         print(f"\n{loaded.post_mortem()}")
     status = loaded.file_report.get("status")
@@ -153,7 +163,8 @@ def _summary_document(loaded: Any) -> dict[str, Any]:
         },
         "categories": json.loads(loaded.summary().reset_index().to_json(orient="records")),
         "meta": dict(loaded.data.meta),
-        "file": loaded.file_report,
+        "findings": json.loads(loaded.findings().to_json(orient="records")),
+        "file": dict(loaded.data.file_report),
     }
 
 
@@ -268,7 +279,269 @@ def _doctor(options: argparse.Namespace) -> int:
     return 1 if any(check["verdict"] == "failed" for check in results) else 0
 
 
+# ---------------------------------------------------------------------- run
+
+_RUN_HELP = """\
+Runs a script as Python would, with its arguments, and records its memory:
+
+  pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
+  pytracer run -o run.pytrace -m my.training  a module, as python -m
+  pytracer run --steps 50 --stacks train.py   more steps, and Python lines
+  torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
+  accelerate launch -m pytracer run train.py
+
+A step ends at every optimizer.step(). The first steps are written to the file as they happen, so
+that a killed process leaves one. The rest is watched, 20 steps at a time and without keeping
+them: if an allocation fails later on, it is explained and saved as well. --no-watch stops
+tracing after the first steps. A program without steps is recorded to its end.
+
+Options for pytracer come before the script; what comes after it is the script's own. Its exit
+code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
+rank 0 talks.
+"""
+
+
+def _add_run(commands: Any) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run a script or module and record its memory",
+        description=_RUN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
+    )
+    run.add_argument("-o", "--output", type=Path, help="default: SCRIPT.pytrace")
+    run.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    run.add_argument(
+        "--steps", type=_steps, default=5, metavar="N", help='steps to keep (default 5; or "all")'
+    )
+    run.add_argument(
+        "--schedule",
+        type=_schedule,
+        metavar="WAIT,WARMUP,ACTIVE",
+        help="which steps to keep instead, as torch.profiler.schedule counts them",
+    )
+    run.add_argument("--no-watch", action="store_true", help="do not trace the steps after those")
+    run.add_argument("--stacks", action="store_true", help="also the Python line of everything")
+    run.add_argument("--detail", choices=("op", "category"), default="op")
+    run.add_argument("--saved-tensors", choices=("auto", "hooks"), default="auto")
+    run.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
+    run.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
+    run.set_defaults(run=None)
+
+
+def _steps(text: str) -> int | None:
+    return None if text == "all" else _positive(text)
+
+
+def _schedule(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) for part in text.split(","))
+    if len(numbers) != 3 or min(numbers) < 0 or numbers[2] < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not WAIT,WARMUP,ACTIVE, say 1,1,3")
+    return numbers
+
+
+_TAKE_A_VALUE = {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
+_TAKE_A_VALUE |= {"--device", "--json"}
+
+
+def _without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits `run`'s own options from the program, whose options are none of our business.
+
+    A module's program begins with "-m".
+    """
+    given = list(arguments)
+    if not given or given[0] != "run":
+        return given, []
+    at = 1
+    while at < len(given):
+        if given[at] == "--":
+            return given[:at], given[at + 1 :]
+        if given[at] == "-m" or not given[at].startswith("-"):
+            return given[:at], given[at:]
+        at += 2 if given[at] in _TAKE_A_VALUE else 1
+    return given, []
+
+
+def _run(options: argparse.Namespace, program: list[str]) -> int:
+    """What the program raises is not caught: Python ends as it would without us."""
+    from pytracer import runner
+
+    as_module = program[:1] == ["-m"]
+    words = program[1:] if as_module else program
+    if not words:
+        print("pytracer: run what? pytracer run train.py, or pytracer run -h", file=sys.stderr)
+        return errors.UsageError.exit_code
+    plan = runner.Plan(
+        program=tuple(words),
+        as_module=as_module,
+        output=options.output,
+        force=options.force,
+        skip=sum(options.schedule[:2]) if options.schedule else 0,
+        steps=options.schedule[2] if options.schedule else options.steps,
+        watch=not options.no_watch,
+        devices=(options.device,) if options.device else (),
+        options={
+            "stacks": options.stacks,
+            "detail": options.detail,
+            "saved_tensors": options.saved_tensors,
+        },
+    )
+    prepared: Callable[[], int]
+    try:
+        prepared = runner.prepare(plan, _Teller(options.json, options.force))
+    except errors.PytracerError as error:
+        print(f"pytracer: {error}", file=sys.stderr)
+        return error.exit_code
+    return prepared()
+
+
+class _Teller:
+    """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
+
+    def __init__(self, json_file: Path | None, force: bool) -> None:
+        from pytracer import runner
+
+        self._rank, self._json, self._force = runner.rank(), json_file, force
+        if json_file is not None and json_file.exists() and not force:
+            raise errors.CannotWrite(f"{json_file} exists; -f overwrites it")
+
+    def line(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"pytracer: {text}", file=sys.stderr)
+
+    def recorded(self, traced: Any, path: Path) -> None:
+        if self._rank != 0:
+            return
+        from pytracer.export.table import wants_color
+
+        with _patience("analysing"):
+            table = traced.table(color=wants_color(sys.stderr))
+        print(f"\n{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
+        print(f"  pytracer summary {path}", file=sys.stderr)
+        print(f"  pytracer export {path}    a timeline for Perfetto", file=sys.stderr)
+        if self._json is not None:
+            document = {"pytracer_json": JSON_VERSION, **_summary_document(traced)}
+            self._json.write_text(json.dumps(document, indent=2) + "\n")
+
+    def page(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"\n{text}", file=sys.stderr)
+        else:
+            last = text.splitlines()[-1]
+            print(f"pytracer: rank {self._rank}: {' '.join(last.split())}", file=sys.stderr)
+
+
+# ---------------------------------------------------------------------- check
+
+
+def _add_check(commands: Any) -> None:
+    check = commands.add_parser(
+        "check",
+        help="hold a saved trace against a budget; exit code 3 if it is exceeded",
+        description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000 (bytes).",
+    )
+    check.add_argument("file", type=Path, help="a .pytrace file")
+    check.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
+    check.add_argument(
+        "--max",
+        action="append",
+        default=[],
+        metavar="CATEGORY=SIZE",
+        help="of one category at its own peak, say activations=10GiB; may be repeated",
+    )
+    check.add_argument("--max-growth", metavar="SIZE", help="per step, once the first is over")
+    check.add_argument("--baseline", type=Path, metavar="FILE", help="show what grew since this")
+    check.add_argument(
+        "--max-increase", metavar="SIZE|PERCENT", help="of the peak over the baseline's, say 5%%"
+    )
+    check.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    check.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pytracer.analysis import budgets
+    from pytracer.api import load
+    from pytracer.export import budget
+    from pytracer.export.table import size_text
+
+    limits = _limits(options)
+    with _patience(f"reading {options.file}"):
+        loaded = load(options.file)
+        baseline = load(options.baseline) if options.baseline else None
+        if options.max_increase is not None:
+            assert baseline is not None
+            allowed = _increase(options.max_increase, baseline.peak.bytes)
+            limits["peak"] = min(limits.get("peak", allowed), allowed)
+        exceeded = loaded.check(**limits)
+        changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
+    if options.json:
+        _print_json(
+            {
+                "file": str(options.file),
+                "limits": {name: budgets.parse_size(size) for name, size in limits.items()},
+                "peak": loaded.peak.bytes,
+                "exceeded": [vars(row) for row in exceeded],
+                "differences": [vars(row) for row in changed],
+            }
+        )
+        return errors.BudgetExceeded.exit_code if exceeded else 0
+    if exceeded:
+        print(f"{loaded.table()}\n")
+    if baseline is not None:
+        print("\n".join((*budget.difference_lines(changed), "")))
+    if exceeded:
+        print("\n".join(budget.exceeded_lines(exceeded)))
+        print(f"Look closer with:  pytracer summary {options.file}")
+        return errors.BudgetExceeded.exit_code
+    print(f"Within the budget: the peak is {size_text(loaded.peak.bytes)}.")
+    return 0
+
+
+def _limits(options: argparse.Namespace) -> dict[str, int | str]:
+    from pytracer.analysis.budgets import parse_size
+
+    limits: dict[str, int | str] = {}
+    if options.max_peak is not None:
+        limits["peak"] = parse_size(options.max_peak)
+    for text in options.max:
+        name, equals, size = text.partition("=")
+        if not equals:
+            raise errors.UsageError(f"--max {text}: say which, as in --max activations=10GiB")
+        limits[name] = parse_size(size)
+    if options.max_growth is not None:
+        limits["growth_per_step"] = parse_size(options.max_growth)
+    if options.max_increase is not None and options.baseline is None:
+        raise errors.UsageError("--max-increase is over a --baseline: name one")
+    if not limits and options.max_increase is None:
+        raise errors.UsageError("check against what? say --max-peak 40GiB, or see check -h")
+    return limits
+
+
+def _increase(text: str, before: int) -> int:
+    """The peak that is allowed."""
+    from pytracer.analysis.budgets import parse_size
+
+    if text.endswith("%"):
+        try:
+            return before + int(before * float(text[:-1]) / 100)
+        except ValueError:
+            raise errors.UsageError(f"--max-increase {text}: that is no percentage") from None
+    return before + parse_size(text)
+
+
 # ---------------------------------------------------------------------- printing
+
+
+@contextmanager
+def _patience(doing: str) -> Iterator[None]:
+    """Says what takes so long, if it takes longer than two seconds."""
+    timer = threading.Timer(2.0, lambda: print(f"pytracer: {doing} ...", file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _print_json(document: dict[str, Any]) -> None:

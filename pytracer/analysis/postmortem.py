@@ -181,7 +181,7 @@ def changes(trace: Trace, failed: Failure, size: Size) -> list[Change]:
     rows = [(row.change, row.at_peak, False) for row in needless(trace, failed, size)]
     for rule in (_defragment, _smaller_batch, _checkpoint, _twins, _optimizer, _pieces):
         rows += rule(now, failed)
-    worth = _WORTH * max(failed.moment.bytes, 1)
+    worth = _WORTH * max(failed.moment.bytes, failed.asked)
     found = [
         Change(text, amount, at_most, _fits(failed, amount))
         for text, amount, at_most in rows

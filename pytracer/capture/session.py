@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,6 @@ class Session:
 
     options: Options
     targets: tuple[Any, ...] = ()
-    on_step: Callable[[], None] | None = None  # an optimizer has stepped
     failed: bool = False  # an allocation failed, and the block was left because of it
     _id: int = 0
     _pid: int = 0
@@ -120,9 +119,7 @@ class Session:
         except BaseException:
             self._abandon()
             raise
-        if self.on_step is not None:
-            HOOKS.step_listeners.append(self.on_step)
-        HOOKS.step_listeners.insert(0, self._memory.stepped)
+        HOOKS.step_listeners.append(self._memory.stepped)
         HOOKS.root_listeners.append(self._memory.called)
         self._counters["begin"] = _allocator_counters(self.options.devices)
 
@@ -137,8 +134,6 @@ class Session:
             self._forget_in_child()
             return None
         session, self._id = self._id, 0
-        if self.on_step in HOOKS.step_listeners:
-            HOOKS.step_listeners.remove(self.on_step)
         if self._memory.stepped in HOOKS.step_listeners:
             HOOKS.step_listeners.remove(self._memory.stepped)
             HOOKS.root_listeners.remove(self._memory.called)

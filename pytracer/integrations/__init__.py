@@ -1,0 +1,1 @@
+"""One file per framework; each imports its framework, and nothing else here does."""

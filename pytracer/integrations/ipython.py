@@ -1,0 +1,43 @@
+"""`%load_ext pytracer`, then `%%memtrace` in front of a cell or `%memtrace` in front of a line."""
+
+from typing import Any
+
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from pytracer import errors
+from pytracer.api import trace
+
+_OPTIONS = {"--stacks": ("stacks", True), "--category": ("detail", "category")}
+
+
+@magics_class
+class MemoryMagics(Magics):  # type: ignore[misc]
+    """The magics; the last trace is left in the variable `memtrace`."""
+
+    @line_cell_magic  # type: ignore[untyped-decorator]
+    def memtrace(self, line: str, cell: str | None = None) -> None:
+        """Traces a cell (or the rest of the line) and shows the table.
+
+        `%%memtrace --stacks` also takes Python lines; `--category` is quicker and knows no ops.
+        The names of models and optimizers may follow: `%%memtrace model optimizer`.
+        """
+        words = line.split()
+        options: dict[str, Any] = {}
+        while words and words[0].startswith("--"):
+            word = words.pop(0)
+            if word not in _OPTIONS:
+                raise errors.UsageError(f"%memtrace has no {word}; it has {', '.join(_OPTIONS)}")
+            name, value = _OPTIONS[word]
+            options[name] = value
+        targets = [self.shell.user_ns[word] for word in words] if cell is not None else []
+        code = cell if cell is not None else " ".join(words)
+        with trace(*targets, report=False, **options) as traced:
+            result = self.shell.run_cell(code)
+        self.shell.user_ns["memtrace"] = traced
+        print(traced)  # noqa: T201 - a magic's result is what it prints
+        result.raise_error()
+
+
+def register(shell: Any) -> None:
+    """Called by `%load_ext pytracer`."""
+    shell.register_magics(MemoryMagics)

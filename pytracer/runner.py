@@ -1,0 +1,352 @@
+"""Runs a program that knows nothing of us, as Python itself would, and records it.
+
+Recording begins when the program has imported torch, and not before: what it does to the
+environment first (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES) then means what it means without us.
+"""
+
+import importlib.abc
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, Protocol
+
+from pytracer import errors
+
+_HERE = str(Path(__file__).parent) + os.sep
+_WATCH_STEPS = 20  # a window's worth of steps: thrown away when the next one begins
+_MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run, and what to record of it."""
+
+    program: tuple[str, ...]  # a script or a module's name, and its arguments
+    as_module: bool = False
+    output: Path | None = None
+    force: bool = False
+    skip: int = 0  # optimizer steps before recording begins
+    steps: int | None = 5  # to keep; None: all
+    watch: bool = True
+    devices: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)  # of `trace`
+
+    @property
+    def name(self) -> str:
+        """What the program is called."""
+        last = self.program[0].rpartition(".")[2] if self.as_module else Path(self.program[0]).stem
+        return last or "run"
+
+    def file(self) -> Path:
+        """The trace's file, one per rank."""
+        path = self.output or Path(f"{self.name}.pytrace")
+        parts = [path.stem]
+        if world_size() > 1:
+            parts.append(f"rank{rank()}")
+        restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        if restart != "0":
+            parts.append(f"restart{restart}")
+        return path.with_name(".".join(parts) + (path.suffix or ".pytrace"))
+
+
+def rank() -> int:
+    """This process's number among those that a launcher started."""
+    return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", otherwise=0)
+
+
+def world_size() -> int:
+    """How many processes the launcher started."""
+    return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", otherwise=1)
+
+
+def _from_launcher(*names: str, otherwise: int) -> int:
+    for name in names:
+        text = os.environ.get(name, "")
+        if text.isdigit():
+            return int(text)
+    return otherwise
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
+    """Makes ready to run; what the program raises leaves the returned function as it is.
+
+    Raises:
+        errors.PytracerError: it cannot be run or recorded; then nothing of it has run.
+    """
+    path = plan.file()
+    if path.exists() and not plan.force:
+        raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
+    execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
+    path.unlink(missing_ok=True)
+    recording = Recording(plan, path, tell)
+
+    def run() -> int:
+        after_import("torch", recording.begin)
+        try:
+            execute()
+        except SystemExit:
+            recording.end(None)
+            raise
+        except BaseException as error:
+            recording.end(error)
+            _leave_traceback_to_the_program(error, recording)
+            raise
+        recording.end(None)
+        return 0
+
+    return run
+
+
+def _prepare_script(plan: Plan) -> Callable[[], None]:
+    script = plan.program[0]
+    if Path(script).is_dir():
+        raise errors.UsageError(f"{script} is a folder; name its script, or use -m")
+    try:
+        with io.open_code(os.path.abspath(script)) as file:  # noqa: PTH100 - resolves no links
+            source = file.read()
+    except OSError as problem:
+        raise errors.UsageError(f"cannot read {script}: {problem.strerror}") from None
+    path = os.path.abspath(script)  # noqa: PTH100 - as Python names it
+    _first_on_path(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120
+    sys.argv = list(plan.program)
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    names = {"__file__": path, "__cached__": None, "__spec__": None, "__loader__": loader}
+
+    def execute() -> None:
+        _execute(compile(source, path, "exec", dont_inherit=True), {**names, "__package__": None})
+
+    return execute
+
+
+def _prepare_module(plan: Plan) -> Callable[[], None]:
+    _first_on_path(str(Path.cwd()))
+    sys.argv = ["-m", *plan.program[1:]]
+
+    def execute() -> None:
+        details: Any = runpy._get_module_details  # type: ignore[attr-defined]
+        try:
+            _, spec, code = details(plan.program[0])
+        except ImportError as problem:
+            raise SystemExit(f"pytracer: {problem}") from None
+        sys.argv[0] = spec.origin
+        names = {"__file__": spec.origin, "__cached__": spec.cached, "__spec__": spec}
+        _execute(code, {**names, "__loader__": spec.loader, "__package__": spec.parent})
+
+    return execute
+
+
+def _first_on_path(folder: str) -> None:
+    """In the place of the folder that Python put there for us, if it did."""
+    if not sys.flags.safe_path if hasattr(sys.flags, "safe_path") else True:
+        sys.path[0] = folder
+
+
+def _execute(code: CodeType, names: dict[str, Any]) -> None:
+    """As `__main__`, and to stay: what it pickles or leaves to its threads is looked up there."""
+    main = ModuleType("__main__")
+    main.__dict__.update(names, __builtins__=__builtins__)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
+
+
+def _leave_traceback_to_the_program(error: BaseException, recording: "Recording") -> None:
+    """Python prints what we let pass; without our frames, and followed by what we have to say."""
+    print_it = sys.excepthook
+
+    def hook(
+        kind: type[BaseException], value: BaseException, traceback: TracebackType | None
+    ) -> None:
+        if value is error:
+            traceback = _without_ours(traceback)
+            value.__traceback__ = traceback
+        print_it(kind, value, traceback)
+        recording.say_why()
+
+    sys.excepthook = hook
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """From the program's first frame on."""
+    at = traceback
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        is_entry = at.tb_frame.f_globals.get("__name__") == "__main__" and "main" in (
+            at.tb_frame.f_code.co_names
+        )
+        if not (file.startswith((_HERE, "<frozen runpy>")) or (is_entry and at is traceback)):
+            return at
+        at = at.tb_next
+    return None  # it never got as far as the program's own: a syntax error
+
+
+# ---------------------------------------------------------------------- the import of torch
+
+
+def after_import(name: str, then: Callable[[], None]) -> None:
+    """Calls it as soon as that module has been imported, which may be never, or already."""
+    if name in sys.modules:
+        then()
+    else:
+        sys.meta_path.insert(0, _Watcher(name, then))
+
+
+class _Watcher(importlib.abc.MetaPathFinder):
+    """Finds nothing itself; learns that one module's execution is over."""
+
+    def __init__(self, name: str, then: Callable[[], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """As the other finders say."""
+        if fullname != self._name:
+            return None
+        found = (
+            finder.find_spec(fullname, path, target)
+            for finder in tuple(sys.meta_path)
+            if finder is not self and hasattr(finder, "find_spec")
+        )
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            self._await(spec.loader)
+        return spec
+
+    def _await(self, loader: importlib.abc.Loader) -> None:
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._then()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+# ---------------------------------------------------------------------- the recording
+
+
+class Teller(Protocol):
+    """What a person is told; the command line's is the one that prints."""
+
+    def line(self, text: str) -> None:
+        """One line, on every rank."""
+
+    def recorded(self, traced: Any, path: Path) -> None:
+        """The steps to keep are on disk."""
+
+    def page(self, text: str) -> None:
+        """An explanation."""
+
+
+class Recording:
+    """The first steps go to the file; the later ones are watched, in case memory runs out."""
+
+    def __init__(self, plan: Plan, path: Path, tell: Teller) -> None:
+        """Nothing is recorded until `begin`."""
+        self._plan, self._path, self._tell = plan, path, tell
+        self._first: Any = None  # traces: of what goes to the file, and of what is watched
+        self._watch: Any = None
+        self._begun = self._told = False
+        self._steps = 0
+        self._why = ""
+
+    def begin(self) -> None:
+        """The program has imported torch."""
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._begun = True
+        register_optimizer_step_post_hook(lambda *_: self._stepped())
+        if self._plan.skip == 0:
+            self._begin_first()
+
+    def end(self, error: BaseException | None) -> None:
+        """The program is over, or has failed."""
+        self._close(self._watch, error)
+        self._close_first(error)
+        if error is not None and self._first is not None:
+            self._why = self._explanation(error)
+        elif self._first is None and error is None and not self._begun:
+            self._tell.line("the program never imported torch: nothing is recorded")
+        elif self._first is None and error is None and self._plan.skip > self._steps:
+            self._tell.line(
+                f"there were {self._steps} optimizer steps, and recording was to begin after "
+                f"{self._plan.skip}: nothing is recorded"
+            )
+
+    def say_why(self) -> None:
+        """Below the traceback: what memory has to do with it."""
+        if self._why:
+            self._tell.page(self._why)
+
+    # ---------------------------------------------------------------- parts
+
+    def _stepped(self) -> None:
+        """Called by torch after each optimizer's step, on the program's own thread."""
+        self._steps += 1
+        since = self._steps - self._plan.skip
+        if since == 0:
+            self._begin_first()
+        elif since == self._plan.steps:
+            self._close_first(None)
+            self._begin_watch()
+        elif self._watch is not None and (since - (self._plan.steps or 0)) % _WATCH_STEPS == 0:
+            self._close(self._watch, None)
+            self._begin_watch()
+
+    def _begin_first(self) -> None:
+        self._first = self._start(path=self._path, max_events=_MOST_EVENTS)
+
+    def _close_first(self, error: BaseException | None) -> None:
+        if self._first is not None and not self._told:
+            self._told = True
+            self._close(self._first, error)
+            if error is None:
+                self._tell.recorded(self._first, self._path)
+
+    def _begin_watch(self) -> None:
+        self._watch = self._start() if self._plan.watch and self._first is not None else None
+
+    def _start(self, **more: Any) -> Any:
+        import torch
+
+        from pytracer.api import trace
+
+        # CUDA is not asked whether it is there: that would fix which devices it may use.
+        devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
+        try:
+            return trace(devices=devices, report=False, **self._plan.options, **more).__enter__()
+        except errors.PytracerError as problem:
+            self._tell.line(f"not recorded: {problem}")
+            return None
+
+    def _close(self, traced: Any, error: BaseException | None) -> None:
+        if traced is None:
+            return
+        try:
+            traced.__exit__(None if error is None else type(error), error, None)
+        except errors.PytracerError as problem:
+            self._tell.line(str(problem))
+
+    def _explanation(self, error: BaseException) -> str:
+        from pytracer.api import free_name, is_out_of_memory
+
+        if not is_out_of_memory(error):
+            return f"Recorded until then; look at it:  pytracer summary {self._path}"
+        traced, path = self._first, self._path
+        if self._watch is not None:
+            owner = str(rank()) if world_size() > 1 else None
+            traced, path = self._watch, free_name(f"{self._plan.name}-oom", owner)
+            traced.save(path)
+        return f"{traced.post_mortem()}\nsaved     {path}; look again:  pytracer summary {path}"
