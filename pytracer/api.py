@@ -129,6 +129,12 @@ class Views:
 
         return budgets.check(self.data, limits)
 
+    def growth_per_step(self) -> int:
+        """Bytes that a step leaves behind: the median of all but the first."""
+        from pytracer.analysis import budgets
+
+        return budgets.growth_per_step(self.data)
+
     def post_mortem(self, width: int = 80) -> str:
         """One page about the last allocation that failed; "" if none did."""
         from pytracer.export import postmortem
@@ -225,8 +231,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         devices: "cpu", "cuda" or both; by default CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
-        on_trace_ready: called with the trace whenever a recording ends: at the end of the block,
-            or of each of the schedule's windows.
         report: print the table at the end (to stderr). By default only for a `with trace():`
             that gives the trace no name; and when the block is left because an allocation failed,
             a page about that, with the trace saved. `report=False` does neither.
@@ -243,7 +247,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         devices: str | Sequence[str] | None = None,
         path: str | Path | None = None,
         max_events: int | None = None,
-        on_trace_ready: "Callable[[trace], None] | None" = None,
         report: bool | None = None,
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
@@ -260,7 +263,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             max_events=max_events,
         )
         self._schedule = schedule
-        self._on_trace_ready = on_trace_ready
         self._report = report
         self._report_now = bool(report)
         self._session: Session | None = None
@@ -404,8 +406,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             keep = self._data is None or session.failed or (data and data.has_allocations)
             if data is not None and keep:
                 self._data = data
-                if self._on_trace_ready is not None:
-                    self._on_trace_ready(self)
 
     def _stop_listening(self) -> None:
         listener: _StepListener | None = self.__dict__.pop("_listener", None)

@@ -17,9 +17,9 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
 from pytracer import errors
+from pytracer.recording import Recording
 
 _HERE = str(Path(__file__).parent) + os.sep
-_WATCH_STEPS = 20  # a window's worth of steps: thrown away when the next one begins
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
 
 
@@ -87,20 +87,20 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
     execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
     path.unlink(missing_ok=True)
-    recording = Recording(plan, path, tell)
+    traced = Traced(plan, path, tell)
 
     def run() -> int:
-        after_import("torch", recording.begin)
+        after_import("torch", traced.begin)
         try:
             execute()
         except SystemExit:
-            recording.end(None)
+            traced.end(None)
             raise
         except BaseException as error:
-            recording.end(error)
-            _leave_traceback_to_the_program(error, recording)
+            traced.end(error)
+            _leave_traceback_to_the_program(error, traced.say_why)
             raise
-        recording.end(None)
+        traced.end(None)
         return 0
 
     return run
@@ -158,7 +158,7 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
     exec(code, main.__dict__)
 
 
-def _leave_traceback_to_the_program(error: BaseException, recording: "Recording") -> None:
+def _leave_traceback_to_the_program(error: BaseException, afterwards: Callable[[], None]) -> None:
     """Python prints what we let pass; without our frames, and followed by what we have to say."""
     print_it = sys.excepthook
 
@@ -169,7 +169,7 @@ def _leave_traceback_to_the_program(error: BaseException, recording: "Recording"
             traceback = _without_ours(traceback)
             value.__traceback__ = traceback
         print_it(kind, value, traceback)
-        recording.say_why()
+        afterwards()
 
     sys.excepthook = hook
 
@@ -250,103 +250,65 @@ class Teller(Protocol):
         """An explanation."""
 
 
-class Recording:
-    """The first steps go to the file; the later ones are watched, in case memory runs out."""
+class Traced:
+    """The program's recording, from when it has torch."""
 
     def __init__(self, plan: Plan, path: Path, tell: Teller) -> None:
         """Nothing is recorded until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
-        self._first: Any = None  # traces: of what goes to the file, and of what is watched
-        self._watch: Any = None
-        self._begun = self._told = False
-        self._steps = 0
+        self._recording: Recording | None = None
         self._why = ""
 
     def begin(self) -> None:
         """The program has imported torch."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        self._begun = True
-        register_optimizer_step_post_hook(lambda *_: self._stepped())
-        if self._plan.skip == 0:
-            self._begin_first()
+        recording = self._recording = Recording(
+            self._trace,
+            skip=self._plan.skip,
+            steps=self._plan.steps,
+            watch=self._plan.watch,
+            keep={"path": self._path, "max_events": _MOST_EVENTS},
+            ready=lambda traced: self._tell.recorded(traced, self._path),
+            problem=lambda text: self._tell.line(f"not recorded: {text}"),
+        )
+        recording.begin()
+        register_optimizer_step_post_hook(lambda *_: recording.stepped())
 
     def end(self, error: BaseException | None) -> None:
         """The program is over, or has failed."""
-        self._close(self._watch, error)
-        self._close_first(error)
-        if error is not None and self._first is not None:
-            self._why = self._explanation(error)
-        elif self._first is None and error is None and not self._begun:
+        if self._recording is None:
             self._tell.line("the program never imported torch: nothing is recorded")
-        elif self._first is None and error is None and self._plan.skip > self._steps:
-            self._tell.line(
-                f"there were {self._steps} optimizer steps, and recording was to begin after "
-                f"{self._plan.skip}: nothing is recorded"
-            )
+            return
+        self._recording.end(error)
+        steps, skip = self._recording.steps_seen, self._plan.skip
+        if self._recording.first is not None and error is not None:
+            self._why = self._explanation(self._recording, error)
+        elif steps < skip:
+            self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
 
     def say_why(self) -> None:
         """Below the traceback: what memory has to do with it."""
         if self._why:
             self._tell.page(self._why)
 
-    # ---------------------------------------------------------------- parts
-
-    def _stepped(self) -> None:
-        """Called by torch after each optimizer's step, on the program's own thread."""
-        self._steps += 1
-        since = self._steps - self._plan.skip
-        if since == 0:
-            self._begin_first()
-        elif since == self._plan.steps:
-            self._close_first(None)
-            self._begin_watch()
-        elif self._watch is not None and (since - (self._plan.steps or 0)) % _WATCH_STEPS == 0:
-            self._close(self._watch, None)
-            self._begin_watch()
-
-    def _begin_first(self) -> None:
-        self._first = self._start(path=self._path, max_events=_MOST_EVENTS)
-
-    def _close_first(self, error: BaseException | None) -> None:
-        if self._first is not None and not self._told:
-            self._told = True
-            self._close(self._first, error)
-            if error is None:
-                self._tell.recorded(self._first, self._path)
-
-    def _begin_watch(self) -> None:
-        self._watch = self._start() if self._plan.watch and self._first is not None else None
-
-    def _start(self, **more: Any) -> Any:
+    def _trace(self, **more: Any) -> Any:
         import torch
 
         from pytracer.api import trace
 
         # CUDA is not asked whether it is there: that would fix which devices it may use.
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
-        try:
-            return trace(devices=devices, report=False, **self._plan.options, **more).__enter__()
-        except errors.PytracerError as problem:
-            self._tell.line(f"not recorded: {problem}")
-            return None
+        return trace(devices=devices, **self._plan.options, **more)
 
-    def _close(self, traced: Any, error: BaseException | None) -> None:
-        if traced is None:
-            return
-        try:
-            traced.__exit__(None if error is None else type(error), error, None)
-        except errors.PytracerError as problem:
-            self._tell.line(str(problem))
-
-    def _explanation(self, error: BaseException) -> str:
+    def _explanation(self, recording: Recording, error: BaseException) -> str:
         from pytracer.api import free_name, is_out_of_memory
 
+        path = self._path
         if not is_out_of_memory(error):
-            return f"Recorded until then; look at it:  pytracer summary {self._path}"
-        traced, path = self._first, self._path
-        if self._watch is not None:
+            return f"Recorded until then; look at it:  pytracer summary {path}"
+        if recording.watched:
             owner = str(rank()) if world_size() > 1 else None
-            traced, path = self._watch, free_name(f"{self._plan.name}-oom", owner)
-            traced.save(path)
-        return f"{traced.post_mortem()}\nsaved     {path}; look again:  pytracer summary {path}"
+            path = recording.last.save(free_name(f"{self._plan.name}-oom", owner))
+        page = recording.last.post_mortem()
+        return f"{page}\nsaved     {path}; look again:  pytracer summary {path}"

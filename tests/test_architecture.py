@@ -28,9 +28,10 @@ MAY_IMPORT = {
     # The public face: where capture and analysis meet.
     "api": {*WORDS, "analysis", "capture", "cost", "export", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "gemm", "trace"},
-    "integrations": {*WORDS, "api", "capture", "export", "trace"},
+    "integrations": {*WORDS, "api", "capture", "export", "recording", "trace"},
     "demo": {*WORDS, "api"},
-    "runner": {*WORDS, "api"},
+    "recording": {"errors"},
+    "runner": {*WORDS, "api", "recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "export", "gemm", "integrations", "runner", "trace"},

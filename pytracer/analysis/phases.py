@@ -21,7 +21,8 @@ An *interval* is one instance of a phase on the timeline. What interrupts it (da
 forward, a closure called by an optimizer) does not end it.
 
 A step ends where the user says `step()`; if that is never said, at the end of an optimizer's step,
-and several optimizers count once unless a forward begins between them.
+and several optimizers count once unless a forward begins between them, or in the later one's
+closure (as Lightning has it).
 """
 
 from dataclasses import dataclass
@@ -321,12 +322,12 @@ def _step_ends(trace: Trace, forwards: U64) -> U64:
         return marks
     found = np.flatnonzero((tree.kind == OPTIMIZER) & (tree.end != NEVER))
     found = found[np.argsort(tree.end[found], kind="stable")]
-    ends, begins = tree.end[found], tree.begin[found]
+    ends = tree.end[found]
     if len(found) == 0:
         return ends
-    # The last of a row of optimizers ends the step: a forward begins before the next, or none is.
+    # The last of a row of optimizers ends the step: a forward begins before the next one's end.
     before = np.searchsorted(forwards, ends[:-1])
-    then = np.searchsorted(forwards, begins[1:])
+    then = np.searchsorted(forwards, ends[1:])
     last: U64 = ends[np.append(then > before, True)]
     return last
 

@@ -41,7 +41,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
     traced = trace(report=False, **options)
     with traced:
         outcome = yield
-    pyfuncitem.stash[_TABLE] = str(traced)
+    pyfuncitem.stash[_TABLE] = traced.post_mortem() or str(traced)
     if outcome.excinfo is not None:
         return
     try:

@@ -1,0 +1,53 @@
+"""Accelerate: one line after `prepare`, `MemoryTrace(accelerator, model)`."""
+
+from typing import Any
+
+from accelerate import Accelerator
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from pytracer.integrations.callback import Callback
+
+
+class MemoryTrace:
+    """Shows where the memory of the next training steps goes; options as `Callback` has them.
+
+    It ends by itself after its steps. As a context manager it also explains an allocation that
+    fails in the block: `with MemoryTrace(accelerator, model): train()`.
+    """
+
+    def __init__(self, accelerator: Accelerator, *targets: Any, **options: Any) -> None:
+        """Recording begins here; a step is one of the optimizer, not one that accumulates."""
+        self._accelerator = accelerator
+        self._callback = Callback(**options)
+        self._handle = register_optimizer_step_post_hook(lambda *_: self._stepped())
+        self._logged = False
+        self._callback.begin(*(accelerator.unwrap_model(target) for target in targets))
+
+    @property
+    def trace(self) -> Any:
+        """The trace of the steps that were kept, once they are over."""
+        return self._callback.trace
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Before its steps are over, or its watch."""
+        self._callback.end(error)
+        self._handle.remove()
+        self._log()
+
+    def __enter__(self) -> "MemoryTrace":
+        """Already recording."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        """What the block raised goes on unchanged."""
+        self.end(error)
+
+    def _stepped(self) -> None:
+        self._callback.stepped()
+        self._log()
+
+    def _log(self) -> None:
+        found = self._callback.scalars()
+        if found and not self._logged and self._accelerator.trackers:
+            self._logged = True
+            self._accelerator.log(found)

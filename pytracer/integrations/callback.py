@@ -1,0 +1,102 @@
+"""What the frameworks' callbacks share: a few steps of a long training, and its failures."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytracer.api import free_name, is_out_of_memory, trace
+from pytracer.integrations import scalars
+from pytracer.recording import Recording
+
+
+class Callback:
+    """Keeps the first steps of a training and shows them; watches the others.
+
+    Args:
+        steps: steps to keep.
+        skip: steps before those.
+        path: write the trace there, one file per rank (run.rank3.pytrace).
+        watch: also trace later steps, 20 at a time, so that running out of memory is explained.
+        report: show the table on rank 0, and what is to be said if memory runs out.
+        writer: a TensorBoard SummaryWriter to log to, beside W&B if that has a run.
+        **options: of `pytracer.trace`: stacks, detail, devices, ...
+    """
+
+    def __init__(
+        self,
+        *,
+        steps: int = 3,
+        skip: int = 0,
+        path: str | Path | None = None,
+        watch: bool = True,
+        report: bool = True,
+        writer: Any = None,
+        **options: Any,
+    ) -> None:
+        """Nothing is recorded until `begin`."""
+        self._steps, self._skip, self._watch = steps, skip, watch
+        self._path = None if path is None else _of_this_rank(Path(path))
+        self._report, self._writer, self._options = report, writer, options
+        self._recording: Recording | None = None
+        self._attempt = 0
+        self.trace: trace | None = None  # of the steps to keep, once they are over
+
+    def begin(self, *targets: Any) -> None:
+        """The training starts, or starts again after a failed attempt."""
+        self.end()
+        keep = {} if self._path is None else {"path": self._attempts_path(self._path)}
+        self._attempt += 1
+        self._recording = Recording(
+            lambda **more: trace(*targets, **self._options, **more),
+            skip=self._skip,
+            steps=self._steps,
+            watch=self._watch,
+            keep=keep,
+            ready=self._ready,
+            problem=self._say,
+        )
+        self._recording.begin()
+
+    def stepped(self) -> None:
+        """An optimizer step is over."""
+        if self._recording is not None:
+            self._recording.stepped()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The training is over, or failed with this."""
+        recording, self._recording = self._recording, None
+        if recording is None:
+            return
+        recording.end(error)
+        if error is not None and recording.last is not None:
+            self.trace = recording.last
+            if self._report and is_out_of_memory(error):
+                path = free_name("pytracer-oom", os.environ.get("RANK"))
+                self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
+
+    def scalars(self) -> dict[str, float]:
+        """What loggers show of the steps that were kept; empty until they are over."""
+        return {} if self.trace is None else scalars.of(self.trace)
+
+    def _ready(self, traced: trace) -> None:
+        self.trace = traced
+        if os.environ.get("RANK", "0") != "0":
+            return
+        if self._report:
+            self._say(traced.table())
+        scalars.log(traced, writer=self._writer)
+
+    def _say(self, text: str) -> None:
+        sys.stderr.write(f"\n{text}\n")
+
+    def _attempts_path(self, path: Path) -> Path:
+        return (
+            path.with_name(f"{path.stem}.{self._attempt}{path.suffix}") if self._attempt else path
+        )
+
+
+def _of_this_rank(path: Path) -> Path:
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        return path
+    return path.with_name(f"{path.stem}.rank{os.environ.get('RANK', '0')}{path.suffix}")

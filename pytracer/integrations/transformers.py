@@ -1,0 +1,47 @@
+"""Hugging Face Trainer: `Trainer(..., callbacks=[MemoryTrace()])`."""
+
+import sys
+from types import TracebackType
+from typing import Any
+
+from transformers import TrainerCallback
+
+from pytracer.integrations.callback import Callback
+
+
+class MemoryTrace(TrainerCallback):  # type: ignore[misc]
+    """Shows where the memory of the first training steps went; options as `Callback` has them."""
+
+    def __init__(self, **options: Any) -> None:
+        """Nothing is recorded until the training begins."""
+        self._callback = Callback(**options)
+
+    @property
+    def trace(self) -> Any:
+        """The trace of the steps that were kept, once they are over."""
+        return self._callback.trace
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Also of a second attempt, with a smaller batch say."""
+        self._callback.begin(*([kwargs["model"]] if kwargs.get("model") is not None else []))
+        self._hear_of_failure()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The optimizer has stepped."""
+        self._callback.stepped()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """All is well."""
+        self._callback.end()
+
+    def _hear_of_failure(self) -> None:
+        """The Trainer tells callbacks of no exception; one that ends the program comes by here."""
+        before = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            before(kind, error, traceback)
+            self._callback.end(error)
+
+        sys.excepthook = hook

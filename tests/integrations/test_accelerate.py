@@ -1,0 +1,44 @@
+"""Accelerate, unmodified but for `MemoryTrace(accelerator, model)`."""
+
+import pytest
+import torch
+
+accelerate = pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("default")
+
+
+def test_steps_are_the_optimizers_also_where_gradients_accumulate(tmp_path, capsys) -> None:
+    from pytracer.integrations.accelerate import MemoryTrace
+
+    accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.AdamW(model.parameters())
+    data = torch.utils.data.DataLoader(torch.ones(64, 64), batch_size=4)
+    model, optimizer, data = accelerator.prepare(model, optimizer, data)
+    memory = MemoryTrace(accelerator, model, devices="cpu", path=tmp_path / "run.pytrace")
+    for batch in data:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    memory.end()
+    steps = memory.trace.steps()
+    assert steps.micro_steps.tolist() == [2, 2, 2]
+    found = memory.trace.summary().own_peak
+    weights = (64 * 64 + 64) * 4
+    assert found["weights"] == found["gradients"] == weights
+    assert "on cpu   step" in capsys.readouterr().err
+
+
+def test_a_failure_in_the_block_is_explained(tmp_path, capsys, monkeypatch) -> None:
+    from pytracer.integrations.accelerate import MemoryTrace
+
+    monkeypatch.chdir(tmp_path)
+    accelerator = accelerate.Accelerator(cpu=True)
+    with (
+        pytest.raises(RuntimeError, match="DefaultCPUAllocator"),
+        MemoryTrace(accelerator, devices="cpu"),
+    ):
+        torch.empty(1 << 44)
+    assert "out of memory on cpu" in capsys.readouterr().err
+    assert list(tmp_path.glob("pytracer-oom-*.pytrace"))

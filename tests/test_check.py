@@ -1,0 +1,127 @@
+"""`pytracer check`: a saved trace against a budget, and against an earlier one."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, strategies as st
+
+from pytracer import errors
+from pytracer.analysis import budgets
+from pytracer.cli import main
+from tests.trace_builder import TraceBuilder, training_step
+
+MIB = 1 << 20
+
+
+def a_trace(*, activation: int = 5 * MIB, steps: int = 3, leak: int = 0) -> TraceBuilder:
+    b = TraceBuilder()
+    weight = b.seed(3 * MIB)
+    b.label(weight, "weights", "parameter", "h.0.weight", "786432", "float32")
+    for _ in range(steps):
+        training_step(b, weight, layers=4, activation=activation)
+        if leak:
+            b.alloc(leak)
+    return b
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    return a_trace().trace().save(tmp_path / "run.pytrace")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("40GiB", 40 << 30),
+        ("40 gib", 40 << 30),
+        ("1.5 GB", 1_500_000_000),
+        ("2 KiB", 2048),
+        (".5MiB", MIB // 2),
+        ("0", 0),
+        ("17 B", 17),
+        (5, 5),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(text, size) -> None:
+    assert budgets.parse_size(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "40G", "GiB", "1,5 GB", "-1", "1 GiB more", "1e3", None, True]
+)
+def test_what_is_no_size_is_refused(text) -> None:
+    with pytest.raises(errors.UsageError, match="is not a size"):
+        budgets.parse_size(text)
+
+
+@given(st.integers(0, 2**50))
+def test_a_number_of_bytes_is_itself(number) -> None:
+    assert budgets.parse_size(str(number)) == budgets.parse_size(f"{number} B") == number
+
+
+def test_within_the_budget_is_0(saved, capsys) -> None:
+    assert main(["check", str(saved), "--max-peak", "40GiB", "--max-growth", "0"]) == 0
+    assert capsys.readouterr().out.startswith("Within the budget: the peak is ")
+
+
+def test_over_the_budget_is_3_with_the_table_and_what_is_over(saved, capsys) -> None:
+    code = main(["check", str(saved), "--max-peak", "8 MiB", "--max", "activations=30MiB"])
+    out = capsys.readouterr().out
+    assert code == 3
+    assert out.startswith("peak ")
+    assert "over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much" in out
+    assert "over      activations" not in out
+    assert f"pytracer summary {saved}" in out
+
+
+def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
+    larger = a_trace(activation=6 * MIB).trace().save(tmp_path / "larger.pytrace")
+    command = ["check", str(larger), "--baseline", str(saved), "--max-increase", "5%"]
+    assert main(command) == 3
+    out = capsys.readouterr().out
+    grown = next(line for line in out.splitlines() if line.startswith("activations"))
+    assert grown.split() == ["activations", "20.0", "MiB", "24.0", "MiB", "+4.00", "MiB"]
+    assert max(map(len, out.splitlines())) <= 80 + len(str(larger))
+    assert main([*command[:-1], "50%"]) == 0
+
+
+def test_json_is_one_document(saved, capsys) -> None:
+    assert main(["check", str(saved), "--max-peak", "1", "--json"]) == 3
+    document = json.loads(capsys.readouterr().out)
+    assert document["pytracer_json"] == 1
+    (over,) = document["exceeded"]
+    assert over == {"name": "peak", "limit": 1, "found": document["peak"]}
+
+
+def test_growth_is_what_every_step_leaves(tmp_path, capsys) -> None:
+    leaking = a_trace(leak=100).trace().save(tmp_path / "leak.pytrace")
+    assert main(["check", str(leaking), "--max-growth", "99"]) == 3
+    assert "growth_per_step 100 B, limit 99 B" in capsys.readouterr().out
+    assert main(["check", str(leaking), "--max-growth", "100"]) == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["--max-peak", "much"],
+        ["--max", "activations"],
+        ["--max", "memory=3GiB"],
+        ["--max-increase", "5%"],
+    ],
+)
+def test_what_cannot_be_checked_is_a_matter_of_usage(saved, options, capsys) -> None:
+    assert main(["check", str(saved), *options]) == 2
+    assert capsys.readouterr().err.startswith("pytracer: ")
+
+
+def test_too_few_steps_tell_nothing_of_growth(tmp_path, capsys) -> None:
+    short = a_trace(steps=2).trace().save(tmp_path / "short.pytrace")
+    assert main(["check", str(short), "--max-growth", "0"]) == 2
+    assert "takes three steps" in capsys.readouterr().err
+
+
+def test_no_trace_is_4(tmp_path, capsys) -> None:
+    (tmp_path / "no.pytrace").write_text("no")
+    assert main(["check", str(tmp_path / "no.pytrace"), "--max-peak", "1GiB"]) == 4

@@ -1,0 +1,251 @@
+"""`pytracer run`: the program is run as Python would run it, and recorded."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pytracer
+from pytracer.cli import _without_program, main
+
+ROOT = Path(__file__).parents[1]
+
+# What a program can see of how it was run. It must be the same with and without us.
+WITH_TORCH = """
+import os, sys
+assert "torch" not in sys.modules, "torch was imported before the program asked for it"
+os.environ["OMP_NUM_THREADS"] = "1"  # counts only if torch is not there yet
+import torch
+print(torch.get_num_threads(), torch.cuda.is_initialized())
+"""
+
+LOOK_AROUND = """
+import pickle
+import sys
+
+class Mine:
+    value = 3
+
+print(__name__, __file__, __spec__ and __spec__.name, __package__)
+print(sys.argv, sys.path[0])
+print(pickle.loads(pickle.dumps(Mine())).value, sys.modules["__main__"].Mine is Mine)
+print(sorted(name for name in vars(sys.modules["__main__"]) if not name.startswith("_")))
+"""
+
+TRAIN = """
+import sys
+import torch
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 64))
+optimizer = torch.optim.AdamW(model.parameters())
+
+def step():
+    optimizer.zero_grad()
+    model(torch.ones(256, 64)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def python(*words: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may mute it
+    )
+
+
+def write(folder: Path, name: str, *parts: str) -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent("".join(parts)))
+    return path
+
+
+def test_a_script_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    write(tmp_path, "look.py", WITH_TORCH, LOOK_AROUND)
+    plain = python("look.py", "--steps", 7, "-o", "x", folder=tmp_path)
+    traced = python("-m", "pytracer", "run", "look.py", "--steps", 7, "-o", "x", folder=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert traced.stdout == plain.stdout, traced.stderr
+    assert (tmp_path / "look.pytrace").exists()
+
+
+def test_a_module_sees_what_python_would_show_it(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    write(tmp_path, "package/look.py", LOOK_AROUND)
+    plain = python("-m", "package.look", "-f", folder=tmp_path)
+    traced = python("-m", "pytracer", "run", "-o", "t.pytrace", "-m", "package.look", "-f",
+                    folder=tmp_path)  # fmt: skip
+    assert plain.returncode == 0, plain.stderr
+    assert traced.stdout == plain.stdout, traced.stderr
+
+
+def test_a_program_that_fails_fails_as_it_would(tmp_path: Path) -> None:
+    ways = {
+        "raise ValueError('the program\\'s own')": 1,
+        "sys.exit(7)": 7,
+        "sys.exit('a message')": 1,
+        "sys.exit()": 0,
+        "signal.raise_signal(signal.SIGINT)": -signal.SIGINT,
+        "os.kill(os.getpid(), signal.SIGTERM)": -signal.SIGTERM,
+        "x = (": 1,
+    }
+    for number, (way, code) in enumerate(ways.items()):
+        write(tmp_path, f"fail{number}.py", f"import os, signal, sys\n{way}\n")
+        plain = python(f"fail{number}.py", folder=tmp_path)
+        traced = python("-m", "pytracer", "run", f"fail{number}.py", folder=tmp_path)
+        assert (plain.returncode, traced.returncode) == (code, code), way
+        ours = [line for line in traced.stderr.splitlines() if not line.startswith("pytracer: ")]
+        assert "\n".join(ours).rstrip() == plain.stderr.rstrip(), way
+
+
+def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: Path) -> None:
+    write(tmp_path, "plain.py", TRAIN, "for _ in range(8): step()\n")
+    ran = python("-m", "pytracer", "run", "--json", "run.json", "plain.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "pytracer summary plain.pytrace" in ran.stderr
+    assert ran.stdout == ""
+    program: dict[str, Any] = {}
+    exec(TRAIN, program)
+    targets = program["model"], program["optimizer"]
+    with pytracer.trace(*targets, devices="cpu", report=False) as theirs:
+        for _ in range(5):
+            program["step"]()
+    ours = pytracer.load(tmp_path / "plain.pytrace")
+    assert ours.peak.by_category == theirs.peak.by_category
+    assert ours.peak.by_category["unknown"] == 0
+    document = json.loads((tmp_path / "run.json").read_text())
+    assert document["peak"]["bytes"] == ours.peak.bytes
+    # The first five steps are kept; the others are watched and thrown away.
+    assert len(ours.steps()) == 5
+    again = python("-m", "pytracer", "run", "plain.py", folder=tmp_path)
+    assert again.returncode == 1
+    assert again.stderr == ("pytracer: plain.pytrace exists; -f overwrites it, -o names another\n")
+
+
+def test_memory_that_runs_out_after_the_kept_steps_is_explained(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN,
+          "for i in range(60):\n    step()\n    if i == 40: torch.empty(1 << 44)\n")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "--stacks", "train.py", folder=tmp_path)
+    assert ran.returncode == 1
+    _, traceback, page = re.split("(?=Traceback )|(?=\nout of memory)", ran.stderr)
+    assert traceback.count("  File ") == 1  # the program's own frame and none of ours
+    assert "DefaultCPUAllocator: can't allocate" in traceback
+    assert "out of memory on cpu" in page
+    assert "for aten::empty, train.py:" in page
+    (saved,) = tmp_path.glob("train-oom-*.pytrace")
+    assert f"pytracer summary {saved.name}" in page
+    assert pytracer.load(saved).data.meta["failed"]
+    assert len(pytracer.load(tmp_path / "train.pytrace").steps()) == 5
+
+
+def test_a_killed_program_leaves_a_readable_file(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN,
+          "import os, signal, time\nstep()\ntime.sleep(0.5)\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    assert ran.returncode == -signal.SIGKILL
+    loaded = pytracer.load(tmp_path / "train.pytrace")
+    assert loaded.file_report["status"] == "truncated"
+    assert loaded.peak.bytes > 0
+
+
+def test_spawned_processes_find_the_programs_classes(tmp_path: Path) -> None:
+    write(tmp_path, "spawn.py", """
+        import multiprocessing
+
+        class Box:
+            def __init__(self, value):
+                self.value = value
+
+        def larger(box):
+            return Box(box.value + 1)
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(1) as pool:
+                print(pool.apply(larger, (Box(1),)).value)
+        """)  # fmt: skip
+    ran = python("-m", "pytracer", "run", "spawn.py", folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
+
+
+@pytest.mark.slow
+def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) -> None:
+    write(tmp_path, "ddp.py", """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        torch.manual_seed(0)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(32, 32))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(8, 32)).sum().backward()
+            optimizer.step()
+        dist.destroy_process_group()
+        """)  # fmt: skip
+    ran = python("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m",
+                 "pytracer", "run", "-o", "out.pytrace", "ddp.py",
+                 folder=tmp_path, OMP_NUM_THREADS="1")  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    for rank in (0, 1):
+        loaded = pytracer.load(tmp_path / f"out.rank{rank}.pytrace")
+        assert loaded.data.meta["rank"] == rank
+        assert loaded.peak.by_category["weights"] >= (32 * 32 + 32) * 4
+    assert ran.stderr.count("\npeak ") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "ours", "program"),
+    [
+        (["run", "a.py", "--steps", "3"], ["run"], ["a.py", "--steps", "3"]),
+        (["run", "--steps", "3", "a.py"], ["run", "--steps", "3"], ["a.py"]),
+        (["run", "-f", "-m", "a.b", "-f"], ["run", "-f"], ["-m", "a.b", "-f"]),
+        (["run", "--steps=3", "--", "-a.py"], ["run", "--steps=3"], ["-a.py"]),
+        (["run", "-h"], ["run", "-h"], []),
+        (["summary", "-m", "x"], ["summary", "-m", "x"], []),
+    ],
+)
+def test_the_programs_options_are_its_own(given, ours, program) -> None:
+    assert _without_program(given) == (ours, program)
+
+
+def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run"]) == 2
+    assert main(["run", "nowhere.py"]) == 2
+    assert main(["run", "."]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["pytracer"] * 3
+
+
+@pytest.mark.parametrize("schedule", [(2, 0, 2), (0, 1, 2), (1, 1, 1)])
+def test_a_schedule_counts_the_optimizers_steps_where_nobody_calls_step(schedule) -> None:
+    """Windows begin and end inside the optimizer's own hooks, which must not mind."""
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    wait, warmup, active = schedule
+
+    def action(step: int) -> torch.profiler.ProfilerAction:
+        if step < wait + warmup or step >= wait + warmup + active:
+            return torch.profiler.ProfilerAction.NONE
+        last = step == wait + warmup + active - 1
+        return getattr(torch.profiler.ProfilerAction, "RECORD_AND_SAVE" if last else "RECORD")
+
+    with pytracer.trace(model, optimizer, schedule=action, devices="cpu", report=False) as t:
+        for _ in range(8):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    assert len(t.steps()) == active
