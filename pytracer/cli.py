@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     demo.add_argument("--steps", type=_positive, default=3, help="training steps (default 3)")
     demo.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    demo.add_argument("--json", action="store_true", help="one JSON document on stdout")
     demo.set_defaults(run=_demo)
 
     summary = commands.add_parser("summary", help="show a saved trace on one screen")
@@ -123,9 +124,13 @@ def _demo(options: argparse.Namespace) -> int:
     from pytracer.demo import run
     from pytracer.export.table import wants_color
 
-    traced = run(options.steps, options.device)
-    print(traced.table(color=wants_color(sys.stdout)))
+    with _patience("tracing"):
+        traced = run(options.steps, options.device)
     written = traced.save(options.output, overwrite=True)
+    if options.json:
+        _print_json({**_summary_document(traced), "path": str(written)})
+        return 0
+    print(traced.table(color=wants_color(sys.stdout)))
     print(f"\nWritten to {written}. Look again with:  pytracer summary {written}")
     return 0
 
@@ -148,6 +153,8 @@ def _summary(options: argparse.Namespace) -> int:
         print(f"\nThis file is {status}:", file=sys.stderr)
         for note in loaded.file_report.get("notes", []):
             print(f"  {note}", file=sys.stderr)
+    print(f"\nOver time:         pytracer export {options.file}", file=sys.stderr)
+    print(f"Against a budget:  pytracer check {options.file} --max-peak SIZE", file=sys.stderr)
     return 0
 
 
@@ -172,9 +179,10 @@ def _export(options: argparse.Namespace) -> int:
     from pytracer.api import load
 
     output = options.output or options.file.with_suffix(".json.gz")
-    written = load(options.file).export_chrome_trace(
-        output, overwrite=options.force, max_events=options.max_events
-    )
+    with _patience(f"exporting {options.file}"):
+        written = load(options.file).export_chrome_trace(
+            output, overwrite=options.force, max_events=options.max_events
+        )
     if options.json:
         _print_json({**vars(written), "path": str(written.path)})
         return 0
@@ -276,6 +284,8 @@ def _doctor(options: argparse.Namespace) -> int:
             print(f"{check.name:20} {check.verdict:7} {check.detail}")
     if options.json:
         _print_json({**found, "checks": results})
+    else:
+        print("\nTry it:  pytracer demo", file=sys.stderr)
     return 1 if any(check["verdict"] == "failed" for check in results) else 0
 
 
@@ -402,7 +412,7 @@ class _Teller:
         from pytracer import runner
 
         self._rank, self._json, self._force = runner.rank(), json_file, force
-        if json_file is not None and json_file.exists() and not force:
+        if self._rank == 0 and json_file is not None and json_file.exists() and not force:
             raise errors.CannotWrite(f"{json_file} exists; -f overwrites it")
 
     def line(self, text: str) -> None:

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from pytracer import errors
 from pytracer.recording import Recording
 
-_HERE = str(Path(__file__).parent) + os.sep
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
 
 
@@ -175,17 +174,10 @@ def _leave_traceback_to_the_program(error: BaseException, afterwards: Callable[[
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """From the program's first frame on."""
-    at = traceback
-    while at is not None:
-        file = at.tb_frame.f_code.co_filename
-        is_entry = at.tb_frame.f_globals.get("__name__") == "__main__" and "main" in (
-            at.tb_frame.f_code.co_names
-        )
-        if not (file.startswith((_HERE, "<frozen runpy>")) or (is_entry and at is traceback)):
-            return at
-        at = at.tb_next
-    return None  # it never got as far as the program's own: a syntax error
+    """From the program's first frame on; None if it never got that far: a syntax error."""
+    while traceback is not None and traceback.tb_frame.f_code is not _execute.__code__:
+        traceback = traceback.tb_next
+    return traceback and traceback.tb_next
 
 
 # ---------------------------------------------------------------------- the import of torch
@@ -256,6 +248,7 @@ class Traced:
     def __init__(self, plan: Plan, path: Path, tell: Teller) -> None:
         """Nothing is recorded until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
+        self._file = path.absolute()  # wherever the program goes
         self._recording: Recording | None = None
         self._why = ""
 
@@ -268,7 +261,7 @@ class Traced:
             skip=self._plan.skip,
             steps=self._plan.steps,
             watch=self._plan.watch,
-            keep={"path": self._path, "max_events": _MOST_EVENTS},
+            keep={"path": self._file, "max_events": _MOST_EVENTS},
             ready=lambda traced: self._tell.recorded(traced, self._path),
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
         )

@@ -221,3 +221,21 @@ def test_two_steps_are_too_few_to_speak_of_growth(steps: int) -> None:
 
 def test_nothing_recorded_nothing_found() -> None:
     assert kinds(TraceBuilder()) == []
+
+
+def test_looking_at_variables_makes_no_copy_of_a_lazy_clone() -> None:
+    original = torch.zeros(1000)
+    lazy = torch._lazy_clone(original)
+    with trace(devices="cpu", report=False) as t:
+        pass
+    assert torch._C._is_cow_tensor(lazy)
+    assert not t.data.has_allocations
+
+
+def test_a_long_list_costs_no_more_than_its_end() -> None:
+    long = [0] * 5_000_000
+    with trace(devices="cpu", report=False) as t:
+        history = [torch.zeros(4) for _ in range(1000)]
+    (row,) = [row for row in t.data.meta["variables"] if row["name"] == "history"]
+    assert 0 < len(row["addresses"]) <= 300
+    assert len(history) < len(long)

@@ -18,7 +18,7 @@ _LIBRARY = re.compile(
     r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
     r"|(^|/)pytracer/(capture|integrations|claims|cost|gemm)/"
-    r"|(^|/)pytracer/(api|cli|trace)\.py$"
+    r"|(^|/)pytracer/(api|cli|recording|runner|trace)\.py$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
 )
 # Ops that only allocate. Called by a program itself they own what they make all the same.

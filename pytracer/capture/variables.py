@@ -5,7 +5,9 @@ Looked at once, at the end, and only names, addresses and counts are kept. On Py
 the copy is emptied again, unless the program holds that very dictionary itself.
 """
 
+import contextlib
 import inspect
+import itertools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -14,9 +16,9 @@ from typing import Any
 import torch
 
 from pytracer._native import C
-from pytracer.capture.labels import tensors_in, unheard
+from pytracer.capture.labels import unheard
 
-_MOST_TENSORS = 1_000  # of one variable
+_MOST_ITEMS = 300  # of one container
 _MOST_NODES = 5_000  # of one variable's graph; beyond that it is large enough to name
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
@@ -61,24 +63,37 @@ def _locals_of(frame: FrameType) -> list[tuple[str, Any]]:
 
 def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
     for name, value in variables:
-        if name.startswith("__") or not isinstance(value, torch.Tensor | dict | list | tuple):
+        if name.startswith("__"):
             continue
-        addresses, nodes = [], 0
-        for tensor, _ in zip(tensors_in(value), range(_MOST_TENSORS), strict=False):
-            if isinstance(tensor, torch.nn.Parameter):
-                continue
-            addresses.append(_address(tensor))
-            if tensor.requires_grad and not tensor.is_leaf:
-                nodes += _graph_nodes(tensor.grad_fn, _MOST_NODES - nodes)
-        if any(addresses) or nodes:
-            yield {"name": name, "addresses": [a for a in addresses if a], "graph_nodes": nodes}
+        addresses, nodes = set(), 0
+        for tensor in _tensors(value):
+            with contextlib.suppress(Exception):  # no storage, a view that lost its base, ...
+                addresses.add(_address(tensor))
+                if tensor.requires_grad and not tensor.is_leaf:
+                    nodes += _graph_nodes(tensor.grad_fn, _MOST_NODES - nodes)
+        addresses.discard(0)
+        if addresses or nodes:
+            yield {"name": name, "addresses": sorted(addresses), "graph_nodes": nodes}
+
+
+def _tensors(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+    """In containers of Python's own; of long ones only the end, where a leak would be."""
+    if isinstance(value, torch.Tensor):
+        if not isinstance(value, torch.nn.Parameter):
+            yield value
+    elif depth and isinstance(value, dict):
+        for item in itertools.islice(reversed(dict.values(value)), _MOST_ITEMS):
+            yield from _tensors(item, depth - 1)
+    elif depth and type(value) in (list, tuple):
+        for item in value[-_MOST_ITEMS:]:
+            yield from _tensors(item, depth - 1)
 
 
 def _address(tensor: torch.Tensor) -> int:
-    try:
-        return int(tensor.untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):  # sparse, meta, freed: no storage to speak of
-        return 0
+    asks: Any = torch._C
+    if asks._is_cow_tensor(tensor):
+        return 0  # asking for its address would make the copy
+    return int(tensor.untyped_storage().data_ptr())
 
 
 def _graph_nodes(root: Any, most: int) -> int:

@@ -23,7 +23,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pytracer import trace
 from pytracer._native import C
-from pytracer.capture.hooks import HOOKS
 
 ROOT = Path(__file__).parents[2]
 # How a program is run: not traced at all, or with this choice of `saved_tensors`.
@@ -291,7 +290,6 @@ def registries() -> dict[str, Any]:
         "sessions": status["sessions"],
         "op callbacks": status["ops_installed"],
         "CPU allocator": (status["cpu_installed"], _cpu_allocator()),
-        "step listeners": len(HOOKS.step_listeners),
     }
 
 
