@@ -189,8 +189,13 @@ def _turns(now: Situation) -> _Turns | None:
     begins = scopes.tree(now.trace).begin[calls]
     positions = np.searchsorted(now.trace.events.ticks, begins)
     here = views.on_device(now.trace, now.device)
-    size = allocations(now.trace).requested_bytes
-    levels = [int(size[here & views.alive_at(now.trace, int(p) - 1)].sum()) for p in positions]
+    none = np.zeros(len(here), np.int64)
+    changes, (level,) = views.level_columns(now.trace, here, none, 1)
+    if len(changes) == 0:
+        return None
+    before = np.searchsorted(changes, positions)  # how many changes came before each call
+    at_start = now.bytes(here & (allocations(now.trace).start < 0))
+    levels = np.concatenate([[at_start], level])[before]
     made = np.searchsorted(positions, allocations(now.trace).start, side="right") - 1
     return _Turns("call", np.diff(levels)[1:].tolist(), made, np.arange(1, len(calls) - 1))
 

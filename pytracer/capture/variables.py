@@ -19,6 +19,8 @@ from pytracer._native import C
 from pytracer.capture.labels import unheard
 
 _MOST_ITEMS = 300  # of one container
+_MOST_VISITS = 3_000  # of one variable
+_DEEPEST_CONTAINER = 3
 _MOST_NODES = 5_000  # of one variable's graph; beyond that it is large enough to name
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
@@ -76,17 +78,21 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
             yield {"name": name, "addresses": sorted(addresses), "graph_nodes": nodes}
 
 
-def _tensors(value: Any, depth: int = 3) -> Iterator[torch.Tensor]:
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
     """In containers of Python's own; of long ones only the end, where a leak would be."""
-    if isinstance(value, torch.Tensor):
-        if not isinstance(value, torch.nn.Parameter):
-            yield value
-    elif depth and isinstance(value, dict):
-        for item in itertools.islice(reversed(dict.values(value)), _MOST_ITEMS):
-            yield from _tensors(item, depth - 1)
-    elif depth and type(value) in (list, tuple):
-        for item in value[-_MOST_ITEMS:]:
-            yield from _tensors(item, depth - 1)
+    todo = [(value, _DEEPEST_CONTAINER)]
+    for _ in range(_MOST_VISITS):
+        if not todo:
+            return
+        item, depth = todo.pop()
+        if isinstance(item, torch.Tensor):
+            if not isinstance(item, torch.nn.Parameter):
+                yield item
+        elif depth and isinstance(item, dict):
+            inner = itertools.islice(reversed(dict.values(item)), _MOST_ITEMS)
+            todo.extend((part, depth - 1) for part in inner)
+        elif depth and type(item) in (list, tuple):
+            todo.extend((part, depth - 1) for part in item[-_MOST_ITEMS:])
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -1,7 +1,14 @@
 """Accelerate, unmodified but for `MemoryTrace(accelerator, model)`."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+
+import pytracer
 
 accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("default")
@@ -42,3 +49,22 @@ def test_a_failure_in_the_block_is_explained(tmp_path, capsys, monkeypatch) -> N
         torch.empty(1 << 44)
     assert "out of memory on cpu" in capsys.readouterr().err
     assert list(tmp_path.glob("pytracer-oom-*.pytrace"))
+
+
+@pytest.mark.slow
+def test_the_launcher_runs_a_script_that_knows_nothing_of_us(tmp_path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(64, 64)\n"
+        "optimizer = torch.optim.SGD(model.parameters())\n"
+        "model(torch.ones(4, 64)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes=1"]
+    command += ["--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"]
+    command += ["-m", "pytracer", "run", "train.py"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(pytracer.__file__).parents[1])}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    found = pytracer.load(tmp_path / "train.pytrace").summary().own_peak
+    assert found["weights"] == found["gradients"] == (64 * 64 + 64) * 4
