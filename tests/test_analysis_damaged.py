@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer.analysis import views
+from pytracer.analysis import findings, views
+from pytracer.export import postmortem
 from pytracer.export.table import render
-from pytracer.schema import TABLES
+from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 
@@ -19,9 +20,15 @@ COLUMNS = [
 ]
 
 
+OOM = ACTION["oom"]
+
+
 @st.composite
 def damaged(draw: st.DrawFn) -> Trace:
     columns = draw(programs).to_columns()
+    actions = columns["events.action"] = columns["events.action"].copy()
+    if len(actions) and draw(st.booleans()):
+        actions[draw(st.integers(0, len(actions) - 1))] = OOM
     for name in draw(st.lists(st.sampled_from(COLUMNS), min_size=1, max_size=6)):
         column = columns[name].copy()
         if len(column):
@@ -41,6 +48,8 @@ def test_every_view_answers(trace: Trace) -> None:
     views.steps(trace)
     views.health(trace)
     views.bytes_per_parameter(trace)
+    findings.findings(trace, str)
+    postmortem.render(trace)
     for key in ("module", "op", "line", "phase", "role", "name", "step"):
         views.by(trace, key)
 

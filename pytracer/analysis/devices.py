@@ -11,7 +11,10 @@ from pytracer.trace import Trace
 def split(device: str) -> tuple[int, int]:
     """The type's number and the index of "cuda:1" or "cpu"."""
     kind, _, index = device.partition(":")
-    return DEVICE_TYPES.index(kind), int(index) if index.isdigit() else 0
+    # A damaged file may hold types that there are not: views call them "device127".
+    known = kind in DEVICE_TYPES
+    number = DEVICE_TYPES.index(kind) if known else int(kind.removeprefix("device"))
+    return number, int(index) if index.isdigit() else 0
 
 
 def places_on(trace: Trace, device: str) -> Mask:

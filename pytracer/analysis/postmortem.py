@@ -150,6 +150,8 @@ def largest(trace: Trace, failed: Failure, most: int = 8) -> list[Held]:
 
 def needless(trace: Trace, failed: Failure, size: Size) -> list[findings.Finding]:
     """What was alive at that moment and need not have been."""
+    if not failed.alive.any():
+        return []  # the first allocation on its device
     now = _situation(trace, failed, size)
     found = []
     for rule in (findings.growth, findings.held, findings.evaluation, findings.late_zero_grad):
