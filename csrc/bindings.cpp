@@ -4,6 +4,7 @@
 #include "core/harvest.h"
 #include "core/lifetimes.h"
 #include "core/recorder.h"
+#include "core/snapshot.h"
 #include "core/streamer.h"
 #include "core/trace_file.h"
 #include "torch/cpu_allocator.h"
@@ -292,6 +293,59 @@ py::dict lifetimes_of(const py::dict& columns) {
   return result;
 }
 
+// ------------------------------------------------------------------ memory snapshots
+
+// What the stacks and strings of a snapshot are to a Trace as well, and rows of its own.
+py::dict read_snapshot_file(const std::string& path) {
+  Snapshot found;
+  {
+    py::gil_scoped_release unlocked;
+    found = read_snapshot(path);
+  }
+  py::dict columns;
+  auto add = [&](const char* name, auto& column) { columns[name] = to_array(std::move(column)); };
+  add("stacks.parent", found.stacks.parent);
+  add("stacks.file", found.stacks.file);
+  add("stacks.function", found.stacks.function);
+  add("stacks.line", found.stacks.line);
+  add("entries.device", found.entries.device);
+  add("entries.action", found.entries.action);
+  add("entries.address", found.entries.address);
+  add("entries.bytes", found.entries.bytes);
+  add("entries.stream", found.entries.stream);
+  add("entries.pool_high", found.entries.pool_high);
+  add("entries.pool_low", found.entries.pool_low);
+  add("entries.time_us", found.entries.time_us);
+  add("entries.stack", found.entries.stack);
+  add("entries.category", found.entries.category);
+  add("entries.metadata", found.entries.metadata);
+  add("segments.device", found.segments.device);
+  add("segments.address", found.segments.address);
+  add("segments.bytes", found.segments.bytes);
+  add("segments.allocated", found.segments.allocated);
+  add("segments.requested", found.segments.requested);
+  add("segments.stream", found.segments.stream);
+  add("segments.pool_high", found.segments.pool_high);
+  add("segments.pool_low", found.segments.pool_low);
+  add("segments.expandable", found.segments.expandable);
+  add("blocks.segment", found.blocks.segment);
+  add("blocks.address", found.blocks.address);
+  add("blocks.bytes", found.blocks.bytes);
+  add("blocks.requested", found.blocks.requested);
+  add("blocks.state", found.blocks.state);
+  add("blocks.stack", found.blocks.stack);
+  add("annotations.device", found.annotations.device);
+  add("annotations.time_us", found.annotations.time_us);
+  add("annotations.name", found.annotations.name);
+  add("annotations.stage", found.annotations.stage);
+  columns["strings"] = py::cast(found.strings);
+  columns["devices"] = found.devices;
+  columns["settings"] = py::cast(found.settings);
+  columns["pytracer"] = py::str(found.pytracer);
+  columns["losses"] = py::cast(found.losses);
+  return columns;
+}
+
 // ------------------------------------------------------------------ Chrome trace
 
 // A ChromeTrace and the columns it reads.
@@ -510,6 +564,7 @@ PYBIND11_MODULE(_C, m) {
       .def("bytes_written", &Streamer::bytes_written);
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
+  m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
 
   py::class_<ChromeTraceOfArrays>(m, "ChromeTrace")

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
-from pytracer import errors
+from pytracer import errors, snapshot
 from pytracer.capture.session import Options, Session, default_devices
 from pytracer.trace import Trace, load as load_trace
 
@@ -175,6 +175,12 @@ class Views:
         options = chrome.Options(max_events, round(min_dt_us * 1000), arrows)
         return chrome.write(self.data, path, options, overwrite=overwrite)
 
+    def export_memory_snapshot(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a `.pickle` for https://pytorch.org/memory_viz, with the categories."""
+        from pytracer.export.snapshot import write
+
+        return write(self.data, path, overwrite=overwrite)
+
     def table(self, width: int = 80, *, color: bool = False) -> str:
         """The one screen, as text."""
         from pytracer.export import table
@@ -205,7 +211,13 @@ class LoadedTrace(Views):
 
 
 def load(path: str | Path) -> LoadedTrace:
-    """Reads a saved trace, whole or as far as it was written before the program died."""
+    """Reads a saved trace, whole or as far as it was written before the program died.
+
+    Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) are read as well, and nothing in
+    them is executed.
+    """
+    if snapshot.is_snapshot(path):
+        return LoadedTrace(snapshot.load(path))
     return LoadedTrace(load_trace(path))
 
 

@@ -139,6 +139,18 @@ COUNTERS: dict[str, Counter] = {
             "unknown_places", "loss", "events of a device that the trace does not name", _REPORT
         ),
         Counter(
+            "after_history",
+            "warning",
+            "blocks came or went after the snapshot's own history had ended",
+            "Take the snapshot before torch.cuda.memory._record_memory_history(enabled=None).",
+        ),
+        Counter(
+            "unreadable_entries",
+            "loss",
+            "entries of the memory snapshot without a size that can be",
+            "Record the snapshot again; this file may be damaged.",
+        ),
+        Counter(
             "unknown_actions",
             "loss",
             "events that this version does not know",

@@ -5,6 +5,7 @@
 #include "trace_file.h"
 
 #include <cstring>
+#include <memory>
 #include <set>
 #include <tuple>
 #include <type_traits>
@@ -103,6 +104,20 @@ size_t row_bytes(Group& group) {
       },
       columns_of(group));
 }
+
+// A file's bytes, as many as there were when it was opened.
+struct WholeFile {
+  std::unique_ptr<uint8_t[]> data;
+  size_t size;
+
+  std::span<const uint8_t> bytes() const { return {data.get(), size}; }
+};
+
+// Throws FileError.
+WholeFile read_whole_file(const std::string& path);
+
+// Replaces what is not UTF-8. True when there was such.
+bool make_utf8(std::string& text);
 
 // What people should know about a file: each sentence once, and not too many.
 class Notes {

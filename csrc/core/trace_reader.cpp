@@ -626,17 +626,17 @@ Recording read_recording(std::span<const uint8_t> bytes,
   return Reader(bytes, report, name).read();
 }
 
-Recording read_recording(const std::string& path, ReadReport& report) {
+WholeFile read_whole_file(const std::string& path) {
   // Without O_NONBLOCK opening a pipe would wait for a writer.
   Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.fd < 0) {
     throw read_error(path, errno);
   }
   size_t size = checked_size(file, path);
-  auto bytes = std::make_unique_for_overwrite<uint8_t[]>(size);
-  size_t done = 0;
+  WholeFile whole{std::make_unique_for_overwrite<uint8_t[]>(size), 0};
+  size_t& done = whole.size;
   while (done < size) {
-    ssize_t got = ::read(file.fd, bytes.get() + done, size - done);
+    ssize_t got = ::read(file.fd, whole.data.get() + done, size - done);
     if (got < 0 && errno == EINTR) {
       continue;
     }
@@ -648,7 +648,11 @@ Recording read_recording(const std::string& path, ReadReport& report) {
     }
     done += static_cast<size_t>(got);
   }
-  return read_recording(std::span(bytes.get(), done), report, path);
+  return whole;
+}
+
+Recording read_recording(const std::string& path, ReadReport& report) {
+  return read_recording(read_whole_file(path).bytes(), report, path);
 }
 
 }  // namespace pytracer

@@ -28,7 +28,8 @@ size_t utf8_length(std::string_view text) {
   return bad ? 0 : length;
 }
 
-// Replaces what is not UTF-8. True when there was such.
+}  // namespace
+
 bool make_utf8(std::string& text) {
   std::string repaired;
   size_t good = 0;  // copied up to here
@@ -47,6 +48,8 @@ bool make_utf8(std::string& text) {
   }
   return changed;
 }
+
+namespace {
 
 class Repair {
  public:

@@ -22,6 +22,9 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
 
+In a recording by another tool (pytracer/snapshot.py reads some) nobody labelled the blocks. There
+held needs an end, and what is left is temporaries within forward, backward or optimizer, or unknown.
+
 `held` comes last of the activations' evidence: being alive says least, and a workspace or a
 graph's pool is alive for its own reasons.
 
@@ -43,12 +46,13 @@ from pytracer.analysis.phases import (
     DATA,
     FORWARD,
     MISSING,
+    OPTIMIZER_PHASE,
     OTHER,
     RECOMPUTE,
     Moments,
 )
 from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
-from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, PHASES, U8, U32
+from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, PHASES, U8, U32
 from pytracer.trace import Trace
 
 # Roles that are inferred; those of labels are rows of the trace's string table. A role is a
@@ -71,6 +75,8 @@ ROLES = (
     "carried",  # the same, and handed to a later call
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
+
+_TRAINING = (FORWARD, RECOMPUTE, BACKWARD_PHASE, OPTIMIZER_PHASE)
 
 # Products of matrices, whose libraries take their scratch from the allocator and keep it.
 _MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
@@ -105,6 +111,11 @@ def categories(trace: Trace) -> Categories:
         found: Mask = facts.label_category == CATEGORY[category]
         return found
 
+    if trace.meta.get("imported") == "pytracer":  # it was decided when that file was written
+        for name in CATEGORIES[1:]:
+            out.choose(labelled(name), name, label_role)
+        return out
+
     out.choose(labelled("weights"), "weights", label_role)
     copies = autocast_copies(
         trace, facts.moments, facts.found.bytes, facts.label, facts.label_category
@@ -132,10 +143,18 @@ def categories(trace: Trace) -> Categories:
     out.choose(labelled("temporaries"), "temporaries", label_role)
     made_here = facts.moments.made_phase != MISSING
     same = facts.moments.made_interval == facts.moments.freed_interval
+    if not was_labelled(trace):
+        # Nobody looked whether it is a weight or a gradient; between phases nothing is known.
+        made_here &= same & np.isin(facts.moments.made_phase, _TRAINING)
     phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
     out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
     return out
+
+
+def was_labelled(trace: Trace) -> bool:
+    """Whether the capture looked at what blocks hold: not where another tool recorded them."""
+    return "imported" not in trace.meta
 
 
 def role_text(trace: Trace, role: int) -> str:
@@ -222,6 +241,7 @@ _LABEL_ORDER = (
     "activations",
     "workspaces",
     "communication",
+    "graph_pools",
     "functional",
     "temporaries",
 )
@@ -276,6 +296,9 @@ def _held(trace: Trace, facts: _Facts) -> Mask:
     kept_from = phases.timeline(trace).kept_from[moments.made_interval]
     alive = (moments.made_phase == FORWARD) & (kept_from != NEVER)
     found: Mask = alive & (moments.freed_ticks > kept_from) & ~facts.in_flight
+    if not was_labelled(trace):
+        # It may be a weight, a workspace or a result as well, unless it is let go at some time.
+        found &= moments.freed_ticks != NEVER
     return found
 
 

@@ -69,6 +69,13 @@ def _out_of_memory(now: _Situation) -> Iterator[Hint]:
 def _unknown(now: _Situation) -> Iterator[Hint]:
     if now.share("unknown") > 0.01:
         amount = now.peak.by_category["unknown"]
+        if "imported" in now.trace.meta:
+            yield Hint(
+                f"A memory snapshot does not say what {now.size(amount)} are for: record with "
+                "`with pytracer.trace():` to know.",
+                amount,
+            )
+            return
         yield Hint(
             f"{now.size(amount)} were allocated before the trace and belong to no module or "
             "optimizer it knows: pass those to trace(), or start it earlier.",

@@ -20,6 +20,7 @@ _LIBRARY = re.compile(
     r"|(^|/)pytracer/(capture|integrations|claims|cost|gemm)/"
     r"|(^|/)pytracer/(api|cli|recording|runner|trace)\.py$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
+    r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
 )
 # Ops that only allocate. Called by a program itself they own what they make all the same.
 _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")

@@ -1,0 +1,414 @@
+"""A trace as a memory snapshot of torch, for https://pytorch.org/memory_viz and torch's own tools.
+
+The viewer colours allocations by `category`, which torch itself never writes; and each begins with
+a frame that says what it is: `activations:0:saved · h.0.mlp · aten::addmm`. What was alive before
+the trace is written as allocated at its beginning, or the viewer would not know its category.
+A CPU has no segments: what stands for them are the addresses that were used.
+
+The file is data alone (lists, dicts, texts, numbers) and pytracer.load() reads it again.
+"""
+
+import contextlib
+import json
+import os
+import pickle
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytracer import errors
+from pytracer.analysis import blocks, devices, scopes, sound, views
+from pytracer.analysis.categories import role_text
+from pytracer.analysis.lifetimes import allocations
+from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U64
+from pytracer.trace import Trace
+from pytracer.version import __version__
+
+_PROTOCOL = 4  # the newest that every version of the viewer reads
+_ROUND = 512  # of CUDA's allocator, where a block's size is not known
+_SMALL_SEGMENT = 2 << 20
+_SEPARATOR = " · "
+
+
+def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes a `.pickle`; a file that cannot be finished is not left behind.
+
+    Raises:
+        errors.CannotWrite: the file exists already, or cannot be written.
+    """
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("xb") as file:
+            pickle.dump(snapshot(trace), file, protocol=_PROTOCOL)
+        unfinished.replace(path)
+    except OSError as error:
+        reason = os.strerror(error.errno or 5)
+        raise errors.CannotWrite(f"{path} cannot be written: {reason}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return path
+
+
+def snapshot(trace: Trace) -> dict[str, Any]:
+    """The dict that torch.cuda.memory._snapshot() would return."""
+    names = _device_names(trace)
+    parts = [_Device(trace, name, number) for number, name in enumerate(names)]
+    ours = {
+        "version": __version__,
+        "devices": names,
+        "seeds": [part.seeds for part in parts],
+        "phases": [part.phases() for part in parts],
+        "directory": str(trace.meta.get("directory") or ""),
+    }
+    return {
+        "segments": [segment for part in parts for segment in part.segments()],
+        "device_traces": [part.entries() for part in parts],
+        "allocator_settings": _settings(trace),
+        "external_annotations": _annotations(trace),
+        "pytracer": json.dumps(ours),
+    }
+
+
+def _device_names(trace: Trace) -> list[str]:
+    """By number, as the viewer wants them: CUDA's own first, the CPU after the last."""
+    used = views.devices(trace)
+    cuda = [devices.split(name)[1] for name in used if name != "cpu"]
+    names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
+    return [*names, "cpu"] if "cpu" in used or not names else names
+
+
+def _settings(trace: Trace) -> dict[str, Any]:
+    settings = trace.meta.get("allocator_settings")
+    return dict(settings) if isinstance(settings, dict) else {}
+
+
+def _annotations(trace: Trace) -> list[dict[str, Any]]:
+    """Passes, optimizers and the user's own annotations."""
+    tree = scopes.tree(trace)
+    kinds = (scopes.BACKWARD, scopes.OPTIMIZER, scopes.USER)
+    numbers = np.flatnonzero(np.isin(tree.kind, kinds) & (tree.end != scopes.NEVER))
+    rows = []
+    for stage, ticks in (("START", tree.begin), ("END", tree.end)):
+        times = _time_us(trace, ticks[numbers])
+        for number, time in zip(numbers.tolist(), times, strict=True):
+            name = trace.strings[tree.name[number]]
+            rows.append({"name": name, "stage": stage, "device": 0, "time_us": time})
+    return sorted((row for row in rows if row["name"]), key=lambda row: row["time_us"])
+
+
+def _time_us(trace: Trace, ticks: U64) -> list[int]:
+    times: list[int] = ((trace.time_ns(ticks) + trace.began_unix_ns) // 1000).tolist()
+    return times
+
+
+@dataclass(frozen=True)
+class _Segment:
+    begin: int
+    end: int
+    stream: int
+    pool: tuple[int, int]
+    expandable: bool
+
+
+class _Device:
+    """One device's part of the snapshot."""
+
+    def __init__(self, trace: Trace, name: str, number: int) -> None:
+        self.trace, self.name, self.number = trace, name, number
+        self.alloc = allocations(trace)
+        self.own = np.flatnonzero(devices.on(trace, name, self.alloc.place))
+        self.seeds = int((self.alloc.start[self.own] < 0).sum())
+        self.frames = _Frames(trace)
+
+    # ------------------------------------------------------------ what happened
+
+    def entries(self) -> list[dict[str, Any]]:
+        """Every allocation and free, segments and failures, in order."""
+        positions, kinds, rows = self._moves
+        events, places = self.trace.events, self.trace.places
+        ticks = events.ticks[np.maximum(positions, 0)] if len(events.ticks) else positions
+        times = _time_us(self.trace, ticks.astype(np.uint64))
+        out: list[dict[str, Any]] = []
+        address, sizes = self.alloc.address.tolist(), self.alloc.requested_bytes.tolist()
+        place, category = self.alloc.place.tolist(), self.alloc.category.tolist()
+        texts, labels = self.texts
+        for kind, row, time in zip(kinds.tolist(), rows.tolist(), times, strict=True):
+            is_block = kind <= ACTION["free_completed"]
+            at = place[row] if is_block else int(events.place[row])
+            entry: dict[str, Any] = {
+                "action": ACTIONS[kind],
+                "addr": address[row] if is_block else int(events.address[row]),
+                "size": sizes[row] if is_block else int(events.bytes[row]),
+                "stream": int(places.stream[at]),
+                "time_us": time,
+                "compile_context": "N/A",
+                "user_metadata": "",
+                "pool_id": (int(places.pool_high[at]), int(places.pool_low[at])),
+                "frames": [],
+            }
+            if kind == ACTION["alloc"]:
+                entry["category"] = CATEGORIES[category[row]]
+                entry["user_metadata"] = texts[row]
+                entry["pytracer"] = labels[row]
+                entry["frames"] = self.frames.of(row, texts[row])
+            elif kind == ACTION["oom"]:
+                entry["device_free"] = entry.pop("addr")
+            out.append(entry)
+        # The viewer breaks if there are categories and "unknown" is not one of them.
+        last = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": []}
+        last |= {"time_us": times[-1] if times else 0, "category": "unknown"}
+        return [*out, last]
+
+    def phases(self) -> list[list[int]]:
+        """The phase of each entry, as runs: the number and how many entries have it."""
+        _, kinds, rows = self._moves
+        made = kinds == ACTION["alloc"]
+        block = np.where(kinds <= ACTION["free_completed"], rows, 0)
+        other = np.full(len(rows), PHASE["other"])
+        if len(self.alloc):
+            phase = np.where(made, self.alloc.phase[block], self.alloc.free_phase[block])
+            known = (kinds <= ACTION["free_completed"]) & (phase < len(PHASES))
+            other[known] = phase[known]
+        cuts = np.flatnonzero(other[1:] != other[:-1])
+        firsts = np.append(0, cuts + 1) if len(other) else cuts
+        counts = np.diff(np.append(firsts, len(other)))
+        return [[int(p), int(n)] for p, n in zip(other[firsts], counts, strict=True)]
+
+    @cached_property
+    def _moves(self) -> tuple[I64, I64, I64]:
+        """Position, action and row (of the allocations, or of the events) of each entry."""
+        own, alloc, events = self.own, self.alloc, self.trace.events
+        given_back, completed = own[alloc.end[own] >= 0], own[alloc.completed[own] >= 0]
+        # An end that nobody saw is known by the allocation that took its place.
+        unseen = completed[alloc.end[completed] < 0]
+        others = np.isin(events.action, [ACTION[name] for name in _OTHERS])
+        other = np.flatnonzero(others & devices.on(self.trace, self.name, events.place))
+        parts = [
+            (alloc.start[own], ACTION["alloc"], own, 2),
+            (alloc.end[given_back], ACTION["free_requested"], given_back, 0),
+            (alloc.completed[unseen], ACTION["free_requested"], unseen, 0),
+            (alloc.completed[completed], ACTION["free_completed"], completed, 1),
+        ]
+        position = np.concatenate([*(part[0] for part in parts), other])
+        kind = np.concatenate(
+            [*(np.full(len(part[2]), part[1]) for part in parts), events.action[other]]
+        ).astype(np.int64)
+        row = np.concatenate([*(part[2] for part in parts), other])
+        rank = np.concatenate([*(np.full(len(part[2]), part[3]) for part in parts), 0 * other])
+        order = np.lexsort((row, rank, position))
+        # Both ends of a block that are one event stay together.
+        return position[order], kind[order], row[order]
+
+    @cached_property
+    def texts(self) -> tuple[list[str], list[str]]:
+        """Per allocation: role, name, module and op for people; role and name for the importer."""
+        trace, alloc = self.trace, self.alloc
+        strings, labels = trace.strings, sound.labels(trace)
+        kept: dict[tuple[int, ...], tuple[str, str]] = {}
+        module = np.where(alloc.forward_module != 0, alloc.forward_module, alloc.module)
+        columns = (alloc.role, labels.name[alloc.label], module, alloc.op)
+        keys = list(zip(*(column.tolist() for column in columns), strict=True))
+        for key in keys:
+            if key not in kept:
+                role, name = role_text(trace, key[0]), strings[key[1]]
+                parts = (role, name, strings[key[2]], strings[key[3]])
+                text = _SEPARATOR.join(part for part in parts if part)
+                kept[key] = (text, f"{role}\n{name}")
+        return [kept[key][0] for key in keys], [kept[key][1] for key in keys]
+
+    # ------------------------------------------------------------ what is left
+
+    def segments(self) -> list[dict[str, Any]]:
+        """What is held at the end, with its blocks."""
+        alloc = self.alloc
+        alive = self.own[(alloc.completed[self.own] < 0) & (alloc.requested_bytes[self.own] > 0)]
+        alive = alive[np.argsort(alloc.address[alive], kind="stable")]
+        texts, _ = self.texts
+        sizes = blocks.allocated_bytes(self.trace)
+        rows = []
+        at = 0
+        for segment in self._held(alive):
+            while at < len(alive) and alloc.address[alive[at]] < segment.begin:
+                at += 1
+            inside = []
+            while at < len(alive) and alloc.address[alive[at]] < segment.end:
+                inside.append(int(alive[at]))
+                at += 1
+            rows.append(self._segment(segment, inside, sizes, texts))
+        return rows
+
+    def _segment(
+        self, segment: _Segment, inside: list[int], sizes: I64, texts: list[str]
+    ) -> dict[str, Any]:
+        alloc, found = self.alloc, []
+        at = segment.begin
+        for i, row in enumerate(inside):
+            begin, requested = int(alloc.address[row]), int(alloc.requested_bytes[row])
+            following = int(alloc.address[inside[i + 1]]) if i + 1 < len(inside) else segment.end
+            size = int(sizes[row])
+            if size == blocks.UNKNOWN:
+                size = -(-requested // _ROUND) * _ROUND
+            size = min(max(size, requested), following - begin)
+            if size <= 0:
+                continue  # a damaged trace: two blocks at one place
+            if begin > at:
+                found.append(_free_block(at, begin - at))
+            state = "active_allocated" if alloc.end[row] < 0 else "active_pending_free"
+            frames = self.frames.of(row, texts[row])
+            found.append(
+                {
+                    "address": begin,
+                    "size": size,
+                    "requested_size": min(requested, size),
+                    "state": state,
+                    "frames": frames,
+                }
+            )
+            at = begin + size
+        if segment.end > at:
+            found.append(_free_block(at, segment.end - at))
+        active = [block for block in found if block["state"] != "inactive"]
+        allocated = [block for block in active if block["state"] == "active_allocated"]
+        return {
+            "device": self.number,
+            "address": segment.begin,
+            "total_size": segment.end - segment.begin,
+            "allocated_size": sum(block["size"] for block in allocated),
+            "active_size": sum(block["size"] for block in active),
+            "requested_size": sum(block["requested_size"] for block in active),
+            "stream": segment.stream,
+            "segment_type": "small" if segment.end - segment.begin <= _SMALL_SEGMENT else "large",
+            "segment_pool_id": segment.pool,
+            "is_expandable": segment.expandable,
+            "frames": [],
+            "blocks": found,
+        }
+
+    def _held(self, alive: I64) -> list[_Segment]:
+        """The segments at the end; where they are not known, the addresses that were used."""
+        known = self._recorded_segments()
+        rows = alive if known else self.own
+        begin = self.alloc.address[rows].astype(object)
+        for address, size in zip(begin, self.alloc.requested_bytes[rows].tolist(), strict=True):
+            if size and not any(s.begin <= address and address + size <= s.end for s in known):
+                break
+        else:
+            return sorted(known, key=lambda segment: segment.begin)
+        return sorted([*known, *self._used(rows, known)], key=lambda segment: segment.begin)
+
+    def _used(self, rows: I64, known: list[_Segment]) -> list[_Segment]:
+        """The addresses of these allocations outside of known segments, joined where they touch."""
+        begins = self.alloc.address[rows].tolist()
+        ranges = sorted(
+            (begin, begin + size)
+            for begin, size in zip(begins, self.alloc.requested_bytes[rows].tolist(), strict=True)
+            if size
+        )
+        joined: list[list[int]] = []
+        for begin, end in ranges:
+            if any(s.begin < end and begin < s.end for s in known):
+                continue
+            if joined and begin <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], end)
+            else:
+                joined.append([begin, end])
+        return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
+
+    def _recorded_segments(self) -> list[_Segment]:
+        """What the device's events say is held at the end."""
+        events, places = self.trace.events, self.trace.places
+        kinds = [ACTION[name] for name in ("seed_segment", *_SEGMENTS)]
+        here = devices.on(self.trace, self.name, events.place) & np.isin(events.action, kinds)
+        held: list[_Segment] = []
+        for i in np.flatnonzero(here).tolist():
+            action, at = ACTIONS[events.action[i]], int(events.place[i])
+            begin, end = int(events.address[i]), int(events.address[i] + events.bytes[i])
+            if action in ("segment_free", "segment_unmap"):
+                held = [part for whole in held for part in _without(whole, begin, end)]
+                continue
+            pool = (int(places.pool_high[at]), int(places.pool_low[at]))
+            new = _Segment(begin, end, int(places.stream[at]), pool, action == "segment_map")
+            held.append(new)
+        if any(segment.expandable for segment in held):
+            held = _joined(held)
+        return held
+
+
+_SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+_OTHERS = (*_SEGMENTS, "oom")
+
+
+def _free_block(address: int, size: int) -> dict[str, Any]:
+    return {
+        "address": address,
+        "size": size,
+        "requested_size": size,
+        "state": "inactive",
+        "frames": [],
+    }
+
+
+def _without(whole: _Segment, begin: int, end: int) -> list[_Segment]:
+    if end <= whole.begin or whole.end <= begin:
+        return [whole]
+    rests = [(whole.begin, begin), (end, whole.end)]
+    more = (whole.stream, whole.pool, whole.expandable)
+    return [_Segment(first, last, *more) for first, last in rests if first < last]
+
+
+def _joined(held: list[_Segment]) -> list[_Segment]:
+    """Neighbours that were mapped piece by piece are one segment."""
+    out: list[_Segment] = []
+    for segment in sorted(held, key=lambda part: part.begin):
+        last = out[-1] if out else None
+        if last is not None and last.end == segment.begin and last.stream == segment.stream:
+            out[-1] = _Segment(last.begin, segment.end, last.stream, last.pool, expandable=True)
+        else:
+            out.append(segment)
+    return out
+
+
+class _Frames:
+    """Stacks as lists of frames, innermost first; equal ones are one object."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        self._alloc = allocations(trace)
+        tree = scopes.tree(trace)
+        with_stack = scopes.nearest(tree.parent, tree.stack != 0)
+        self._stack = tree.stack[with_stack][self._alloc.scope].tolist()
+        self._category = self._alloc.category.tolist()
+        self._kept: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
+        self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
+        self._of_stack: dict[int, list[dict[str, Any]]] = {}
+
+    def of(self, row: int, text: str) -> list[dict[str, Any]]:
+        """Of an allocation: first what it is, then who made it."""
+        key = (self._category[row], self._stack[row], text)
+        if key not in self._kept:
+            what = self._frame(CATEGORIES[key[0]], 0, text)
+            self._kept[key] = [what, *self._stack_frames(key[1])]
+        return self._kept[key]
+
+    def _frame(self, file: str, line: int, name: str) -> dict[str, Any]:
+        key = (file, line, name)
+        return self._frames.setdefault(key, {"name": name, "filename": file, "line": line})
+
+    def _stack_frames(self, row: int) -> list[dict[str, Any]]:
+        if row not in self._of_stack:
+            stacks, strings = sound.stacks(self._trace), self._trace.strings
+            at, found = row, []
+            while at:
+                file, name = strings[stacks.file[at]], strings[stacks.function[at]]
+                found.append(self._frame(file, int(stacks.line[at]), name))
+                parent = int(stacks.parent[at])
+                at = parent if parent < at else 0  # a damaged table must not make a loop
+            self._of_stack[row] = found
+        return self._of_stack[row]

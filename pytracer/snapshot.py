@@ -1,0 +1,784 @@
+"""Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) as a Trace.
+
+The file is read by csrc/core/pickle.h, which executes nothing. A snapshot is what the allocator
+held when it was taken, and what it had done before: as much of that as its history kept. So
+
+- what was alive when the history began is what was freed without having been allocated, and what
+  was there at the end without having been touched: those blocks are the seeds;
+- whatever the blocks at the end say beyond the history (it had been stopped, say) happens at the
+  end, and is counted.
+
+A snapshot knows neither modules nor operators nor what a block is for. Its Python frames tell some
+of it, and only what they show is said:
+
+| seen                                                          | says                       |
+|---------------------------------------------------------------|----------------------------|
+| a call of a module (torch/nn/modules/module.py: _call_impl)   | forward                    |
+| a frame of the engine, or no frame where others have some     | backward (its own threads) |
+| a module's call inside of that                                | recompute                  |
+| the annotation of an optimizer's step, or its frame           | optimizer                  |
+| made in an optimizer's _init_group                            | optimizer_state            |
+| made in a module's __init__, or moved by it                   | weights                    |
+| let go in zero_grad                                           | gradients                  |
+
+Files of our own (`t.export_memory_snapshot`) say each block's category themselves.
+"""
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors
+from pytracer._native import C
+from pytracer.schema import (
+    ACTION,
+    CATEGORIES,
+    CATEGORY,
+    DEVICE_TYPES,
+    I64,
+    PHASE,
+    PHASES,
+    SCOPE_KIND,
+    TABLES,
+    U8,
+    U32,
+    U64,
+)
+from pytracer.trace import Trace
+
+# torch.profiler's own export of a snapshot has other words for them.
+_PROFILERS_WORDS = {
+    "parameter": "weights",
+    "gradient": "gradients",
+    "optimizer_state": "optimizer_state",
+    "activation": "activations",
+    "input": "inputs",
+    "temporary": "temporaries",
+}
+_SPACING = 8  # nanoseconds between events at least, so that scopes can begin and end in between
+
+_ALLOC, _FREE_REQUESTED = ACTION["alloc"], ACTION["free_requested"]
+_FREE_COMPLETED = ACTION["free_completed"]
+
+# What the stack around an event says.
+_UNSAID, _NOTHING, _FORWARD, _ENGINE, _RECOMPUTE, _OPTIMIZER = range(-1, 5)
+
+_CLASS_OF_PHASE = {
+    PHASE["forward"]: _FORWARD,
+    PHASE["backward"]: _ENGINE,
+    PHASE["recompute"]: _RECOMPUTE,
+    PHASE["optimizer"]: _OPTIMIZER,
+}
+
+Mask = NDArray[np.bool_]
+
+
+def is_snapshot(path: str | Path) -> bool:
+    """Whether the file begins as a pickle does; a file that cannot be read does not."""
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(2)
+    except OSError:
+        return False
+    return len(head) == 2 and head[0] == 0x80 and head[1] <= 5
+
+
+def load(path: str | Path) -> Trace:
+    """Reads a memory snapshot of torch.
+
+    Raises:
+        errors.UnreadableTrace: not a snapshot, cut short, or one that wants to run code.
+    """
+    if not Path(path).is_file():  # a pipe would wait for a writer
+        raise errors.UnreadableTrace(f"{path}: this is not a regular file; copy it into one first")
+    try:
+        columns = C.read_snapshot(str(path))
+    except C.FileError as error:
+        raise errors.UnreadableTrace(str(error)) from None
+    return _Import(columns).trace(Path(path))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Columns of one of the snapshot's tables."""
+
+    columns: dict[str, NDArray[Any]]
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        return self.columns[name]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def take(self, rows: NDArray[Any]) -> "_Rows":
+        return _Rows({name: column[rows] for name, column in self.columns.items()})
+
+
+def _table(columns: dict[str, Any], name: str) -> _Rows:
+    prefix = f"{name}."
+    return _Rows({k[len(prefix) :]: v for k, v in columns.items() if k.startswith(prefix)})
+
+
+class _Import:
+    """One file on its way to a Trace."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self.columns = columns
+        self.strings: list[str] = list(columns["strings"])
+        self.string_rows = {text: row for row, text in enumerate(self.strings)}
+        self.segments, self.blocks = _table(columns, "segments"), _table(columns, "blocks")
+        self.stacks = _table(columns, "stacks")
+        self.ours = _our_document(columns["pytracer"])
+        self.losses = dict(columns["losses"])
+        self.notes: list[str] = []
+        entries = self._without_our_frames(_table(columns, "entries"))
+        # A snapshot says nothing of what it is in the middle of; ours begins where seeds are.
+        entries = entries.take(np.flatnonzero(entries.action != ACTION["snapshot"]))
+        self.seed_entries, entries = self._split_seeds(entries)
+        time = _times(entries)
+        order = np.argsort(time, kind="stable")
+        phases = self._our_phases(entries)[order]
+        self.entries, self.time, self.phases = entries.take(order), _spread(time[order]), phases
+        if len(entries) and (entries.time_us < 0).any():
+            self.notes.append("this snapshot has no times: its events are a microsecond apart")
+
+    def _without_our_frames(self, entries: _Rows) -> _Rows:
+        """Our own files begin each stack with a frame that says what the block is."""
+        if self.ours:
+            names = np.isin(np.array(self.strings, object), CATEGORIES)
+            said = names[self.stacks.file] & (self.stacks.line == 0)
+            stack = entries.stack
+            entries.columns["stack"] = np.where(said[stack], self.stacks.parent[stack], stack)
+        return entries
+
+    # ------------------------------------------------------------ what was alive before
+
+    def _split_seeds(self, entries: _Rows) -> tuple[_Rows, _Rows]:
+        """Our own files begin with what was alive before the trace, as allocations."""
+        seeds = self.ours.get("seeds")
+        first = np.zeros(len(entries), np.bool_)
+        if isinstance(seeds, list):
+            for device, count in enumerate(seeds):
+                own = np.flatnonzero(entries.device == device)
+                if isinstance(count, int):
+                    first[own[: max(count, 0)]] = True
+        first &= entries.action == _ALLOC
+        return entries.take(np.flatnonzero(first)), entries.take(np.flatnonzero(~first))
+
+    def _our_phases(self, entries: _Rows) -> I64:
+        """Per entry, what our own files say of its phase."""
+        said = np.full(len(entries), _UNSAID, np.int64)
+        runs, seeds = self.ours.get("phases"), self.seed_entries.device
+        if not isinstance(runs, list):
+            return said
+        for device, own_runs in enumerate(runs):
+            own = np.flatnonzero(entries.device == device)
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                numbers, counts = np.array(own_runs, np.int64).reshape(-1, 2).T
+                counts = counts.clip(0, len(own) + len(seeds))
+                if counts.sum() < 2 * (len(own) + len(seeds)) + 2:
+                    each = np.repeat(numbers, counts)[int((seeds == device).sum()) :][: len(own)]
+                    known = np.isin(each, list(_CLASS_OF_PHASE))
+                    classes = [_CLASS_OF_PHASE.get(int(n), _NOTHING) for n in range(len(PHASES))]
+                    each = np.array(classes)[np.where(known, each, 0)]
+                    said[own[: len(each)]] = each
+        return said
+
+    def _seeds(self) -> _Rows:
+        """Blocks that were alive before the first entry: what they are like, as entries."""
+        if self.ours:
+            return self.seed_entries
+        entries, blocks = self.entries, self._active_blocks()
+        moves = np.flatnonzero(entries.action <= _FREE_COMPLETED)
+        first = moves[_firsts(entries.device[moves], entries.address[moves])]
+        freed = entries.take(first[entries.action[first] != _ALLOC])
+        seen = _keys(entries.device[moves], entries.address[moves])
+        untouched = ~np.isin(_keys(blocks.device, blocks.address), seen)
+        old = blocks.take(np.flatnonzero(untouched))
+        # Of a block that was freed later, the stack is that of its free.
+        freed.columns["stack"] = np.zeros(len(freed), np.uint32)
+        return _joined(freed, old)
+
+    def _active_blocks(self) -> _Rows:
+        """The blocks in use at the end, with the columns of entries."""
+        blocks = self.blocks.take(np.flatnonzero(self.blocks.state != 0))
+        segments = self.segments.take(blocks.segment)
+        none = np.zeros(len(blocks), np.uint32)
+        return _Rows(
+            {
+                "device": segments.device,
+                "action": np.full(len(blocks), _ALLOC, np.uint8),
+                "address": blocks.address,
+                "bytes": blocks.requested,
+                "stream": segments.stream,
+                "pool_high": segments.pool_high,
+                "pool_low": segments.pool_low,
+                "time_us": np.full(len(blocks), -1, np.int64),
+                "stack": blocks.stack,
+                "category": none,
+                "metadata": none,
+                "state": blocks.state,
+            }
+        )
+
+    def _late(self) -> _Rows:
+        """What the blocks at the end show and the history does not: it happens at the end."""
+        entries, blocks = self.entries, self._active_blocks()
+        if self.ours:
+            return entries.take(np.zeros(0, np.intp))
+        moves = np.flatnonzero(entries.action <= _FREE_COMPLETED)
+        last = moves[_firsts(entries.device[moves][::-1], entries.address[moves][::-1], -1)]
+        lasts = entries.take(last)
+        alive_by_history = lasts.action != _FREE_COMPLETED
+        gone = alive_by_history & ~np.isin(
+            _keys(lasts.device, lasts.address), _keys(blocks.device, blocks.address)
+        )
+        freed = lasts.take(np.flatnonzero(gone))
+        freed.columns["action"] = np.full(len(freed), _FREE_COMPLETED, np.uint8)
+        freed_keys = _keys(lasts.device, lasts.address)[~alive_by_history]
+        came = np.isin(_keys(blocks.device, blocks.address), freed_keys)
+        made = blocks.take(np.flatnonzero(came))
+        if len(freed) + len(made):
+            self.losses["after_history"] = len(freed) + len(made)
+        return _joined(freed, made)
+
+    def _seed_segments(self) -> list[tuple[int, int, int]]:
+        """Device, address and size of the memory that was held before the first entry."""
+        held = [
+            (int(d), int(a), int(a) + int(b))
+            for d, a, b in zip(
+                self.segments.device, self.segments.address, self.segments.bytes, strict=True
+            )
+        ]
+        entries = self.entries
+        kinds = [ACTION[name] for name in _SEGMENT_ACTIONS]
+        for i in np.flatnonzero(np.isin(entries.action, kinds))[::-1].tolist():
+            device, begin = int(entries.device[i]), int(entries.address[i])
+            end = begin + int(entries.bytes[i])
+            if entries.action[i] in (ACTION["segment_free"], ACTION["segment_unmap"]):
+                held.append((device, begin, end))
+            else:
+                held = [part for whole in held for part in _without(whole, (device, begin, end))]
+        return [(device, begin, end - begin) for device, begin, end in held]
+
+    # ------------------------------------------------------------ the trace
+
+    def trace(self, path: Path) -> Trace:
+        seeds, late = self._seeds(), self._late()
+        parts = [*self._beginning(seeds), self.entries, late]
+        events = _joined(*parts)
+        before, after = len(events) - len(self.entries) - len(late), len(late)
+        begin = int(self.time[0]) if len(self.time) else 0
+        end = int(self.time[-1]) if len(self.time) else 0
+        ticks = np.concatenate(
+            [
+                np.full(before, begin - _SPACING),
+                self.time,
+                end + _SPACING * (1 + np.arange(after)),
+            ]
+        ).astype(np.int64)
+        scope, scopes, scope_ends = _Scopes(self, events, ticks, before).build()
+        labels = self._labels(events)
+        return self._finish(path, events, ticks, scope, scopes, scope_ends, labels)
+
+    def _beginning(self, seeds: _Rows) -> list[_Rows]:
+        """For each device its snapshot, then what it held then."""
+        held = self._seed_segments()
+        devices = {int(d) for rows in (seeds, self.entries, self.segments) for d in rows.device}
+        parts = []
+        for device in sorted(devices):
+            parts.append(_entry_rows("snapshot", [(device, 0, 0)]))
+            own = seeds.take(np.flatnonzero(seeds.device == device))
+            own.columns["action"] = np.full(len(own), ACTION["seed"], np.uint8)
+            parts.append(own)
+            if self._device_name(device) != "cpu":
+                parts.append(_entry_rows("seed_segment", [h for h in held if h[0] == device]))
+        return parts
+
+    def _device_name(self, device: int) -> str:
+        names = self.ours.get("devices")
+        if isinstance(names, list) and device < len(names) and names[device] == "cpu":
+            return "cpu"
+        return f"cuda:{device}"
+
+    def _labels(self, events: _Rows) -> I64:
+        """Per event the row of the label table that it shows, 0 for none."""
+        self.label_rows: list[tuple[int, int, int, int, int]] = [(0, 0, 0, 0, 0)]
+        row = np.zeros(len(events), np.int64)
+        is_new = (events.action == _ALLOC) | (events.action == ACTION["seed"])
+        said = events.category.astype(np.int64) << 32 | events.metadata
+        for key in np.unique(said[is_new & (events.category != 0)]).tolist():
+            label = self._label_of(self.strings[key >> 32], self.strings[key & 0xFFFFFFFF])
+            row[is_new & (said == key)] = label
+        if not self.ours:
+            shown = _shown_by_stack(self)
+            of_stack = shown[events.stack]
+            for category in ("weights", "optimizer_state"):
+                here = is_new & (row == 0) & (of_stack == CATEGORY[category])
+                if here.any():
+                    row[here] = self._label_of(category, "")
+            gradients = self._let_go_in_zero_grad(events) & (row == 0)
+            if gradients.any():
+                row[gradients] = self._label_of("gradients", "")
+        return row
+
+    def _label_of(self, category: str, metadata: str) -> int:
+        name = _PROFILERS_WORDS.get(category, category)
+        if name not in CATEGORIES[1:]:
+            return 0
+        role, _, tensor = metadata.partition("\n") if self.ours else ("", "", "")
+        self.label_rows.append((CATEGORY[name], self.string(role), self.string(tensor), 0, 0))
+        return len(self.label_rows) - 1
+
+    def _let_go_in_zero_grad(self, events: _Rows) -> Mask:
+        """Blocks that an optimizer's or a module's zero_grad let go: they were gradients."""
+        clears = _rows_with(self, lambda file, name: name == "zero_grad" and _torchs(file))
+        result = np.zeros(len(events), np.bool_)
+        if not clears.any():
+            return result
+        frees = np.flatnonzero(
+            (events.action == _FREE_REQUESTED) & clears[events.stack] & (events.stack != 0)
+        )
+        made = np.flatnonzero((events.action == _ALLOC) | (events.action == ACTION["seed"]))
+        keys = _keys(events.device, events.address)
+        # The last allocation at the address before the free: both are sorted by key, then time.
+        order = np.lexsort((made, keys[made]))
+        sorted_keys, sorted_made = keys[made][order], made[order]
+        for key, position in zip(keys[frees].tolist(), frees.tolist(), strict=True):
+            first, last = np.searchsorted(sorted_keys, [key, key], side="left")
+            last = np.searchsorted(sorted_keys, key, side="right")
+            at = first + np.searchsorted(sorted_made[first:last], position) - 1
+            if at >= first:
+                result[sorted_made[at]] = True
+        return result
+
+    def string(self, text: str) -> int:
+        """The row of a text, added if it is new."""
+        if text not in self.string_rows:
+            self.string_rows[text] = len(self.strings)
+            self.strings.append(text)
+        return self.string_rows[text]
+
+    def _finish(
+        self,
+        path: Path,
+        events: _Rows,
+        ticks: I64,
+        scope: U32,
+        scopes: dict[str, NDArray[Any]],
+        scope_ends: dict[str, NDArray[Any]],
+        label: I64,
+    ) -> Trace:
+        place, places = self._places(events)
+        # A label comes right after what it is of.
+        labelled = np.flatnonzero(label)
+        rows = {
+            "ticks": ticks,
+            "address": events.address,
+            "bytes": events.bytes,
+            "action": events.action,
+            "scope": scope,
+            "place": place,
+            "thread": np.zeros(len(events), np.uint16),
+        }
+        for name, column in rows.items():
+            extra = column[labelled]
+            if name == "bytes":
+                extra = label[labelled]
+            elif name == "action":
+                extra = np.full(len(labelled), ACTION["label"])
+            rows[name] = np.insert(column, labelled + 1, extra)
+        origin = int(ticks[0]) if len(ticks) else 0
+        span = max(int(ticks[-1]) - origin, 2_000_000) if len(ticks) else 2_000_000
+        columns: dict[str, Any] = {
+            "strings": self.strings,
+            "losses": self.losses,
+            "meta": json.dumps(self._meta()),
+            **{f"stacks.{name}": values for name, values in self.stacks.columns.items()},
+            **{f"places.{name}": values for name, values in places.items()},
+            **{f"events.{name}": values for name, values in rows.items()},
+            **{f"scopes.{name}": values for name, values in scopes.items()},
+            **{f"scope_ends.{name}": values for name, values in scope_ends.items()},
+            "threads.native_id": np.zeros(1),
+            "threads.name": np.zeros(1),
+            "clock.ticks": np.array([origin, origin + span]),
+            "clock.unix_ns": np.array([origin, origin + span]),
+        }
+        names = TABLES["labels"][0]._fields
+        for i, name in enumerate(names):
+            columns[f"labels.{name}"] = np.array([row[i] for row in self.label_rows])
+        report = {"status": "complete", "version": "memory snapshot", "notes": self.notes}
+        return Trace.from_columns(columns, {**report, "total_bytes": path.stat().st_size})
+
+    def _places(self, events: _Rows) -> tuple[NDArray[Any], dict[str, NDArray[Any]]]:
+        table = np.column_stack(
+            [
+                events.device.astype(np.uint64),
+                events.stream,
+                events.pool_high,
+                events.pool_low,
+            ]
+        )
+        distinct, place = np.unique(table, axis=0, return_inverse=True)
+        if len(distinct) >= 2**16:
+            raise errors.UnreadableTrace(
+                f"{len(distinct):,} streams and pools are more than a snapshot of torch can have"
+            )
+        cpu, cuda = DEVICE_TYPES.index("cpu"), DEVICE_TYPES.index("cuda")
+        is_cpu = np.array([self._device_name(int(d)) == "cpu" for d in distinct[:, 0]], np.bool_)
+        none = np.zeros(1, np.uint64)
+        places = {
+            "stream": np.concatenate([none, distinct[:, 1]]),
+            "pool_high": np.concatenate([none, distinct[:, 2]]),
+            "pool_low": np.concatenate([none, distinct[:, 3]]),
+            "device_type": np.concatenate([none, np.where(is_cpu, cpu, cuda)]),
+            "device_index": np.concatenate([none, np.where(is_cpu, 0, distinct[:, 0])]),
+        }
+        return place.reshape(-1) + 1, places
+
+    def _meta(self) -> dict[str, Any]:
+        """What the allocator itself counted at the end is in the segments."""
+        segments = self.segments
+        end = {}
+        for device in np.unique(segments.device).tolist():
+            own = segments.device == device
+            if self._device_name(device) == "cpu":
+                continue
+            end[self._device_name(device)] = {
+                "requested_bytes.current": self._requested(device),
+                "allocated_bytes.current": int(segments.allocated[own].sum()),
+                "reserved_bytes.current": int(segments.bytes[own].sum()),
+            }
+        meta: dict[str, Any] = {
+            "imported": "pytracer" if self.ours else "memory_snapshot",
+            "allocator_settings": dict(self.columns["settings"]),
+            "counters": {"end": end},
+        }
+        if isinstance(self.ours.get("directory"), str):
+            meta["directory"] = self.ours["directory"]
+        return meta
+
+    def _requested(self, device: int) -> int:
+        """Of the blocks in use; older versions do not write the segments' sum."""
+        mine = self.segments.device == device
+        told = int(self.segments.requested[mine].sum())
+        if told:
+            return told
+        used = mine[self.blocks.segment] & (self.blocks.state != 0)
+        return int(self.blocks.requested[used].sum())
+
+
+_SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+
+
+# ---------------------------------------------------------------- scopes
+
+
+class _Scopes:
+    """Phases and lines as scopes, from what the stacks and the annotations say."""
+
+    def __init__(self, owner: _Import, events: _Rows, ticks: I64, before: int) -> None:
+        self.owner, self.events, self.ticks, self.before = owner, events, ticks, before
+        # begin, end, parent, name, kind, stack; numbered from 1
+        self.rows: list[tuple[int, int, int, int, int, int]] = []
+
+    def build(self) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        count = len(self.events)
+        scope = np.zeros(count, np.int64)
+        said = _UNSAID + np.zeros(count, np.int64)
+        by_annotation = self._annotations()
+        if self.owner.ours:
+            end = self.before + len(self.owner.phases)
+            said[self.before : end] = self.owner.phases
+            if by_annotation:
+                said[said == _OPTIMIZER] = _NOTHING
+        else:
+            said = self._said()
+            if by_annotation:
+                said[said == _OPTIMIZER] = _NOTHING
+        self._phases(said, scope)
+        self._lines(scope)
+        return self._tables(scope)
+
+    def _said(self) -> I64:
+        """Per event what its stack says; frees may repeat the stack of what they free."""
+        events = self.events
+        of_stack = _classes(self.owner)
+        said = of_stack[events.stack]
+        has_frames = bool((events.stack[self.before :] != 0).any())
+        frameless = events.stack == 0
+        said[frameless] = _ENGINE if has_frames else _UNSAID
+        is_free = np.isin(events.action, (_FREE_REQUESTED, _FREE_COMPLETED))
+        keys = _keys(events.device, events.address)
+        order = np.lexsort((np.arange(len(keys)), keys))
+        same = np.append(False, keys[order][1:] == keys[order][:-1])
+        repeats = np.zeros(len(keys), np.bool_)
+        stack = events.stack[order]
+        repeats[order] = same & (stack == np.append(0, stack[:-1]))
+        said[is_free & repeats] = _UNSAID
+        # Segments come and go inside of an allocation: they say nothing of their own.
+        said[events.action > _FREE_COMPLETED] = _UNSAID
+        said[: self.before] = _NOTHING
+        known = np.where(said != _UNSAID, np.arange(len(said)), 0)
+        filled: I64 = said[np.maximum.accumulate(known)] if len(said) else said
+        return filled
+
+    def _annotations(self) -> bool:
+        """User annotations as scopes; whether optimizers' steps are among them."""
+        rows, strings = _table(self.owner.columns, "annotations"), self.owner.strings
+        if len(rows) == 0 or len(self.ticks) == 0:
+            return False
+        open_: dict[int, list[int]] = {}
+        found = False
+        rows = rows.take(np.flatnonzero(rows.device == rows.device.min()))
+        order = np.argsort(rows.time_us, kind="stable")
+        for i in order.tolist():
+            name, time = int(rows.name[i]), int(rows.time_us[i]) * 1000
+            if strings[rows.stage[i]] == "START":
+                open_.setdefault(name, []).append(time)
+            elif open_.get(name):
+                begin = max(open_[name].pop(), int(self.ticks[0]))
+                if time <= begin:
+                    continue  # over before the history begins
+                step = strings[name].startswith("Optimizer.step")
+                found |= step
+                kind = SCOPE_KIND["optimizer" if step else "user"]
+                self.rows.append((begin, time, 0, name, kind, 0))
+        return found
+
+    def _phases(self, said: I64, scope: I64) -> None:
+        group = np.where(said == _RECOMPUTE, _ENGINE, said)
+        kinds = {_FORWARD: "module", _ENGINE: "backward", _OPTIMIZER: "optimizer"}
+        for first, last in _runs(group):
+            kind = kinds.get(int(group[first]))
+            if kind is None:
+                continue
+            number = self._add(first, last, 3, 0, kind, "")
+            scope[first : last + 1] = number
+            if kind == "backward":
+                inner = said[first : last + 1] == _RECOMPUTE
+                for begin, end in _runs(inner.astype(np.int64)):
+                    if inner[begin]:
+                        again = self._add(first + begin, first + end, 2, number, "module", "")
+                        scope[first + begin : first + end + 1] = again
+
+    def _lines(self, scope: I64) -> None:
+        """Around what was made with one stack: a scope that has it."""
+        stack = self.events.stack.astype(np.int64)
+        stack[self.events.action != _ALLOC] = -1
+        stack[: self.before] = -1
+        names = _innermost_functions(self.owner)
+        together = stack * (len(self.rows) + 1) + scope
+        together[stack <= 0] = -1
+        for first, last in _runs(together):
+            if together[first] >= 0:
+                row = int(stack[first])
+                name = self.owner.strings[int(names[row])]
+                number = self._add(first, last, 1, int(scope[first]), "user", name, row)
+                scope[first : last + 1] = number
+
+    def _add(
+        self, first: int, last: int, room: int, parent: int, kind: str, name: str, stack: int = 0
+    ) -> int:
+        begin, end = int(self.ticks[first]) - room, int(self.ticks[last]) + room
+        row = (begin, end, parent, self.owner.string(name), SCOPE_KIND[kind], stack)
+        self.rows.append(row)
+        return len(self.rows)
+
+    def _tables(self, scope: I64) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
+        """In the order of their begins, as a recording has them."""
+        table = np.array(self.rows, np.int64).reshape(-1, 6)
+        order = np.argsort(table[:, 0], kind="stable")
+        number = np.zeros(len(table) + 1, np.int64)
+        number[1 + order] = 1 + np.arange(len(table))
+        begins = table[order]
+        none = np.zeros(len(table))
+        scopes = {
+            "ticks": begins[:, 0],
+            "parent": number[begins[:, 2]],
+            "forward": none,
+            "name": begins[:, 3],
+            "thread": none,
+            "kind": begins[:, 4],
+            "flags": none,
+        }
+        ends = np.argsort(table[:, 1], kind="stable")
+        scope_ends = {
+            "ticks": table[ends, 1],
+            "scope": number[1 + ends],
+            "stack": table[ends, 5],
+        }
+        return number[scope].astype(np.uint32), scopes, scope_ends
+
+
+def _runs(values: NDArray[Any]) -> list[tuple[int, int]]:
+    """First and last position of each run of equal values."""
+    if len(values) == 0:
+        return []
+    cuts = np.flatnonzero(values[1:] != values[:-1])
+    firsts = np.append(0, cuts + 1)
+    return list(zip(firsts.tolist(), np.append(cuts, len(values) - 1).tolist(), strict=True))
+
+
+# ---------------------------------------------------------------- stacks
+
+
+def _torchs(file: str) -> bool:
+    return "torch/optim/" in file or "torch/nn/modules/" in file
+
+
+def _rows_with(owner: _Import, test: Any) -> Mask:
+    """Per row of the stack table, whether a frame at or above it passes."""
+    stacks, strings = owner.stacks, owner.strings
+    own = np.zeros(len(stacks), np.bool_)
+    pairs = stacks.file.astype(np.int64) << 32 | stacks.function
+    for pair in np.unique(pairs).tolist():
+        if test(strings[pair >> 32], strings[pair & 0xFFFFFFFF]):
+            own[pairs == pair] = True
+    own[0] = False
+    for row, parent in enumerate(stacks.parent.tolist()):
+        if own[parent]:
+            own[row] = True
+    return own
+
+
+def _class_of_frame(file: str, name: str, *, outermost: bool) -> int:
+    if file.endswith("torch/nn/modules/module.py") and name in ("_call_impl", "_wrapped_call_impl"):
+        return _FORWARD
+    if "torch/optim/" in file and name == "step" and "lr_scheduler" not in file:
+        return _OPTIMIZER
+    if "autograd::Engine::" in name:
+        return _ENGINE
+    if file.endswith("torch/autograd/graph.py") and name == "_engine_run_backward":
+        return _ENGINE
+    if file.endswith("torch/autograd/__init__.py") and name in ("backward", "grad"):
+        return _ENGINE
+    # The engine's own threads begin in a backward written in Python, or in a checkpoint's hook.
+    if outermost and file.endswith(("torch/autograd/function.py", "torch/utils/checkpoint.py")):
+        return _ENGINE
+    return _UNSAID
+
+
+def _classes(owner: _Import) -> I64:
+    """Per row of the stack table what its innermost telling frame says."""
+    stacks, strings = owner.stacks, owner.strings
+    said = np.full(len(stacks), _NOTHING, np.int64)
+    in_engine = np.zeros(len(stacks), np.bool_)
+    kept: dict[tuple[int, int, bool], int] = {}
+    rows = zip(stacks.parent.tolist(), stacks.file.tolist(), stacks.function.tolist(), strict=True)
+    for row, (parent, file, function) in enumerate(rows):
+        if row == 0:
+            continue
+        key = (file, function, parent == 0)
+        if key not in kept:
+            kept[key] = _class_of_frame(strings[file], strings[function], outermost=parent == 0)
+        own = kept[key]
+        in_engine[row] = in_engine[parent] or own == _ENGINE
+        said[row] = said[parent] if own == _UNSAID else own
+        if said[row] == _FORWARD and in_engine[row]:
+            said[row] = _RECOMPUTE
+    return said
+
+
+def _shown_by_stack(owner: _Import) -> U8:
+    """Per row of the stack table the category of what is made there, where that is certain."""
+    shown = np.zeros(len(owner.stacks), np.uint8)
+    made_state = _rows_with(owner, lambda f, n: n == "_init_group" and "torch/optim/" in f)
+    shown[made_state] = CATEGORY["optimizer_state"]
+    stacks, strings = owner.stacks, owner.strings
+    for row, parent in enumerate(stacks.parent.tolist()):
+        file, name = strings[stacks.file[row]], strings[stacks.function[row]]
+        if "torch/nn/modules/" not in file:
+            continue
+        above = strings[stacks.function[parent]] if parent else ""
+        if name == "__init__" or (name in ("convert", "<lambda>") and above == "_apply"):
+            shown[row] = CATEGORY["weights"]
+    return shown
+
+
+def _innermost_functions(owner: _Import) -> NDArray[Any]:
+    return owner.stacks.function
+
+
+# ---------------------------------------------------------------- rows
+
+
+def _our_document(text: str) -> dict[str, Any]:
+    """What our own export adds; anything else is somebody else's."""
+    try:
+        document = json.loads(text) if text else {}
+    except (ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _keys(device: NDArray[Any], address: NDArray[Any]) -> U64:
+    """Device and address as one number: the highest byte of an address is never used."""
+    keys: U64 = address ^ (device.astype(np.uint64) << np.uint64(56))
+    return keys
+
+
+def _firsts(device: NDArray[Any], address: NDArray[Any], step: int = 1) -> NDArray[np.intp]:
+    """Where each block is met first; with step -1 the arrays are reversed: where last."""
+    _, first = np.unique(_keys(device, address), return_index=True)
+    if step < 0:
+        first = len(address) - 1 - first
+    return np.sort(first)
+
+
+def _without(whole: tuple[int, int, int], part: tuple[int, int, int]) -> list[tuple[int, int, int]]:
+    """The device's range less another one."""
+    if whole[0] != part[0] or part[2] <= whole[1] or whole[2] <= part[1]:
+        return [whole]
+    rests = [(whole[0], whole[1], part[1]), (whole[0], part[2], whole[2])]
+    return [rest for rest in rests if rest[1] < rest[2]]
+
+
+def _joined(*parts: _Rows) -> _Rows:
+    names = _COLUMNS
+    return _Rows({n: np.concatenate([part.columns[n] for part in parts]) for n in names})
+
+
+_COLUMNS = {
+    "device": np.uint32,
+    "action": np.uint8,
+    "address": np.uint64,
+    "bytes": np.uint64,
+    "stream": np.uint64,
+    "pool_high": np.uint64,
+    "pool_low": np.uint64,
+    "stack": np.uint32,
+    "category": np.uint32,
+    "metadata": np.uint32,
+}
+
+
+def _entry_rows(action: str, rows: list[tuple[int, int, int]]) -> _Rows:
+    columns = {name: np.zeros(len(rows), dtype) for name, dtype in _COLUMNS.items()}
+    columns["action"][:] = ACTION[action]
+    for i, name in enumerate(("device", "address", "bytes")):
+        columns[name][:] = [row[i] for row in rows]
+    return _Rows(columns)
+
+
+def _times(entries: _Rows) -> I64:
+    """Nanoseconds; of a device they never fall, for its entries are in order."""
+    time = entries.time_us.clip(-1, 2**53) * 1000
+    if (time < 0).any():
+        time = np.arange(len(time), dtype=np.int64) * 1000
+    for device in np.unique(entries.device):
+        own = entries.device == device
+        time[own] = np.maximum.accumulate(time[own])
+    result: I64 = time
+    return result
+
+
+def _spread(time: I64) -> I64:
+    """The same times, at least _SPACING apart."""
+    room = _SPACING * np.arange(len(time), dtype=np.int64)
+    return np.maximum.accumulate(time - room) + room if len(time) else time
