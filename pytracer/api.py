@@ -18,6 +18,7 @@ from pytracer.trace import Trace, load as load_trace
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
     from typing_extensions import Self
 
     from pytracer.analysis.budgets import Exceeded
@@ -180,6 +181,53 @@ class Views:
         from pytracer.export.snapshot import write
 
         return write(self.data, path, overwrite=overwrite)
+
+    def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a page without scripts: the table and a picture, as in a notebook."""
+        from pytracer.export import html
+
+        return html.write(self.data, path, overwrite=overwrite)
+
+    def to_parquet(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes allocations, timeline, steps and summary as Parquet (needs pyarrow)."""
+        from pytracer.export import parquet
+
+        return parquet.write(self.data, folder, overwrite=overwrite)
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draws categories over time, steps, phases and the peak (needs matplotlib)."""
+        from pytracer.export import plot
+
+        return plot.plot(self.data, ax)
+
+    def diff(
+        self,
+        other: "Views | None" = None,
+        by: str | Sequence[str] = ("category", "module", "op", "line", "phase"),
+        *,
+        at: At = "peak",
+        steps: tuple[int, int] | None = None,
+    ) -> "pd.DataFrame":
+        """What is different in the other trace, the largest change first.
+
+        Args:
+            other: the trace that is compared with this one; by default this one itself.
+            by: what to tell apart: any keys of `by()`.
+            at: the moment of each, its own peak by default.
+            steps: a step of this trace and one of the other: `t.diff(steps=(1, 3))`.
+        """
+        from pytracer.analysis import diff
+
+        if other is None and steps is None:
+            raise errors.UsageError("diff() needs another trace, or two steps=(1, 3) of this one")
+        after = self.data if other is None else other.data
+        return diff.frame(diff.diff(self.data, after, by, at, steps))
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the table and a picture, without scripts."""
+        from pytracer.export import html
+
+        return html.fragment(self.data)
 
     def table(self, width: int = 80, *, color: bool = False) -> str:
         """The one screen, as text."""

@@ -65,19 +65,40 @@ def _parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
 
     summary = commands.add_parser("summary", help="show a saved trace on one screen")
-    summary.add_argument("file", type=Path, help="a .pytrace file")
+    summary.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
     summary.add_argument("--json", action="store_true", help="one JSON document on stdout")
     summary.set_defaults(run=_summary)
 
     _add_run(commands)
     _add_check(commands)
 
-    export = commands.add_parser(
-        "export", help="a saved trace as a timeline for https://ui.perfetto.dev"
+    diff = commands.add_parser(
+        "diff", help="what grew and what is new: two traces, or two steps of one"
     )
-    export.add_argument("file", type=Path, help="a .pytrace file")
+    diff.add_argument("before", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    diff.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
+    diff.add_argument(
+        "--by",
+        default="category,module,op,line,phase",
+        help="what to tell apart (default: category,module,op,line,phase)",
+    )
+    diff.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
+    diff.add_argument("--steps", type=_two_steps, help="a step of each, from 0: 1,3")
+    diff.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    diff.set_defaults(run=_diff)
+
+    export = commands.add_parser(
+        "export", help="a saved trace for a viewer, a notebook or a browser"
+    )
+    export.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
     export.add_argument(
-        "-o", "--output", type=Path, help=".json or .json.gz (default: beside the trace, .json.gz)"
+        "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
+    )
+    export.add_argument(
+        "--format",
+        choices=tuple(_SUFFIXES),
+        help="chrome (https://ui.perfetto.dev), snapshot (https://pytorch.org/memory_viz), html "
+        "or parquet; by default what the output's suffix says, or chrome",
     )
     export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     export.add_argument(
@@ -106,6 +127,22 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="one JSON document on stdout")
     doctor.set_defaults(run=_doctor)
     return parser
+
+
+# What each export is called, and which suffixes stand for it; the first is its own.
+_SUFFIXES = {
+    "chrome": (".json.gz", ".json"),
+    "snapshot": (".pickle", ".pkl"),
+    "html": (".html", ".htm"),
+    "parquet": (".parquet", "/"),
+}
+
+
+def _two_steps(text: str) -> tuple[int, int]:
+    first, comma, second = text.partition(",")
+    if not (comma and first.isdecimal() and second.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text} is not two steps, as in 1,3")
+    return int(first), int(second)
 
 
 def _positive(text: str) -> int:
@@ -175,14 +212,84 @@ def _summary_document(loaded: Any) -> dict[str, Any]:
     }
 
 
+def _diff(options: argparse.Namespace) -> int:
+    if options.after is None and options.steps is None:
+        raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
+    from pytracer.analysis import diff
+    from pytracer.api import load
+    from pytracer.export.diff import render
+
+    after_path = options.after or options.before
+    before, after = load(options.before), load(after_path)
+    found = diff.diff(
+        before.data, after.data, options.by.split(","), at=options.at, steps=options.steps
+    )
+    if options.json:
+        _print_json(
+            {
+                "keys": found.keys,
+                "before": vars(found.before),
+                "after": vars(found.after),
+                "rows": [{**vars(row), "kind": row.kind} for row in found.rows],
+            }
+        )
+        return 0
+    print(render(found, (str(options.before), str(after_path))))
+    return 0
+
+
 def _export(options: argparse.Namespace) -> int:
     from pytracer.api import load
 
-    output = options.output or options.file.with_suffix(".json.gz")
+    kind, output = _export_target(options)
     with _patience(f"exporting {options.file}"):
-        written = load(options.file).export_chrome_trace(
-            output, overwrite=options.force, max_events=options.max_events
-        )
+        return _export_as(kind, output, load(options.file), options)
+
+
+def _export_as(kind: str, output: str, loaded: Any, options: argparse.Namespace) -> int:
+    if kind == "chrome":
+        return _export_chrome(options, loaded, Path(output))
+    if options.max_events is not None:
+        raise errors.UsageError("--max-events is for --format chrome")
+    writers: dict[str, Callable[..., Path]] = {
+        "snapshot": loaded.export_memory_snapshot,
+        "html": loaded.export_html,
+        "parquet": loaded.to_parquet,
+    }
+    written = writers[kind](output, overwrite=options.force)
+    if options.json:
+        _print_json({"format": kind, "path": str(written)})
+        return 0
+    print(f"Written to {written}.")
+    print(_OPENED_WITH[kind].format(written))
+    return 0
+
+
+_OPENED_WITH = {
+    "snapshot": "Open it at https://pytorch.org/memory_viz (the file stays on your machine).",
+    "html": "Open it in any browser; nothing in it runs or is loaded.",
+    "parquet": "Read it with pandas.read_parquet('{}/allocations.parquet').",
+}
+
+
+def _export_target(options: argparse.Namespace) -> tuple[str, str]:
+    """The format and where it goes."""
+    if options.output is None:
+        kind = options.format or "chrome"
+        return kind, str(options.file.with_suffix(_SUFFIXES[kind][0]))
+    if options.format is not None:
+        return options.format, options.output
+    for kind, suffixes in _SUFFIXES.items():
+        if options.output.endswith(suffixes):
+            return kind, options.output
+    known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+    raise errors.UsageError(f"{options.output}: say --format, or end it with one of {known}")
+
+
+def _export_chrome(options: argparse.Namespace, loaded: Any, output: Path) -> int:
+    written = loaded.export_chrome_trace(
+        output, overwrite=options.force, max_events=options.max_events
+    )
     if options.json:
         _print_json({**vars(written), "path": str(written.path)})
         return 0

@@ -5,7 +5,7 @@ trains on (the CUDA device with the highest peak; the CPU if there is none).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -171,28 +171,44 @@ def position_of(trace: Trace, at: At, device: str | None) -> int:
     return int(np.searchsorted(times, at, side="right")) - 1
 
 
+def position_of(trace: Trace, at: At = "peak", device: str | None = None) -> int:
+    """The event after which a moment is; -1: before the first."""
+    return _position(trace, at, device)
+
+
+def levels_of(trace: Trace, device: str | None = None) -> tuple[NDArray[np.intp], I64, int]:
+    """The device's bytes: where they change, what they are then, and what they start from."""
+    return _levels_of(trace, on_device(trace, device))
+
+
 def peak(trace: Trace, device: str | None = None) -> Peak:
     """The moment of greatest memory."""
-    here = on_device(trace, device)
+    on_device(trace, device)  # a device that is not there is the caller's mistake
     name = device or main_device(trace)
     level = _peaks(trace).get(name, _Level(0, BEFORE))
-    there = here & alive_at(trace, level.position)
+    return replace(moment(trace, level.position, name), bytes=level.bytes)
+
+
+def moment(trace: Trace, position: int, device: str) -> Peak:
+    """What there is on the device right after the event at that position."""
+    there = on_device(trace, device) & alive_at(trace, position)
     time_ns, step, phase = 0, None, None
-    if level.position >= 0:
-        at = slice(level.position, level.position + 1)
+    if position >= 0:
+        at = slice(position, position + 1)
         ticks, scope = trace.events.ticks[at], trace.events.scope[at]
         scope = sound.within(scope, len(scopes.tree(trace).kind))
         time_ns = int(trace.time_ns(ticks)[0])
         step = int(phases.timeline(trace).step_at(ticks)[0])
         phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
+    by_category = _in_order(_bytes_by_category(trace, there))
     return Peak(
-        bytes=level.bytes,
+        bytes=sum(by_category.values()),
         time_ns=time_ns,
         step=step,
         phase=phase,
-        by_category=_in_order(_bytes_by_category(trace, there)),
-        device=name,
-        position=level.position,
+        by_category=by_category,
+        device=device,
+        position=position,
     )
 
 

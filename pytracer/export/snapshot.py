@@ -8,21 +8,19 @@ A CPU has no segments: what stands for them are the addresses that were used.
 The file is data alone (lists, dicts, texts, numbers) and pytracer.load() reads it again.
 """
 
-import contextlib
 import json
-import os
 import pickle
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer import errors
 from pytracer.analysis import blocks, devices, scopes, sound, views
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
+from pytracer.export.files import write_whole
 from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U64
 from pytracer.trace import Trace
 from pytracer.version import __version__
@@ -39,21 +37,11 @@ def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
     """
-    path = Path(path)
-    if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("xb") as file:
-            pickle.dump(snapshot(trace), file, protocol=_PROTOCOL)
-        unfinished.replace(path)
-    except OSError as error:
-        reason = os.strerror(error.errno or 5)
-        raise errors.CannotWrite(f"{path} cannot be written: {reason}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-    return path
+
+    def fill(file: BinaryIO) -> None:
+        pickle.dump(snapshot(trace), file, protocol=_PROTOCOL)
+
+    return write_whole(Path(path), fill, overwrite=overwrite)
 
 
 def snapshot(trace: Trace) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""A diff as text: what grew, what is new, largest first."""
+
+from collections.abc import Iterator
+
+from pytracer.analysis.diff import Diff, Side
+from pytracer.export.table import size_text
+
+_MOST_ROWS = 6  # of one line or two each
+
+
+def render(found: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
+    """The screen as text, without a line break at its end."""
+    lines = [
+        _side(names[0], found.before, width),
+        _side(names[1], found.after, width),
+        _change(found),
+        *_categories(found, width),
+        "",
+        *_rows(found, width),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def signed(amount: int) -> str:
+    """Bytes with their sign, `+3.57 MiB`."""
+    return size_text(amount) if amount <= 0 else f"+{size_text(amount)}"
+
+
+def _side(name: str, side: Side, width: int) -> str:
+    when = f" in step {side.step}" if side.step is not None else ""
+    if side.phase not in (None, "other"):
+        when += f", {side.phase}"
+    text = f"{size_text(side.bytes):>10}  {side.device}{when}"
+    return f"{_short(name, max(width - len(text) - 2, 8))}  {text}"
+
+
+def _change(found: Diff) -> str:
+    change = found.after.bytes - found.before.bytes
+    share = f" ({change / found.before.bytes:+.1%})" if found.before.bytes else ""
+    return f"{signed(change)}{share}"
+
+
+def _categories(found: Diff, width: int) -> Iterator[str]:
+    """Which categories changed, the most first."""
+    before, after = found.before.by_category, found.after.by_category
+    changes = sorted(((after[c] - before[c], c) for c in after), key=lambda pair: -abs(pair[0]))
+    parts = [f"{name} {signed(change)}" for change, name in changes if change]
+    while len(", ".join(parts)) > width:
+        parts.pop()
+    if parts:
+        yield ", ".join(parts)
+
+
+def _rows(found: Diff, width: int) -> Iterator[str]:
+    rows = [row for row in found.rows if row.change]
+    if not rows:
+        yield "nothing else differs" if found.rows else "both are empty"
+        return
+    for row in rows[:_MOST_ROWS]:
+        head = f"{signed(row.change):>12}  {row.kind:<7}"
+        texts = [text for text in row.key if text] or ["(not known)"]
+        if len(f"{head} {'  '.join(texts)}") <= width:
+            yield f"{head} {'  '.join(texts)}"
+            continue
+        # The category and the module beside the number, the rest below.
+        yield f"{head} {_short('  '.join(texts[:2]), width - len(head) - 1)}"
+        yield f"{'':>{len(head)}} {_short('  '.join(texts[2:]), width - len(head) - 1)}"
+    left = rows[_MOST_ROWS:]
+    if left:
+        more = signed(sum(row.change for row in left))
+        yield f"{more:>12}  in {len(left):,} other rows"
+
+
+def _short(text: str, width: int) -> str:
+    """The text, or its end: names differ there."""
+    return text if len(text) <= width else "..." + text[len(text) - width + 3 :]

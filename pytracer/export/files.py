@@ -1,0 +1,32 @@
+"""Files appear whole or not at all, and never in the place of another one by mistake."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from pytracer import errors
+
+
+def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: bool) -> Path:
+    """Lets `write` fill a file that gets its name only when it is finished.
+
+    Raises:
+        errors.CannotWrite: the file exists already, or cannot be written.
+    """
+    if path.exists() and not overwrite:
+        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("xb") as file:
+            write(file)
+        unfinished.replace(path)
+    except OSError as error:
+        reason = os.strerror(error.errno or errno.EIO)
+        raise errors.CannotWrite(f"{path} cannot be written: {reason}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+    return path

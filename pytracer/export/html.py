@@ -1,0 +1,168 @@
+"""A trace for a notebook: the table and a picture, as HTML without scripts, styles or links.
+
+Names come from other people's programs: everything is escaped. Colours of text and lines are the
+page's own, so it is readable on light and dark.
+"""
+
+import html
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from pytracer.analysis import views
+from pytracer.export.files import write_whole
+from pytracer.export.series import COLORS, Series, series
+from pytracer.export.table import render as table, size_text, time_text
+from pytracer.schema import CATEGORY_ORDER, I64
+from pytracer.trace import Trace
+
+_WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
+_LEFT, _TOP, _BOTTOM = 70, 18, 22
+_ALWAYS = (*CATEGORY_ORDER[:5], "unknown")
+_MOST_LABELS = 12  # steps that are named below the picture
+
+
+def fragment(trace: Trace, device: str | None = None) -> str:
+    """What a notebook shows; nothing in it runs."""
+    shown = series(trace, device=device)
+    peak = shown.peak
+    head = f"peak {size_text(peak.bytes)} on {peak.device}"
+    if peak.phase is not None:
+        head += f", step {peak.step}, {time_text(peak.time_ns)} after the start"
+    return "\n".join(
+        [
+            '<div style="font-family:sans-serif;font-size:13px">',
+            f"<div><b>{_safe(head)}</b></div>",
+            *_rows(trace, peak),
+            *_picture(shown),
+            f'<pre style="font-size:11px;white-space:pre-wrap">{_safe(_rest(trace, device))}</pre>',
+            "</div>",
+        ]
+    )
+
+
+def document(trace: Trace) -> str:
+    """The same as a whole page."""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="color-scheme" content="light dark"><title>pytracer</title></head>\n'
+        f"<body>\n{fragment(trace)}\n</body></html>\n"
+    )
+
+
+def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes the page.
+
+    Raises:
+        errors.CannotWrite: the file exists already, or cannot be written.
+    """
+    page = document(trace).encode()
+
+    def fill(file: BinaryIO) -> None:
+        file.write(page)
+
+    return write_whole(Path(path), fill, overwrite=overwrite)
+
+
+def _safe(text: str) -> str:
+    printable = "".join(
+        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    return html.escape(printable)
+
+
+def _rest(trace: Trace, device: str | None) -> str:
+    """The table's lines below the categories: modules, lines, hints."""
+    return table(trace, 100, device=device).split("\n\n")[-1]
+
+
+def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:
+    yield '<table style="border-collapse:collapse;text-align:right">'
+    heads = ("", "category", "at peak", "", "own peak", "at end", "allocations")
+    cells = "".join(f'<th style="padding:1px 8px">{text}</th>' for text in heads)
+    yield f"<tr>{cells}</tr>"
+    for row in views.category_rows(trace, peak.device if views.devices(trace) else None):
+        if not (row.allocations or row.category in _ALWAYS):
+            continue
+        share = row.at_peak / peak.bytes if peak.bytes else 0.0
+        swatch = (
+            f'<span style="display:inline-block;width:10px;height:10px;'
+            f'background:{COLORS[row.category]}"></span>'
+        )
+        numbers = (
+            size_text(row.at_peak),
+            f"{share:.1%}",
+            size_text(row.own_peak),
+            size_text(row.at_end),
+            f"{row.allocations:,}",
+        )
+        cells = "".join(f'<td style="padding:1px 8px">{text}</td>' for text in numbers)
+        name = f'<td style="padding:1px 8px;text-align:left">{_safe(row.category)}</td>'
+        yield f"<tr><td>{swatch}</td>{name}{cells}</tr>"
+    yield "</table>"
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _picture(shown: Series) -> Iterator[str]:
+    times = shown.times_ns
+    first, span = int(times[0]), max(int(times[-1] - times[0]), 1)
+    highest = max(shown.peak.bytes, 1)
+    high = _HEIGHT - _TOP - _BOTTOM
+
+    def x(time: int) -> float:
+        place = (min(max(time, first), first + span) - first) / span
+        return round(_LEFT + (_WIDTH - _LEFT) * place, 1)
+
+    def y(level: float) -> float:
+        return round(_TOP + high * (1 - level / highest), 1)
+
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
+        f'style="max-width:{_WIDTH}px;width:100%;font-size:10px" aria-label="memory over time">'
+    )
+    xs = [x(int(time)) for time in times]
+    below = np.zeros(len(times), np.int64)
+    for name, levels in shown.levels.items():
+        above = below + levels
+        yield (
+            f'<path fill="{COLORS[name]}" fill-opacity="0.85" d="{_area(xs, below, above, y)}">'
+            f"<title>{name}</title></path>"
+        )
+        below = above
+    line = 'stroke="currentColor" stroke-width="1"'
+    for share in (0.0, 0.5, 1.0):
+        at = y(highest * share)
+        text = size_text(round(highest * share))
+        yield f'<path d="M{_LEFT} {at}H{_WIDTH}" {line} stroke-opacity="0.25"/>'
+        yield f'<text x="{_LEFT - 6}" y="{at + 3}" text-anchor="end" fill="currentColor">{text}</text>'
+    for band in shown.steps[: _MOST_LABELS * 20]:
+        at = x(band.end_ns)
+        yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-opacity="0.25"/>'
+    if len(shown.steps) <= _MOST_LABELS:
+        for band in shown.steps:
+            middle = round((x(band.begin_ns) + x(band.end_ns)) / 2, 1)
+            text = f"step {_safe(band.name)}"
+            yield (
+                f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle" '
+                f'fill="currentColor">{text}</text>'
+            )
+    at = x(shown.peak.time_ns)
+    yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-dasharray="3 2"/>'
+    anchor = "end" if at > _WIDTH - 100 else "start"
+    yield (
+        f'<text x="{at}" y="{_TOP - 6}" text-anchor="{anchor}" fill="currentColor">'
+        f"peak {size_text(shown.peak.bytes)}</text>"
+    )
+    yield "</svg>"
+
+
+def _area(xs: list[float], below: I64, above: I64, y: Callable[[float], float]) -> str:
+    """The band between two levels, in steps: each lasts until the next."""
+    top = [f"M{xs[0]} {y(int(above[0]))}"]
+    top += [f"H{xs[i]}V{y(int(above[i]))}" for i in range(1, len(xs))]
+    bottom = [f"V{y(int(below[i - 1]))}H{xs[i - 1]}" for i in range(len(xs) - 1, 0, -1)]
+    return "".join([*top, *bottom, "Z"])

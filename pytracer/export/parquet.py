@@ -1,0 +1,54 @@
+"""A trace's tables as Parquet files in a folder, for whoever has more questions."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.analysis import views
+from pytracer.trace import Trace
+
+TABLES: dict[str, Callable[[Trace], Any]] = {
+    "allocations": views.allocations_frame,
+    "timeline": views.timeline,
+    "steps": views.steps,
+    "summary": views.summary,
+}
+
+
+def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
+    """Writes `allocations.parquet`, `timeline.parquet`, `steps.parquet` and `summary.parquet`.
+
+    Raises:
+        errors.UsageError: pyarrow is not installed.
+        errors.CannotWrite: the folder holds something already, or cannot be written to.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError:
+        raise errors.UsageError(
+            'Parquet needs pyarrow: pip install "pytracer[parquet]", or pip install pyarrow'
+        ) from None
+    folder = Path(folder)
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise errors.CannotWrite(f"{folder} is a file, and Parquet goes into a folder")
+        if folder.exists() and not overwrite and any(folder.iterdir()):
+            raise errors.CannotWrite(f"{folder} is not empty; -f (overwrite=True) writes into it")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, view in TABLES.items():
+            # Half a file is never left under a name that somebody reads.
+            unfinished = folder / f".{name}.{os.getpid()}"
+            try:
+                parquet.write_table(pa.Table.from_pandas(view(trace)), unfinished)
+                unfinished.replace(folder / f"{name}.parquet")
+            finally:
+                unfinished.unlink(missing_ok=True)
+    except OSError as error:
+        if isinstance(error, errors.CannotWrite):
+            raise
+        reason = os.strerror(error.errno or 5)
+        raise errors.CannotWrite(f"{folder} cannot be written to: {reason}") from None
+    return folder

@@ -1,0 +1,81 @@
+"""A trace as a picture by matplotlib: stacked categories over time."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytracer import errors
+from pytracer.export.series import COLORS, series
+from pytracer.export.table import size_text
+from pytracer.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_POINTS = 2000
+_MOST_STEPS = 30  # beyond, their bands are noise
+_PHASES = {"forward": 0.10, "backward": 0.22, "recompute": 0.16, "optimizer": 0.30}
+_MIB = 2**20
+
+
+def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "Axes":
+    """Draws on the axes, or on new ones, and returns them.
+
+    Raises:
+        errors.UsageError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib import pyplot as plt
+        from matplotlib.transforms import blended_transform_factory
+    except ImportError:
+        raise errors.UsageError(
+            'a plot needs matplotlib: pip install "pytracer[plot]", or pip install matplotlib'
+        ) from None
+    shown = series(trace, _POINTS, device)
+    axes: Any = ax if ax is not None else plt.subplots(figsize=(10, 4.5))[1]
+    times = shown.times_ns / 1e6
+    names = list(shown.levels)
+    if names:
+        axes.stackplot(
+            times,
+            np.array([shown.levels[name] for name in names]) / _MIB,
+            labels=names,
+            colors=[COLORS[name] for name in names],
+            step="post",
+            linewidth=0,
+        )
+    # Phases in a strip below the data, steps as lines across it.
+    strip = blended_transform_factory(axes.transData, axes.transAxes)
+    for band in shown.phases:
+        axes.fill_between(
+            [band.begin_ns / 1e6, band.end_ns / 1e6],
+            -0.02,
+            0.0,
+            transform=strip,
+            color="0.2",
+            alpha=_PHASES.get(band.name, 0.05) * 2,
+            linewidth=0,
+            clip_on=False,
+        )
+    if len(shown.steps) <= _MOST_STEPS:
+        for step in shown.steps:
+            axes.axvline(step.end_ns / 1e6, color="0.5", linewidth=0.6, linestyle=":")
+            middle = (step.begin_ns + step.end_ns) / 2e6
+            axes.text(middle, 1.01, f"step {step.name}", transform=strip, ha="center", fontsize=8)
+    peak = shown.peak
+    axes.plot([peak.time_ns / 1e6], [peak.bytes / _MIB], "v", color="black", markersize=6)
+    axes.annotate(
+        f"peak {size_text(peak.bytes)}",
+        (peak.time_ns / 1e6, peak.bytes / _MIB),
+        textcoords="offset points",
+        xytext=(6, 4),
+        fontsize=9,
+    )
+    axes.set_xlabel("time (ms)")
+    axes.set_ylabel(f"{peak.device} memory (MiB)")
+    axes.margins(x=0)
+    axes.set_ylim(0, max(peak.bytes / _MIB, 1e-9) * 1.12)
+    if names:
+        axes.legend(loc="upper left", fontsize=8, reverse=True)
+    result: Axes = axes
+    return result

@@ -1,0 +1,109 @@
+"""A trace's categories over time, with as many points as a picture has."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis import phases, views
+from pytracer.analysis.lifetimes import allocations
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
+from pytracer.trace import Trace
+
+# One colour per category, for light and dark paper; red is for what is not known.
+COLORS = {
+    "weights": "#4477aa",
+    "gradients": "#aa4499",
+    "optimizer_state": "#44aaaa",
+    "activations": "#5a9e4b",
+    "temporaries": "#ddaa33",
+    "inputs": "#999933",
+    "workspaces": "#997700",
+    "communication": "#cc6677",
+    "graph_pools": "#882255",
+    "functional": "#8899aa",
+    "unknown": "#dd4433",
+}
+
+
+@dataclass(frozen=True)
+class Band:
+    """A stretch of time with a name."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Series:
+    """Bytes per category at chosen times, in the order in which they are stacked."""
+
+    times_ns: I64
+    levels: dict[str, I64]  # only categories that ever had something
+    peak: views.Peak
+    steps: tuple[Band, ...]
+    phases: tuple[Band, ...]
+
+
+def series(trace: Trace, points: int = 400, device: str | None = None) -> Series:
+    """At most about so many points: of each slice of time the moment with the most memory.
+
+    So no peak is lost, and what is stacked is what was there at that moment.
+    """
+    here, alloc = views.on_device(trace, device), allocations(trace)
+    groups = alloc.category.astype(np.int64)
+    positions, levels = views.level_columns(trace, here, groups, len(CATEGORIES))
+    before = [
+        int(alloc.requested_bytes[here & (groups == c) & (alloc.start < 0)].sum())
+        for c in range(len(CATEGORIES))
+    ]
+    times = trace.time_ns(trace.events.ticks[positions])
+    kept = _highest_of_slices(times, np.sum(levels, axis=0), points)
+    last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
+    first = min(0, int(times[0]) if len(times) else 0)
+    # A level lasts until the next: the picture begins with the first and ends with the last.
+    shown_times = np.concatenate([[first], times[kept], [max(last, first)]]).astype(np.int64)
+    shown = {}
+    for name in CATEGORY_ORDER:
+        column, at_start = levels[CATEGORY[name]], before[CATEGORY[name]]
+        at_end = int(column[-1]) if len(column) else at_start
+        whole = np.concatenate([[at_start], column[kept], [at_end]]).astype(np.int64)
+        if whole.any():
+            shown[name] = whole
+    return Series(
+        times_ns=shown_times,
+        levels=shown,
+        peak=views.peak(trace, device),
+        steps=tuple(
+            Band(str(row.step), row.start_ns, row.end_ns) for row in views.step_rows(trace, device)
+        ),
+        phases=_phases(trace, last),
+    )
+
+
+def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
+    """Positions, rising: of each of equally long slices of time the first that is highest."""
+    if len(times) <= points:
+        return np.arange(len(times))
+    span = max(int(times[-1] - times[0]), 1)
+    of = ((times - times[0]).astype(np.float64) / span * (points - 1)).astype(np.int64)
+    firsts = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
+    highest = np.maximum.reduceat(total, firsts)
+    is_highest = total == np.repeat(highest, np.diff(np.append(firsts, len(total))))
+    candidates = np.flatnonzero(is_highest)
+    _, first = np.unique(of[candidates], return_index=True)
+    found: NDArray[np.intp] = candidates[first]
+    return found
+
+
+def _phases(trace: Trace, last: int) -> tuple[Band, ...]:
+    """The main thread's phases, without what is between them."""
+    line = phases.timeline(trace)
+    begins = np.append(trace.time_ns(line.ticks), last) if len(line.ticks) else np.zeros(1)
+    bands = []
+    for i, phase in enumerate(line.phase.tolist()):
+        begin, end = max(int(begins[i]), 0), min(int(begins[i + 1]), last)
+        if PHASES[phase] != "other" and end > begin:
+            bands.append(Band(PHASES[phase], begin, end))
+    return tuple(bands)
