@@ -81,6 +81,8 @@ Mask = NDArray[np.bool_]
 def is_snapshot(path: str | Path) -> bool:
     """Whether the file begins as a pickle does; a file that cannot be read does not."""
     try:
+        if not Path(path).is_file():  # opening a pipe would wait for a writer
+            return False
         with Path(path).open("rb") as file:
             head = file.read(2)
     except OSError:
@@ -94,8 +96,6 @@ def load(path: str | Path) -> Trace:
     Raises:
         errors.UnreadableTrace: not a snapshot, cut short, or one that wants to run code.
     """
-    if not Path(path).is_file():  # a pipe would wait for a writer
-        raise errors.UnreadableTrace(f"{path}: this is not a regular file; copy it into one first")
     try:
         columns = C.read_snapshot(str(path))
     except C.FileError as error:

@@ -399,16 +399,18 @@ class PickleReader {
     if (name == nullptr) {
       refuse("holds the instruction " + std::to_string(opcode) + " at " + where());
     }
+    std::string at = where();
     std::string wants = asked_for(opcode);
     fail(FileError::Kind::kForeign,
          "the pickle wants to run code" + (wants.empty() ? "" : ": " + wants) + " (" + name +
-             " at " + where() + ")",
+             " at " + at + ")",
          "a memory snapshot holds only data, so do not open this file with pickle either");
   }
 
   std::string asked_for(uint8_t opcode) {
     if (opcode == 'c' || opcode == 'i') {
-      return line() + "." + line();
+      std::string module = line();
+      return module + "." + line();
     }
     if (opcode == 0x93 && stack_.size() >= 2) {
       Value module = stack_[stack_.size() - 2];

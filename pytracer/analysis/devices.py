@@ -11,9 +11,8 @@ from pytracer.trace import Trace
 def split(device: str) -> tuple[int, int]:
     """The type's number and the index of "cuda:1" or "cpu"."""
     kind, _, index = device.partition(":")
-    # A damaged file may hold types that there are not: views call them "device127".
-    known = kind in DEVICE_TYPES
-    number = DEVICE_TYPES.index(kind) if known else int(kind.removeprefix("device"))
+    # A damaged trace may have types that do not exist: "device127".
+    number = DEVICE_TYPES.index(kind) if kind in DEVICE_TYPES else int(kind.removeprefix("device"))
     return number, int(index) if index.isdigit() else 0
 
 

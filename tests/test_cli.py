@@ -1,0 +1,316 @@
+"""The command line: the same screens every day, and one clear line for whatever goes wrong."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytracer import cli, doctor, load
+from pytracer.cli import main
+from pytracer.schema import ACTION, TABLES
+from pytracer.trace import Trace
+from tests.csrc.make_snapshot_corpus import Calls, snapshot
+from tests.golden import same_as_golden
+from tests.test_diff import training
+
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def plain_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 columns, no colours, whoever runs it."""
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of every kind in the folder where the command runs."""
+    monkeypatch.chdir(tmp_path)
+    training().trace().save("run.pytrace")
+    training(activation=6 * MIB, layers=5).trace().save("later.pytrace")
+    whole = Path("run.pytrace").read_bytes()
+    Path("corrupt.pytrace").write_bytes(whole[:8] + bytes(len(whole) - 8))
+    Path("cut.pytrace").write_bytes(whole[: len(whole) // 2])
+    Path("empty").write_bytes(b"")
+    Path("foreign.txt").write_text("hello\n")
+    Path("foreign.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
+    Path("folder.pytrace").mkdir()
+    Path("snapshot.pickle").write_bytes(snapshot())
+    Path("code.pickle").write_bytes(snapshot(extra=Calls()))
+    Path("cut.pickle").write_bytes(snapshot()[:-40])
+    Path("list.pickle").write_bytes(b"\x80\x04].")
+    os.mkfifo("pipe.pytrace")
+    return tmp_path
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    try:
+        code = main(arguments)
+    except SystemExit as error:  # argparse's own
+        code = int(error.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+# ---------------------------------------------------------------- golden screens
+
+
+@pytest.mark.parametrize("command", ["", "summary", "diff", "export", "doctor", "demo"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *([command] if command else []), "--help")
+    assert (code, err) == (0, "")
+    assert max(map(len, out.splitlines())) <= 80
+    assert "usage: pytracer" in out
+    if command in ("summary", "diff", "export"):
+        same_as_golden(f"help-{command}", out)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "summary run.pytrace",
+        "summary cut.pytrace",
+        "summary snapshot.pickle",
+        "diff run.pytrace later.pytrace",
+        "diff run.pytrace --steps 0,1",
+        "diff run.pytrace later.pytrace --by category",
+        "export run.pytrace -o out.html",
+        "export run.pytrace -o out.pickle",
+        "export run.pytrace -o out.json",
+    ],
+)
+def test_screens(arguments: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, *arguments.split())
+    assert code == 0
+    name = arguments.replace(" --", "-").replace(" -o", "").replace(" ", "-").replace(".", "-")
+    same_as_golden(name, out + ("\n" + err if err else ""))
+
+
+def test_the_doctors_screen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    found = [
+        doctor.Check("cpu allocations", "passed", "3 blocks, to the byte"),
+        doctor.Check("cuda allocations", "skipped", "torch was built without CUDA"),
+        doctor.Check("stacks", "failed", "no line was seen"),
+    ]
+    monkeypatch.setattr(doctor, "checks", lambda: found)
+    monkeypatch.setattr(cli, "__version__", "1.2.3")
+    monkeypatch.setattr(cli.platform, "python_version", lambda: "3.12.0")
+    monkeypatch.setattr(torch, "__version__", "2.11.0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    code, out, err = run(capsys, "doctor")
+    assert (code, err) == (1, "")
+    same_as_golden("doctor", out)
+
+
+def test_json_is_one_versioned_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        "summary run.pytrace --json",
+        "summary snapshot.pickle --json",
+        "diff run.pytrace later.pytrace --json",
+        "export run.pytrace -o out.html --json",
+        "export run.pytrace -o out.json --json",
+    ):
+        code, out, err = run(capsys, *arguments.split())
+        assert (code, err) == (0, ""), arguments
+        assert json.loads(out)["pytracer_json"] == 1
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+# Files that are no trace, and what the one line says of them.
+UNREADABLE = {
+    "missing.pytrace": "no such file",
+    "missing.pickle": "no such file",
+    "corrupt.pytrace": "",
+    "empty": "",
+    "foreign.txt": "not a pytracer trace",
+    "foreign.png": "not a pytracer trace",
+    "folder.pytrace": "directory",
+    "pipe.pytrace": "not a regular file",
+    "code.pickle": "wants to run code",
+    "cut.pickle": "cut short",
+    "list.pickle": "",
+}
+READERS: dict[str, Callable[[str], list[str]]] = {
+    "summary": lambda file: ["summary", file],
+    "summary json": lambda file: ["summary", file, "--json"],
+    "export": lambda file: ["export", file, "-o", "out.json.gz"],
+    "export snapshot": lambda file: ["export", file, "-o", "out.pickle"],
+    "export html": lambda file: ["export", file, "-o", "out.html"],
+    "diff before": lambda file: ["diff", file, "run.pytrace"],
+    "diff after": lambda file: ["diff", "run.pytrace", file],
+    "diff steps": lambda file: ["diff", file, "--steps", "0,1"],
+}
+
+
+@pytest.mark.parametrize("file", [name for name in UNREADABLE if name != "list.pickle"])
+@pytest.mark.parametrize("reader", READERS)
+def test_a_file_that_is_no_trace(
+    reader: str, file: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(here)
+    code, out, err = run(capsys, *READERS[reader](file))
+    assert code == 4, err
+    assert out == ""
+    assert_one_line(err)
+    assert file in err
+    assert UNREADABLE[file] in err
+    assert everything(here) == before
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("run.pytrace", "snapshot.pickle"):
+        Path(name).chmod(0)
+        code, _, err = run(capsys, "summary", name)
+        assert code == 4
+        assert_one_line(err)
+
+
+# Outputs that cannot be written, and what the one line says of them.
+UNWRITABLE = {
+    "there{}": "overwrite",
+    "missing/out{}": "cannot be written",
+    "folder{}": "",
+    "run.pytrace/out{}": "",
+}
+
+
+@pytest.mark.parametrize("suffix", [".json", ".json.gz", ".pickle", ".html", ".parquet"])
+@pytest.mark.parametrize("output", UNWRITABLE)
+def test_an_output_that_cannot_be_written(
+    output: str, suffix: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+        if output.startswith("missing"):
+            return  # folders are made
+    (here / f"there{suffix}").write_text("mine")
+    (here / f"folder{suffix}").mkdir()
+    (here / f"folder{suffix}" / "mine").write_text("mine")
+    before = everything(here)
+    code, out, err = run(capsys, "export", "run.pytrace", "-o", output.format(suffix))
+    assert code == 1, err
+    assert out == ""
+    assert_one_line(err)
+    assert everything(here) == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("", "usage"),
+        ("summary", "required: file"),
+        ("summary run.pytrace --colour", "unrecognized arguments"),
+        ("frobnicate", "invalid choice"),
+        ("export", "required: file"),
+        ("export run.pytrace -o out.doc", "say --format"),
+        ("export run.pytrace -o out.json --max-events 0", "not a positive number"),
+        ("export run.pytrace -o out.json --max-events x", "invalid"),
+        ("export run.pytrace -o out.html --max-events 5", "--format chrome"),
+        ("export run.pytrace --format pdf", "invalid choice"),
+        ("export run.pytrace -o out.html --format chrome", ".json"),
+        ("diff run.pytrace", "second trace, or --steps"),
+        ("diff run.pytrace --steps 1", "not two steps"),
+        ("diff run.pytrace --steps 0,7", "no step 7"),
+        ("diff run.pytrace --steps -1,0", ""),
+        ("diff run.pytrace later.pytrace --by colour", "cannot group by 'colour'"),
+        ("diff run.pytrace later.pytrace --by ,", "cannot group by ''"),
+        ("diff run.pytrace later.pytrace --at noon", "invalid choice"),
+        ("diff run.pytrace --steps 0,1 --at end", "at their peaks"),
+    ],
+)
+def test_arguments_that_make_no_sense(
+    arguments: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(here)
+    code, out, err = run(capsys, *arguments.split())
+    assert code == 2
+    assert says in out + err
+    assert "Traceback" not in err
+    assert everything(here) == before
+
+
+def test_a_snapshot_that_holds_nothing_is_an_empty_trace(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, "summary", "list.pickle")
+    assert code == 0
+    assert out.startswith("peak 0 B")
+
+
+def test_force_replaces_and_leaves_nothing_else(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for suffix in (".json", ".json.gz", ".pickle", ".html"):
+        output = here / f"there{suffix}"
+        output.write_text("old")
+        before = set(everything(here))
+        assert run(capsys, "export", "run.pytrace", "-o", output.name, "-f")[0] == 0
+        assert output.read_bytes() != b"old"
+        assert set(everything(here)) == before
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def assert_one_line(err: str) -> None:
+    assert err.startswith("pytracer: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+
+
+# ---------------------------------------------------------------- speed
+
+
+def large(events: int) -> Trace:
+    """As many allocations and frees as asked for, with a thousand of them alive."""
+    columns: dict[str, Any] = {"strings": [""], "losses": {}, "meta": "{}"}
+    for name, (row_type, dtypes) in TABLES.items():
+        for column, dtype in zip(row_type._fields, dtypes, strict=True):
+            columns[f"{name}.{column}"] = np.zeros(name not in ("scopes", "scope_ends"), dtype)
+    order = np.arange(events, dtype=np.uint64)
+    columns["clock.ticks"], columns["clock.unix_ns"] = np.array([0, 10**9]), np.array([0, 10**9])
+    columns["events.ticks"] = order * np.uint64(1000)
+    columns["events.address"] = np.uint64(1 << 20) + order // np.uint64(2) % np.uint64(
+        1000
+    ) * np.uint64(4096)
+    columns["events.bytes"] = order // np.uint64(2) % np.uint64(1000)
+    freed = order % np.uint64(2) == 0
+    columns["events.action"] = np.where(freed, ACTION["free_completed"], ACTION["alloc"])
+    columns["events.action"][:2000:2] = ACTION["label"]
+    for name in ("scope", "place", "thread"):
+        columns[f"events.{name}"] = np.zeros(events)
+    return Trace.from_columns(columns)
+
+
+@pytest.mark.slow
+def test_a_million_events_are_summarised_in_a_second(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bound has room for a busy machine; it is CPU time."""
+    path = large(1_000_000).save(tmp_path / "large.pytrace")
+    load(path)  # imports are not what is measured
+    began = time.process_time()
+    code, out, _ = run(capsys, "summary", str(path))
+    took = time.process_time() - began
+    assert code == 0
+    assert "1,000,000 events" in out
+    assert took < 2

@@ -1,0 +1,137 @@
+"""What notebooks, browsers and other programs get: pages, pictures and tables of a trace."""
+
+import re
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from pytracer import LoadedTrace, errors
+from pytracer.analysis import views
+from pytracer.export import html, parquet, series
+from pytracer.trace import Trace
+from tests.test_analysis_categories import programs
+from tests.test_analysis_damaged import damaged
+from tests.test_diff import training
+from tests.trace_builder import TraceBuilder
+
+
+@given(programs, st.integers(2, 12))
+def test_a_picture_with_few_points_loses_no_peak(trace: Trace, points: int) -> None:
+    """Of each slice of time its highest moment is drawn, and exactly as it was."""
+    shown = series.series(trace, points)
+    total = sum(shown.levels.values(), np.zeros(len(shown.times_ns), np.int64))
+    assert total.max() == views.peak(trace).bytes
+    assert len(shown.times_ns) <= points + 2
+    assert (np.diff(shown.times_ns) >= 0).all()
+
+
+class Tags(HTMLParser):
+    """What a page consists of."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+
+def test_nothing_in_the_page_runs_or_is_loaded() -> None:
+    page = html.document(training().trace())
+    found = Tags(page)
+    assert not found.tags & {"script", "style", "link", "img", "iframe", "object", "a", "image"}
+    assert not any(name.startswith("on") or name in ("src", "href") for name in found.attributes)
+    assert re.findall(r"url\(|https?://(?!www\.w3\.org/2000/svg)", page) == []
+
+
+def test_names_cannot_break_out_of_the_page() -> None:
+    """Module names and paths are whatever the traced program says."""
+    b = TraceBuilder()
+    evil = "</pre><script>alert(1)</script>\x1b[31m&<b"
+    with b.module(evil), b.op("aten::mm", grad=True, at=(f"/{evil}.py:1",)):
+        b.alloc(100)
+    page = html.fragment(b.trace())
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "\x1b" not in page
+
+
+def test_the_picture_is_sound_svg_and_its_colours_fit_dark_and_light() -> None:
+    page = html.fragment(training().trace())
+    svg = ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+    areas = [path for path in svg.iter() if path.get("fill", "").startswith("#")]
+    named = {path[0].text for path in areas}
+    assert {"weights", "gradients", "activations"} <= named
+    texts = [text for text in svg.iter() if text.tag.endswith("text")]
+    assert {text.get("fill") for text in texts} == {"currentColor"}
+    assert "peak" in "".join(text.text or "" for text in texts)
+
+
+@given(damaged())
+def test_every_trace_has_a_page(trace: Trace) -> None:
+    page = html.fragment(trace)
+    ET.fromstring(page[page.index("<svg") : page.index("</svg>") + 6])
+
+
+def test_a_page_of_many_events_stays_small() -> None:
+    b = TraceBuilder()
+    for i in range(5000):
+        b.free(b.alloc(1000 + i))
+    assert len(html.fragment(b.trace())) < 100_000
+
+
+def test_plot_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(errors.UsageError, match="pip install"):
+        LoadedTrace(training().trace()).plot()
+
+
+def test_parquet_needs_pyarrow_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(errors.UsageError, match="pip install"):
+        LoadedTrace(training().trace()).to_parquet(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_the_plot_stacks_categories_and_marks_the_peak() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    trace = LoadedTrace(training().trace())
+    axes = trace.plot()
+    assert trace.plot(axes) is axes
+    top = max(path.get_extents().y1 for area in axes.collections for path in area.get_paths())
+    assert top == pytest.approx(trace.peak.bytes / 2**20)
+    assert any("peak" in text.get_text() for text in axes.texts)
+    assert {"weights", "activations"} <= {t.get_text() for t in axes.get_legend().get_texts()}
+    axes.figure.canvas.draw()
+    LoadedTrace(TraceBuilder().trace()).plot().figure.canvas.draw()
+
+
+def test_parquet_has_the_tables(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    import pandas as pd
+
+    trace = LoadedTrace(training().trace())
+    folder = trace.to_parquet(tmp_path / "run")
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        f"{t}.parquet" for t in parquet.TABLES
+    )
+    rows = pd.read_parquet(folder / "allocations.parquet")
+    assert rows["requested_bytes"].sum() == trace.allocations()["requested_bytes"].sum()
+    assert pd.read_parquet(folder / "summary.parquet").equals(trace.summary())
+    with pytest.raises(errors.CannotWrite, match="is not empty"):
+        trace.to_parquet(folder)
+    trace.to_parquet(folder, overwrite=True)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(errors.CannotWrite, match="is a file"):
+        trace.to_parquet(tmp_path / "file", overwrite=True)
+    assert (tmp_path / "file").read_text() == "mine"
