@@ -1,5 +1,6 @@
 """The public face: `trace()` records, `load()` reads back, and both answer the same questions."""
 
+import contextlib
 import dis
 import functools
 import os
@@ -421,6 +422,33 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
                 else "nothing has been recorded yet: the schedule's first active step has not come"
             )
         return self._data
+
+    def annotate_memory_history(self) -> int:
+        """Tells torch's own memory history what each block that is alive now is; returns how many.
+
+        The annotations are in the next `torch.cuda.memory._dump_snapshot` of this process. They
+        need a torch that can annotate live allocations and is recording its history.
+
+        Raises:
+            errors.UsageError: this torch cannot.
+        """
+        from torch.cuda import memory
+
+        from pytracer.export.snapshot import annotations
+
+        annotate = getattr(memory, "_annotate_memory", None)
+        if annotate is None:
+            raise errors.UsageError(
+                "this torch cannot annotate live allocations (torch.cuda.memory._annotate_memory); "
+                "export_memory_snapshot() writes a snapshot with the same words"
+            )
+        count = 0
+        for address, text in annotations(self.data):
+            # A block that is gone by now is not an error of the caller's.
+            with contextlib.suppress(RuntimeError, ValueError):
+                annotate(address, text)
+                count += 1
+        return count
 
     # ---------------------------------------------------------------- parts
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot
 from tests.golden import same_as_golden
 from tests.test_diff import training
+from tests.test_snapshot import recorded_bytes
 
 MIB = 1 << 20
 
@@ -41,7 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("foreign.txt").write_text("hello\n")
     Path("foreign.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
     Path("folder.pytrace").mkdir()
-    Path("snapshot.pickle").write_bytes(snapshot())
+    Path("snapshot.pickle").write_bytes(recorded_bytes("plain"))
     Path("code.pickle").write_bytes(snapshot(extra=Calls()))
     Path("cut.pickle").write_bytes(snapshot()[:-40])
     Path("list.pickle").write_bytes(b"\x80\x04].")
@@ -67,7 +69,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 80
     assert "usage: pytracer" in out
-    if command in ("summary", "diff", "export"):
+    # Later versions of Python lay it out differently.
+    if command in ("summary", "diff", "export") and sys.version_info < (3, 13):
         same_as_golden(f"help-{command}", out)
 
 
@@ -285,7 +288,7 @@ def large(events: int) -> Trace:
     columns: dict[str, Any] = {"strings": [""], "losses": {}, "meta": "{}"}
     for name, (row_type, dtypes) in TABLES.items():
         for column, dtype in zip(row_type._fields, dtypes, strict=True):
-            columns[f"{name}.{column}"] = np.zeros(name not in ("scopes", "scope_ends"), dtype)
+            columns[f"{name}.{column}"] = np.zeros(int(name not in ("scopes", "scope_ends")), dtype)
     order = np.arange(events, dtype=np.uint64)
     columns["clock.ticks"], columns["clock.unix_ns"] = np.array([0, 10**9]), np.array([0, 10**9])
     columns["events.ticks"] = order * np.uint64(1000)

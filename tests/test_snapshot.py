@@ -410,14 +410,14 @@ def test_damaged_traces_are_written_and_viewers_read_them(trace: Trace) -> None:
 
 @pytest.mark.slow
 def test_torchs_own_tools_accept_it(tmp_path: Path) -> None:
-    """`python -m torch.cuda._memory_viz stats|segments|trace|trace_plot`, as people run them."""
+    """`python -m torch.cuda._memory_viz stats|segments|trace_plot`, as people run them."""
     path = export.write(training(), tmp_path / "x.pickle")
     script = tmp_path / ".cache" / "flamegraph.pl"  # it would be downloaded
     script.parent.mkdir()
     script.write_text("#!/bin/sh\ncat\n")
     script.chmod(0o755)
-    for command in ("stats", "trace", "segments", "memory", "trace_plot"):
-        output = [] if command in ("stats", "trace") else ["-o", str(tmp_path / command)]
+    for command in ("stats", "segments", "trace_plot"):
+        output = [] if command == "stats" else ["-o", str(tmp_path / command)]
         done = subprocess.run(
             [sys.executable, "-m", "torch.cuda._memory_viz", command, str(path), *output],
             capture_output=True,
@@ -438,6 +438,33 @@ def test_nothing_is_overwritten_and_nothing_half_written_stays(tmp_path: Path) -
     with pytest.raises(errors.CannotWrite):
         export.write(training(), tmp_path / "missing" / "x.pickle")
     assert [p.name for p in tmp_path.iterdir()] == ["x.pickle"]
+
+
+def test_live_blocks_are_annotated_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later torches can; of this one it is said that it cannot. Blocks that are gone do not count."""
+    from torch.cuda import memory
+
+    b = TraceBuilder()
+    weight, gone = b.seed(8, device="cuda:0"), b.alloc(8, device="cuda:0")
+    freed, unknown = b.alloc(8, device="cuda:0"), b.alloc(8, device="cuda:0")
+    b.label(weight, "weights", "parameter", "h.0.weight", "2", "float32")
+    b.free(freed)
+    traced = record()
+    traced._data = b.trace()
+    monkeypatch.delattr(memory, "_annotate_memory", raising=False)
+    with pytest.raises(errors.UsageError, match="cannot annotate"):
+        traced.annotate_memory_history()
+    said: dict[int, str] = {}
+
+    def annotate(address: int, text: str) -> None:
+        if address == gone.address:
+            raise RuntimeError("not a live allocation")
+        said[address] = text
+
+    monkeypatch.setattr(memory, "_annotate_memory", annotate, raising=False)
+    assert traced.annotate_memory_history() == 2
+    assert said[weight.address] == "weights · parameter · h.0.weight"
+    assert said.keys() == {weight.address, unknown.address}
 
 
 @pytest.mark.cuda

@@ -11,8 +11,7 @@ _MOST_ROWS = 6  # of one line or two each
 def render(found: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
     """The screen as text, without a line break at its end."""
     lines = [
-        _side(names[0], found.before, width),
-        _side(names[1], found.after, width),
+        *_sides(names, found, width),
         _change(found),
         *_categories(found, width),
         "",
@@ -26,12 +25,19 @@ def signed(amount: int) -> str:
     return size_text(amount) if amount <= 0 else f"+{size_text(amount)}"
 
 
-def _side(name: str, side: Side, width: int) -> str:
+def _sides(names: tuple[str, str], found: Diff, width: int) -> list[str]:
+    texts = [_moment(side) for side in (found.before, found.after)]
+    room = max(width - max(map(len, texts)) - 2, 8)
+    shown = [_short(name, room) for name in names]
+    column = max(map(len, shown))
+    return [f"{name:<{column}}  {text}" for name, text in zip(shown, texts, strict=True)]
+
+
+def _moment(side: Side) -> str:
     when = f" in step {side.step}" if side.step is not None else ""
     if side.phase not in (None, "other"):
         when += f", {side.phase}"
-    text = f"{size_text(side.bytes):>10}  {side.device}{when}"
-    return f"{_short(name, max(width - len(text) - 2, 8))}  {text}"
+    return f"{size_text(side.bytes):>10}  {side.device}{when}"
 
 
 def _change(found: Diff) -> str:
@@ -68,7 +74,7 @@ def _rows(found: Diff, width: int) -> Iterator[str]:
     left = rows[_MOST_ROWS:]
     if left:
         more = signed(sum(row.change for row in left))
-        yield f"{more:>12}  in {len(left):,} other rows"
+        yield f"{more:>12}  in {len(left):,} other row{'s' if len(left) > 1 else ''}"
 
 
 def _short(text: str, width: int) -> str:

@@ -10,6 +10,7 @@ The file is data alone (lists, dicts, texts, numbers) and pytracer.load() reads 
 
 import json
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -62,6 +63,18 @@ def snapshot(trace: Trace) -> dict[str, Any]:
         "external_annotations": _annotations(trace),
         "pytracer": json.dumps(ours),
     }
+
+
+def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
+    """Address and words of every CUDA block that is alive at the end."""
+    alloc = allocations(trace)
+    for name in views.devices(trace):
+        if name == "cpu":
+            continue
+        texts, _ = _Device(trace, name, 0).texts
+        for row in np.flatnonzero(views.alive(trace, "end", name)).tolist():
+            parts = (CATEGORIES[alloc.category[row]], texts[row])
+            yield int(alloc.address[row]), _SEPARATOR.join(part for part in parts if part)
 
 
 def _device_names(trace: Trace) -> list[str]:
