@@ -26,6 +26,7 @@ Files of our own (`t.export_memory_snapshot`) say each block's category themselv
 
 import contextlib
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import C
+from pytracer.ranges import Ranges
 from pytracer.schema import (
     ACTION,
     CATEGORIES,
@@ -249,22 +251,26 @@ class _Import:
 
     def _seed_segments(self) -> list[tuple[int, int, int]]:
         """Device, address and size of the memory that was held before the first entry."""
-        held = [
-            (int(d), int(a), int(a) + int(b))
-            for d, a, b in zip(
-                self.segments.device, self.segments.address, self.segments.bytes, strict=True
-            )
-        ]
-        entries = self.entries
+        held: dict[int, Ranges[None]] = {}
+        segments, entries = self.segments, self.entries
+        columns = (segments.device.tolist(), segments.address.tolist(), segments.bytes.tolist())
+        for device, begin, size in zip(*columns, strict=True):
+            held.setdefault(device, Ranges()).add(begin, begin + size, None)
         kinds = [ACTION[name] for name in _SEGMENT_ACTIONS]
+        given_back = (ACTION["segment_free"], ACTION["segment_unmap"])
         for i in np.flatnonzero(np.isin(entries.action, kinds))[::-1].tolist():
-            device, begin = int(entries.device[i]), int(entries.address[i])
+            ranges = held.setdefault(int(entries.device[i]), Ranges())
+            begin = int(entries.address[i])
             end = begin + int(entries.bytes[i])
-            if entries.action[i] in (ACTION["segment_free"], ACTION["segment_unmap"]):
-                held.append((device, begin, end))
+            if int(entries.action[i]) in given_back:
+                ranges.add(begin, end, None)
             else:
-                held = [part for whole in held for part in _without(whole, (device, begin, end))]
-        return [(device, begin, end - begin) for device, begin, end in held]
+                ranges.remove(begin, end)
+        return [
+            (device, begin, end - begin)
+            for device, ranges in held.items()
+            for begin, end, _ in ranges
+        ]
 
     # ------------------------------------------------------------ the trace
 
@@ -312,9 +318,11 @@ class _Import:
         row = np.zeros(len(events), np.int64)
         is_new = (events.action == _ALLOC) | (events.action == ACTION["seed"])
         said = events.category.astype(np.int64) << 32 | events.metadata
-        for key in np.unique(said[is_new & (events.category != 0)]).tolist():
-            label = self._label_of(self.strings[key >> 32], self.strings[key & 0xFFFFFFFF])
-            row[is_new & (said == key)] = label
+        told = np.flatnonzero(is_new & (events.category != 0))
+        keys, which = np.unique(said[told], return_inverse=True)
+        texts = [(self.strings[k >> 32], self.strings[k & 0xFFFFFFFF]) for k in keys.tolist()]
+        labels = [self._label_of(*text) for text in texts]
+        row[told] = np.array(labels, np.int64)[which]
         if not self.ours:
             shown = _shown_by_stack(self)
             of_stack = shown[events.stack]
@@ -572,7 +580,7 @@ class _Scopes:
         stack = self.events.stack.astype(np.int64)
         stack[self.events.action != _ALLOC] = -1
         stack[: self.before] = -1
-        names = _innermost_functions(self.owner)
+        names = self.owner.stacks.function
         together = stack * (len(self.rows) + 1) + scope
         together[stack <= 0] = -1
         for first, last in _runs(together):
@@ -632,14 +640,13 @@ def _torchs(file: str) -> bool:
     return "torch/optim/" in file or "torch/nn/modules/" in file
 
 
-def _rows_with(owner: _Import, test: Any) -> Mask:
+def _rows_with(owner: _Import, test: Callable[[str, str], bool]) -> Mask:
     """Per row of the stack table, whether a frame at or above it passes."""
     stacks, strings = owner.stacks, owner.strings
-    own = np.zeros(len(stacks), np.bool_)
     pairs = stacks.file.astype(np.int64) << 32 | stacks.function
-    for pair in np.unique(pairs).tolist():
-        if test(strings[pair >> 32], strings[pair & 0xFFFFFFFF]):
-            own[pairs == pair] = True
+    distinct, which = np.unique(pairs, return_inverse=True)
+    passes = [test(strings[pair >> 32], strings[pair & 0xFFFFFFFF]) for pair in distinct.tolist()]
+    own = np.array(passes, np.bool_)[which]
     own[0] = False
     for row, parent in enumerate(stacks.parent.tolist()):
         if own[parent]:
@@ -701,10 +708,6 @@ def _shown_by_stack(owner: _Import) -> U8:
     return shown
 
 
-def _innermost_functions(owner: _Import) -> NDArray[Any]:
-    return owner.stacks.function
-
-
 # ---------------------------------------------------------------- rows
 
 
@@ -729,14 +732,6 @@ def _firsts(device: NDArray[Any], address: NDArray[Any], step: int = 1) -> NDArr
     if step < 0:
         first = len(address) - 1 - first
     return np.sort(first)
-
-
-def _without(whole: tuple[int, int, int], part: tuple[int, int, int]) -> list[tuple[int, int, int]]:
-    """The device's range less another one."""
-    if whole[0] != part[0] or part[2] <= whole[1] or whole[2] <= part[1]:
-        return [whole]
-    rests = [(whole[0], whole[1], part[1]), (whole[0], part[2], whole[2])]
-    return [rest for rest in rests if rest[1] < rest[2]]
 
 
 def _joined(*parts: _Rows) -> _Rows:

@@ -7,10 +7,10 @@ allocator counted at that moment.
 import gzip
 import itertools
 import json
-import os
 import pickle
 import pickletools
 import random
+import runpy
 import subprocess
 import sys
 import time
@@ -261,6 +261,19 @@ def test_bombs_are_refused_at_once(name: str, folder: Path) -> None:
     assert time.monotonic() - began < 5
 
 
+def test_many_segments_take_no_longer_than_many_of_anything(folder: Path) -> None:
+    """Segments that come and go, each of another size: thirty thousand of them."""
+    trace = [
+        {"action": action, "addr": (i * 7919 % 30_000) << 12, "size": 4096 + i % 9, "stream": 0}
+        for i in range(15_000)
+        for action in ("segment_map", "segment_unmap")
+    ]
+    began = time.monotonic()
+    again = read({"segments": [], "device_traces": [trace]}, folder)
+    again.export_memory_snapshot(folder / "many.pickle", overwrite=True)
+    assert time.monotonic() - began < 10
+
+
 def test_bombs_take_little_memory(folder: Path) -> None:
     """At most a few tens of bytes per byte of the file."""
     script = """
@@ -408,24 +421,22 @@ def test_damaged_traces_are_written_and_viewers_read_them(trace: Trace) -> None:
     pickle.dumps(whole, protocol=4)
 
 
-@pytest.mark.slow
-def test_torchs_own_tools_accept_it(tmp_path: Path) -> None:
-    """`python -m torch.cuda._memory_viz stats|segments|trace_plot`, as people run them."""
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_torchs_own_tools_accept_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m torch.cuda._memory_viz stats|segments|...`, as people run them."""
     path = export.write(training(), tmp_path / "x.pickle")
     script = tmp_path / ".cache" / "flamegraph.pl"  # it would be downloaded
     script.parent.mkdir()
     script.write_text("#!/bin/sh\ncat\n")
     script.chmod(0o755)
-    for command in ("stats", "segments", "trace_plot"):
-        output = [] if command == "stats" else ["-o", str(tmp_path / command)]
-        done = subprocess.run(
-            [sys.executable, "-m", "torch.cuda._memory_viz", command, str(path), *output],
-            capture_output=True,
-            text=True,
-            env={**os.environ, "HOME": str(tmp_path)},
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for command in ("stats", "trace", "segments", "memory", "trace_plot", "segment_plot"):
+        output = [] if command in ("stats", "trace") else ["-o", str(tmp_path / command)]
+        monkeypatch.setattr(sys, "argv", ["_memory_viz", command, str(path), *output])
+        runpy.run_module("torch.cuda._memory_viz", run_name="__main__")
+    assert "total_allocated: 3.0MiB" in capsys.readouterr().out
     assert "weights:0:parameter · h.0.weight" in (tmp_path / "segments").read_text()
 
 

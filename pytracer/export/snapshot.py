@@ -22,6 +22,7 @@ from pytracer.analysis import blocks, devices, scopes, sound, views
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.export.files import write_whole
+from pytracer.ranges import Ranges
 from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U64
 from pytracer.trace import Trace
 from pytracer.version import __version__
@@ -295,51 +296,46 @@ class _Device:
     def _held(self, alive: I64) -> list[_Segment]:
         """The segments at the end; where they are not known, the addresses that were used."""
         known = self._recorded_segments()
-        rows = alive if known else self.own
-        begin = self.alloc.address[rows].astype(object)
-        for address, size in zip(begin, self.alloc.requested_bytes[rows].tolist(), strict=True):
-            if size and not any(s.begin <= address and address + size <= s.end for s in known):
-                break
-        else:
-            return sorted(known, key=lambda segment: segment.begin)
-        return sorted([*known, *self._used(rows, known)], key=lambda segment: segment.begin)
+        rows = alive if len(known) else self.own
+        columns = (self.alloc.address[rows].tolist(), self.alloc.requested_bytes[rows].tolist())
+        blocks_used = [(at, at + size) for at, size in zip(*columns, strict=True) if size]
+        found = [
+            _Segment(begin, end, segment.stream, segment.pool, segment.expandable)
+            for begin, end, segment in known
+        ]
+        if any(segment.expandable for segment in found):
+            found = _joined(found)
+        if not all(known.covers(*used) for used in blocks_used):
+            found += _touching([used for used in blocks_used if not known.touches(*used)])
+        return sorted(found, key=lambda segment: segment.begin)
 
-    def _used(self, rows: I64, known: list[_Segment]) -> list[_Segment]:
-        """The addresses of these allocations outside of known segments, joined where they touch."""
-        begins = self.alloc.address[rows].tolist()
-        ranges = sorted(
-            (begin, begin + size)
-            for begin, size in zip(begins, self.alloc.requested_bytes[rows].tolist(), strict=True)
-            if size
-        )
-        joined: list[list[int]] = []
-        for begin, end in ranges:
-            if any(s.begin < end and begin < s.end for s in known):
-                continue
-            if joined and begin <= joined[-1][1]:
-                joined[-1][1] = max(joined[-1][1], end)
-            else:
-                joined.append([begin, end])
-        return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
-
-    def _recorded_segments(self) -> list[_Segment]:
+    def _recorded_segments(self) -> Ranges[_Segment]:
         """What the device's events say is held at the end."""
         events, places = self.trace.events, self.trace.places
         kinds = [ACTION[name] for name in ("seed_segment", *_SEGMENTS)]
         here = devices.on(self.trace, self.name, events.place) & np.isin(events.action, kinds)
-        held: list[_Segment] = []
+        held: Ranges[_Segment] = Ranges()
         for i in np.flatnonzero(here).tolist():
             action, at = ACTIONS[events.action[i]], int(events.place[i])
-            begin, end = int(events.address[i]), int(events.address[i] + events.bytes[i])
-            if action in ("segment_free", "segment_unmap"):
-                held = [part for whole in held for part in _without(whole, begin, end)]
-                continue
-            pool = (int(places.pool_high[at]), int(places.pool_low[at]))
-            new = _Segment(begin, end, int(places.stream[at]), pool, action == "segment_map")
-            held.append(new)
-        if any(segment.expandable for segment in held):
-            held = _joined(held)
+            begin = int(events.address[i])
+            end = begin + int(events.bytes[i])
+            held.remove(begin, end)
+            if action not in ("segment_free", "segment_unmap") and begin < end:
+                pool = (int(places.pool_high[at]), int(places.pool_low[at]))
+                stream, mapped = int(places.stream[at]), action == "segment_map"
+                held.add(begin, end, _Segment(begin, end, stream, pool, mapped))
         return held
+
+
+def _touching(used: list[tuple[int, int]]) -> list[_Segment]:
+    """Ranges of addresses as segments, joined where they touch."""
+    joined: list[list[int]] = []
+    for begin, end in sorted(used):
+        if joined and begin <= joined[-1][1]:
+            joined[-1][1] = max(joined[-1][1], end)
+        else:
+            joined.append([begin, end])
+    return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
 
 
 _SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -354,14 +350,6 @@ def _free_block(address: int, size: int) -> dict[str, Any]:
         "state": "inactive",
         "frames": [],
     }
-
-
-def _without(whole: _Segment, begin: int, end: int) -> list[_Segment]:
-    if end <= whole.begin or whole.end <= begin:
-        return [whole]
-    rests = [(whole.begin, begin), (end, whole.end)]
-    more = (whole.stream, whole.pool, whole.expandable)
-    return [_Segment(first, last, *more) for first, last in rests if first < last]
 
 
 def _joined(held: list[_Segment]) -> list[_Segment]:

@@ -1,0 +1,60 @@
+"""Ranges of addresses that come and go, each with something that belongs to it."""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+
+
+class Ranges(Generic[Value]):
+    """Sorted ranges. Each change takes time for what it touches, not for all that are there."""
+
+    def __init__(self) -> None:
+        self._sorted: list[tuple[int, int, int]] = []  # begin, end, a place in _values
+        self._values: list[Value] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int, Value]]:
+        """Begin, end and value, by address."""
+        return ((begin, end, self._values[at]) for begin, end, at in self._sorted)
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._sorted)
+
+    def add(self, begin: int, end: int, value: Value) -> None:
+        """Another range."""
+        self._values.append(value)
+        insort(self._sorted, (begin, end, len(self._values) - 1))
+
+    def remove(self, begin: int, end: int) -> None:
+        """Cuts these addresses out of whatever ranges they are in."""
+        first = self._first(begin)
+        last = first
+        rests = []
+        while last < len(self._sorted) and self._sorted[last][0] < end:
+            old_begin, old_end, at = self._sorted[last]
+            rests += [
+                (one, other, at)
+                for one, other in ((old_begin, min(old_end, begin)), (max(old_begin, end), old_end))
+                if one < other
+            ]
+            last += 1
+        self._sorted[first:last] = rests
+
+    def touches(self, begin: int, end: int) -> bool:
+        """Whether any of these addresses is in a range."""
+        at = self._first(begin)
+        return at < len(self._sorted) and self._sorted[at][0] < end
+
+    def covers(self, begin: int, end: int) -> bool:
+        """Whether one range has all of these addresses."""
+        at = self._first(begin)
+        return (
+            at < len(self._sorted) and self._sorted[at][0] <= begin and end <= self._sorted[at][1]
+        )
+
+    def _first(self, address: int) -> int:
+        """The first range that ends after the address, as long as ranges do not overlap."""
+        at = bisect_left(self._sorted, (address,))
+        return at - 1 if at > 0 and self._sorted[at - 1][1] > address else at
