@@ -121,6 +121,12 @@ def _parser() -> argparse.ArgumentParser:
     ledger.add_argument("--json", action="store_true", help="one JSON document on stdout")
     ledger.set_defaults(run=_ledger)
 
+    gemm = commands.add_parser(
+        "gemm", help="which matrix shapes this device likes, and what padding yours would gain"
+    )
+    _add_gemm_arguments(gemm)
+    gemm.set_defaults(run=_gemm)
+
     doctor = commands.add_parser(
         "doctor", help="what works here, what does not, and what to do about it"
     )
@@ -143,6 +149,11 @@ def _two_steps(text: str) -> tuple[int, int]:
     if not (comma and first.isdecimal() and second.isdecimal()):
         raise argparse.ArgumentTypeError(f"{text} is not two steps, as in 1,3")
     return int(first), int(second)
+
+def _add_gemm_arguments(parser: argparse.ArgumentParser) -> None:
+    from pytracer.gemm import arguments
+
+    arguments.add(parser)
 
 
 def _positive(text: str) -> int:
@@ -361,6 +372,37 @@ def _print_probe(probed: dict[str, Any]) -> None:
     from pytracer.export.ledger_text import render_probe
 
     print(f"\n{render_probe(probed)}")
+
+def _gemm(options: argparse.Namespace) -> int:
+    _refuse_to_overwrite(options.output, force=options.force)
+    from pytracer.gemm import commands
+
+    traced = _traced_model(options) if options.what == "advise" and options.file else None
+    done = commands.run(
+        options,
+        traced,
+        progress=lambda text: print(text, file=sys.stderr),
+        keep=lambda document: _write_json(options.output, document),
+    )
+    _write_json(options.output, done.document)
+    if options.json:
+        _print_json(done.document)
+    else:
+        print(done.text)
+    return 0
+
+
+def _traced_model(options: argparse.Namespace) -> Any:
+    """The linear layers that a trace shows, as a model to give advice on."""
+    from pytracer.analysis.linear_layers import linear_layers
+    from pytracer.gemm import device, presets
+    from pytracer.trace import load
+
+    if options.model or options.vocab or options.hidden:
+        raise errors.UsageError("a trace or a model's sizes, not both")
+    rows = options.batch * options.seq if options.batch and options.seq else None
+    kind = device.pick(options.device).type
+    return presets.traced(linear_layers(load(options.file), rows), options.dtype, kind)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -662,4 +704,25 @@ def _patience(doing: str) -> Iterator[None]:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    print(json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2))
+    print(_json_text(document))
+
+
+def _json_text(document: dict[str, Any]) -> str:
+    return json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2)
+
+
+def _refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
+    if path is not None and path.exists() and not force:
+        raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
+
+
+def _write_json(path: Path | None, document: dict[str, Any]) -> None:
+    """Whole or not at all: a reader never meets half a document."""
+    if path is None:
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(_json_text(document) + "\n")
+        part.replace(path)
+    except OSError as error:
+        raise errors.CannotWrite(f"cannot write {path}: {error.strerror}") from None

@@ -1,0 +1,443 @@
+"""Which size of a model to pad, to what, and what it gains: measured, forward and backward.
+
+For each size that leaves some operand less than 128 bytes aligned, every product that the size is
+part of is timed as it is and at each larger size worth trying, all in the same rounds. A size is
+advised only if the step's products together were measured faster, by more than the measurement
+could be wrong: its interval, and the null, in which the same product runs twice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.gemm import shapes, statistics
+from pytracer.gemm.presets import Layer, Model
+from pytracer.gemm.shapes import DTYPES, MOST_ALIGNED, CrossEntropy, Gemm, Work
+from pytracer.gemm.statistics import Interval
+from pytracer.gemm.timer import Comparison, Measure, Timing
+
+_LEAST_GAIN = 0.002  # of the products that were measured: less is not worth a line
+_AS_GOOD = 0.01  # candidates this close to the best are as good, and the smallest of them is chosen
+
+
+@dataclass(frozen=True)
+class Use:
+    """A product, and how often a training step runs it."""
+
+    work: Work
+    layer: str
+    role: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One size instead of the model's own."""
+
+    value: int
+    seconds: Interval  # of all products of a step that this size is part of
+    gain: Interval  # seconds of a step that it saves
+    spread: Interval  # of the gain from round to round: what single steps may show
+    doubt: float  # seconds that the measurement could be wrong by, as the null shows
+    added_bytes: dict[str, int]  # by category
+    faster: bool
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one product contributes to a candidate's gain."""
+
+    layer: str
+    role: str
+    count: int
+    before: Timing
+    after: dict[int, Timing]  # by the size tried
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A size of the model, and what was found about it."""
+
+    name: str
+    value: int
+    candidates: tuple[Candidate, ...]
+    parts: tuple[Part, ...]
+    advised: Candidate | None
+    reason: str
+    refused: dict[int, str] = field(default_factory=dict)  # sizes that could not be measured
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What was measured of a model, and what follows."""
+
+    model: Model
+    products: tuple[tuple[Use, Timing], ...]  # as they are, the one that loses most time first
+    best_tflops: float
+    dimensions: tuple[Dimension, ...]
+    comparisons: tuple[Comparison, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Of a step's products, as they are."""
+        return sum(use.count * timing.time.median for use, timing in self.products)
+
+    def lost(self, use: Use, timing: Timing) -> float:
+        """Seconds a step that a product takes longer than at the best rate that was measured."""
+        if not use.work.flops:
+            return 0.0
+        return use.count * (timing.time.median - use.work.flops / self.best_tflops / 1e12)
+
+
+def uses(model: Model) -> list[Use]:
+    """Every product of a training step; equal ones of a layer are counted, not listed."""
+    found = [
+        Use(gemm, layer.name, role, layer.count)
+        for layer in model.layers
+        for role, gemm in model.products(layer).items()
+    ]
+    found += [
+        Use(_loss_of(model, layer), layer.name, "loss", layer.count)
+        for layer in model.layers
+        if layer.loss
+    ]
+    return found
+
+
+def _loss_of(model: Model, layer: Layer) -> CrossEntropy:
+    return CrossEntropy(model.rows, model.size(layer.out), model.dtype)
+
+
+def misaligned(model: Model) -> dict[str, int]:
+    """The sizes that leave an operand less than 128 bytes aligned, and how many bytes divide them."""
+    found: dict[str, int] = {}
+    itemsize = DTYPES[model.dtype].bytes
+    for layer in model.layers:
+        for name, times in (layer.out, layer.inner):
+            aligned = shapes.aligned_to(model.sizes[name] * times * itemsize)
+            if aligned < MOST_ALIGNED:
+                found[name] = min(aligned, found.get(name, MOST_ALIGNED))
+    aligned = shapes.aligned_to(model.rows * itemsize)
+    if aligned < MOST_ALIGNED:
+        found["seq"] = aligned
+    return found
+
+
+def advise(
+    model: Model,
+    measure: Measure,
+    *,
+    compiled: bool = False,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Advice:
+    """Measures a model's products, then every padding that could help."""
+    for use in uses(model):
+        shapes.check(use.work)
+    comparisons: list[Comparison] = []
+
+    def measured(works: Sequence[Work], *, null: bool = False) -> Comparison:
+        found = measure([_as_run(work, compiled) for work in works], null=null)
+        comparisons.append(found)
+        return found
+
+    timed: dict[Work, Timing] = {}
+    for use in uses(model):
+        if use.work not in timed:
+            progress(f"{use.layer}: {use.work}")
+            timed[use.work] = measured([use.work]).timings[0]
+    dimensions = [_dimension(model, name, measured, progress) for name in misaligned(model)]
+    dimensions.sort(key=lambda found: -(found.advised.gain.median if found.advised else 0))
+    reference = _reference(model, timed, measured, progress)
+    products = [(use, timed[use.work]) for use in uses(model)]
+    advice = Advice(model, (), reference, tuple(dimensions), tuple(comparisons))
+    products.sort(key=lambda pair: -advice.lost(*pair))
+    return replace(advice, products=tuple(products))
+
+
+def _as_run(work: Work, compiled: bool) -> Work:
+    return replace(work, compiled=True) if compiled and isinstance(work, Gemm) else work
+
+
+def _reference(
+    model: Model, timed: dict[Work, Timing], measured: Measure, progress: Callable[[str], None]
+) -> float:
+    """The best rate seen: of the model's products and of the largest one made fully aligned."""
+    largest = max((use.work for use in uses(model) if isinstance(use.work, Gemm)), key=_flops)
+    aligned = Gemm(_down(largest.m), _down(largest.n), _down(largest.k), model.dtype)
+    progress(f"for comparison: {aligned}")
+    best = measured([aligned]).timings[0].tflops
+    return max([best, *(timing.tflops for timing in timed.values())])
+
+
+def _flops(gemm: Gemm) -> int:
+    return gemm.flops
+
+
+def _down(size: int) -> int:
+    """A multiple of 256 of about this size, and not so large that it takes seconds."""
+    return max(256, min(size, 8192) // 256 * 256)
+
+
+# ---------------------------------------------------------------------- one size
+
+
+@dataclass(frozen=True)
+class _Rounds:
+    """The samples of one product in a step: a row per round, a column per size tried."""
+
+    count: int
+    seconds: NDArray[np.float64]
+    bias: float  # the null's, relative
+
+
+def _dimension(
+    model: Model, name: str, measured: Measure, progress: Callable[[str], None]
+) -> Dimension:
+    value = model.sizes[name]
+    values, refused = _possible(model, name)
+    rounds: list[_Rounds] = []
+    parts: list[Part] = []
+    if values:
+        for use, padded in _affected(model, name, values):
+            progress(f"{name} {value}: {use.layer} {use.role}")
+            works = [use.work, *padded]
+            # Sizes that do not change a product need not be timed twice.
+            distinct = list(dict.fromkeys(works))
+            found = measured(distinct, null=True)
+            columns = dict(zip(distinct, found.timings, strict=True))
+            samples = np.array([columns[work].seconds for work in works]).T
+            rounds.append(_Rounds(use.count, samples, found.doubt))
+            after = {size: columns[work] for size, work in zip(values, padded, strict=True)}
+            parts.append(Part(use.layer, use.role, use.count, columns[use.work], after))
+    candidates = tuple(
+        _candidate(model, name, size, rounds, column) for column, size in enumerate(values, 1)
+    )
+    advised = _chosen(candidates)
+    reason = _reason(name, value, model, candidates, advised)
+    return Dimension(name, value, candidates, tuple(parts), advised, reason, refused)
+
+
+def _possible(model: Model, name: str) -> tuple[list[int], dict[int, str]]:
+    """The sizes to try, and those that the dtype cannot have with the other sizes as they are."""
+    itemsize = DTYPES[model.dtype].bytes
+    wanted = shapes.paddings(model.sizes[name], itemsize)
+    if name == "seq":  # tokens are what must be aligned, batch times seq of them
+        unit = MOST_ALIGNED // itemsize
+        wanted = [size for size in wanted if size * model.sizes["batch"] % unit == 0] or wanted
+    possible, refused = [], {}
+    for size in wanted:
+        bad = [
+            use.work for use in uses(model.with_size(name, size)) if not shapes.possible(use.work)
+        ]
+        if bad:
+            refused[size] = f"{bad[0]} cannot be"
+        else:
+            possible.append(size)
+    return possible, refused
+
+
+def _affected(model: Model, name: str, values: Sequence[int]) -> Iterator[tuple[Use, list[Work]]]:
+    """The uses that change with a size, and what they are at each of these values.
+
+    Layers whose products are the same at every value are one use, so that each is timed once.
+    """
+    others = [uses(model.with_size(name, value)) for value in values]
+    merged: dict[tuple[Work, ...], Use] = {}
+    for i, use in enumerate(uses(model)):
+        works = (use.work, *(other[i].work for other in others))
+        if set(works) == {use.work}:
+            continue
+        known = merged.get(works)
+        count = use.count + (known.count if known else 0)
+        layer = f"{known.layer}, {use.layer}" if known else use.layer
+        merged[works] = replace(use, count=count, layer=layer)
+    for works, use in merged.items():
+        yield use, list(works[1:])
+
+
+def _candidate(
+    model: Model, name: str, size: int, rounds: Sequence[_Rounds], column: int
+) -> Candidate:
+    groups = [one.seconds for one in rounds]
+
+    def total(samples: list[NDArray[np.float64]], which: int) -> float:
+        return float(
+            sum(
+                one.count * np.median(sample[:, which])
+                for one, sample in zip(rounds, samples, strict=True)
+            )
+        )
+
+    def gained(samples: list[NDArray[np.float64]]) -> float:
+        # Differences within a round: what slowed all of it cancels.
+        return float(
+            sum(
+                one.count * np.median(sample[:, 0] - sample[:, column])
+                for one, sample in zip(rounds, samples, strict=True)
+            )
+        )
+
+    gain = statistics.bootstrap(groups, gained)
+    seconds = statistics.bootstrap(groups, lambda samples: total(samples, column))
+    doubt = sum(one.count * float(np.median(one.seconds[:, 0])) * one.bias for one in rounds)
+    before = total(groups, 0)
+    return Candidate(
+        size,
+        seconds,
+        gain,
+        _spread(rounds, column),
+        doubt,
+        added_bytes(model, model.with_size(name, size)),
+        faster=gain.low > doubt and gain.median > _LEAST_GAIN * before,
+    )
+
+
+def _spread(rounds: Sequence[_Rounds], column: int) -> Interval:
+    """The gain of single rounds, 5th to 95th percentile of each product, added up."""
+    quantiles = np.zeros(3)
+    for one in rounds:
+        differences = one.seconds[:, 0] - one.seconds[:, column]
+        quantiles += one.count * np.quantile(differences, [0.5, 0.05, 0.95])
+    return Interval(*(float(value) for value in quantiles))
+
+
+def _chosen(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The smallest of those that are as good as the best; none that was not measured faster."""
+    faster = [candidate for candidate in candidates if candidate.faster]
+    if not faster:
+        return None
+    best = min(candidate.seconds.median for candidate in faster)
+    return min(
+        (one for one in faster if one.seconds.median <= best * (1 + _AS_GOOD)),
+        key=lambda candidate: candidate.value,
+    )
+
+
+def _reason(
+    name: str,
+    value: int,
+    model: Model,
+    candidates: Sequence[Candidate],
+    advised: Candidate | None,
+) -> str:
+    aligned = misaligned(model)[name]
+    where = name if name == str(value) else f"{name} {value}"
+    if name == "seq":
+        where = f"{model.rows} tokens ({where})"
+    head = f"{where}: rows of {model.dtype} are {aligned} bytes aligned"
+    if not candidates:
+        return f"{head}, and no larger size could be measured"
+    if advised is None:
+        tried = ", ".join(str(candidate.value) for candidate in candidates)
+        return f"{head}, and none of {tried} was measured faster"
+    not_faster = [one.value for one in candidates if one.value < advised.value and not one.faster]
+    if not_faster:
+        listed = ", ".join(map(str, not_faster))
+        return f"{head}; {advised.value} was measured faster, {listed} not"
+    return f"{head}; {advised.value} was measured faster"
+
+
+def added_bytes(before: Model, after: Model) -> dict[str, int]:
+    """What padding costs, by category: parameters in training, and what the layers return.
+
+    Activations are the layers' own outputs and the loss's float32 copy; whatever else keeps
+    tensors of that size grows by the same share.
+    """
+    parameters = after.parameters - before.parameters
+    return {
+        "weights": parameters * before.parameter_bytes,
+        "gradients": parameters * before.parameter_bytes,
+        "optimizer_state": parameters * before.optimizer_bytes,
+        "activations": after.output_bytes - before.output_bytes,
+    }
+
+
+# ---------------------------------------------------------------------- as a document
+
+
+def document(advice: Advice) -> dict[str, Any]:
+    """For JSON: everything, samples included."""
+    step = advice.model.step_seconds
+    return {
+        "model": {
+            "name": advice.model.name,
+            "sizes": advice.model.sizes,
+            "dtype": advice.model.dtype,
+            "step_ms": step * 1e3 if step else None,
+            "notes": list(advice.model.notes),
+            "optimizer_bytes_per_parameter": advice.model.optimizer_bytes,
+            "bytes_per_parameter": advice.model.parameter_bytes,
+        },
+        "best_tflops": advice.best_tflops,
+        "products_ms": advice.seconds * 1e3,
+        "products": [
+            {
+                "layer": use.layer,
+                "role": use.role,
+                "count": use.count,
+                "work": str(use.work),
+                "ms_per_step": use.count * timing.time.median * 1e3,
+                "lost_ms_per_step": advice.lost(use, timing) * 1e3,
+                **_timing(timing),
+            }
+            for use, timing in advice.products
+        ],
+        "dimensions": [_dimension_document(found, step) for found in advice.dimensions],
+    }
+
+
+def _dimension_document(found: Dimension, step: float | None) -> dict[str, Any]:
+    return {
+        "name": found.name,
+        "value": found.value,
+        "advised": found.advised.value if found.advised else None,
+        "reason": found.reason,
+        "refused": found.refused,
+        "candidates": [
+            {
+                "value": one.value,
+                "faster": one.faster,
+                "ms_per_step": _ms(one.seconds),
+                "gain_ms_per_step": _ms(one.gain),
+                "single_steps_gain_ms": _ms(one.spread),
+                "doubt_ms_per_step": one.doubt * 1e3,
+                "gain_of_step": one.gain.median / step if step else None,
+                "added_bytes": one.added_bytes,
+            }
+            for one in found.candidates
+        ],
+        "parts": [
+            {
+                "layer": part.layer,
+                "role": part.role,
+                "count": part.count,
+                "work": str(part.before.work),
+                **_timing(part.before),
+                "padded": [
+                    {
+                        "value": value,
+                        "work": str(timing.work),
+                        "ratio": vars(statistics.ratio(part.before.seconds, timing.seconds)),
+                        **_timing(timing),
+                    }
+                    for value, timing in part.after.items()
+                ],
+            }
+            for part in found.parts
+        ],
+    }
+
+
+def _timing(timing: Timing) -> dict[str, Any]:
+    return {
+        "tflops": timing.tflops or None,
+        "microseconds": {name: value * 1e6 for name, value in vars(timing.time).items()},
+        "samples_microseconds": [round(value * 1e6, 4) for value in timing.seconds],
+    }
+
+
+def _ms(interval: Interval) -> dict[str, float]:
+    return {name: value * 1e3 for name, value in vars(interval).items()}

@@ -1,0 +1,59 @@
+"""The words of `pytracer gemm`: what can be asked, and nothing of how it is answered."""
+
+import argparse
+from pathlib import Path
+
+from pytracer.gemm.presets import MODELS
+from pytracer.gemm.shapes import DTYPES, ROLES
+
+_SIZES = "4096, or 4096,8192, or 4088:4104, or 4088:4104:4"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Adds sweep, find-peak and advise to a parser."""
+    commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+
+    sweep = commands.add_parser("sweep", help="how fast products of many sizes and alignments are")
+    for name in ("m", "n", "k"):
+        sweep.add_argument(f"--{name}", help=f"sizes: {_SIZES} (default 4096; on a CPU 512)")
+    sweep.add_argument("--batch", type=int, default=1, help="that many products in one (bmm)")
+    sweep.add_argument(
+        "--around",
+        choices=("alignment", "waves"),
+        help="vary m, n and k through every alignment, or n across full waves of tiles "
+        "(default: alignment, where one size each is given; else every combination)",
+    )
+    sweep.add_argument("--vary", default="n,k,m", help="the dimensions to vary (default n,k,m)")
+    sweep.add_argument("--roles", default=",".join(ROLES), help=f"of {', '.join(ROLES)}")
+    sweep.add_argument("--plot", type=Path, help="also draw it: .png or .svg (needs matplotlib)")
+
+    peak = commands.add_parser("find-peak", help="the most this device does, by dtype")
+
+    advise = commands.add_parser("advise", help="what to pad in a model, and what it gains")
+    advise.add_argument("file", type=Path, nargs="?", help="a .pytrace file")
+    advise.add_argument("--model", help=f"one of {', '.join(MODELS)}")
+    for name in ("vocab", "hidden", "ffn", "layers", "batch", "seq"):
+        advise.add_argument(f"--{name}", type=int)
+    advise.add_argument(
+        "--step-ms", type=float, help="how long a training step takes, to say what share is gained"
+    )
+    advise.add_argument(
+        "--compiled", action="store_true", help="through torch.compile, which pads some by itself"
+    )
+
+    for command in (sweep, peak, advise):
+        default = None if command is advise else "all the device has"
+        command.add_argument(
+            "--dtype",
+            help=f"of {', '.join(DTYPES)} (default {default or 'the trace its own, else bf16'})",
+        )
+        command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
+        command.add_argument(
+            "--library", choices=("cublas", "cublaslt"), help="CUDA's (default: torch's choice)"
+        )
+        command.add_argument(
+            "--seconds", type=float, default=100.0, help="about how long to measure (default 100)"
+        )
+        command.add_argument("--json", action="store_true", help="one JSON document on stdout")
+        command.add_argument("-o", "--output", type=Path, help="write the JSON document there")
+        command.add_argument("-f", "--force", action="store_true", help="overwrite the output file")

@@ -1,0 +1,303 @@
+"""What `pytracer gemm` does: from options to a document for programs and a text for people."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pytracer import errors
+from pytracer.gemm import device as devices, presets, report, shapes, sweep
+from pytracer.gemm.advice import advise, document as advice_document
+from pytracer.gemm.presets import Model
+from pytracer.gemm.shapes import ROLES, Gemm
+from pytracer.gemm.sweep import Knowledge
+from pytracer.gemm.timer import Comparison, Settings, Timer, Timing
+
+Progress = Callable[[str], None]
+Keep = Callable[[dict[str, Any]], None]
+
+_SWEEP_DTYPES = ("bf16", "fp16", "tf32", "fp8")
+_CPU_DTYPES = ("fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Done:
+    """The answer, twice."""
+
+    document: dict[str, Any]
+    text: str
+
+
+def run(options: argparse.Namespace, traced: Model | None, progress: Progress, keep: Keep) -> Done:
+    """Does what was asked.
+
+    Args:
+        options: as `arguments.add` defines them.
+        traced: the model that a trace shows, for `advise`.
+        progress: is told what is being measured.
+        keep: is given what there is so far, again and again, lest a time limit loses it.
+
+    Raises:
+        errors.PytracerError: with what to do instead.
+    """
+    if options.seconds <= 0:
+        raise errors.UsageError(f"--seconds {options.seconds}: it must be more than 0")
+    device = devices.pick(options.device)
+    timer = Timer(device, Settings(library=options.library))
+    if options.what == "sweep":
+        return _sweep(options, timer, progress, keep)
+    if options.what == "find-peak":
+        return _find_peak(options, timer, progress, keep)
+    return _advise(options, traced, timer, progress)
+
+
+def _listed(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
+    words = tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+    for word in words:
+        if word not in allowed:
+            raise errors.UsageError(f"--{option} {word!r}: there are {', '.join(allowed)}")
+    return words
+
+
+def _dtypes(options: argparse.Namespace, timer: Timer, default: Sequence[str]) -> tuple[str, ...]:
+    if options.dtype is None:
+        return tuple(name for name in default if name in devices.dtypes(timer.facts))
+    wanted = _listed(options.dtype, tuple(shapes.DTYPES), "dtype")
+    devices.require_dtypes(timer.facts, wanted)
+    return wanted
+
+
+def _head(timer: Timer, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+    """What every document begins with."""
+    return {
+        "device": timer.facts.document(),
+        "method": _method(timer),
+        "clocks": sweep.gauges_summary(comparisons),
+        "gauges": [reading for one in comparisons for reading in one.gauges],
+        "notes": sorted({note for one in comparisons for note in one.notes}),
+        "bias": [vars(one.bias) for one in comparisons if one.bias is not None],
+    }
+
+
+def _method(timer: Timer) -> dict[str, Any]:
+    cuda = timer.device.type == "cuda"
+    return {
+        "version": 1,
+        "sample": "one replay of a CUDA graph of calls, between events" if cuda else "a loop",
+        "operands": "random, rotated through three times the cache",
+        "rounds": "interleaved in random order; medians with 95 % order-statistic intervals",
+        "settings": vars(timer.settings),
+    }
+
+
+# ---------------------------------------------------------------------- sweep
+
+
+def _sweep(options: argparse.Namespace, timer: Timer, progress: Progress, keep: Keep) -> Done:
+    cuda = timer.device.type == "cuda"
+    dtypes = _dtypes(options, timer, _SWEEP_DTYPES if cuda else _CPU_DTYPES)
+    roles = _listed(options.roles, ROLES, "roles")
+    if options.plot:
+        from pytracer.gemm import plot
+
+        plot.check(options.plot, overwrite=options.force)
+    groups = _groups(options, timer, dtypes, roles)
+    for group in groups:
+        timer.require_room([*group.works, group.works[0]])
+    calibration = [
+        group for dtype in dtypes for group in sweep.calibration_groups(timer.facts, dtype)
+    ]
+    each = options.seconds / 2 / (len(groups) + len(calibration))
+    timer.settings = replace(timer.settings, seconds=min(each, 2.0))
+    done: list[tuple[sweep.Group, Comparison]] = []
+    total = len(groups) + len(calibration)
+    for group, comparison in sweep.run([*calibration, *groups], timer):
+        done.append((group, comparison))
+        progress(f"{len(done)}/{total} {group.title}")
+        if len(done) > len(calibration):
+            known = Knowledge(timer.facts, {}, {}, {})
+            keep(_sweep_document(timer, done[len(calibration) :], done, known))
+    progress("asking which kernels ran")
+    known = _learn(timer, done[: len(calibration)], done)
+    chosen = done[len(calibration) :]
+    document = _sweep_document(timer, chosen, done, known)
+    rows = [row for group in document["groups"] for row in group["rows"]]
+    text = [
+        report.table(rows),
+        _bias_text(chosen),
+        report.gauges_text(document["clocks"], document["notes"]),
+    ]
+    if options.plot:
+        from pytracer.gemm import plot
+
+        plot.draw(document, options.plot)
+        text.append(f"Drawn in {options.plot}.")
+    return Done(document, "\n".join(part for part in text if part))
+
+
+def _groups(
+    options: argparse.Namespace, timer: Timer, dtypes: Sequence[str], roles: Sequence[str]
+) -> list[sweep.Group]:
+    default = "4096" if timer.device.type == "cuda" else "512"
+    given = {name: shapes.sizes(getattr(options, name) or default) for name in ("m", "n", "k")}
+    single = all(len(sizes) == 1 for sizes in given.values())
+    if options.batch < 1:
+        raise errors.UsageError(f"--batch {options.batch}: it must be at least 1")
+    if options.around and not single:
+        raise errors.UsageError(f"--around {options.around} takes one size each of --m, --n, --k")
+    if not single:
+        made = [
+            sweep.grid_groups(
+                given["m"],
+                given["n"],
+                given["k"],
+                (dtype,),
+                sweep.roles_of(dtype, roles),
+                options.batch,
+            )
+            for dtype in dtypes
+        ]
+        return [group for groups in made for group in groups]
+    around = Gemm(given["m"][0], given["n"][0], given["k"][0], dtypes[0], roles[0], options.batch)
+    varied = _listed(options.vary, ("m", "n", "k"), "vary")
+    found: list[sweep.Group] = []
+    for dtype in dtypes:
+        shapes.check(replace(around, dtype=dtype))
+        own = sweep.roles_of(dtype, roles)
+        if options.around == "waves":
+            found += sweep.wave_groups(around, (dtype,), own, timer.facts.multiprocessors)
+        else:
+            found += sweep.alignment_groups(around, (dtype,), own, varied)
+    if not found:
+        raise errors.UsageError("nothing to measure: no size of this dtype is left to compare")
+    return found
+
+
+def _learn(
+    timer: Timer,
+    calibration: Sequence[tuple[sweep.Group, Comparison]],
+    done: Sequence[tuple[sweep.Group, Comparison]],
+) -> Knowledge:
+    """Names of all kernels, peaks and time models."""
+    works = [work for group, _ in done for work in group.works]
+    known = sweep.learn_kernels(works, timer.device)
+    peaks: dict[str, float] = {}
+    training: dict[str, list[Timing]] = {}
+    for _, comparison in done:
+        for timing in comparison.timings:
+            name = timing.work.dtype
+            peaks[name] = max(peaks.get(name, 0.0), timing.tflops)
+    for _, comparison in calibration:
+        for timing in comparison.timings:
+            training.setdefault(timing.work.dtype, []).append(timing)
+    models = {
+        dtype: fitted
+        for dtype, timings in training.items()
+        if (fitted := sweep.calibrate(timings, known, timer.facts)) is not None
+    }
+    return Knowledge(timer.facts, known, peaks, models)
+
+
+def _sweep_document(
+    timer: Timer,
+    chosen: Sequence[tuple[sweep.Group, Comparison]],
+    done: Sequence[tuple[sweep.Group, Comparison]],
+    known: Knowledge,
+) -> dict[str, Any]:
+    return {
+        **_head(timer, [comparison for _, comparison in done]),
+        "best_tflops": known.peaks,
+        "time_models": {dtype: vars(model) for dtype, model in known.models.items()},
+        "groups": [
+            {
+                "title": group.title,
+                "stopped": comparison.stopped,
+                "bias": vars(comparison.bias) if comparison.bias else None,
+                "rows": [sweep.explain(timing, known) for timing in comparison.timings],
+            }
+            for group, comparison in chosen
+        ],
+    }
+
+
+def _bias_text(chosen: Sequence[tuple[sweep.Group, Comparison]]) -> str:
+    off = [abs(one.bias.median - 1) for _, one in chosen if one.bias is not None]
+    if not off:
+        return ""
+    off.sort()
+    return (
+        f"the same product twice differed by {off[len(off) // 2]:.2%} in the middle, "
+        f"{off[-1]:.2%} at most"
+    )
+
+
+# ---------------------------------------------------------------------- find-peak
+
+
+def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, keep: Keep) -> Done:
+    cuda = timer.device.type == "cuda"
+    dtypes = _dtypes(options, timer, tuple(shapes.DTYPES) if cuda else _CPU_DTYPES)
+    found: dict[str, Comparison] = {}
+    document: dict[str, Any] = {}
+    parts = sum(len(sweep.peak_candidates(timer.facts, dtype)) // 4 + 2 for dtype in dtypes)
+    timer.settings = replace(timer.settings, seconds=min(options.seconds / 2 / parts, 2.0))
+    for dtype in dtypes:
+        progress(f"{dtype}: {len(sweep.peak_candidates(timer.facts, dtype))} candidates")
+        found[dtype] = sweep.find_peak(timer.facts, dtype, timer)
+        document = _peak_document(timer, found, {})
+        keep(document)
+    known = sweep.learn_kernels(
+        [
+            timing.work
+            for comparison in found.values()
+            for timing in comparison.timings
+            if isinstance(timing.work, Gemm)
+        ],
+        timer.device,
+    )
+    document = _peak_document(timer, found, known)
+    lines = [report.peak_text(dtype, rows[0]) for dtype, rows in document["peaks"].items()]
+    lines.append(report.gauges_text(document["clocks"], document["notes"]))
+    return Done(document, "\n".join(line for line in lines if line))
+
+
+def _peak_document(
+    timer: Timer, found: dict[str, Comparison], kernels: dict[Gemm, Any]
+) -> dict[str, Any]:
+    peaks = {dtype: comparison.timings[0].tflops for dtype, comparison in found.items()}
+    known = Knowledge(timer.facts, kernels, peaks, {})
+    return {
+        **_head(timer, list(found.values())),
+        "peaks": {
+            dtype: [sweep.explain(timing, known) for timing in comparison.timings]
+            for dtype, comparison in found.items()
+        },
+    }
+
+
+# ---------------------------------------------------------------------- advise
+
+
+def _advise(
+    options: argparse.Namespace, traced: Model | None, timer: Timer, progress: Progress
+) -> Done:
+    model = traced if traced is not None else _described(options)
+    if options.step_ms is not None:
+        if options.step_ms <= 0:
+            raise errors.UsageError(f"--step-ms {options.step_ms}: it must be more than 0")
+        model = replace(model, step_seconds=options.step_ms / 1e3)
+    devices.require_dtypes(timer.facts, [model.dtype])
+    timer.settings = replace(timer.settings, seconds=min(options.seconds / 40, 2.0))
+    found = advise(model, timer, compiled=options.compiled, progress=progress)
+    document = {**_head(timer, found.comparisons), **advice_document(found)}
+    clocks = report.gauges_text(document["clocks"], document["notes"])
+    return Done(document, "\n".join([report.advice_text(found), *([clocks] if clocks else [])]))
+
+
+def _described(options: argparse.Namespace) -> Model:
+    names = ("vocab", "hidden", "ffn", "layers", "batch", "seq")
+    dtype = options.dtype or "bf16"
+    if dtype not in shapes.DTYPES:
+        raise errors.UsageError(f"--dtype {dtype!r}: there are {', '.join(shapes.DTYPES)}")
+    given = {name: getattr(options, name) for name in names}
+    return presets.described(options.model, dtype, given)

@@ -1,0 +1,138 @@
+"""Which kernel a product runs, and what its name says.
+
+The name is the diagnosis: an sm80 kernel on an sm90 device means that the operands were not
+aligned for the device's own loads. Tiles are as BLAS has them, of the turned product: the first
+number counts columns of torch's result, the second rows (a product with few rows runs kernels
+such as `192x8`).
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._autograd import DeviceType
+
+from pytracer import errors
+from pytracer.gemm.operands import precision, prepare
+from pytracer.gemm.shapes import Gemm
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel's name says; None where it does not."""
+
+    name: str
+    arch: int | None = None  # 80, 90, ...: the generation it was written for
+    tile_m: int | None = None  # rows of torch's result
+    tile_n: int | None = None
+    tile_k: int | None = None
+    stages: int | None = None
+    cluster: tuple[int, int] | None = None
+    align: int | None = None  # elements, of CUTLASS's older kernels
+    split_k: bool = False
+
+    @property
+    def generation(self) -> str:
+        """Such as sm90, or a question mark."""
+        return f"sm{self.arch}" if self.arch else "?"
+
+
+_ARCH = (
+    re.compile(r"(?:^|[^a-z])sm(\d{2,3})(?:_|$)"),
+    re.compile(r"cutlass_(\d{2,3})_"),
+    re.compile(r"cutlass3x_sm(\d{2,3})_"),
+)
+_FAMILIES = {"volta_": 70, "turing_": 75, "ampere_": 80, "nvjet_": 90}
+_TILE_SIZE = re.compile(r"tilesize(\d+)x(\d+)x(\d+)")
+_STAGE = re.compile(r"stage(\d+)")
+_NVJET = re.compile(r"_(\d+)x(\d+)_(\d+)x(\d+)_(\d+)x(\d+)_")
+_LDG_STAGES = re.compile(r"_(\d+)x(\d+)_(?:\w+_)?stages_(\d+)x(\d+)")
+_TILE_AND_STAGES = re.compile(r"_(\d+)x(\d+)_(\d+)x(\d+)(?:_|$)")
+_TILE = re.compile(r"_(\d+)x(\d+)(?:x(\d+))?(?:_|$)")
+_ALIGN = re.compile(r"align(\d+)")
+_SPLIT = re.compile(r"split_?k|segment_k(?!_off)", re.IGNORECASE)
+_HELPERS = re.compile(r"reduce|memset|fill|elementwise|vectorized|copy|spin|cast", re.IGNORECASE)
+
+
+def parse(name: str) -> Kernel:
+    """Reads a name as cuBLAS, cuBLASLt and CUTLASS write them."""
+    found = _TILE_SIZE.search(name)
+    tile: tuple[int | None, ...] = (None, None, None)
+    stages: int | None = None
+    cluster: tuple[int, int] | None = None
+    if found:
+        tile = tuple(map(int, found.groups()))
+        stage = _STAGE.search(name)
+        stages = int(stage[1]) if stage else None
+    elif name.startswith("nvjet") and (found := _NVJET.search(name)):
+        columns, rows, depth, stages, wide, tall = map(int, found.groups())
+        tile, cluster = (columns, rows, depth), (wide, tall)
+    elif found := _LDG_STAGES.search(name) or _TILE_AND_STAGES.search(name):
+        columns, rows, depth, stages = map(int, found.groups())
+        tile = (columns, rows, depth)
+    elif found := _TILE.search(name):
+        tile = tuple(int(part) if part else None for part in found.groups())
+    align = _ALIGN.search(name)
+    return Kernel(
+        name=name,
+        arch=_arch(name),
+        tile_m=tile[1],
+        tile_n=tile[0],
+        tile_k=tile[2],
+        stages=stages,
+        cluster=cluster,
+        align=int(align[1]) if align else None,
+        split_k=bool(_SPLIT.search(name)),
+    )
+
+
+def _arch(name: str) -> int | None:
+    for pattern in _ARCH:
+        found = pattern.search(name)
+        if found:
+            return int(found[1])
+    return next((arch for word, arch in _FAMILIES.items() if word in name), None)
+
+
+def main_kernel(names: Sequence[str]) -> Kernel | None:
+    """The product's own kernel among those that a call ran; what reduces or copies is beside it."""
+    products = [name for name in names if not _HELPERS.search(name.partition("<")[0])]
+    chosen = next(iter(products or names), None)
+    if chosen is None:
+        return None
+    kernel = parse(chosen)
+    if any(re.search("reduce", name, re.IGNORECASE) for name in names if name != chosen):
+        return Kernel(**{**vars(kernel), "split_k": True})
+    return kernel
+
+
+def names_of(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, tuple[str, ...]]:
+    """The kernels that each product runs, in order. On a CPU nothing.
+
+    What the heuristics choose does not depend on when they are asked, so this runs after timing,
+    when what a profiler leaves behind can no longer slow anything.
+    """
+    if device.type != "cuda":
+        return {}
+    found: dict[Gemm, tuple[str, ...]] = {}
+    for gemm in dict.fromkeys(gemms):
+        try:
+            prepared = prepare(gemm, device, 1)
+        except errors.PytracerError:
+            continue
+        with precision(gemm.dtype):
+            found[gemm] = _profiled(prepared.calls[0])
+    return found
+
+
+def _profiled(call: Callable[[], Any]) -> tuple[str, ...]:
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.events() if event.device_type == DeviceType.CUDA]
+    events.sort(key=lambda event: event.time_range.start)
+    return tuple(str(event.name) for event in events)

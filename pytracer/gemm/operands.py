@@ -1,0 +1,235 @@
+"""A product made ready to run: operands in memory, calls that use them in turn, and a proof.
+
+The operands are random: on zeros, fewer transistors switch and a device runs faster than it ever
+will on data. There are several sets of them, and calls take turns, so that no call finds its
+operands in the cache that the call before it filled.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytracer import errors
+from pytracer.gemm.shapes import DTYPES, CrossEntropy, Dtype, Gemm, Work
+
+_SAMPLE = 48  # rows and columns that are computed again in float64
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What can be run. Each call is one product, on the next set of operands."""
+
+    work: Work
+    calls: tuple[Callable[[], Any], ...]
+    error: float  # of the result, relative, against float64
+
+    @property
+    def rotated_bytes(self) -> int:
+        """How much memory the calls go through before they meet the first set again."""
+        return self.work.bytes * len(self.calls)
+
+
+def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
+    """Allocates, fills with random numbers, runs once and verifies.
+
+    Raises:
+        errors.PytracerError: the result is wrong, or the device cannot do it.
+    """
+    try:
+        with precision(work.dtype), torch.random.fork_rng(_cuda_devices(device)):
+            torch.manual_seed(0)
+            if isinstance(work, CrossEntropy):
+                return _cross_entropy(work, device, sets)
+            return _gemm(work, device, sets)
+    except torch.OutOfMemoryError:
+        raise errors.PytracerError(
+            f"out of memory for {work}, of which one set of operands takes {work.bytes:,} bytes"
+        ) from None
+    except (RuntimeError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise errors.PytracerError(f"{device} cannot run {work}: {first_line}") from error
+
+
+def _cuda_devices(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+@contextmanager
+def precision(dtype: str) -> Iterator[None]:
+    """TF32 on for tf32 and off for fp32, whatever the program around us chose."""
+    if dtype not in ("tf32", "fp32"):
+        yield
+        return
+    settings: Any = torch.backends.cuda.matmul
+    name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
+    values: dict[str, Any] = {"tf32": True, "fp32": False}
+    if name == "fp32_precision":
+        values = {"tf32": "tf32", "fp32": "ieee"}
+    before = getattr(settings, name)
+    setattr(settings, name, values[dtype])
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
+# ---------------------------------------------------------------------- products
+
+
+def _gemm(gemm: Gemm, device: torch.device, sets: int) -> Prepared:
+    kind = DTYPES[gemm.dtype]
+    a_turned, b_turned = gemm.turned
+    a = _matrices(gemm.batch, gemm.m, gemm.k, sets, kind, device, turned=a_turned)
+    b = _matrices(gemm.batch, gemm.k, gemm.n, sets, kind, device, turned=b_turned)
+    product = _product(gemm, device)
+    calls = []
+    for i in range(sets):
+        shape = (gemm.batch, gemm.m, gemm.n) if gemm.batch > 1 else (gemm.m, gemm.n)
+        out = torch.empty(shape, dtype=getattr(torch, kind.out_torch_name), device=device)
+        out.fill_(float("nan") if out.is_floating_point() else -1)  # what is not written shows
+        calls.append(_call(product, a[i], b[i], out))
+    return Prepared(gemm, tuple(calls), _verify(gemm, calls[0], a[0], b[0]))
+
+
+def _call(
+    product: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    return lambda: product(a, b, out)
+
+
+def _matrices(
+    batch: int,
+    rows: int,
+    columns: int,
+    sets: int,
+    kind: Dtype,
+    device: torch.device,
+    *,
+    turned: bool,
+) -> list[torch.Tensor]:
+    """Random matrices, all with the same numbers in different places."""
+    shape: tuple[int, ...] = (columns, rows) if turned else (rows, columns)
+    if batch > 1:
+        shape = (batch, *shape)
+    first = _random(shape, kind, device)
+    stored = [first, *(first.clone() for _ in range(sets - 1))]
+    return [matrix.transpose(-1, -2) if turned else matrix for matrix in stored]
+
+
+def _random(shape: tuple[int, ...], kind: Dtype, device: torch.device) -> torch.Tensor:
+    dtype = getattr(torch, kind.torch_name)
+    if kind.name == "int8":
+        return torch.randint(-127, 128, shape, dtype=dtype, device=device)
+    if kind.bytes == 1:
+        return torch.randn(shape, dtype=torch.bfloat16, device=device).to(dtype)
+    return torch.randn(shape, dtype=dtype, device=device)
+
+
+def _product(gemm: Gemm, device: torch.device) -> Callable[..., torch.Tensor]:
+    """How torch multiplies these; each takes A, B and where the result goes."""
+    if gemm.compiled:
+        return _compiled(gemm)
+    if gemm.dtype == "fp8":
+        one = torch.ones((), device=device)
+        options: dict[str, Any] = {
+            "scale_a": one,
+            "scale_b": one,
+            "out_dtype": torch.bfloat16,
+            "use_fast_accum": device.type == "cuda",
+        }
+        return lambda a, b, out: torch._scaled_mm(a, b, out=out, **options)
+    if gemm.dtype == "int8":
+        return lambda a, b, out: torch._int_mm(a, b, out=out)
+    if gemm.batch > 1:
+        return lambda a, b, out: torch.bmm(a, b, out=out)
+    return lambda a, b, out: torch.mm(a, b, out=out)
+
+
+def _compiled(gemm: Gemm) -> Callable[..., torch.Tensor]:
+    """Through Inductor, which sees the operands as they are stored and may pad them."""
+    a_turned, b_turned = gemm.turned
+
+    def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return (a.mT if a_turned else a) @ (b.mT if b_turned else b)
+
+    run: Any = torch.compile(product, dynamic=False)
+
+    def call(a: torch.Tensor, b: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = run(a.mT if a_turned else a, b.mT if b_turned else b)
+        return result
+
+    return call
+
+
+# ---------------------------------------------------------------------- the proof
+
+
+def _verify(
+    gemm: Gemm, call: Callable[[], torch.Tensor], a: torch.Tensor, b: torch.Tensor
+) -> float:
+    """Compares rows and columns with float64, the last ones among them: where tails go wrong.
+
+    Raises:
+        errors.PytracerError: they differ by more than rounding can.
+    """
+    result = call()
+    rows = _some(gemm.m, a.device)
+    columns = _some(gemm.n, a.device)
+    exact = a[..., rows, :].double() @ b[..., :, columns].double()
+    found = result[..., rows, :][..., columns].double()
+    error = float((found - exact).norm() / exact.norm().clamp_min(1e-30))
+    # One element that was never written would hide in a norm of many.
+    everywhere = bool(torch.isfinite(result).all()) if result.is_floating_point() else True
+    if not error <= DTYPES[gemm.dtype].tolerance or not everywhere:
+        raise errors.PytracerError(
+            f"the result of {gemm} is wrong: it differs from float64 by {error:.1e} of its norm"
+        )
+    return error
+
+
+def _some(size: int, device: torch.device) -> torch.Tensor:
+    """Indices of the first and last few, and of some between."""
+    if size <= _SAMPLE:
+        return torch.arange(size, device=device)
+    edge = torch.arange(_SAMPLE // 3)
+    between = torch.randint(size, (_SAMPLE // 3,))
+    return torch.cat([edge, between, size - 1 - edge]).to(device)
+
+
+# ---------------------------------------------------------------------- the loss
+
+
+def _cross_entropy(work: CrossEntropy, device: torch.device, sets: int) -> Prepared:
+    kind = DTYPES[work.dtype]
+    targets = torch.randint(work.classes, (work.rows,), device=device)
+    first = _random((work.rows, work.classes), kind, device)
+    stored = [first, *(first.clone() for _ in range(sets - 1))]
+    calls = [_loss_call(logits.requires_grad_(), targets) for logits in stored]
+    found = float(calls[0]()[0].detach())
+    with torch.no_grad():
+        exact = float(_exact_loss(first, targets))
+    error = abs(found / exact - 1)
+    if not error <= 1e-3:
+        raise errors.PytracerError(f"the result of {work} is wrong: {found} instead of {exact}")
+    return Prepared(work, tuple(calls), error)
+
+
+def _loss_call(logits: torch.Tensor, targets: torch.Tensor) -> Callable[[], Any]:
+    def call() -> tuple[torch.Tensor, torch.Tensor]:
+        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        return loss, gradient
+
+    return call
+
+
+def _exact_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """In float64, some rows at a time: all of it at once would be four times the logits."""
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    for rows, wanted in zip(logits.split(256), targets.split(256), strict=True):
+        exact = rows.double()
+        total += (exact.logsumexp(1) - exact.gather(1, wanted[:, None])[:, 0]).sum()
+    return total / len(targets)

@@ -1,0 +1,82 @@
+"""Medians with intervals that assume nothing about how the samples are distributed."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A median and where it lies, with 95 % confidence."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def noise(self) -> float:
+        """Half the interval's width, as a share of the median."""
+        return (self.high - self.low) / 2 / abs(self.median) if self.median else math.inf
+
+    def __contains__(self, value: float) -> bool:
+        """Whether the interval holds this value."""
+        return self.low <= value <= self.high
+
+
+def median(samples: Sequence[float]) -> Interval:
+    """The median, between two of the samples that hold it with at least 95 % confidence.
+
+    The number of samples below the true median is binomial, whatever their distribution. With
+    fewer than six samples no pair holds it that surely, and the interval is the whole range.
+    """
+    ordered = sorted(samples)
+    if not ordered:
+        raise ValueError("there are no samples")
+    rank = _rank(len(ordered))
+    return Interval(float(np.median(ordered)), ordered[rank], ordered[-1 - rank])
+
+
+@cache
+def _rank(count: int) -> int:
+    """The innermost rank, counted from both ends, of an interval that still holds 95 %."""
+    outside, rank = 0.0, 0
+    for below in range(count // 2):
+        outside += math.comb(count, below) / 2**count
+        if 2 * outside > 1 - CONFIDENCE:
+            break
+        rank = below
+    return rank
+
+
+def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
+    """How many times the second the first is, from samples taken in pairs.
+
+    A device that slows down for a while slows both of a pair, so the ratio hardly sees it.
+    """
+    return median([a / b for a, b in zip(first, second, strict=True)])
+
+
+def bootstrap(
+    groups: Sequence[NDArray[np.float64]],
+    statistic: Callable[[list[NDArray[np.float64]]], float],
+    draws: int = 1000,
+) -> Interval:
+    """The interval of a statistic over several measurements; a group's rows are its rounds.
+
+    Rows are drawn whole, so that what was measured together stays together. The same samples
+    give the same interval.
+    """
+    random = np.random.default_rng(0)
+    values = []
+    for _ in range(draws):
+        drawn = [group[random.integers(0, len(group), len(group))] for group in groups]
+        values.append(statistic(drawn))
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return Interval(statistic(list(groups)), float(low), float(high))

@@ -1,0 +1,296 @@
+"""Many products measured in an order that makes sense, and each explained.
+
+Products that are to be compared run in the same rounds: a group. Groups come out as they are
+done, so that what was measured before a time limit is not lost.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from pytracer import errors
+from pytracer.gemm import kernels, model, shapes
+from pytracer.gemm.device import Facts, datasheet
+from pytracer.gemm.kernels import Kernel
+from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
+from pytracer.gemm.timer import Comparison, Measure, Timing
+
+_MOST_IN_A_GROUP = 12
+_FINALISTS = 4
+
+
+@dataclass(frozen=True)
+class Group:
+    """Products for the same rounds."""
+
+    title: str
+    works: tuple[Gemm, ...]
+
+
+def base(dimensions: tuple[int, int, int], dtype: str, role: str, batch: int = 1) -> Gemm:
+    """The product that others vary."""
+    m, n, k = dimensions
+    return Gemm(m, n, k, dtype, role, batch)
+
+
+def alignment_groups(
+    around: Gemm, dtypes: Sequence[str], roles: Sequence[str], dimensions: Sequence[str]
+) -> list[Group]:
+    """Each dimension just below a multiple of 128, by 64, 32, ... 1 elements: all alignments."""
+    groups = []
+    for dtype in dtypes:
+        for role in roles:
+            aligned = Gemm(around.m, around.n, around.k, dtype, role, around.batch)
+            for dimension in dimensions:
+                sizes = shapes.below(getattr(aligned, dimension))
+                works = shapes.vary(aligned, dimension, sizes)
+                if len(works) > 1:
+                    groups.append(Group(f"{dtype} {role} {dimension}", tuple(reversed(works))))
+    return groups
+
+
+def wave_groups(
+    around: Gemm, dtypes: Sequence[str], roles: Sequence[str], multiprocessors: int
+) -> list[Group]:
+    """Where in n a wave of 128x256 tiles is just full, and just begun."""
+    sizes = shapes.across_waves(around.m, 128, 256, multiprocessors)
+    groups = []
+    for dtype in dtypes:
+        for role in roles:
+            aligned = Gemm(around.m, around.n, around.k, dtype, role, around.batch)
+            works = shapes.vary(aligned, "n", sizes)
+            if len(works) > 1:
+                groups.append(Group(f"{dtype} {role} waves", tuple(works)))
+    return groups
+
+
+def grid_groups(
+    m: Sequence[int],
+    n: Sequence[int],
+    k: Sequence[int],
+    dtypes: Sequence[str],
+    roles: Sequence[str],
+    batch: int = 1,
+) -> list[Group]:
+    """Every combination; what a dtype cannot do is refused, not left out."""
+    groups = []
+    for dtype in dtypes:
+        for role in roles:
+            works = [
+                Gemm(rows, columns, depth, dtype, role, batch)
+                for rows in m
+                for columns in n
+                for depth in k
+            ]
+            for gemm in works:
+                shapes.check(gemm)
+            parts = range(0, len(works), _MOST_IN_A_GROUP)
+            for part in parts:
+                chosen = tuple(works[part : part + _MOST_IN_A_GROUP])
+                groups.append(Group(f"{dtype} {role}", chosen))
+    return groups
+
+
+def run(groups: Iterable[Group], measure: Measure) -> Iterator[tuple[Group, Comparison]]:
+    """Measures group after group; each runs its first product twice, to know its own bias."""
+    for group in groups:
+        yield group, measure(group.works, null=True)
+
+
+# ---------------------------------------------------------------------- the best there is
+
+
+def peak_candidates(facts: Facts, dtype: str) -> list[Gemm]:
+    """Large aligned products, some of which fill every wave to the last multiprocessor."""
+    if facts.kind == "cpu":
+        sizes = [(256, 256, 256), (512, 512, 512), (768, 768, 768), (1024, 1024, 1024)]
+    else:
+        sizes = [
+            (4096, 4096, 4096),
+            (8192, 8192, 8192),
+            (4096, 8192, 4096),
+            (8192, 4096, 8192),
+            (8192, 8192, 4096),
+            (6144, 6144, 6144),
+            *(
+                (rows, columns, depth)
+                for rows, columns in full_waves(facts.multiprocessors)
+                for depth in (4096, 8192)
+            ),
+        ]
+    return [Gemm(m, n, k, dtype) for m, n, k in dict.fromkeys(sizes)]
+
+
+def full_waves(multiprocessors: int) -> list[tuple[int, int]]:
+    """Results of 128x256 tiles that are whole waves, and about square."""
+    found = []
+    for waves in (4, 8, 16):
+        tiles = waves * multiprocessors
+        tall = min(
+            (rows for rows in range(1, tiles + 1) if tiles % rows == 0),
+            key=lambda rows: abs(math.log(rows * 128 / (tiles // rows * 256))),
+        )
+        found.append((tall * 128, tiles // tall * 256))
+    return found
+
+
+def find_peak(facts: Facts, dtype: str, measure: Measure) -> Comparison:
+    """The fastest products of this dtype, best first: all once, then the finalists together."""
+    candidates = peak_candidates(facts, dtype)
+    timings: list[Timing] = []
+    for part in range(0, len(candidates), _FINALISTS):
+        timings += measure(candidates[part : part + _FINALISTS]).timings
+    timings.sort(key=lambda timing: -timing.tflops)
+    finalists = [timing.work for timing in timings[:_FINALISTS]]
+    last = measure(finalists, null=True)
+    best_first = sorted(last.timings, key=lambda timing: -timing.tflops)
+    return Comparison(tuple(best_first), None, last.gauges, last.stopped, last.notes)
+
+
+# ---------------------------------------------------------------------- calibration
+
+
+def calibration_groups(facts: Facts, dtype: str) -> list[Group]:
+    """Aligned products of many sizes, from a single wave to dozens, from short to deep."""
+    if facts.kind == "cpu":
+        sizes = [(64, 64, 64), (128, 256, 64), (256, 256, 256), (512, 128, 256), (512, 512, 512)]
+    else:
+        sizes = [
+            (128, 128, 128),
+            (1024, 1024, 1024),
+            (2048, 2048, 512),
+            (2048, 4096, 2048),
+            (4096, 4096, 1024),
+            (4096, 4096, 4096),
+            (8192, 4096, 2048),
+            (8192, 8192, 4096),
+            (8192, 3072, 768),
+            (8192, 8192, 128),
+            (16384, 1024, 1024),
+            (1024, 8192, 8192),
+        ]
+    works = [Gemm(m, n, k, dtype) for m, n, k in sizes]
+    # Alternating, so that each group has small ones and large ones.
+    return [Group(f"{dtype} calibration", tuple(works[part::2])) for part in (0, 1)]
+
+
+def calibrate(
+    timings: Sequence[Timing], known: dict[Gemm, Kernel], facts: Facts
+) -> model.TimeModel | None:
+    """The time model of one dtype, from what was measured; None where that is too little."""
+    rows = [
+        (
+            timing.work,
+            model.tiling_of(timing.work, known.get(timing.work), facts),
+            timing.time.median,
+        )
+        for timing in timings
+        if isinstance(timing.work, Gemm)
+    ]
+    return model.fit(rows, facts.multiprocessors) if len(rows) >= 4 else None
+
+
+# ---------------------------------------------------------------------- the explanation
+
+
+@dataclass(frozen=True)
+class Knowledge:
+    """What rows are explained with: the device, its kernels, its peaks and its time model."""
+
+    facts: Facts
+    kernels: dict[Gemm, Kernel]
+    peaks: dict[str, float]  # measured TFLOP/s by dtype
+    models: dict[str, model.TimeModel]
+
+
+def learn_kernels(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, Kernel]:
+    """Names and what they say; on a CPU nothing."""
+    found = {}
+    for gemm, names in kernels.names_of(gemms, device).items():
+        kernel = kernels.main_kernel(names)
+        if kernel is not None:
+            found[gemm] = kernel
+    return found
+
+
+def explain(timing: Timing, known: Knowledge, *, samples: bool = True) -> dict[str, Any]:
+    """One product as a row: what it is, how long it takes, and why."""
+    gemm = timing.work
+    if not isinstance(gemm, Gemm):
+        raise errors.UsageError(f"{gemm} is no matrix product")
+    time = timing.time
+    facts = known.facts
+    kernel = known.kernels.get(gemm)
+    tiles = model.tiling_of(gemm, kernel, facts)
+    limit = model.roofline(gemm, facts)
+    sheet = datasheet(facts.name)
+    peak = known.peaks.get(gemm.dtype)
+    fitted = known.models.get(gemm.dtype)
+    predicted = fitted.predict(gemm, tiles) if fitted else None
+    row: dict[str, Any] = {
+        "m": gemm.m,
+        "n": gemm.n,
+        "k": gemm.k,
+        "batch": gemm.batch,
+        "dtype": gemm.dtype,
+        "role": gemm.role,
+        "layout": gemm.layout,
+        "compiled": gemm.compiled,
+        "alignment_bytes": gemm.alignment,
+        "microseconds": {
+            "median": time.median * 1e6,
+            "low": time.low * 1e6,
+            "high": time.high * 1e6,
+        },
+        "tflops": timing.tflops,
+        "datasheet_share": _share(timing.tflops, sheet.tflops.get(gemm.dtype) if sheet else None),
+        "peak_share": _share(timing.tflops, peak),
+        "bound": limit.bound if limit else None,
+        "roofline_microseconds": limit.seconds * 1e6 if limit else None,
+        "kernel": asdict(kernel) if kernel else None,
+        "older_kernel": _is_older(kernel, facts),
+        "tiling": asdict(tiles) if tiles else None,
+        "predicted_microseconds": predicted * 1e6 if predicted else None,
+        "prediction_error": predicted / time.median - 1 if predicted else None,
+        "cold": timing.cold,
+        "result_error": timing.error,
+        "rounds": len(timing.seconds),
+        "calls_per_sample": timing.calls,
+    }
+    if samples:
+        row["samples_microseconds"] = [round(value * 1e6, 4) for value in timing.seconds]
+    return row
+
+
+def _share(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _is_older(kernel: Kernel | None, facts: Facts) -> bool | None:
+    """Whether the kernel was written for an older generation than the device; None: not known."""
+    if kernel is None or kernel.arch is None or facts.capability is None:
+        return None
+    return kernel.arch // 10 < facts.capability[0]
+
+
+def gauges_summary(comparisons: Iterable[Comparison]) -> dict[str, Any] | None:
+    """What the clock did meanwhile: its range, the highest power and heat, what held it down."""
+    readings = [reading for comparison in comparisons for reading in comparison.gauges]
+    if not readings:
+        return None
+    clocks = sorted(reading["sm_mhz"] for reading in readings)
+    return {
+        "readings": len(readings),
+        "sm_mhz": {"least": clocks[0], "median": clocks[len(clocks) // 2], "most": clocks[-1]},
+        "most_watts": max(reading["watts"] for reading in readings),
+        "most_celsius": max(reading["celsius"] for reading in readings),
+        "held_by": sorted({word for reading in readings for word in reading["held_by"]}),
+    }
+
+
+def roles_of(dtype: str, wanted: Sequence[str] = ROLES) -> tuple[str, ...]:
+    """The roles that differ in this dtype: 8-bit operands have one layout, so one is enough."""
+    return tuple(wanted[:1]) if DTYPES[dtype].bytes == 1 else tuple(wanted)

@@ -1,0 +1,382 @@
+"""How long products take: interleaved, paired, and repeated until it is known well enough.
+
+What is compared runs in rounds. In each round every candidate runs once, in an order drawn anew,
+and ratios are taken within a round: a device that slows down slows all of them. One candidate may
+run twice under two names; how far that ratio is from 1 is what a ratio is worth (the null).
+
+On CUDA a sample is one replay of a graph of many calls, between two events, behind a kernel that
+keeps the device busy while the host queues the whole round: gaps between launches cannot count.
+On the CPU it is a loop of calls. Nothing is thrown away: every sample is in the result.
+"""
+
+import gc
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from pytracer import errors
+from pytracer.gemm import device as devices, statistics
+from pytracer.gemm.operands import Prepared, precision, prepare
+from pytracer.gemm.shapes import Work, check
+
+_LONGEST_QUEUE_CYCLES = 2_000_000  # about a millisecond, in which a round is queued
+_MOST_CALLS = 256  # in a sample
+_MEMORY_SHARE = 0.8  # of what is free that operands may take
+
+
+@dataclass(frozen=True)
+class Settings:
+    """When a measurement is good enough, and when it has taken long enough."""
+
+    noise: float = 0.003  # half the interval, as a share of the median
+    seconds: float = 2.0  # for one comparison, without allocating
+    least_rounds: int = 9
+    most_rounds: int = 200
+    sample_seconds: float = 0.001
+    warm_seconds: float = 0.1
+    library: str | None = None  # of CUDA's two: "cublas" or "cublaslt"; None: torch's own choice
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One candidate: seconds per call, one number per round."""
+
+    work: Work
+    seconds: tuple[float, ...]
+    calls: int = 1  # in each sample
+    sets: int = 1  # of operands that calls took turns with
+    cold: bool = True  # whether the sets are more than the cache holds
+    error: float = 0.0  # of the result, against float64
+
+    @property
+    def time(self) -> statistics.Interval:
+        """Seconds per call."""
+        return statistics.median(self.seconds)
+
+    @property
+    def tflops(self) -> float:
+        """At the median."""
+        return self.work.flops / self.time.median / 1e12
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Candidates that ran in the same rounds."""
+
+    timings: tuple[Timing, ...]
+    null: Timing | None = None  # the first candidate again, as another one
+    gauges: tuple[dict[str, Any], ...] = ()
+    stopped: str = ""  # "steady", "time" or "rounds"
+    notes: tuple[str, ...] = field(default=())
+
+    def ratio(self, which: int, to: int = 0) -> statistics.Interval:
+        """How many times longer one candidate takes than another."""
+        return statistics.ratio(self.timings[which].seconds, self.timings[to].seconds)
+
+    @property
+    def bias(self) -> statistics.Interval | None:
+        """The same thing over itself: 1, if the measurement is fair."""
+        if self.null is None:
+            return None
+        return statistics.ratio(self.null.seconds, self.timings[0].seconds)
+
+    @property
+    def doubt(self) -> float:
+        """How much of a ratio could be the measurement's own doing, by the null."""
+        bias = self.bias
+        if bias is None:
+            return 0.0
+        return max(abs(bias.low - 1), abs(bias.high - 1))
+
+
+class Measure(Protocol):
+    """What times candidates: a Timer, or a stand-in in a test."""
+
+    def __call__(self, works: Sequence[Work], *, null: bool = False) -> Comparison:
+        """Times these in the same rounds."""
+
+
+class _Clock(Protocol):
+    """How a device runs a sample."""
+
+    def ready(self, prepared: Prepared, sample_seconds: float) -> "_Ready": ...
+
+    def round(self, ready: Sequence["_Ready"]) -> list[float]: ...
+
+    def finish(self) -> None: ...
+
+
+@dataclass
+class _Ready:
+    """A candidate as the clock runs it."""
+
+    prepared: Prepared
+    run: Callable[[], Any]
+    calls: int
+
+
+class Timer:
+    """Times products on one device."""
+
+    def __init__(self, device: torch.device, settings: Settings | None = None) -> None:
+        """Nothing runs yet."""
+        self.device = device
+        self.facts = devices.facts(device)
+        self.settings = settings or Settings()
+        self.gauges = devices.Gauges(device)
+        self._clock: _Clock = _CudaClock(device, self.gauges) if device.type == "cuda" else _Cpu()
+        self._random = random.Random(0)
+        self._warm = False
+
+    def __call__(self, works: Sequence[Work], *, null: bool = False) -> Comparison:
+        """Times these in the same rounds.
+
+        Args:
+            works: the candidates; ratios are to the first.
+            null: run the first one twice, as two candidates.
+
+        Raises:
+            errors.UsageError: a product that cannot be.
+            errors.PytracerError: one that does not fit in memory, is wrong, or is not supported.
+        """
+        for work in works:
+            check(work)
+        devices.require_dtypes(self.facts, sorted({work.dtype for work in works}))
+        candidates = [*works, works[0]] if null else list(works)
+        sets = self._sets(candidates)
+        ready: list[_Ready] = []
+        try:
+            with self._library():
+                for work, count in zip(candidates, sets, strict=True):
+                    prepared = prepare(work, self.device, count)
+                    with precision(work.dtype):
+                        ready.append(self._clock.ready(prepared, self._sample_seconds))
+                return self._run(ready, null=null)
+        finally:
+            del ready
+            gc.collect()  # graphs and their operands, before the next candidates are allocated
+
+    @property
+    def _sample_seconds(self) -> float:
+        # A CPU is interrupted more often: longer samples lose less to it.
+        return self.settings.sample_seconds * (1 if self.device.type == "cuda" else 3)
+
+    def _library(self) -> AbstractContextManager[Any]:
+        if self.settings.library is None or self.device.type != "cuda":
+            return nullcontext()
+        return _BlasLibrary(self.settings.library)
+
+    def _sets(self, candidates: Sequence[Work]) -> list[int]:
+        """How many sets of operands each gets: enough to outgrow the cache, if there is room."""
+        room = self.require_room(candidates)
+        cold = 3 * self.facts.cache_bytes
+        wanted = [min(max(2, -(-cold // work.bytes)), _MOST_CALLS) for work in candidates]
+        needed = sum(w * work.bytes for w, work in zip(wanted, candidates, strict=True))
+        if needed <= room:
+            return wanted
+        return (
+            [max(1, w * room // (2 * needed)) for w in wanted]
+            if needed < 2 * room
+            else [1 for _ in wanted]
+        )
+
+    def require_room(self, candidates: Sequence[Work]) -> int:
+        """How many bytes may be used for these at once.
+
+        Raises:
+            errors.PytracerError: fewer than one set of operands of each takes.
+        """
+        room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
+        largest = max(candidates, key=lambda work: work.bytes)
+        least = sum(work.bytes for work in candidates)
+        if least > room:
+            raise errors.PytracerError(
+                f"{largest} takes {largest.bytes:,} bytes, all {len(candidates)} candidates "
+                f"{least:,}, and {self.device} has room for {room:,}"
+            )
+        return room
+
+    def _run(self, ready: list[_Ready], *, null: bool) -> Comparison:
+        settings = self.settings
+        self._warm_up(ready)
+        seconds: list[list[float]] = [[] for _ in ready]
+        gauges: list[dict[str, Any]] = []
+        order = list(range(len(ready)))
+        began = time.perf_counter()
+        while True:
+            self._random.shuffle(order)
+            for which, value in zip(
+                order, self._clock.round([ready[i] for i in order]), strict=True
+            ):
+                seconds[which].append(value)
+            reading = self.gauges.read()
+            if reading is not None:
+                gauges.append(reading)
+            rounds = len(seconds[0])
+            if rounds >= settings.least_rounds and _noise(seconds) <= settings.noise:
+                stopped = "steady"
+                break
+            if rounds >= settings.most_rounds:
+                stopped = "rounds"
+                break
+            if time.perf_counter() - began > settings.seconds and rounds >= 2:
+                stopped = "time"
+                break
+        self._clock.finish()
+        timings = [
+            Timing(
+                one.prepared.work,
+                tuple(values),
+                one.calls,
+                len(one.prepared.calls),
+                one.prepared.rotated_bytes >= 2 * self.facts.cache_bytes,
+                one.prepared.error,
+            )
+            for one, values in zip(ready, seconds, strict=True)
+        ]
+        notes = (self.gauges.problem,) if self.gauges.problem else ()
+        last = timings.pop() if null else None
+        return Comparison(tuple(timings), last, tuple(gauges), stopped, notes)
+
+    def _warm_up(self, ready: list[_Ready]) -> None:
+        """Runs until rounds take the same time as those before them, or it has taken too long.
+
+        The first comparison on a device warms it for longer: its clock and its heat settle.
+        """
+        least = min(self.settings.warm_seconds, self.settings.seconds / 4)
+        least *= 1 if self._warm else 5
+        self._warm = True
+        began = time.perf_counter()
+        totals: list[float] = []
+        while (spent := time.perf_counter() - began) < 3 * least:
+            totals.append(math.fsum(self._clock.round(ready)))
+            if len(totals) >= 4 and spent >= least:
+                before = sorted(totals[-4:-1])[1]
+                if abs(totals[-1] / before - 1) < 0.01:
+                    return
+
+
+def _noise(seconds: Sequence[Sequence[float]]) -> float:
+    """The widest interval: of ratios to the first candidate, or of the only one."""
+    if len(seconds) == 1:
+        return statistics.median(seconds[0]).noise
+    return max(statistics.ratio(one, seconds[0]).noise for one in seconds[1:])
+
+
+class _Cpu:
+    """Samples on the CPU: a loop of calls."""
+
+    def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
+        each = min(_elapsed(prepared.calls[0]) for _ in range(2))
+        count = max(1, min(math.ceil(sample_seconds / each), _MOST_CALLS))
+        turns = itertools.cycle(prepared.calls)  # goes on where the last sample ended
+
+        def run() -> None:
+            for call in itertools.islice(turns, count):
+                call()
+
+        return _Ready(prepared, run, count)
+
+    def round(self, ready: Sequence[_Ready]) -> list[float]:
+        found = []
+        for one in ready:
+            with precision(one.prepared.work.dtype):
+                found.append(_elapsed(one.run) / one.calls)
+        return found
+
+    def finish(self) -> None:
+        """Nothing is left running."""
+
+
+def _in_turn(prepared: Prepared, count: int) -> list[Callable[[], Any]]:
+    return [prepared.calls[i % len(prepared.calls)] for i in range(count)]
+
+
+def _elapsed(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+class _CudaClock:
+    """Samples on a CUDA device: replays of graphs, between events."""
+
+    def __init__(self, device: torch.device, gauges: devices.Gauges) -> None:
+        self._device = device
+        self._gauges = gauges
+        self._stream: torch.cuda.Stream | None = None
+
+    def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
+        """Captures as many calls as fill a sample, and at least every set of operands once."""
+        with torch.cuda.device(self._device):
+            self._stream = self._stream or torch.cuda.Stream(self._device)
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
+                for call in prepared.calls[:3]:
+                    call()
+                each = self._each(prepared)
+                fill = min(math.ceil(sample_seconds / each), _MOST_CALLS)
+                count = max(1, fill, len(prepared.calls))
+                self._stream.synchronize()
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph, stream=self._stream):
+                    for call in _in_turn(prepared, count):
+                        call()
+        return _Ready(prepared, graph.replay, count)
+
+    def _each(self, prepared: Prepared) -> float:
+        """About how long a call takes, from a few in a row."""
+        begin, end = _event(), _event()
+        begin.record()
+        for call in _in_turn(prepared, 5):
+            call()
+        end.record()
+        end.synchronize()
+        return max(float(begin.elapsed_time(end)) / 5 / 1000, 1e-6)
+
+    def round(self, ready: Sequence[_Ready]) -> list[float]:
+        """One replay each. The device waits in a kernel of its own until all are queued."""
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            torch.cuda._sleep(_LONGEST_QUEUE_CYCLES)
+            marks = []
+            for one in ready:
+                begin, end = _event(), _event()
+                begin.record()
+                one.run()
+                end.record()
+                marks.append((begin, end))
+            marks[-1][1].synchronize()
+        return [
+            begin.elapsed_time(end) / 1000 / one.calls
+            for one, (begin, end) in zip(ready, marks, strict=True)
+        ]
+
+    def finish(self) -> None:
+        """Everything queued has run, so operands may be freed."""
+        torch.cuda.synchronize(self._device)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)
+
+
+class _BlasLibrary:
+    """One of CUDA's two libraries for a while."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = torch.backends.cuda.preferred_blas_library()
+        torch.backends.cuda.preferred_blas_library(self._name)
+
+    def __exit__(self, *_: object) -> None:
+        torch.backends.cuda.preferred_blas_library(self._before)
