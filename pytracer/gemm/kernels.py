@@ -7,16 +7,18 @@ such as `192x8`).
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch._C._autograd import DeviceType
 
 from pytracer import errors
-from pytracer.gemm.operands import precision, prepare
+from pytracer.gemm.operands import Prepared, precision, prepare
 from pytracer.gemm.shapes import Gemm
+
+_MOST_AT_ONCE = 64
+_MOST_BYTES_AT_ONCE = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ _TILE_AND_STAGES = re.compile(r"_(\d+)x(\d+)_(\d+)x(\d+)(?:_|$)")
 _TILE = re.compile(r"_(\d+)x(\d+)(?:x(\d+))?(?:_|$)")
 _ALIGN = re.compile(r"align(\d+)")
 _SPLIT = re.compile(r"split_?k|segment_k(?!_off)", re.IGNORECASE)
-_HELPERS = re.compile(r"reduce|memset|fill|elementwise|vectorized|copy|spin|cast", re.IGNORECASE)
+_HELPERS = re.compile(
+    r"reduce|memset|fill|elementwise|vectorized|copy|spin|cast|triton_(poi|red|per)", re.IGNORECASE
+)
 
 
 def parse(name: str) -> Kernel:
@@ -117,22 +121,50 @@ def names_of(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, tuple[st
     if device.type != "cuda":
         return {}
     found: dict[Gemm, tuple[str, ...]] = {}
+    batch: list[Prepared] = []
+    held = 0
     for gemm in dict.fromkeys(gemms):
         try:
-            prepared = prepare(gemm, device, 1)
+            batch.append(prepare(gemm, device, 1))
         except errors.PytracerError:
-            continue
-        with precision(gemm.dtype):
-            found[gemm] = _profiled(prepared.calls[0])
-    return found
+            continue  # it was measured, so it can run; without room for it now, no name
+        held += gemm.held_bytes
+        if len(batch) == _MOST_AT_ONCE or held > _MOST_BYTES_AT_ONCE:
+            found |= _profiled(batch)
+            batch, held = [], 0
+    return found | _profiled(batch)
 
 
-def _profiled(call: Callable[[], Any]) -> tuple[str, ...]:
+def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
+    """One profile of many products, a kernel that only waits before each."""
+    if not batch:
+        return {}
     activities = [torch.profiler.ProfilerActivity.CUDA]
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
-        call()
+        for prepared in batch:
+            torch.cuda._sleep(1000)
+            with precision(prepared.work.dtype):
+                prepared.calls[0]()
         torch.cuda.synchronize()
     events = [event for event in profile.events() if event.device_type == DeviceType.CUDA]
     events.sort(key=lambda event: event.time_range.start)
-    return tuple(str(event.name) for event in events)
+    groups = split_at_markers([str(event.name) for event in events])
+    if len(groups) != len(batch):
+        return {}  # a kernel went missing; which one cannot be told
+    return {
+        prepared.work: names
+        for prepared, names in zip(batch, groups, strict=True)
+        if isinstance(prepared.work, Gemm)
+    }
+
+
+def split_at_markers(names: Sequence[str]) -> list[tuple[str, ...]]:
+    """What ran after each waiting kernel and before the next."""
+    groups: list[list[str]] = []
+    for name in names:
+        if "spin_kernel" in name:
+            groups.append([])
+        elif groups and not name.startswith(("Memset", "Memcpy")):
+            groups[-1].append(name)
+    return [tuple(group) for group in groups]

@@ -28,6 +28,7 @@ from pytracer.gemm.shapes import Work, check
 
 _LONGEST_QUEUE_CYCLES = 2_000_000  # about a millisecond, in which a round is queued
 _MOST_CALLS = 256  # in a sample
+_READ_EVERY_SECONDS = 0.05
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
 
 
@@ -110,7 +111,7 @@ class _Clock(Protocol):
 
     def round(self, ready: Sequence["_Ready"]) -> list[float]: ...
 
-    def finish(self) -> None: ...
+    def finish(self) -> list[dict[str, Any]]: ...
 
 
 @dataclass
@@ -178,14 +179,10 @@ class Timer:
         room = self.require_room(candidates)
         cold = 3 * self.facts.cache_bytes
         wanted = [min(max(2, -(-cold // work.bytes)), _MOST_CALLS) for work in candidates]
-        needed = sum(w * work.bytes for w, work in zip(wanted, candidates, strict=True))
-        if needed <= room:
-            return wanted
-        return (
-            [max(1, w * room // (2 * needed)) for w in wanted]
-            if needed < 2 * room
-            else [1 for _ in wanted]
-        )
+        needed = sum(w * work.held_bytes for w, work in zip(wanted, candidates, strict=True))
+        if needed > room:
+            wanted = [1] * len(candidates)
+        return wanted
 
     def require_room(self, candidates: Sequence[Work]) -> int:
         """How many bytes may be used for these at once.
@@ -195,19 +192,19 @@ class Timer:
         """
         room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
         largest = max(candidates, key=lambda work: work.bytes)
-        least = sum(work.bytes for work in candidates)
+        scratch = max(work.scratch_bytes for work in candidates)  # none of them at the same time
+        least = sum(work.held_bytes for work in candidates) + scratch
         if least > room:
             raise errors.PytracerError(
-                f"{largest} takes {largest.bytes:,} bytes, all {len(candidates)} candidates "
-                f"{least:,}, and {self.device} has room for {room:,}"
+                f"{largest} takes {largest.held_bytes + largest.scratch_bytes:,} bytes, all "
+                f"{len(candidates)} candidates {least:,}, and {self.device} has room for {room:,}"
             )
-        return room
+        return room - scratch
 
     def _run(self, ready: list[_Ready], *, null: bool) -> Comparison:
         settings = self.settings
         self._warm_up(ready)
         seconds: list[list[float]] = [[] for _ in ready]
-        gauges: list[dict[str, Any]] = []
         order = list(range(len(ready)))
         began = time.perf_counter()
         while True:
@@ -216,9 +213,6 @@ class Timer:
                 order, self._clock.round([ready[i] for i in order]), strict=True
             ):
                 seconds[which].append(value)
-            reading = self.gauges.read()
-            if reading is not None:
-                gauges.append(reading)
             rounds = len(seconds[0])
             if rounds >= settings.least_rounds and _noise(seconds) <= settings.noise:
                 stopped = "steady"
@@ -229,7 +223,7 @@ class Timer:
             if time.perf_counter() - began > settings.seconds and rounds >= 2:
                 stopped = "time"
                 break
-        self._clock.finish()
+        gauges = self._clock.finish()
         timings = [
             Timing(
                 one.prepared.work,
@@ -291,8 +285,8 @@ class _Cpu:
                 found.append(_elapsed(one.run) / one.calls)
         return found
 
-    def finish(self) -> None:
-        """Nothing is left running."""
+    def finish(self) -> list[dict[str, Any]]:
+        return []  # nothing is left running, and there is nothing to read
 
 
 def _in_turn(prepared: Prepared, count: int) -> list[Callable[[], Any]]:
@@ -312,6 +306,9 @@ class _CudaClock:
         self._device = device
         self._gauges = gauges
         self._stream: torch.cuda.Stream | None = None
+        self._pool: Any = None
+        self._read_at = -math.inf
+        self.readings: list[dict[str, Any]] = []
 
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
         """Captures as many calls as fill a sample, and at least every set of operands once."""
@@ -325,11 +322,24 @@ class _CudaClock:
                 fill = min(math.ceil(sample_seconds / each), _MOST_CALLS)
                 count = max(1, fill, len(prepared.calls))
                 self._stream.synchronize()
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, stream=self._stream):
-                    for call in _in_turn(prepared, count):
-                        call()
+                graph = self._capture(_in_turn(prepared, count))
         return _Ready(prepared, graph.replay, count)
+
+    def _capture(self, calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
+        """A graph of these calls.
+
+        torch.cuda.graph would collect garbage and empty the allocator's cache each time. Results
+        are never looked at, so all graphs may have theirs in the same memory.
+        """
+        graph = torch.cuda.CUDAGraph()
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        graph.capture_begin(pool=self._pool)
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
+        return graph
 
     def _each(self, prepared: Prepared) -> float:
         """About how long a call takes, from a few in a row."""
@@ -352,15 +362,25 @@ class _CudaClock:
                 one.run()
                 end.record()
                 marks.append((begin, end))
+            self._read()
             marks[-1][1].synchronize()
         return [
             begin.elapsed_time(end) / 1000 / one.calls
             for one, (begin, end) in zip(ready, marks, strict=True)
         ]
 
-    def finish(self) -> None:
-        """Everything queued has run, so operands may be freed."""
+    def _read(self) -> None:
+        """Asks for the clock while the device works; not often, since asking takes a while."""
+        now = time.perf_counter()
+        if now - self._read_at > _READ_EVERY_SECONDS and (reading := self._gauges.read()):
+            self.readings.append(reading)
+            self._read_at = now
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Everything queued has run, so operands may be freed. Returns what the gauges said."""
         torch.cuda.synchronize(self._device)
+        readings, self.readings = self.readings, []
+        return readings
 
 
 def _event() -> torch.cuda.Event:
