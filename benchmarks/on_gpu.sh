@@ -22,5 +22,6 @@ if [ "$what" != test ]; then
     "$python" benchmarks/overhead.py --out "$out" 2>&1 | tee "$out/overhead.txt" || status=1
     "$python" benchmarks/ledger.py --out "$out" >"$out/ledger.txt" 2>&1 || status=1
     cat "$out/ledger.txt"
+    "$python" benchmarks/gemm.py --out "$out" 2>&1 | tee "$out/gemm.txt" || status=1
 fi
 exit $status

@@ -3,7 +3,8 @@
     python benchmarks/readme_tables.py           # rewrites README.md
     python benchmarks/readme_tables.py --check   # fails if README.md says something else
 
-A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`.
+A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; the one of matrix
+products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and `gemm:end`.
 """
 
 import argparse
@@ -79,6 +80,34 @@ def _machine(case: dict[str, Any]) -> str:
     return f"{device}, torch {facts['torch']}, Python {facts['python']}, {facts['date'][:10]}"
 
 
+def gemm_table(result: dict[str, Any]) -> str:
+    """GPT-2's vocabulary and its paddings, by role: TFLOP/s, and whose kernel ran."""
+    rows = result["parts"]["vocabulary"]["rows"]
+    titles = list(dict.fromkeys(row["group"] for row in rows))
+    sizes = sorted({_vocabulary(row) for row in rows})
+    cells = {(_vocabulary(row), row["group"]): row for row in rows}
+    lines = ["| vocabulary | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
+    for size in sizes:
+        found = [_rate(cells.get((size, title))) for title in titles]
+        lines.append(f"| {size} | " + " | ".join(found) + " |")
+    device, facts = result["device"], result["machine"]
+    lines += ["", "TFLOP/s in bf16, medians, and the generation the kernel was written for."]
+    lines.append(f"Measured on {device['name']}, torch {facts['torch']}, {facts['date'][:10]}.")
+    return "\n".join(lines)
+
+
+def _vocabulary(row: dict[str, Any]) -> int:
+    return int(row[{"forward": "n", "dgrad": "k", "wgrad": "m"}[row["role"]]])
+
+
+def _rate(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "-"
+    kernel = row["kernel"]
+    generation = f" (sm{kernel['arch']})" if kernel and kernel["arch"] else ""
+    return f"{row['tflops']:.0f}{generation}"
+
+
 def between(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
@@ -99,6 +128,8 @@ def main() -> int:
         raise SystemExit("there is no README.md")
     before = README.read_text()
     after = between(before, "overhead", overhead_table(cases))
+    for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
+        after = between(after, "gemm", gemm_table(json.loads(path.read_text())))
     if arguments.check:
         if after != before:
             print("README.md differs from benchmarks/results: run benchmarks/readme_tables.py")

@@ -74,7 +74,7 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
     """
     calls = _calls(trace)
     weights = _weights(trace)
-    own = {call.module for call in calls if f"{call.module}.weight" in weights}
+    own = {call.module: found for call in calls if (found := _own(weights, call.module))}
     if not own:
         raise errors.UsageError(
             "this trace shows no linear layer's forward: it needs a training step recorded with "
@@ -83,16 +83,16 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
     copies = _copied_itemsize(trace, weights)
     # Under autocast all are cast; a weight with two names has its copy under one of them.
     itemsizes = {copies[name] for name in own if name in copies} or {
-        weights[f"{name}.weight"].itemsize for name in own
+        weight.itemsize for weight in own.values()
     }
     if len(itemsizes) != 1:
         raise errors.UsageError(f"linear layers of several element sizes, {itemsizes}: {_ASK}")
     itemsize = itemsizes.pop()
     if rows is None:
-        rows = _rows(calls, weights, own, itemsize)
+        rows = _rows(calls, own, itemsize)
     layers = _layers(trace, calls, weights, rows, itemsize)
     batch, seq = _batch_and_seq(trace, rows)
-    first = weights[f"{min(own)}.weight"]
+    first = next(iter(own.values()))
     return LinearLayers(
         layers, batch, seq, itemsize, first.itemsize, _step_seconds(trace), main_device(trace)
     )
@@ -143,12 +143,17 @@ def _copied_itemsize(trace: Trace, weights: dict[str, _Weight]) -> dict[str, int
     return found
 
 
-def _rows(calls: list[_Call], weights: dict[str, _Weight], own: set[str], itemsize: int) -> int:
+def _own(weights: dict[str, _Weight], module: str) -> _Weight | None:
+    """A module's own weight; a layer that is the whole model is named by its type."""
+    return weights.get(f"{module}.weight") or ("." not in module and weights.get("weight")) or None
+
+
+def _rows(calls: list[_Call], own: dict[str, _Weight], itemsize: int) -> int:
     """The one number of rows that every layer's bytes allow."""
     possible: dict[str, set[int]] = {name: set() for name in own}
     for call in calls:
         if call.module in own:
-            count, rest = divmod(call.bytes, weights[f"{call.module}.weight"].out * itemsize)
+            count, rest = divmod(call.bytes, own[call.module].out * itemsize)
             if rest == 0 and count > 0:
                 possible[call.module].add(count)
     common = set.intersection(*possible.values())
@@ -168,7 +173,7 @@ def _layers(
     last = ""
     for call in calls:
         out, rest = divmod(call.bytes, rows * itemsize)
-        weight = weights.get(f"{call.module}.weight")
+        weight = _own(weights, call.module)
         if weight is None and rest == 0:
             weight = _tied(weights, out)
         if weight is not None and rest == 0 and out == weight.out:

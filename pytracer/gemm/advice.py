@@ -261,29 +261,13 @@ def _affected(model: Model, name: str, values: Sequence[int]) -> Iterator[tuple[
 def _candidate(
     model: Model, name: str, size: int, rounds: Sequence[_Rounds], column: int
 ) -> Candidate:
-    groups = [one.seconds for one in rounds]
-
-    def total(samples: list[NDArray[np.float64]], which: int) -> float:
-        return float(
-            sum(
-                one.count * np.median(sample[:, which])
-                for one, sample in zip(rounds, samples, strict=True)
-            )
-        )
-
-    def gained(samples: list[NDArray[np.float64]]) -> float:
-        # Differences within a round: what slowed all of it cancels.
-        return float(
-            sum(
-                one.count * np.median(sample[:, 0] - sample[:, column])
-                for one, sample in zip(rounds, samples, strict=True)
-            )
-        )
-
-    gain = statistics.bootstrap(groups, gained)
-    seconds = statistics.bootstrap(groups, lambda samples: total(samples, column))
+    before = statistics.sum_of_medians([(one.count, one.seconds[:, 0]) for one in rounds])
+    seconds = statistics.sum_of_medians([(one.count, one.seconds[:, column]) for one in rounds])
+    # Differences within a round: what slowed all of it cancels.
+    gain = statistics.sum_of_medians(
+        [(one.count, one.seconds[:, 0] - one.seconds[:, column]) for one in rounds]
+    )
     doubt = sum(one.count * float(np.median(one.seconds[:, 0])) * one.bias for one in rounds)
-    before = total(groups, 0)
     return Candidate(
         size,
         seconds,
@@ -291,7 +275,7 @@ def _candidate(
         _spread(rounds, column),
         doubt,
         added_bytes(model, model.with_size(name, size)),
-        faster=gain.low > doubt and gain.median > _LEAST_GAIN * before,
+        faster=gain.low > doubt and gain.median > _LEAST_GAIN * before.median,
     )
 
 

@@ -42,9 +42,9 @@ def _peaks(
 # The first whose name is in the device's wins, so longer names come first. Datasheets print rates
 # with sparsity; these are half of that.
 DATASHEETS = (
+    _peaks("GH200", 989.4, 494.7, 66.9, 1978.9, 4.0, "NVIDIA GH200 datasheet"),
     _peaks("H200 NVL", 835.5, 417.5, 60, 1671, 4.8, "NVIDIA H200 datasheet, NVL column"),
     _peaks("H200", 989.4, 494.7, 66.9, 1978.9, 4.8, "NVIDIA H200 datasheet, SXM column"),
-    _peaks("GH200", 989.4, 494.7, 66.9, 1978.9, 4.0, "NVIDIA GH200 datasheet"),
     _peaks("H100 NVL", 835.5, 417.5, 60, 1671, 3.9, "NVIDIA H100 datasheet, NVL column"),
     _peaks("H100 PCIe", 756, 378, 51, 1513, 2.0, "NVIDIA H100 datasheet, PCIe column"),
     _peaks("H100", 989.4, 494.7, 66.9, 1978.9, 3.35, "NVIDIA H100 datasheet, SXM column"),

@@ -6,7 +6,7 @@ operands in the cache that the call before it filled.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,11 +39,12 @@ def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
         errors.PytracerError: the result is wrong, or the device cannot do it.
     """
     try:
-        with precision(work.dtype), torch.random.fork_rng(_cuda_devices(device)), _many_compiles():
+        with precision(work.dtype), torch.random.fork_rng(_cuda_devices(device)):
             torch.manual_seed(0)
             if isinstance(work, CrossEntropy):
                 return _cross_entropy(work, device, sets)
-            return _gemm(work, device, sets)
+            with _many_compiles() if work.compiled else nullcontext():
+                return _gemm(work, device, sets)
     except torch.OutOfMemoryError:
         raise errors.PytracerError(
             f"out of memory for {work}, of which one set of operands takes {work.bytes:,} bytes"

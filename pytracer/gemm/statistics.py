@@ -1,7 +1,7 @@
 """Medians with intervals that assume nothing about how the samples are distributed."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -62,21 +62,19 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
     return median([a / b for a, b in zip(first, second, strict=True)])
 
 
-def bootstrap(
-    groups: Sequence[NDArray[np.float64]],
-    statistic: Callable[[list[NDArray[np.float64]]], float],
-    draws: int = 1000,
+def sum_of_medians(
+    groups: Sequence[tuple[int, NDArray[np.float64]]], draws: int = 1000
 ) -> Interval:
-    """The interval of a statistic over several measurements; a group's rows are its rounds.
+    """The sum of several measurements' medians, each taken so many times, by bootstrap.
 
-    Rows are drawn whole, so that what was measured together stays together. The same samples
-    give the same interval.
+    The same samples give the same interval.
     """
     random = np.random.default_rng(0)
-    values = []
-    for _ in range(draws):
-        drawn = [group[random.integers(0, len(group), len(group))] for group in groups]
-        values.append(statistic(drawn))
+    middle, sums = 0.0, np.zeros(draws)
+    for times, samples in groups:
+        drawn = samples[random.integers(0, len(samples), (draws, len(samples)))]
+        middle += times * float(np.median(samples))
+        sums += times * np.median(drawn, axis=1)
     tail = (1 - CONFIDENCE) / 2
-    low, high = np.quantile(values, [tail, 1 - tail])
-    return Interval(statistic(list(groups)), float(low), float(high))
+    low, high = np.quantile(sums, [tail, 1 - tail])
+    return Interval(middle, float(low), float(high))

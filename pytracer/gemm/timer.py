@@ -107,6 +107,8 @@ class Measure(Protocol):
 class _Clock(Protocol):
     """How a device runs a sample."""
 
+    def start(self) -> None: ...
+
     def ready(self, prepared: Prepared, sample_seconds: float) -> "_Ready": ...
 
     def round(self, ready: Sequence["_Ready"]) -> list[float]: ...
@@ -153,16 +155,25 @@ class Timer:
         candidates = [*works, works[0]] if null else list(works)
         sets = self._sets(candidates)
         ready: list[_Ready] = []
+        self._clock.start()
         try:
             with self._library():
                 for work, count in zip(candidates, sets, strict=True):
                     prepared = prepare(work, self.device, count)
-                    with precision(work.dtype):
-                        ready.append(self._clock.ready(prepared, self._sample_seconds))
+                    ready.append(self._ready(prepared))
                 return self._run(ready, null=null)
         finally:
-            del ready
-            gc.collect()  # graphs and their operands, before the next candidates are allocated
+            ready.clear()  # graphs and their operands, before the next candidates are allocated
+
+    def _ready(self, prepared: Prepared) -> _Ready:
+        try:
+            with precision(prepared.work.dtype):
+                return self._clock.ready(prepared, self._sample_seconds)
+        except RuntimeError as error:  # out of memory is one
+            first_line = str(error).partition("\n")[0]
+            raise errors.PytracerError(
+                f"{self.device} cannot time {prepared.work}: {first_line}"
+            ) from error
 
     @property
     def _sample_seconds(self) -> float:
@@ -194,6 +205,9 @@ class Timer:
         largest = max(candidates, key=lambda work: work.bytes)
         scratch = max(work.scratch_bytes for work in candidates)  # none of them at the same time
         least = sum(work.held_bytes for work in candidates) + scratch
+        if least > room:
+            gc.collect()
+            room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
         if least > room:
             raise errors.PytracerError(
                 f"{largest} takes {largest.held_bytes + largest.scratch_bytes:,} bytes, all "
@@ -267,6 +281,9 @@ def _noise(seconds: Sequence[Sequence[float]]) -> float:
 class _Cpu:
     """Samples on the CPU: a loop of calls."""
 
+    def start(self) -> None:
+        """Nothing to begin."""
+
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
         each = min(_elapsed(prepared.calls[0]) for _ in range(2))
         count = max(1, min(math.ceil(sample_seconds / each), _MOST_CALLS))
@@ -310,6 +327,10 @@ class _CudaClock:
         self._read_at = -math.inf
         self.readings: list[dict[str, Any]] = []
 
+    def start(self) -> None:
+        """New candidates: a pool whose graphs are all gone cannot be used again."""
+        self._pool = torch.cuda.graph_pool_handle()
+
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
         """Captures as many calls as fill a sample, and at least every set of operands once."""
         with torch.cuda.device(self._device):
@@ -332,7 +353,6 @@ class _CudaClock:
         are never looked at, so all graphs may have theirs in the same memory.
         """
         graph = torch.cuda.CUDAGraph()
-        self._pool = self._pool or torch.cuda.graph_pool_handle()
         graph.capture_begin(pool=self._pool)
         try:
             for call in calls:
