@@ -7,13 +7,14 @@ could be wrong: its interval, and the null, in which the same product runs twice
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.gemm import shapes, statistics
+from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.presets import Layer, Model
 from pytracer.gemm.shapes import DTYPES, MOST_ALIGNED, CrossEntropy, Gemm, Work
 from pytracer.gemm.statistics import Interval
@@ -79,6 +80,7 @@ class Advice:
     best_tflops: float
     dimensions: tuple[Dimension, ...]
     comparisons: tuple[Comparison, ...]
+    kernels: dict[Gemm, Kernel] = field(default_factory=dict)  # of the products, where known
 
     @property
     def seconds(self) -> float:
@@ -365,6 +367,7 @@ def document(advice: Advice) -> dict[str, Any]:
                 "work": str(use.work),
                 "ms_per_step": use.count * timing.time.median * 1e3,
                 "lost_ms_per_step": advice.lost(use, timing) * 1e3,
+                "kernel": _kernel(advice, timing),
                 **_timing(timing),
             }
             for use, timing in advice.products
@@ -413,6 +416,12 @@ def _dimension_document(found: Dimension, step: float | None) -> dict[str, Any]:
             for part in found.parts
         ],
     }
+
+
+def _kernel(advice: Advice, timing: Timing) -> dict[str, Any] | None:
+    work = timing.work
+    kernel = advice.kernels.get(work) if isinstance(work, Gemm) else None
+    return asdict(kernel) if kernel else None
 
 
 def _timing(timing: Timing) -> dict[str, Any]:

@@ -289,6 +289,9 @@ def _advise(
     devices.require_dtypes(timer.facts, [model.dtype])
     timer.settings = replace(timer.settings, seconds=min(options.seconds / 40, 2.0))
     found = advise(model, timer, compiled=options.compiled, progress=progress)
+    progress("asking which kernels ran")
+    works = [timing.work for _, timing in found.products if isinstance(timing.work, Gemm)]
+    found = replace(found, kernels=sweep.learn_kernels(works, timer.device))
     document = {**_head(timer, found.comparisons), **advice_document(found)}
     clocks = report.gauges_text(document["clocks"], document["notes"])
     return Done(document, "\n".join([report.advice_text(found), *([clocks] if clocks else [])]))

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pytracer.gemm.advice import Advice, Dimension
-from pytracer.gemm.shapes import CrossEntropy
+from pytracer.gemm.shapes import CrossEntropy, Gemm
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -67,7 +67,9 @@ def _products(advice: Advice, most: int = 8) -> Iterable[str]:
         rate = _number(timing.tflops) if use.work.flops else "-"
         spent = f"{_number(use.count * timing.time.median * 1e3)} ms"
         what = "" if isinstance(use.work, CrossEntropy) else f"{use.layer}: "
-        yield f"{lost:>9}{spent:>10}{rate:>9}{use.count:>6}  {what}{use.work}"
+        kernel = advice.kernels.get(timing.work) if isinstance(timing.work, Gemm) else None
+        by = f", an {kernel.generation} kernel" if kernel and kernel.arch else ""
+        yield f"{lost:>9}{spent:>10}{rate:>9}{use.count:>6}  {what}{timing.work}{by}"
     rest = len(advice.products) - most
     more = f", {rest} more not shown" if rest > 0 else ""
     yield f"{'':9}{_number(advice.seconds * 1e3) + ' ms':>10}  in all{more}"
