@@ -170,6 +170,20 @@ def test_fp8_sizes_that_cannot_be_are_refused_with_the_nearest() -> None:
         advise(dataclasses.replace(GPT2, dtype="fp8"), fake(like_hopper))
 
 
+def test_a_size_that_could_not_be_measured_is_said_so() -> None:
+    """The rest of the advice is not lost for it."""
+
+    def short_of_memory(works: Sequence[Work], *, null: bool = False) -> Comparison:
+        if len(works) > 1:
+            raise errors.PytracerError("out of memory for all that")
+        return fake(like_hopper)(works, null=null)
+
+    found = advise(GPT2, short_of_memory)
+    assert of(found, "vocab").advised is None
+    assert "was not measured: out of memory" in of(found, "vocab").reason
+    assert len(found.products) == 16
+
+
 def test_the_whole_steps_share_is_said_where_the_step_is_known() -> None:
     """In the text and in the document."""
     found = advise(dataclasses.replace(GPT2, step_seconds=0.1), fake(like_hopper))

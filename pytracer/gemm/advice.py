@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import errors
 from pytracer.gemm import shapes, statistics
 from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.presets import Layer, Model
@@ -200,26 +201,40 @@ def _dimension(
 ) -> Dimension:
     value = model.sizes[name]
     values, refused = _possible(model, name)
-    rounds: list[_Rounds] = []
-    parts: list[Part] = []
-    if values:
-        for use, padded in _affected(model, name, values):
-            progress(f"{name} {value}: {use.layer} {use.role}")
-            works = [use.work, *padded]
-            # Sizes that do not change a product need not be timed twice.
-            distinct = list(dict.fromkeys(works))
-            found = measured(distinct, null=True)
-            columns = dict(zip(distinct, found.timings, strict=True))
-            samples = np.array([columns[work].seconds for work in works]).T
-            rounds.append(_Rounds(use.count, samples, found.doubt))
-            after = {size: columns[work] for size, work in zip(values, padded, strict=True)}
-            parts.append(Part(use.layer, use.role, use.count, columns[use.work], after))
+    try:
+        rounds, parts = _measured(model, name, values, measured, progress)
+    except errors.PytracerError as error:
+        return Dimension(name, value, (), (), None, f"{name} {value} was not measured: {error}")
     candidates = tuple(
         _candidate(model, name, size, rounds, column) for column, size in enumerate(values, 1)
     )
     advised = _chosen(candidates)
     reason = _reason(name, value, model, candidates, advised)
     return Dimension(name, value, candidates, tuple(parts), advised, reason, refused)
+
+
+def _measured(
+    model: Model,
+    name: str,
+    values: Sequence[int],
+    measured: Measure,
+    progress: Callable[[str], None],
+) -> tuple[list[_Rounds], list[Part]]:
+    """Every product that changes with the size, at all of these values."""
+    rounds: list[_Rounds] = []
+    parts: list[Part] = []
+    for use, padded in _affected(model, name, values):
+        progress(f"{name} {model.sizes[name]}: {use.layer} {use.role}")
+        works = [use.work, *padded]
+        # Sizes that do not change a product need not be timed twice.
+        distinct = list(dict.fromkeys(works))
+        found = measured(distinct, null=True)
+        columns = dict(zip(distinct, found.timings, strict=True))
+        samples = np.array([columns[work].seconds for work in works]).T
+        rounds.append(_Rounds(use.count, samples, found.doubt))
+        after = {size: columns[work] for size, work in zip(values, padded, strict=True)}
+        parts.append(Part(use.layer, use.role, use.count, columns[use.work], after))
+    return rounds, parts
 
 
 def _possible(model: Model, name: str) -> tuple[list[int], dict[int, str]]:

@@ -90,7 +90,7 @@ def _panel(ax: Any, title: str, dimension: str, rows: list[dict[str, Any]]) -> N
     ax.set_xlabel(dimension)
     ax.set_ylabel("TFLOP/s")
     ax.set_ylim(bottom=0)
-    ax.legend(fontsize=6, title="aligned to", title_fontsize=6)
+    ax.legend(fontsize=6, title="aligned to", title_fontsize=6, loc="lower left")
 
 
 def _any_older(rows: list[dict[str, Any]]) -> bool:

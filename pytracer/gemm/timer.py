@@ -4,8 +4,9 @@ What is compared runs in rounds. In each round every candidate runs once, in an 
 and ratios are taken within a round: a device that slows down slows all of them. One candidate may
 run twice under two names; how far that ratio is from 1 is what a ratio is worth (the null).
 
-On CUDA a sample is one replay of a graph of many calls, between two events, behind a kernel that
-keeps the device busy while the host queues the whole round: gaps between launches cannot count.
+On CUDA a sample is one replay of a graph of many calls, between two events. The device waits in a
+kernel of its own until the host has queued the first, and each takes longer than queuing the next:
+gaps between launches cannot count. The host asks for the clock meanwhile.
 On the CPU it is a loop of calls. Nothing is thrown away: every sample is in the result.
 """
 
@@ -26,7 +27,7 @@ from pytracer.gemm import device as devices, statistics
 from pytracer.gemm.operands import Prepared, precision, prepare
 from pytracer.gemm.shapes import Work, check
 
-_LONGEST_QUEUE_CYCLES = 2_000_000  # about a millisecond, in which a round is queued
+_HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
 _MOST_CALLS = 256  # in a sample
 _READ_EVERY_SECONDS = 0.05
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
@@ -372,9 +373,9 @@ class _CudaClock:
         return max(float(begin.elapsed_time(end)) / 5 / 1000, 1e-6)
 
     def round(self, ready: Sequence[_Ready]) -> list[float]:
-        """One replay each. The device waits in a kernel of its own until all are queued."""
+        """One replay each, queued well before the device comes to it."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            torch.cuda._sleep(_LONGEST_QUEUE_CYCLES)
+            torch.cuda._sleep(_HEAD_START_CYCLES)
             marks = []
             for one in ready:
                 begin, end = _event(), _event()
