@@ -102,6 +102,8 @@ class Bench:
     def name_kernels(self) -> None:
         """A profiler leaves something behind that may slow what comes after it."""
         works = [timing.work for _, timing in self.unnamed if isinstance(timing.work, Gemm)]
+        if self.left < 15:  # each compiled one would be compiled again
+            works = [work for work in works if not work.compiled]
         known = Knowledge(self.facts, sweep.learn_kernels(works, self.device), {}, {})
         for row, timing in self.unnamed:
             row.update(sweep.explain(timing, known))

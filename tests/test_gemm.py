@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+from benchmarks import readme_tables
 from pytracer import errors
 from pytracer.gemm import device, kernels, model, operands, plot, shapes, statistics, sweep
 from pytracer.gemm.device import Facts
@@ -533,6 +534,29 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
         assert (tmp_path / name).read_bytes().startswith(magic)
         with pytest.raises(errors.CannotWrite):
             plot.check(tmp_path / name, overwrite=False)
+
+
+def test_the_readmes_table_is_made_from_what_was_measured() -> None:
+    """A row per vocabulary, a column per role, the rate and whose kernel ran."""
+    slow, fast = shapes.linear(8192, 50257, 768, "bf16"), shapes.linear(8192, 50304, 768, "bf16")
+    kernel = kernels.parse(NAMES[4][0])
+    known = sweep.Knowledge(H200, dict.fromkeys(slow.values(), kernel), {}, {})
+    rows = [
+        {"group": f"eager {gemm.role}", **sweep.explain(Timing(gemm, (gemm.flops / rate,)), known)}
+        for three, rate in ((slow, 95e12), (fast, 636e12))
+        for gemm in three.values()
+    ]
+    result = {
+        "parts": {"vocabulary": {"rows": rows}},
+        "device": H200.document(),
+        "machine": {"torch": "2.11.0", "date": "2026-11-21T10:00:00"},
+    }
+    lines = readme_tables.gemm_table(result).splitlines()
+    assert lines[0] == "| vocabulary | eager forward | eager dgrad | eager wgrad |"
+    assert lines[2:4] == [
+        "| 50257 | 95 (sm80) | 95 (sm80) | 95 (sm80) |",
+        "| 50304 | 636 | 636 | 636 |",
+    ]
 
 
 # ---------------------------------------------------------------------- on a GPU

@@ -78,7 +78,7 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
     if not own:
         raise errors.UsageError(
             "this trace shows no linear layer's forward: it needs a training step recorded with "
-            'operators (detail="op"), and modules with weights'
+            'operators (detail="op") and not compiled, or describe the model: --vocab --hidden ...'
         )
     copies = _copied_itemsize(trace, weights)
     # Under autocast all are cast; a weight with two names has its copy under one of them.

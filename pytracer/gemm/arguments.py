@@ -6,6 +6,14 @@ from pathlib import Path
 from pytracer.gemm.presets import MODELS
 from pytracer.gemm.shapes import DTYPES, ROLES
 
+_MEANING = {
+    "vocab": "classes of the output layer",
+    "hidden": "width of the residual stream",
+    "ffn": "width inside the feed-forward network (default 4 times hidden)",
+    "layers": "blocks (default 12)",
+    "batch": "sequences in a step",
+    "seq": "tokens in a sequence",
+}
 _SIZES = "4096, or 4096,8192, or 4088:4104, or 4088:4104:4"
 
 
@@ -33,7 +41,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     advise.add_argument("file", type=Path, nargs="?", help="a .pytrace file")
     advise.add_argument("--model", help=f"one of {', '.join(MODELS)}")
     for name in ("vocab", "hidden", "ffn", "layers", "batch", "seq"):
-        advise.add_argument(f"--{name}", type=int)
+        advise.add_argument(f"--{name}", type=int, metavar="N", help=_MEANING[name])
     advise.add_argument(
         "--step-ms", type=float, help="how long a training step takes, to say what share is gained"
     )
@@ -42,11 +50,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
 
     for command in (sweep, peak, advise):
-        default = None if command is advise else "all the device has"
-        command.add_argument(
-            "--dtype",
-            help=f"of {', '.join(DTYPES)} (default {default or 'the trace its own, else bf16'})",
-        )
+        default = "the trace's, else bf16" if command is advise else "what the device has"
+        command.add_argument("--dtype", help=f"of {', '.join(DTYPES)} (default: {default})")
         command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
         command.add_argument(
             "--library", choices=("cublas", "cublaslt"), help="CUDA's (default: torch's choice)"
