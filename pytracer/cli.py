@@ -150,6 +150,7 @@ def _two_steps(text: str) -> tuple[int, int]:
         raise argparse.ArgumentTypeError(f"{text} is not two steps, as in 1,3")
     return int(first), int(second)
 
+
 def _add_gemm_arguments(parser: argparse.ArgumentParser) -> None:
     from pytracer.gemm import arguments
 
@@ -372,6 +373,7 @@ def _print_probe(probed: dict[str, Any]) -> None:
     from pytracer.export.ledger_text import render_probe
 
     print(f"\n{render_probe(probed)}")
+
 
 def _gemm(options: argparse.Namespace) -> int:
     _refuse_to_overwrite(options.output, force=options.force)

@@ -155,8 +155,8 @@ def alive_at(trace: Trace, position: int) -> Mask:
     return (alloc.start <= position) & ((alloc.completed < 0) | (alloc.completed > position))
 
 
-def position_of(trace: Trace, at: At, device: str | None) -> int:
-    """The event after which it is that moment.
+def position_of(trace: Trace, at: At = "peak", device: str | None = None) -> int:
+    """The event after which it is that moment; -1: before the first.
 
     Raises:
         errors.UsageError: no moment.
@@ -169,11 +169,6 @@ def position_of(trace: Trace, at: At, device: str | None) -> int:
         raise errors.UsageError(f'at={at!r}: a moment is "peak", "end" or a time in nanoseconds')
     times = trace.time_ns(trace.events.ticks)
     return int(np.searchsorted(times, at, side="right")) - 1
-
-
-def position_of(trace: Trace, at: At = "peak", device: str | None = None) -> int:
-    """The event after which a moment is; -1: before the first."""
-    return _position(trace, at, device)
 
 
 def levels_of(trace: Trace, device: str | None = None) -> tuple[NDArray[np.intp], I64, int]:
