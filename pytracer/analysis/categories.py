@@ -37,7 +37,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import phases, scopes, sound
+from pytracer.analysis import phases, saves, scopes, sound
 from pytracer.analysis.casts import autocast_copies
 from pytracer.analysis.matching import Lifetimes, lifetimes
 from pytracer.analysis.once import once_per_trace
@@ -190,19 +190,11 @@ def _facts(trace: Trace) -> _Facts:
         label=label,
         label_category=label_category,
         many_names=many_names,
-        saved=_mentioned(found, trace.events.action == ACTION["saved"]),
+        saved=saves.saved(trace, found, moments),
         handed=handed,
         outside=outside,
         in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
     )
-
-
-def _mentioned(found: Lifetimes, events: Mask) -> Mask:
-    """The allocations that these events are about."""
-    result = np.zeros(len(found.start), np.bool_)
-    about = found.allocation_of_event[events]
-    result[about[about >= 0]] = True
-    return result
 
 
 def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mask, Mask]:

@@ -16,20 +16,16 @@ from tests.conformance.cases import CASES, Result, conform
 from tests.conformance.techniques import TECHNIQUES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
-WALK = "needs the graph walk: auto does not see a target that only the loss uses"
 
 
 def _every_case() -> Iterator[Any]:
     for device in ("cpu", "cuda"):
-        for name, case in CASES.items():
+        for name in CASES:
             marks: list[Any] = [pytest.mark.cuda] if device == "cuda" else []
-            if case.waits_for:
-                marks.append(pytest.mark.xfail(reason=case.waits_for, strict=False))
-            walk = pytest.mark.xfail(reason=WALK, strict=False)
             # Beside each other, so that both look at one run.
             yield pytest.param(name, device, conforms, id=f"{name}-{device}", marks=marks)
             also = f"{name}-{device}-same_by_default"
-            yield pytest.param(name, device, same, id=also, marks=[*marks, walk])
+            yield pytest.param(name, device, same, id=also, marks=marks)
 
 
 def conforms(found: Result) -> None:

@@ -1,0 +1,83 @@
+"""What autograd saved, where the capture looked, and what follows for where it did not.
+
+With `saved_tensors="hooks"` every save is an event. By default the graph is read just before
+backward, but not before every one: that would take too long. Training repeats itself, so a block
+that was alive at a backward whose graph was not read is taken for saved if its like was: made by
+the same op of the same module in the same phase, and of the same size. Of what a forward made, all
+its like must have been saved wherever the graph was read at their first backward; a target is
+known by any that was, for a batch may wait for its turn through many of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer.analysis import scopes
+from pytracer.analysis.matching import Lifetimes
+from pytracer.analysis.phases import DATA, OTHER, Moments
+from pytracer.analysis.scopes import BACKWARD, Mask, Tree
+from pytracer.schema import ACTION, U64
+from pytracer.trace import Trace
+
+
+def saved(trace: Trace, found: Lifetimes, moments: Moments) -> Mask:
+    """Per allocation, whether autograd saved it."""
+    result = np.zeros(len(found.start), np.bool_)
+    about = found.allocation_of_event[trace.events.action == ACTION["saved"]]
+    result[about[about >= 0]] = True
+    options = trace.meta.get("options")
+    if isinstance(options, dict) and options.get("saved_tensors") == "auto" and result.any():
+        result |= _alike(trace, found, moments, result)
+    return result
+
+
+def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask) -> Mask:
+    """The blocks at backwards whose graph was not read that are like those that were saved."""
+    backwards = _backwards(trace)
+    first = np.searchsorted(backwards.begin, moments.made_ticks)
+    is_there = moments.freed_ticks > np.append(backwards.begin, scopes.NEVER)[first]
+    was_read = np.append(backwards.read, False)[first]
+    outside = np.isin(moments.made_phase, (OTHER, DATA))
+    unread = _alive_at(backwards.begin[~backwards.read], moments)
+    open_ = ~saved & (np.where(outside, unread, is_there & ~was_read))
+    if not open_.any():
+        return open_
+    kind = _kinds(scopes.tree(trace), found, moments)
+    open_[open_] = np.isin(kind[open_], kind[saved])
+    open_[open_] = outside[open_] | ~np.isin(kind[open_], kind[is_there & was_read & ~saved])
+    return open_
+
+
+@dataclass(frozen=True)
+class _Backwards:
+    """Backward passes in their order."""
+
+    begin: U64  # ticks
+    read: Mask  # whether the graph was read before it
+
+
+def _backwards(trace: Trace) -> _Backwards:
+    tree, events = scopes.tree(trace), trace.events
+    begin = np.sort(tree.begin[tree.kind == BACKWARD])
+    reads = events.ticks[events.action == ACTION["saved"]]
+    first = np.concatenate((np.zeros(1, np.uint64), begin))
+    # The graph is read right before its backward begins: after the one before had begun.
+    counts = np.diff(np.searchsorted(reads, first, side="right"))
+    return _Backwards(begin, counts > 0)
+
+
+def _alive_at(times: U64, moments: Moments) -> Mask:
+    """The allocations that are alive at one of these times at least."""
+    next_time = np.append(times, scopes.NEVER)[np.searchsorted(times, moments.made_ticks)]
+    alive: Mask = (next_time != scopes.NEVER) & (moments.freed_ticks > next_time)
+    return alive
+
+
+def _kinds(tree: Tree, found: Lifetimes, moments: Moments) -> U64:
+    """A number for everything that must be the same of two blocks that are alike."""
+    scope = moments.made_scope
+    columns = (tree.name[tree.op[scope]], tree.name[tree.module[scope]], moments.made_phase)
+    kind = found.bytes.astype(np.uint64)
+    for column in columns:  # the overflow mixes the bits
+        kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
+    return kind
