@@ -58,7 +58,7 @@ def live_storages() -> dict[int, torch.UntypedStorage]:
     """Every storage that a live tensor has, by address: the slow, independent count."""
     gc.collect()
     # By type: isinstance asks objects for their class, and some warn when asked.
-    tensors = [obj for obj in gc.get_objects() if issubclass(type(obj), torch.Tensor)]
+    tensors = [obj for obj in gc.get_objects() if type(obj) in (torch.Tensor, nn.Parameter)]
     return {
         t.untyped_storage().data_ptr(): t.untyped_storage()
         for t in tensors

@@ -19,6 +19,8 @@ from pytracer.capture.labels import plain_tensors
 _ALWAYS = 2
 _SHARE = 0.005
 
+_FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
+
 
 class GraphWalks:
     """Notes what is saved, before each backward pass or as often as the time allows."""
@@ -56,8 +58,13 @@ def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
         left += [following for following, _ in node.next_functions]
 
 
-@cache
 def _saved_names(kind: type) -> tuple[str, ...]:
+    # A Function's class may hold whatever its author liked, and is not to live longer for us.
+    return _FUNCTION if issubclass(kind, torch._C._FunctionBase) else _names_of_torchs(kind)
+
+
+@cache
+def _names_of_torchs(kind: type) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 

@@ -34,6 +34,8 @@ _FUNCTIONAL = schema.CATEGORY["functional"]
 
 # What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
 _CACHE_ARGUMENT = re.compile(r"past|cache")
+# Which of a class's positional arguments are such.
+_CACHE_POSITIONS: weakref.WeakKeyDictionary[type, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
 
 def unheard(method: Callable[P, R]) -> Callable[P, R]:
@@ -326,8 +328,12 @@ def _caches(
     """Tensors handed over under a name that says what they are."""
     named = [value for name, value in kwargs.items() if _CACHE_ARGUMENT.search(name)]
     if args:
-        names = _argument_names(module)
-        named += [v for name, v in zip(names, args, strict=False) if _CACHE_ARGUMENT.search(name)]
+        positions = _CACHE_POSITIONS.get(type(module))
+        if positions is None:
+            names = enumerate(_argument_names(module))
+            positions = tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
+            _CACHE_POSITIONS[type(module)] = positions
+        named += [args[i] for i in positions if i < len(args)]
     return [tensor for value in named for tensor in tensors_in(_contents(value))]
 
 

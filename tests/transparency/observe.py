@@ -146,6 +146,7 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     if dynamo is not None:
         dynamo.reset()
         dynamo.utils.counters.clear()
+    gc.collect()  # what ran before
     if device == "cuda":
         torch.cuda.init()
         torch.cuda.synchronize()
@@ -174,6 +175,7 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     seen["compiled"] = _compilations()
     if device == "cuda":
         torch.cuda.synchronize()
+        gc.collect()  # this program's, whenever it would have come
         seen["allocated"] = torch.cuda.memory_allocated() - held
         if not program.timed:
             seen["peak"] = torch.cuda.max_memory_allocated() - held
