@@ -433,11 +433,12 @@ def _doctor(options: argparse.Namespace) -> int:
         results.append(vars(check))
         if not options.json:
             print(f"{check.name:20} {check.verdict:7} {check.detail}")
+    failed = any(check["verdict"] == "failed" for check in results)
     if options.json:
         _print_json({**found, "checks": results})
-    else:
+    elif not failed:
         print("\nTry it:  pytracer demo", file=sys.stderr)
-    return 1 if any(check["verdict"] == "failed" for check in results) else 0
+    return 1 if failed else 0
 
 
 # ---------------------------------------------------------------------- run
