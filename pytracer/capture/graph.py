@@ -64,7 +64,7 @@ def _saved_names(kind: type) -> tuple[str, ...]:
 
 
 @cache
-def _names_of_torchs(kind: type) -> tuple[str, ...]:
+def _names_of_torchs(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
 
 
