@@ -56,8 +56,6 @@ class ThreadState {
 
   bool inside_node() const { return inside(ScopeKind::kNode); }
 
-  const void* silenced_by = nullptr;  // the operator whose helpers torch does not tell of
-
   // Neither in a module nor in a backward pass (which may run modules again).
   bool outside_of_modules() const {
     return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&

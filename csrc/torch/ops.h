@@ -7,9 +7,8 @@ namespace pytracer::ops {
 enum class Detail { kCategory, kOp };
 
 // Annotations (optimizer steps, DataLoader, FSDP) always; operators and nodes with kOp.
-// What an operator that computes calls in its turn is heard of only `with_helpers`: where tensor
-// subclasses communicate inside of operators. Installing again replaces what was there.
-void install(Detail detail, bool with_helpers);
+// Installing twice, or with another detail, replaces what was there.
+void install(Detail detail);
 void uninstall();
 bool installed();
 

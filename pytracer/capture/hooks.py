@@ -81,7 +81,7 @@ class Hooks:
         if wants is None:
             self._uninstall_all()
             return
-        C.install_ops(C.Detail.op if wants.ops else C.Detail.category, _is_distributed())
+        C.install_ops(C.Detail.op if wants.ops else C.Detail.category)
         (C.install_stacks if wants.stacks else C.uninstall_stacks)()
         if wants.cpu:
             problem = C.install_cpu()
@@ -208,10 +208,6 @@ class _PythonHooks:
         _quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _stepping_optimizer(frame: FrameType | None) -> Optimizer | None:
