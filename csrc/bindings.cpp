@@ -14,6 +14,7 @@
 #include "torch/ops.h"
 #include "torch/python_stacks.h"
 #include "torch/saved_tensors.h"
+#include "torch/workspaces.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -529,6 +530,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step") = py::none());
   m.def("forget_module", &interceptors::forget_module);
   m.def("count_callback_error", &interceptors::count_error);
+  m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {
     for (py::handle tensor : tensors) {
       labels::record_saved(tensor_of(tensor));

@@ -18,31 +18,40 @@ struct Block {
 };
 
 // A label names a device and an address; which stream or pool does not matter.
+Block block_at(const void* address, c10::Device device) {
+  if (!device.is_cpu() && !device.is_cuda()) {
+    return {};
+  }
+  auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
+  auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
+  return {reinterpret_cast<uint64_t>(address), Recorder::get().place({0, 0, 0, type, index})};
+}
+
 Block block_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return {};
   }
-  const c10::Device device = tensor.device();
-  if (!device.is_cpu() && !device.is_cuda()) {
-    return {};
-  }
   // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
   // copy-on-write storages copy nor complains about fake tensors, which have none.
-  auto address = reinterpret_cast<uint64_t>(
-      tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
-  auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
-  auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
-  return {address, Recorder::get().place({0, 0, 0, type, index})};
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  return block_at(storage->_mutable_data_ptr_no_checks().get(), tensor.device());
+}
+
+bool record(const Block& block, uint32_t label) {
+  if (block.address != 0) {
+    Recorder::get().record(Action::kLabel, block.place, block.address, label);
+  }
+  return block.address != 0;
 }
 
 }  // namespace
 
 bool record(const at::Tensor& tensor, uint32_t label) {
-  Block block = block_of(tensor);
-  if (block.address != 0) {
-    Recorder::get().record(Action::kLabel, block.place, block.address, label);
-  }
-  return block.address != 0;
+  return record(block_of(tensor), label);
+}
+
+bool record_block(const void* address, c10::Device device, uint32_t label) {
+  return record(block_at(address, device), label);
 }
 
 py::object Watched::find(const Entry& entry, Shelf& last) {

@@ -15,6 +15,7 @@ namespace pytracer::labels {
 // The block that backs the tensor is what `label` (a row of the label table) says.
 // False when the tensor has no storage of its own (meta, sparse, undefined).
 bool record(const at::Tensor& tensor, uint32_t label);
+bool record_block(const void* address, c10::Device device, uint32_t label);
 
 // Tensors known by where they stand: under a key of a module's dictionary, in an optimizer's
 // group. Only the holder is referred to, and weakly. A weak reference to the tensor itself, ours or

@@ -6,7 +6,6 @@ so no hook is called and no version compared.
 
 import time
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ _ALWAYS = 2
 _SHARE = 0.005
 
 _FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
+_NAMES: dict[Any, tuple[str, ...]] = {}  # what torch's own nodes save, by their class
 
 
 class GraphWalks:
@@ -58,14 +58,13 @@ def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
         left += [following for following, _ in node.next_functions]
 
 
-def _saved_names(kind: type) -> tuple[str, ...]:
-    # A Function's class may hold whatever its author liked, and is not to live longer for us.
-    return _FUNCTION if issubclass(kind, torch._C._FunctionBase) else _names_of_torchs(kind)
-
-
-@cache
-def _names_of_torchs(kind: Any) -> tuple[str, ...]:
-    return tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+def _saved_names(kind: Any) -> tuple[str, ...]:
+    if issubclass(kind, torch._C._FunctionBase):
+        return _FUNCTION  # its class may hold whatever its author liked: it is not kept here
+    names = _NAMES.get(kind)
+    if names is None:
+        _NAMES[kind] = names = tuple(n for n in dir(kind) if n.startswith("_raw_saved_"))
+    return names
 
 
 def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:

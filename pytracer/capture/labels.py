@@ -30,6 +30,7 @@ _GRADIENTS = schema.CATEGORY["gradients"]
 _OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
 _16_BITS = (torch.bfloat16, torch.float16)
 _INPUTS = schema.CATEGORY["inputs"]
+_WORKSPACES = schema.CATEGORY["workspaces"]
 _FUNCTIONAL = schema.CATEGORY["functional"]
 
 # What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
@@ -178,10 +179,15 @@ class Labels:
     @unheard
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known."""
+        self.label_workspaces()
         self._watched.label()
         self._watched.label_gradients()
         for optimizer in self._optimizers:
             optimizer.label_state(self)
+
+    def label_workspaces(self) -> None:
+        """What torch keeps for cuBLAS, made before the trace or in it."""
+        C.label_workspaces(C.intern_label(_WORKSPACES, "cublas", "", "", ""))
 
     # ---------------------------------------------------------------- optimizers
 

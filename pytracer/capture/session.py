@@ -116,6 +116,7 @@ class Session:
             self._learn_targets()
             if "cuda" in self.options.devices:
                 HOOKS.seed_cuda()
+                HOOKS.labels.label_workspaces()
         except BaseException:
             self._abandon()
             raise
