@@ -117,6 +117,12 @@ def nothing(_: models.Workload) -> Callable[[], None]:
     return lambda: None
 
 
+def hearing(_: models.Workload) -> Callable[[], None]:
+    """Torch tells of every operator, and nothing is done with it: its own price."""
+    _native.C.install_ops(_native.C.Detail.op)
+    return _native.C.uninstall_ops
+
+
 def memory_history(stacks: str) -> Callable[[models.Workload], Callable[[], None]]:
     """torch.cuda's own recording."""
 
@@ -171,6 +177,7 @@ PLAIN = Mode("plain", nothing)
 MODES: tuple[Mode, ...] = (
     PLAIN,
     Mode("plain again", nothing),
+    Mode("operators heard", hearing),
     Mode("category", ours(detail="category")),
     Mode("default", ours()),
     Mode("stacks", ours(stacks=True)),

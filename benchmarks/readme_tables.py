@@ -19,6 +19,7 @@ README = ROOT / "README.md"
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
+    "operators heard": "torch telling of every operator, nobody listening",
     "category": 'pytracer, `detail="category"`',
     "default": "pytracer, default",
     "stacks": "pytracer, `stacks=True`",
