@@ -119,8 +119,8 @@ def nothing(_: models.Workload) -> Callable[[], None]:
 
 def hearing(_: models.Workload) -> Callable[[], None]:
     """Torch tells of every operator, and nothing is done with it: its own price."""
-    _native.C.install_ops(_native.C.Detail.op)
-    return _native.C.uninstall_ops
+    C.install_ops(C.Detail.op)
+    return C.uninstall_ops
 
 
 def memory_history(stacks: str) -> Callable[[models.Workload], Callable[[], None]]:
