@@ -1,5 +1,6 @@
 """The cases, and how one is run: three times the same training, each traced in another way."""
 
+import gc
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -129,6 +130,7 @@ def make(case: Case, size: str, device: str) -> Training:
 
 def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Training, Reference]:
     """One run: `how` is "auto", "hooks" or "reference" (auto, with the reference listening)."""
+    gc.collect()  # a run before this one would be in the trace as what was there already
     training = make(case, size, device)
     reference = Reference()
     targets = [training.model, training.average, training.optimizer]
@@ -176,6 +178,8 @@ def conform(case: Case, size: str, device: str) -> Result:
     result.roles = sorted({role_text(auto, int(role)) for role in roles} - {""})
     result.sums_hold = sums_hold(auto)
     result.hooks_see_all = TECHNIQUES[case.technique].hooks
+    without_casts = analytic(training, case.optimizer, casts=False)["weights"]
+    del training  # its memory is not to be seen by the runs that follow
 
     seen, _, reference = record(case, size, device, "reference")
     expected = reference.activations(seen)
@@ -186,9 +190,9 @@ def conform(case: Case, size: str, device: str) -> Result:
     result.agreement_ever = agreement(seen, expected, found)
 
     if case.technique == "lora_autocast":  # casts come and go: those at the peak, by their values
-        weights = analytic(training, case.optimizer, casts=False)["weights"]
-        result.expected["weights"] = weights + reference.copies_at_peak(seen)
+        result.expected["weights"] = without_casts + reference.copies_at_peak(seen)
         result.found["weights"] = peak.by_category["weights"]
+    del reference
     hooks, _, _ = record(case, size, device, "hooks")
     result.auto, result.hooks = _at_peak(auto), _at_peak(hooks)
     result.same_with_reference = _at_peak(auto) == _at_peak(seen)
