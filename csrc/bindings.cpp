@@ -528,6 +528,7 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_backward") = py::none(),
       py::arg("before_step") = py::none(),
       py::arg("after_step") = py::none());
+  m.def("mark_modules", &interceptors::mark_modules);
   m.def("forget_module", &interceptors::forget_module);
   m.def("count_callback_error", &interceptors::count_error);
   m.def("label_workspaces", &workspaces::label);

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from pytracer.analysis.budgets import Exceeded
     from pytracer.analysis.views import Peak
+    from pytracer.cost.measure import Measurement
     from pytracer.export.chrome import Exported
 
 P = ParamSpec("P")
@@ -142,6 +143,16 @@ class Views:
         from pytracer.export import postmortem
 
         return postmortem.render(self.data, width)
+
+    def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
+        """What each part cost, forward and backward: FLOPs, bytes, time, ratios and a verdict.
+
+        Needs `trace(cost=True)`. `attrs` of the result says what was measured on, the sum of all
+        times, and which operators could not be counted.
+        """
+        from pytracer.analysis import cost
+
+        return cost.frame(self.data, by)
 
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
@@ -286,7 +297,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             phases, at a third of the cost.
         stacks: also the Python line of every allocation.
         saved_tensors: "auto" infers what autograd keeps; "hooks" sees each save as it happens.
-        cost: also forward and backward cost.
+        cost: also what each operator cost, forward and backward, for `cost()`. torch.profiler
+            measures it, so no other may run meanwhile, and steps take longer.
         schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
             at `t.step()`, or at every `optimizer.step()` if that is never called.
         devices: "cpu", "cuda" or both; by default CUDA if there is one.
@@ -311,8 +323,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         report: bool | None = None,
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
-        if cost:
-            raise errors.UsageError("cost=True is not there yet; it comes with a later version")
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = targets
         self._options = Options(
@@ -323,6 +333,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             path=None if path is None else str(path),
             max_events=max_events,
         )
+        self._cost = cost
+        self._measurement: Measurement | None = None
         self._schedule = schedule
         self._report = report
         self._report_now = bool(report)
@@ -484,10 +496,13 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         session = Session(options, self._targets)
         session.start()
         self._session = session
+        if self._cost:
+            self._start_measuring(session)
 
     def _stop(self) -> None:
         session, self._session = self._session, None
         if session is not None:
+            self._stop_measuring(session)
             data = session.stop()
             self._cycle += 1
             # A schedule may have opened a window in which nothing came any more.
@@ -499,6 +514,22 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         listener: _StepListener | None = self.__dict__.pop("_listener", None)
         if listener is not None:
             listener.close()
+
+    def _start_measuring(self, session: Session) -> None:
+        from pytracer.cost.measure import Measurement
+
+        self._measurement = Measurement()
+        try:
+            self._measurement.start()
+        except BaseException:
+            self._session = self._measurement = None
+            session.stop()
+            raise
+
+    def _stop_measuring(self, session: Session) -> None:
+        measurement, self._measurement = self._measurement, None
+        if measurement is not None and session.running:
+            session.notes["cost"] = measurement.stop()
 
     def _print_report(self) -> None:
         from pytracer.export import table

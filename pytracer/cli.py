@@ -127,6 +127,20 @@ def _parser() -> argparse.ArgumentParser:
     _add_gemm_arguments(gemm)
     gemm.set_defaults(run=_gemm)
 
+    cost = commands.add_parser(
+        "cost", help="what each part cost, forward and backward, beside the textbook's ratios"
+    )
+    cost.add_argument(
+        "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
+    )
+    cost.add_argument("--by", choices=("class", "module", "op"), default="class")
+    cost.add_argument("--each", action="store_true", help="a row for every layer")
+    cost.add_argument(
+        "--measure-peaks", action="store_true", help="measure what this device can do, and keep it"
+    )
+    cost.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    cost.set_defaults(run=_cost)
+
     doctor = commands.add_parser(
         "doctor", help="what works here, what does not, and what to do about it"
     )
@@ -405,6 +419,48 @@ def _traced_model(options: argparse.Namespace) -> Any:
     rows = options.batch * options.seq if options.batch and options.seq else None
     kind = device.pick(options.device).type
     return presets.traced(linear_layers(load(options.file), rows), options.dtype, kind)
+
+
+def _cost(options: argparse.Namespace) -> int:
+    if options.file is None and not options.measure_peaks:
+        raise errors.UsageError(
+            "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
+        )
+    measured = _measure_peaks() if options.measure_peaks else {}
+    if options.file is None:
+        if options.json:
+            _print_json({"peaks": measured})
+        return 0
+    from pytracer.analysis import cost
+    from pytracer.api import load
+    from pytracer.cost import peaks as device_peaks
+    from pytracer.export.cost_text import render
+
+    trace = load(options.file).data
+    name = cost.measured(trace).device_name
+    peaks = measured.get(name) or device_peaks.cached(name)
+    if options.json:
+        rows = [vars(row) for row in cost.rows(trace, options.by, peaks)]
+        missing = [vars(each) for each in cost.uncounted(trace)]
+        found = {k: v for k, v in vars(cost.measured(trace)).items() if k != "records"}
+        _print_json({**found, "by": options.by, "rows": rows, "uncounted": missing})
+        return 0
+    print(render(trace, options.by, peaks, each=options.each))
+    return 0
+
+
+def _measure_peaks() -> dict[str, Any]:
+    """Of the GPU, or of the CPU where there is none; by the device's name."""
+    import torch
+
+    from pytracer.cost import peaks
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name, found = peaks.device_name(device), peaks.measure(device)
+    rates = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in found["flops_per_s"].items())
+    copied = found["copy_bytes_per_s"] / 1e9
+    print(f"{name}: {rates} TFLOP/s, copy {copied:.4g} GB/s", file=sys.stderr)
+    return {name: found}
 
 
 def _doctor(options: argparse.Namespace) -> int:

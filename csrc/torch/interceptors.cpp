@@ -5,10 +5,12 @@
 #include <pybind11/pybind11.h>
 
 #include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 
 #include <array>
+#include <optional>
 #include <structmember.h>
 #include <unordered_map>
 
@@ -21,6 +23,7 @@ Callbacks callbacks{};
 uint64_t errors = 0;
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
+bool marking_modules = false;
 
 std::unordered_map<const PyObject*, uint32_t>& module_names() {
   static auto* const names = new std::unordered_map<const PyObject*, uint32_t>;
@@ -174,6 +177,20 @@ class OpenFrame {
   ThreadState& thread_;
 };
 
+// A module's call as torch's profilers record it. The scope is one that eager torch never uses, so
+// they cannot take it for an operator or an annotation, and our own callbacks do not hear it.
+class Mark {
+ public:
+  explicit Mark(uint32_t name) : function_(at::RecordScope::STATIC_RUNTIME_MODEL) {
+    if (function_.isActive()) {
+      function_.before(Recorder::get().strings.at(name));
+    }
+  }
+
+ private:
+  at::RecordFunction function_;
+};
+
 struct StandIn {
   PyObject_HEAD vectorcallfunc call;
   PyObject* original;
@@ -201,6 +218,10 @@ PyObject* module_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   OpenFrame frame(ScopeKind::kModule, "", name);
   if (root) {
     Recorder::get().open_current(Recorder::this_thread());
+  }
+  std::optional<Mark> mark;
+  if (marking_modules) {
+    mark.emplace(name);
   }
   return forward();
 }
@@ -350,6 +371,10 @@ void set_callbacks(const Callbacks& with) {
   replace(callbacks.after_backward, with.after_backward);
   replace(callbacks.before_step, with.before_step);
   replace(callbacks.after_step, with.after_step);
+}
+
+void mark_modules(bool on) {
+  marking_modules = on;
 }
 
 void forget_module(uintptr_t address) {

@@ -33,6 +33,8 @@ struct Callbacks {
 
 // Borrowed references are taken over; nulls detach. The GIL must be held for all of these.
 void set_callbacks(const Callbacks& callbacks);
+// Whether module calls also tell torch's own profilers which module is entered.
+void mark_modules(bool on);
 // An optimizer's annotation has been entered. Takes the GIL.
 void before_step();
 // A module has died: its address may become another's.

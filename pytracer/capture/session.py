@@ -88,6 +88,7 @@ class Session:
     options: Options
     targets: tuple[Any, ...] = ()
     failed: bool = False  # an allocation failed, and the block was left because of it
+    notes: dict[str, Any] = field(default_factory=dict)  # what else belongs into the trace's meta
     _id: int = 0
     _pid: int = 0
     _streamer: Any = None
@@ -207,6 +208,7 @@ class Session:
     def _meta(self) -> str:
         return json.dumps(
             {
+                **self.notes,
                 "pytracer": __version__,
                 "torch": str(torch.__version__),
                 "torch_git": facts.get("torch_git"),

@@ -1,0 +1,302 @@
+"""From what a profiler recorded to rows that add up: who ran, for which module, forward or backward.
+
+Plain data in, plain data out; `measure.py` fills it from torch.profiler.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+Kind = Literal["op", "module", "node", "call", "annotation"]
+
+_OPTIMIZERS = ("Optimizer.step#", "Optimizer.zero_grad#")
+# What people call one operator, though autograd sees several in it: these share one pair.
+_WHOLES = frozenset(
+    f"aten::{name}"
+    for name in ("cross_entropy_loss", "dropout", "scaled_dot_product_attention", "lstm", "gru")
+)
+GRADIENT_SUM = "gradient sum"  # the engine adds what reaches one node from several
+
+
+class Argument(NamedTuple):
+    """One argument of a call, as far as a profiler keeps it."""
+
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dtype: str = ""  # a C++ type's name; "" for what is no tensor
+    value: Any = None  # a number, a tuple of them, or of a list of tensors their shapes
+
+
+@dataclass(slots=True)
+class Call:
+    """An operator, an autograd node, a module's call or an annotation. Times are nanoseconds."""
+
+    name: str
+    kind: Kind  # "node" is the engine's evaluation of a node, "call" the node's own code inside it
+    thread: int
+    start: int
+    end: int
+    id: int  # calls are numbered as they begin
+    sequence: int = -1
+    forward_thread: int = 0
+    arguments: tuple[Argument, ...] = ()
+
+
+class Kernel(NamedTuple):
+    """Something a device did: a kernel, a copy, a fill."""
+
+    name: str
+    start: int
+    end: int
+    caller: int  # the call's id; 0 when not known
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What calls must have in common to become one row."""
+
+    module: str | None  # None: outside of all modules
+    phase: str
+    op: str
+    pair: str  # the operator whose forward and backward belong together
+    node: str  # the autograd node it ran in, "" in forward
+    arguments: tuple[Argument, ...]
+    forward: tuple[Argument, ...]  # of the forward operator, in backward
+
+
+@dataclass(slots=True)
+class Sum:
+    """What the calls of a row add up to."""
+
+    calls: int = 0
+    host_ns: int = 0  # in the operator itself, without what it called that has a row of its own
+    kernel_ns: int = 0
+    launches: int = 0
+    kernels: set[str] = field(default_factory=set)
+    is_leaf: bool = False  # did something itself: a kernel, or called no other operator
+
+
+@dataclass(slots=True)
+class _Frame:
+    """An open call, and what is known of it from those around it."""
+
+    call: Call
+    parent: "_Frame | None"
+    module: str | None = None
+    module_is_inside_node: bool = False
+    node: "_Frame | None" = None  # the innermost evaluation around it
+    optimizer: bool = False
+    owner: "_Frame | None" = None  # the operator whose row its time goes to
+    whole: str = ""  # of a node, its maker's: see `_WHOLES`
+    inner_ns: int = 0
+    calls_others: bool = False
+    maker: Call | None = None  # of a node: the forward operator that made it
+    top_ops: list["_Frame"] = field(default_factory=list)  # of a node: the operators right in it
+    recompute: bool = False
+
+
+def join(
+    calls: Iterable[Call], kernels: Iterable[Kernel], class_of: Callable[[str], str | None]
+) -> dict[Key, Sum]:
+    """The rows. Every nanosecond of an operator, and every kernel, is in exactly one.
+
+    An operator's row is that of the outermost operator around it whose class is known: `linear`
+    is only a way to say `addmm`, while what `convolution` calls is how it does its work.
+    """
+    ordered = sorted(calls, key=lambda call: (call.start, call.id))
+    makers = _makers(ordered)
+    frames = _nest(ordered, makers, class_of)
+    for frame in frames:
+        if frame.call.kind == "call":
+            _find_recomputation(frame)
+    ran = {id(frame.maker) for frame in frames if frame.maker is not None}
+    forward = _with_callers(frames, ran)
+    rows: dict[Key, Sum] = defaultdict(Sum)
+    by_id = {frame.call.id: frame for frame in frames}
+    keys: dict[int, Key] = {}
+
+    def row_of(frame: _Frame) -> Sum:
+        owner = frame.owner or frame
+        if id(owner) not in keys:
+            keys[id(owner)] = _key(owner, ran, forward)
+        return rows[keys[id(owner)]]
+
+    for frame in frames:
+        if frame.call.kind == "op":
+            row = row_of(frame)
+            row.host_ns += max(frame.call.end - frame.call.start - frame.inner_ns, 0)
+            row.calls += (frame.owner or frame) is frame
+            row.is_leaf |= not frame.calls_others
+    for kernel in kernels:
+        caller = by_id.get(kernel.caller)
+        row = row_of(caller) if caller is not None else rows[_orphan(kernel)]
+        row.kernel_ns += max(kernel.end - kernel.start, 0)
+        row.launches += 1
+        row.kernels.add(kernel.name)
+        row.is_leaf = True
+    return dict(rows)
+
+
+def busy(kernels: Iterable[Kernel]) -> int:
+    """Nanoseconds in which the device did at least one thing."""
+    total = last = 0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start):
+        total += max(kernel.end - max(kernel.start, last), 0)
+        last = max(last, kernel.end)
+    return total
+
+
+def _makers(ordered: list[Call]) -> dict[tuple[int, int], Call]:
+    """Which operator made the node of that number: the last to begin before the number was taken.
+
+    Several operators see one number: all those that begin before the node is made.
+    """
+    return {
+        (call.thread, call.sequence): call
+        for call in ordered
+        if call.kind == "op" and call.sequence >= 0
+    }
+
+
+def _nest(
+    ordered: list[Call],
+    makers: dict[tuple[int, int], Call],
+    class_of: Callable[[str], str | None],
+) -> list[_Frame]:
+    """A frame per call, in order."""
+    stacks: dict[int, list[_Frame]] = defaultdict(list)
+    by_call: dict[int, _Frame] = {}
+    frames = []
+    for call in ordered:
+        stack = stacks[call.thread]
+        while stack and stack[-1].call.end <= call.start:
+            stack.pop()
+        frame = _frame(call, stack[-1] if stack else None, makers, by_call, class_of)
+        stack.append(frame)
+        by_call[id(call)] = frame
+        frames.append(frame)
+    return frames
+
+
+def _frame(
+    call: Call,
+    parent: _Frame | None,
+    makers: dict[tuple[int, int], Call],
+    by_call: dict[int, _Frame],
+    class_of: Callable[[str], str | None],
+) -> _Frame:
+    frame = _Frame(call, parent)
+    if parent is not None:
+        frame.module = parent.module
+        frame.module_is_inside_node = parent.module_is_inside_node
+        frame.node, frame.optimizer, frame.maker = parent.node, parent.optimizer, parent.maker
+        frame.whole = parent.whole
+        parent.inner_ns += call.end - call.start
+    if call.kind == "module":
+        frame.module = call.name
+        frame.module_is_inside_node = frame.node is not None
+    elif call.kind == "node":
+        frame.node, frame.module_is_inside_node = frame, False
+        frame.maker = makers.get((call.forward_thread, call.sequence))
+        made = by_call.get(id(frame.maker))
+        frame.module = made.module if made is not None else None
+        frame.whole = made.whole if made is not None else ""
+    elif call.kind == "annotation":
+        frame.optimizer = frame.optimizer or call.name.startswith(_OPTIMIZERS)
+    elif call.kind == "op":
+        _own(frame, parent, class_of)
+    return frame
+
+
+def _own(frame: _Frame, parent: _Frame | None, class_of: Callable[[str], str | None]) -> None:
+    if not frame.whole and frame.call.name in _WHOLES:
+        frame.whole = frame.call.name
+    if parent is not None and parent.call.kind == "op":
+        parent.calls_others = True
+        frame.owner = parent.owner
+    if frame.owner is None and class_of(frame.call.name) is not None:
+        frame.owner = frame
+    if parent is not None and parent.call.kind in ("node", "call"):
+        parent.top_ops.append(frame)
+
+
+def _with_callers(frames: list[_Frame], ran: set[int]) -> set[int]:
+    """The operators whose nodes ran, and those that called them."""
+    found = set()
+    for frame in frames:
+        if id(frame.call) in ran:
+            around: _Frame | None = frame
+            while around is not None and around.call.kind == "op":
+                found.add(id(around.call))
+                around = around.parent
+    return found
+
+
+def _find_recomputation(node: _Frame) -> None:
+    """Operators that run with grad mode on inside a node whose own code runs without it.
+
+    They come first: a saved tensor is made again before it is used. A backward that is itself
+    differentiated has grad mode on to its last operator.
+    """
+    last_without = max(
+        (place for place, frame in enumerate(node.top_ops) if frame.call.sequence < 0), default=-1
+    )
+    for frame in node.top_ops[: last_without + 1]:
+        frame.recompute = frame.call.sequence >= 0
+
+
+def _key(frame: _Frame, ran: set[int], in_forward: set[int]) -> Key:
+    phase = _phase(frame, in_forward)
+    own = frame.call
+    name = own.name
+    pair = name
+    forward: tuple[Argument, ...] = ()
+    if phase == "backward":
+        pair = frame.maker.name if frame.maker is not None else _node_name(frame)
+        forward = frame.maker.arguments if frame.maker is not None else ()
+    elif phase in ("forward", "recompute"):
+        around: _Frame | None = frame
+        while around is not None and around.call.kind == "op":
+            if id(around.call) in ran:
+                pair = around.call.name
+                break
+            around = around.parent
+    if frame.whole and phase != "optimizer":
+        pair = frame.whole
+    node = _node_name(frame) if frame.node is not None else ""
+    return Key(frame.module, phase, name, pair, node, own.arguments, forward)
+
+
+def _node_name(frame: _Frame) -> str:
+    context: _Frame | None = frame
+    while context is not None and context.call.kind == "op":
+        context = context.parent
+    if context is not None and context is frame.node:
+        return GRADIENT_SUM  # not the node's own code
+    name = frame.node.call.name if frame.node is not None else ""
+    return name.rpartition("::")[2]
+
+
+def _phase(frame: _Frame, in_forward: set[int]) -> str:
+    if frame.optimizer:
+        return "optimizer"
+    if frame.node is not None:
+        around: _Frame | None = frame
+        while around is not None and around is not frame.node:
+            if around.recompute:
+                return "recompute"
+            around = around.parent
+        return "recompute" if frame.module_is_inside_node else "backward"
+    if frame.module is not None:
+        return "forward"
+    around = frame
+    while around is not None:
+        if id(around.call) in in_forward:
+            return "forward"
+        around = around.parent
+    return "other"
+
+
+def _orphan(kernel: Kernel) -> Key:
+    return Key(None, "other", f"kernel {kernel.name}", "", "", (), ())

@@ -1,0 +1,141 @@
+"""Forward and backward cost as text: what was measured beside what the textbook expects."""
+
+import re
+import textwrap
+from collections.abc import Mapping
+from typing import Any
+
+from pytracer.analysis import cost
+from pytracer.analysis.cost import Row
+from pytracer.export.table import size_text, time_text
+from pytracer.trace import Trace
+
+_NAME = 30
+_MOST_ROWS = 24
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+
+
+def render(
+    trace: Trace,
+    by: str = "class",
+    peaks: Mapping[str, Any] | None = None,
+    *,
+    each: bool = False,
+    width: int = 100,
+) -> str:
+    """The table. Layers that differ only in their number share a row, unless `each`."""
+    found = cost.measured(trace)
+    rows = _rows(trace, by, peaks, each=each)
+    shown = rows if by == "class" or each else rows[:_MOST_ROWS]
+    total = sum(row.time_ns for row in rows)
+    head = f"{by:<{_NAME}}{'forward':>9}{'backward':>10}{'share':>8}"
+    lines = [head + f"{'FLOPs':>8}{'bytes':>7}{'time':>7}{'expect':>8}  verdict"]
+    lines += [_line(row) for row in shown]
+    if len(shown) < len(rows):
+        rest = sum(row.time_ns for row in rows[len(shown) :])
+        name = f"{len(rows) - len(shown)} more"
+        lines.append(f"{name:<{_NAME}}{'':>19}{rest / max(total, 1):>8.1%}")
+    lines += ["", *_causes(shown, width), *_foot(trace, found, rows, peaks, width)]
+    return "\n".join(line.rstrip() for line in lines).rstrip()
+
+
+def pattern(module: str) -> str:
+    """The module's path, with a star for each layer's number."""
+    return _LAYER.sub("*", module)
+
+
+def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
+    if by != "module" or each:
+        return cost.rows(trace, by, peaks)
+    found = cost.measured(trace)
+    groups: dict[str, list[cost.Record]] = {}
+    for record in found.records:
+        groups.setdefault(pattern(record.module), []).append(record)
+    return cost.summarised(found, groups, by, peaks)
+
+
+def _line(row: Row) -> str:
+    name = row.name if len(row.name) < _NAME else "..." + row.name[-(_NAME - 4) :]
+    backward = row.backward_ns + row.recompute_ns
+    ratios = "".join(
+        f"{'' if ratio is None else f'{ratio:.2f}':>{room}}"
+        for ratio, room in (
+            (row.flop_ratio, 8),
+            (row.byte_ratio, 7),
+            (row.time_ratio, 7),
+            (row.expected_ratio, 8),
+        )
+    )
+    return (
+        f"{name:<{_NAME}}{_time(row.forward_ns):>9}{_time(backward):>10}"
+        f"{row.time_share:>8.1%}{ratios}  {row.verdict}"
+    )
+
+
+def _time(nanoseconds: int) -> str:
+    return time_text(nanoseconds) if nanoseconds else ""
+
+
+def _causes(rows: list[Row], width: int) -> list[str]:
+    """Each cause once, with the rows that it explains."""
+    named: dict[str, list[str]] = {}
+    for row in rows:
+        if row.cause:
+            named.setdefault(row.cause, []).append(row.name)
+    lines = []
+    for cause, names in named.items():
+        who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        lines += _paragraph("explained", f"{who}: {cause}", width)
+    return lines
+
+
+def _foot(
+    trace: Trace,
+    found: cost.Measured,
+    rows: list[Row],
+    peaks: Mapping[str, Any] | None,
+    width: int,
+) -> list[str]:
+    total = sum(row.time_ns for row in rows)
+    what = "kernels" if found.clock == "kernels" else "operators"
+    measured = f"{time_text(total)} of {what} on {found.device_name}"
+    lines = _paragraph("measured", measured, width)
+    lines += _paragraph("peaks", _peaks(found, peaks), width)
+    for missing in ("FLOPs", "bytes"):
+        names = [
+            f"{each.op} {each.time_ns / max(total, 1):.1%}"
+            for each in cost.uncounted(trace)
+            if each.missing == missing
+        ]
+        if names:
+            more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+            lines += _paragraph("uncounted", f"{missing} of {', '.join(names[:6])}{more}", width)
+    if any(note.startswith("causal") for r in found.records for note in r.notes):
+        text = "causal attention is counted in full, though its kernels may skip half"
+        lines += _paragraph("note", text, width)
+    return lines
+
+
+def _peaks(found: cost.Measured, peaks: Mapping[str, Any] | None) -> str:
+    known = found.peaks if found.peaks is not None else peaks
+    if not known:
+        return "not measured here yet: pytracer cost --measure-peaks"
+    rates = [f"{name} {_flops(rate)}" for name, rate in known["flops_per_s"].items()]
+    return f"{', '.join(rates)}, copy {size_text(round(known['copy_bytes_per_s']))}/s"
+
+
+def _flops(rate: float) -> str:
+    for unit, size in (("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9)):
+        if rate >= size:
+            return f"{rate / size:.3g} {unit}"
+    return f"{rate:.3g} FLOP/s"
+
+
+def _paragraph(title: str, text: str, width: int) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=f"{title:<10}",
+        subsequent_indent=" " * 10,
+        break_long_words=False,
+    )
