@@ -74,7 +74,7 @@ class Sum:
     kernel_ns: int = 0
     launches: int = 0
     kernels: set[str] = field(default_factory=set)
-    is_leaf: bool = False  # did something itself: a kernel, or called no other operator
+    is_leaf: bool = False  # did something itself: a kernel, or called nothing that is known
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class _Frame:
     owner: "_Frame | None" = None  # the operator whose row its time goes to
     whole: str = ""  # of a node, its maker's: see `_WHOLES`
     inner_ns: int = 0
-    calls_others: bool = False
+    calls_others: bool = False  # operators of a known class
     maker: Call | None = None  # of a node: the forward operator that made it
     top_ops: list["_Frame"] = field(default_factory=list)  # of a node: the operators right in it
     recompute: bool = False
@@ -213,10 +213,13 @@ def _own(frame: _Frame, parent: _Frame | None, class_of: Callable[[str], str | N
     if not frame.whole and frame.call.name in _WHOLES:
         frame.whole = frame.call.name
     if parent is not None and parent.call.kind == "op":
-        parent.calls_others = True
         frame.owner = parent.owner
     if frame.owner is None and class_of(frame.call.name) is not None:
         frame.owner = frame
+        around = parent
+        while around is not None and around.call.kind == "op":
+            around.calls_others = True
+            around = around.parent
     if parent is not None and parent.call.kind in ("node", "call"):
         parent.top_ops.append(frame)
 

@@ -12,7 +12,7 @@ from pytracer.trace import Trace
 
 _NAME = 30
 _MOST_ROWS = 24
-_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.)")
+_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def render(

@@ -1,0 +1,447 @@
+"""Which row a call's time goes to: on calls written by hand, and on real models."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from pytracer import errors, load, trace
+from pytracer.analysis import cost
+from pytracer.cli import main
+from pytracer.cost import classes
+from pytracer.cost.calls import Call, Kernel, Key, Kind, Sum, busy, join
+
+# ---------------------------------------------------------------- by hand
+
+
+class Recorder:
+    """Calls inside each other; each begin and each end takes 10 ns."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.calls: list[Call] = []
+
+    @contextmanager
+    def inside(
+        self, name: str, kind: Kind = "op", sequence: int = -1, thread: int = 1, forward: int = 0
+    ) -> Iterator[Call]:
+        self.now += 10
+        call = Call(name, kind, thread, self.now, 0, len(self.calls) + 1, sequence, forward)
+        self.calls.append(call)
+        yield call
+        self.now += 10
+        call.end = self.now
+
+    def call(self, name: str, sequence: int = -1, thread: int = 1) -> Call:
+        with self.inside(name, sequence=sequence, thread=thread) as made:
+            return made
+
+    @contextmanager
+    def node(self, name: str, sequence: int, thread: int = 1, forward: int = 1) -> Iterator[None]:
+        with (
+            self.inside(name, "node", sequence, thread, forward),
+            self.inside(name, "call", sequence, thread, forward),
+        ):
+            yield
+
+    def rows(self, kernels: tuple[Kernel, ...] = ()) -> dict[Key, Sum]:
+        return join(self.calls, kernels, classes.class_of)
+
+
+def found(rows: dict[Key, Sum], op: str) -> Key:
+    (key,) = (key for key in rows if key.op == op)
+    return key
+
+
+def linear_and_its_backward(r: Recorder, thread: int = 1) -> None:
+    with r.inside("up", "module"), r.inside("aten::linear", sequence=0):
+        r.call("aten::t", sequence=0)
+        r.call("aten::addmm", sequence=1)
+    with r.node("AddmmBackward0", 1, thread):
+        r.call("aten::mm", thread=thread)
+        r.call("aten::sum", thread=thread)
+
+
+@pytest.mark.parametrize("thread", [1, 7])
+def test_backward_belongs_to_the_module_and_operator_that_made_its_node(thread: int) -> None:
+    """Also where the engine runs it on a thread of its own."""
+    r = Recorder()
+    linear_and_its_backward(r, thread)
+    rows = r.rows()
+    mm, addmm = found(rows, "aten::mm"), found(rows, "aten::addmm")
+    assert (mm.module, mm.phase, mm.pair, mm.node) == (
+        "up",
+        "backward",
+        "aten::addmm",
+        "AddmmBackward0",
+    )
+    assert (addmm.module, addmm.phase, addmm.pair) == ("up", "forward", "aten::addmm")
+    assert found(rows, "aten::sum").pair == "aten::addmm"
+
+
+def test_of_operators_with_one_number_the_last_to_begin_made_the_node() -> None:
+    r = Recorder()
+    with r.inside("aten::feature_dropout", sequence=4):
+        r.call("aten::bernoulli_", sequence=4)
+        r.call("aten::mul", sequence=4)
+    with r.node("MulBackward0", 4):
+        r.call("aten::mul")
+    pairs = {key.pair for key in r.rows() if key.op == "aten::mul"}
+    assert pairs == {"aten::mul"}
+
+
+def test_every_nanosecond_of_every_operator_is_in_one_row() -> None:
+    """What encloses operators is not one: a module's own time is Python's."""
+    r = Recorder()
+    linear_and_its_backward(r)
+    tops = [c for c in r.calls if c.name in ("aten::linear", "aten::mm", "aten::sum")]
+    assert sum(row.host_ns for row in r.rows().values()) == sum(c.end - c.start for c in tops)
+
+
+def test_how_an_operator_does_its_work_is_its_own_time() -> None:
+    """The outermost operator of a known class owns what is inside."""
+    r = Recorder()
+    with r.inside("aten::convolution"), r.inside("aten::_convolution"):
+        r.call("aten::copy_")
+    assert {key.op for key in r.rows()} == {"aten::convolution"}
+
+
+def test_a_kernel_belongs_to_the_operator_that_launched_it_or_is_shown_alone() -> None:
+    r = Recorder()
+    with r.inside("up", "module"):
+        r.call("aten::mm")
+    kernels = (Kernel("gemm", 100, 150, 2), Kernel("lost", 140, 160, 99))
+    rows = r.rows(kernels)
+    assert rows[found(rows, "aten::mm")].kernel_ns == 50
+    assert rows[found(rows, "kernel lost")].kernel_ns == 20
+    assert sum(row.kernel_ns for row in rows.values()) == 70
+    assert busy(kernels) == 60  # ten of them were both
+
+
+def test_the_engines_own_additions_are_told_from_the_nodes() -> None:
+    r = Recorder()
+    r.call("aten::gelu", sequence=0)
+    with r.inside("GeluBackward0", "node", 0, 1, 1):
+        with r.inside("GeluBackward0", "call", 0, 1, 1):
+            r.call("aten::gelu_backward")
+        r.call("aten::add")
+    rows = r.rows()
+    assert found(rows, "aten::add").node == "gradient sum"
+    assert found(rows, "aten::gelu_backward").node == "GeluBackward0"
+
+
+def test_recomputation_is_told_from_backward() -> None:
+    """What runs with grad mode on inside a node that itself runs without it."""
+    r = Recorder()
+    r.call("aten::gelu", sequence=0)
+    with r.node("GeluBackward0", 0):
+        r.call("aten::gelu", sequence=5)
+        r.call("aten::gelu_backward")
+    phases = {key.phase for key in r.rows() if key.op == "aten::gelu"}
+    assert phases == {"forward", "recompute"}
+    assert found(r.rows(), "aten::gelu_backward").phase == "backward"
+
+
+def test_a_backward_that_is_differentiated_is_no_recomputation() -> None:
+    r = Recorder()
+    r.call("aten::gelu", sequence=0)
+    with r.node("GeluBackward0", 0):
+        r.call("aten::gelu_backward", sequence=5)
+    assert found(r.rows(), "aten::gelu_backward").phase == "backward"
+
+
+def test_an_optimizer_inside_of_backward_is_still_the_optimizer() -> None:
+    r = Recorder()
+    with r.node("AccumulateGrad", -1), r.inside("Optimizer.step#SGD.step", "annotation"):
+        r.call("aten::add_")
+    assert found(r.rows(), "aten::add_").phase == "optimizer"
+
+
+# ---------------------------------------------------------------- real models
+
+
+class Small(nn.Module):
+    """A layer of every kind that the textbook speaks of; the first ones need no input gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(4, 8, 3)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=4)
+        self.up = nn.Linear(128, 64)
+        self.activation = nn.GELU()
+        self.norm = nn.LayerNorm(64)
+        self.down = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.grouped(self.convolution(x))
+        x = self.norm(self.activation(self.up(x.flatten(1))))
+        out: torch.Tensor = self.down(x)
+        return out
+
+
+def train(model: nn.Module, x: torch.Tensor) -> None:
+    functional.cross_entropy(model(x), torch.zeros(len(x), dtype=torch.long)).backward()
+
+
+@pytest.fixture(scope="module")
+def small() -> trace:
+    torch.manual_seed(0)
+    model, x = Small(), torch.randn(16, 4, 8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, cost=True) as t:
+        for _ in range(2):
+            train(model, x)
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+def row_of(t: trace, name: str, by: str = "module") -> cost.Row:
+    (row,) = (row for row in cost.rows(t.data, by) if row.name == name)
+    return row
+
+
+def test_flop_ratios_are_exactly_two_and_one_for_the_first_layer(small: trace) -> None:
+    """Grouped convolutions too."""
+    table = small.cost("module")
+    for module, ratio in (("convolution", 1), ("grouped", 2), ("up", 2), ("down", 2)):
+        assert table.flop_ratio[module] == ratio
+
+
+def test_byte_ratios_are_the_textbooks(small: trace) -> None:
+    table = small.cost("op")
+    assert table.byte_ratio["aten::gelu"] == pytest.approx(1.5)
+    assert table.byte_ratio["aten::native_layer_norm"] == pytest.approx(1.5, abs=0.05)
+    assert table.byte_ratio["aten::cross_entropy_loss"] == pytest.approx(2.0, abs=0.2)
+
+
+def test_every_table_adds_up_to_what_was_measured(small: trace) -> None:
+    for by in ("module", "op", "class"):
+        table = small.cost(by)
+        assert table.time_ns.sum() == table.attrs["busy_ns"] > 0
+        parts = [f"{phase}_ns" for phase in cost.PHASES]
+        assert (table[parts].sum(axis=1) == table.time_ns).all()
+        assert table.time_share.sum() == pytest.approx(1)
+
+
+def test_nothing_of_this_model_is_uncounted(small: trace) -> None:
+    assert small.cost().attrs["uncounted"] == []
+
+
+@pytest.fixture(scope="module")
+def transformer() -> tuple[list[cost.Row], FlopCounterMode, FlopCounterMode]:
+    """A transformer without grouped convolutions and with attention in its math form: our rows,
+    and what FlopCounterMode counts forward and backward."""
+    model, x = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True), torch.randn(2, 5, 16)
+    with sdpa_kernel(SDPBackend.MATH):
+        with trace(model, cost=True) as t:
+            model(x, x).sum().backward()
+        with FlopCounterMode(display=False, depth=9) as forward:
+            model(x, x)
+        with FlopCounterMode(display=False, depth=9) as both:
+            model(x, x).sum().backward()
+    return cost.rows(t.data), forward, both
+
+
+def test_modules_flops_equal_flop_counter_modes(
+    transformer: tuple[list[cost.Row], FlopCounterMode, FlopCounterMode],
+) -> None:
+    """Every module's in forward, and the whole backward's."""
+    rows, forward, both = transformer
+    assert sum(row.forward_flops for row in rows) == forward.get_total_flops() > 0
+    backward = sum(row.backward_flops for row in rows)
+    assert backward == both.get_total_flops() - forward.get_total_flops() > 0
+    compared = 0
+    for name, by_op in forward.get_flop_counts().items():
+        root, _, module = name.partition(".")
+        if root == "Transformer" and module:
+            inside = [r for r in rows if r.name == module or r.name.startswith(f"{module}.")]
+            assert sum(row.forward_flops for row in inside) == sum(by_op.values())
+            compared += 1
+    assert compared > 8
+
+
+def test_where_flop_counter_mode_gives_a_module_others_backward(
+    transformer: tuple[list[cost.Row], FlopCounterMode, FlopCounterMode],
+) -> None:
+    """It keeps a module open from its output's gradient to its input's. By hand: four 16x16
+    projections of ten tokens, and two products of 5x5 scores for four heads of width 8, three
+    times for forward and backward together."""
+    rows, _, both = transformer
+    module = "decoder.layers.0.multihead_attn"
+    expected = 3 * (4 * 2 * 10 * 16 * 16 + 2 * 2 * 4 * 5 * 5 * 8)
+    inside = [row for row in rows if row.name.startswith(module)]
+    assert sum(row.forward_flops + row.backward_flops for row in inside) == expected
+    assert sum(both.get_flop_counts()[f"Transformer.{module}"].values()) > expected
+
+
+def test_attention_on_the_cpu_is_counted_though_torch_does_not() -> None:
+    q = torch.randn(1, 2, 16, 8, requires_grad=True)
+    with trace(cost=True, devices="cpu") as t:
+        functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+    row = row_of(t, "aten::scaled_dot_product_attention", "op")
+    assert row.forward_flops == 2 * 2 * 2 * 16 * 16 * 8
+    assert row.flop_ratio == 2.5
+    notes = {note for record in cost.measured(t.data).records for note in record.notes}
+    assert any(note.startswith("causal") for note in notes)
+
+
+def test_an_lstms_backward_is_twice_its_forward() -> None:
+    model, x = nn.LSTM(8, 16), torch.randn(5, 2, 8, requires_grad=True)
+    with trace(model, cost=True) as t:
+        model(x)[0].sum().backward()
+    (row,) = (row for row in cost.rows(t.data) if row.forward_flops)
+    assert row.forward_flops == 5 * 2 * 2 * (64 * 8 + 64 * 16)
+    assert row.flop_ratio == 2
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointing_makes_it_three_times(reentrant: bool) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    x = torch.randn(4, 16, requires_grad=True)
+    with trace(model, cost=True) as t:
+        checkpoint(model, x, use_reentrant=reentrant).sum().backward()
+    row = row_of(t, "0")
+    assert row.forward_flops == row.recompute_flops == 2 * 4 * 16 * 16
+    assert row.flop_ratio == 3
+
+
+def test_frozen_weights_make_it_once() -> None:
+    model, x = nn.Linear(16, 16), torch.randn(4, 16, requires_grad=True)
+    model.requires_grad_(False)
+    with trace(model, cost=True) as t:
+        model(x).sum().backward()
+    assert [row.flop_ratio for row in cost.rows(t.data) if row.forward_flops] == [1]
+
+
+def test_an_operator_without_a_formula_is_listed() -> None:
+    """Never silently zero."""
+
+    @torch.library.custom_op("pytracer_test::mystery", mutates_args=())
+    def mystery(x: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(x.numpy() * 2)
+
+    with trace(cost=True, devices="cpu") as t:
+        mystery(torch.ones(4))
+    missing = {(each["op"], each["missing"]) for each in t.cost().attrs["uncounted"]}
+    assert ("pytracer_test::mystery", "FLOPs") in missing
+    assert t.cost("op").uncounted_calls["pytracer_test::mystery"] == 1
+
+
+def test_losses_and_gradients_are_bit_for_bit_the_same() -> None:
+    def run(context: Callable[[nn.Module], object] | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model, x = Small(), torch.randn(4, 4, 8, 8)
+        if context is None:
+            train(model, x)
+        else:
+            with trace(model, cost=True):
+                train(model, x)
+        return [p.grad for p in model.parameters() if p.grad is not None]
+
+    plain, traced = run(None), run(trace)
+    assert len(plain) == len(traced) == 10
+    assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
+
+
+# ---------------------------------------------------------------- files and errors
+
+
+def test_a_saved_trace_gives_the_same_tables(small: trace, tmp_path: Path) -> None:
+    again = load(small.save(tmp_path / "small.pytrace"))
+    for by in ("module", "op", "class"):
+        assert small.cost(by).equals(again.cost(by))
+        assert small.cost(by).attrs == again.cost(by).attrs
+
+
+def test_a_streamed_trace_has_its_costs(tmp_path: Path) -> None:
+    path = tmp_path / "streamed.pytrace"
+    with trace(cost=True, path=path, devices="cpu") as t:
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    assert load(path).cost("class").equals(t.cost("class"))
+
+
+def test_the_command_line(small: trace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(small.save(tmp_path / "small.pytrace"))
+    for by in ("class", "module", "op"):
+        assert main(["cost", path, "--by", by]) == 0
+        assert "verdict" in capsys.readouterr().out
+    assert main(["cost", path, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert sum(row["time_ns"] for row in document["rows"]) == document["busy_ns"]
+
+
+def test_layers_alike_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(3)))
+    with trace(model, cost=True) as t:
+        model(torch.ones(2, 8)).sum().backward()
+    path = str(t.save(tmp_path / "layers.pytrace"))
+    assert main(["cost", path, "--by", "module"]) == 0
+    assert "\n* " in capsys.readouterr().out
+    assert main(["cost", path, "--by", "module", "--each"]) == 0
+    assert "\n2 " in capsys.readouterr().out
+
+
+def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with trace(devices="cpu") as t:
+        torch.ones(4)
+    with pytest.raises(errors.UsageError, match=r"cost=True"):
+        t.cost()
+    path = str(t.save(tmp_path / "plain.pytrace"))
+    assert main(["cost", path]) == 2
+    assert main(["cost"]) == 2
+    assert main(["cost", str(tmp_path / "none.pytrace")]) == 4
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith("pytracer: ") for line in lines)
+
+
+def test_no_such_table(small: trace) -> None:
+    with pytest.raises(errors.UsageError, match="'module', 'op', 'class'"):
+        small.cost("line")  # type: ignore[arg-type]
+
+
+def test_another_profiler_is_left_alone() -> None:
+    """torch has one; the trace says so, records nothing and leaves no hook."""
+    with profile(activities=[ProfilerActivity.CPU]) as theirs:
+        with pytest.raises(errors.CaptureError, match="is running already"), trace(cost=True):
+            pass
+        torch.ones(2) + 1
+    assert any(event.name == "aten::add" for event in theirs.events() or ())
+    from pytracer._native import C
+
+    assert not C.status()["recording"]
+
+
+def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> None:
+    """Whatever a file says: a clear error, never a traceback."""
+    from dataclasses import replace
+
+    good = json.loads(json.dumps(small.data.meta["cost"]))
+    row = good["rows"][0]
+    damages: list[dict[str, object]] = [
+        {"rows": [[*row[:-1], [10**9]]]},
+        {"rows": [row[:-1]]},
+        {"rows": [["x", *row[1:]]]},
+        {"rows": 3},
+        {"strings": [1, 2]},
+        {"columns": ["module"]},
+        {"busy_ns": 1},
+        {"rows": [[-1, *row[1:]]], "busy_ns": row[9]},
+    ]
+    for damage in [*damages, dict.fromkeys(good)]:
+        meta = {**small.data.meta, "cost": {**good, **damage}}
+        with pytest.raises(errors.UnreadableTrace, match="damaged"):
+            cost.rows(replace(small.data, meta=meta))
+    for nonsense in (3, [], "cost", {}):
+        with pytest.raises(errors.UnreadableTrace, match="damaged"):
+            cost.rows(replace(small.data, meta={"cost": nonsense}))
