@@ -620,14 +620,16 @@ def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], cl
     """What makes calls slow for their size, on the side that is slower than expected."""
     side = backward if is_slow else forward
     unaligned = [note for r in side for note in r.notes if note.startswith("unaligned: ")]
-    if unaligned:
+    if unaligned and clock == "kernels":  # an alignment of tensor cores'
         return unaligned[0]
     both = [*forward, *backward]
-    launches = sum(r.launches if clock == "kernels" else r.calls for r in both)
-    limit = _SHORT_KERNEL_NS if clock == "kernels" else _SHORT_OPERATOR_NS
-    if launches and _time(both) < limit * launches:
-        what = "kernels" if clock == "kernels" else "operators"
-        return f"launch-bound: {what} of {_time(both) / launches / 1e3:.1f} us"
+    kernels = clock == "kernels"
+    working = both if kernels else [r for r in both if r.kernel_bytes]  # views do no work
+    launches = sum(r.launches if kernels else r.calls for r in working)
+    limit = _SHORT_KERNEL_NS if kernels else _SHORT_OPERATOR_NS
+    if launches and _time(working) < limit * launches:
+        what = "kernels" if kernels else "operators"
+        return f"launch-bound: {what} of {_time(working) / launches / 1e3:.1f} us"
     if _is_fused(both):
         return "compiled: forward and backward are fused differently"
     return ""

@@ -45,7 +45,6 @@ _MODULE_SCOPE = 9  # at::RecordScope::STATIC_RUNTIME_MODEL; see csrc/torch/inter
 _BACKWARD_SCOPE = 1
 _MOST_KERNELS, _LONGEST_NAME = 4, 160
 _GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
-_KINDS: dict[str, Kind] = {"user_annotation": "annotation"}
 
 
 class Measurement:
@@ -137,8 +136,11 @@ def _kind(event: Any) -> Kind:
 
 def _arguments(event: Any) -> tuple[Argument, ...]:
     dtypes, values = event.dtypes(), event.concrete_inputs()
-    shapes = event.structured_input_shapes()
-    strides = event.structured_input_strides()
+    if hasattr(event, "structured_input_strides"):
+        shapes, strides = event.structured_input_shapes(), event.structured_input_strides()
+    else:  # before torch 2.13: neither strides nor what is in lists
+        shapes = event.shapes()
+        strides = [()] * len(shapes)
     if not len(shapes) == len(strides) == len(dtypes) == len(values):
         return ()
     return tuple(map(_argument, shapes, strides, dtypes, values))
@@ -148,7 +150,7 @@ def _argument(shape: Any, strides: Any, dtype: str, value: Any) -> Argument:
     if dtype in traffic.SIZES:
         return Argument(tuple(shape), tuple(strides), dtype)
     if dtype == "TensorList":
-        return Argument(value=tuple(tuple(each) for each in shape))
+        return Argument(value=tuple(tuple(each) for each in shape if isinstance(each, list)))
     if isinstance(value, list):
         return Argument(value=tuple(value))
     return Argument(value=value)
@@ -278,16 +280,22 @@ def _unaligned(key: Key) -> str:
     """Which GEMM has rows that do not begin at multiples of 16 bytes, and for which size."""
     first = 1 if key.op.removeprefix("aten::") in ("addmm", "baddbmm") else 0
     factors = key.arguments[first : first + 2]
-    if len(factors) < 2 or any(len(factor.strides) < 2 for factor in factors):
+    if len(factors) < 2 or any(len(factor.shape) < 2 for factor in factors):
         return ""
-    width = traffic.element_size(factors[0])
-    leading = [max(factor.strides[-2:]) for factor in factors]
-    leading.append(factors[1].shape[-1])  # of the product
-    odd = sorted({length for length in leading if length * width % ALIGNED_BYTES})
+    width, role = traffic.element_size(factors[0]), _role(key, factors)
+    rows = {_row_length(factors[0], transposed=role == "weight-gradient")}
+    rows |= {_row_length(factors[1]), factors[1].shape[-1]}  # the last is the product's
+    odd = sorted(length for length in rows if length * width % ALIGNED_BYTES)
     if not odd:
         return ""
-    sizes = ", ".join(map(str, odd))
-    return f"rows of {sizes} elements of {width} B in the {_role(key, factors)} GEMM"
+    return f"rows of {', '.join(map(str, odd))} elements of {width} B in the {role} GEMM"
+
+
+def _row_length(factor: Argument, *, transposed: bool = False) -> int:
+    """Elements from one row in memory to the next; by the usual layout where strides are unknown."""
+    if len(factor.strides) == len(factor.shape):
+        return max(factor.strides[-2:])
+    return factor.shape[-2 if transposed else -1]
 
 
 def _role(key: Key, factors: tuple[Argument, ...]) -> str:

@@ -12,6 +12,7 @@ from pytracer.trace import Trace
 
 _NAME = 30
 _MOST_ROWS = 24
+_MOST_EXPLAINED = 4  # rows named of each cause
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -77,15 +78,18 @@ def _time(nanoseconds: int) -> str:
 
 
 def _causes(rows: list[Row], width: int) -> list[str]:
-    """Each cause once, with the rows that it explains."""
+    """Each cause once, with the rows that it explains and what it says of each."""
     named: dict[str, list[str]] = {}
     for row in rows:
-        if row.cause:
-            named.setdefault(row.cause, []).append(row.name)
+        cause, _, detail = row.cause.partition(": ")
+        if cause:
+            said = f"{row.name} ({detail})" if detail else row.name
+            named.setdefault(cause, []).append(said)
     lines = []
-    for cause, names in named.items():
-        who = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        lines += _paragraph("explained", f"{who}: {cause}", width)
+    for cause, who in named.items():
+        more = f" and {len(who) - _MOST_EXPLAINED} more" if len(who) > _MOST_EXPLAINED else ""
+        text = f"{cause}: {', '.join(who[:_MOST_EXPLAINED])}{more}"
+        lines += _paragraph("explained", text, width)
     return lines
 
 
