@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,8 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from pytracer import errors, load, trace
 from pytracer.analysis import cost
 from pytracer.cli import main
-from pytracer.cost import classes
+from pytracer.cost import classes, peaks
 from pytracer.cost.calls import Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.export.cost_text import render
 
 # ---------------------------------------------------------------- by hand
 
@@ -157,6 +158,21 @@ def test_a_backward_that_is_differentiated_is_no_recomputation() -> None:
     with r.node("GeluBackward0", 0):
         r.call("aten::gelu_backward", sequence=5)
     assert found(r.rows(), "aten::gelu_backward").phase == "backward"
+
+
+def test_a_compiled_graphs_operators_pair_with_its_backward() -> None:
+    """Though the compiler annotates between the autograd function and what it calls."""
+    r = Recorder()
+    with (
+        r.inside("CompiledFunction", sequence=3),
+        r.inside("## Call CompiledFxGraph", "annotation"),
+    ):
+        r.call("aten::addmm")
+    with r.node("CompiledFunctionBackward", 3):
+        r.call("triton_red_fused_sum_0")
+    rows = r.rows()
+    for op, phase in (("aten::addmm", "forward"), ("triton_red_fused_sum_0", "backward")):
+        assert (found(rows, op).phase, found(rows, op).pair) == (phase, "CompiledFunction")
 
 
 def test_an_optimizer_inside_of_backward_is_still_the_optimizer() -> None:
@@ -445,3 +461,100 @@ def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> No
     for nonsense in (3, [], "cost", {}):
         with pytest.raises(errors.UnreadableTrace, match="damaged"):
             cost.rows(replace(small.data, meta={"cost": nonsense}))
+
+
+def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:
+    """Both are in the text, or in a record's notes."""
+    layer = nn.Linear(8, 8).bfloat16()
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    with trace(layer, cost=True) as t:
+        layer(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum().backward()
+    assert "the optimizer runs inside of backward" in render(t.data)
+    records = cost.measured(t.data).records
+    assert [r.module for r in records if "cast" in r.notes and r.phase == "forward"]
+
+
+# ---------------------------------------------------------------- peaks
+
+
+def test_peaks_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Small ones, here; a file that is damaged is measured again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(peaks, "_CPU_SIZES", ((64, 64, 64),))
+    monkeypatch.setattr(peaks, "_CPU_COPY", 2**20)
+    name = peaks.device_name("cpu")
+    assert peaks.cached(name) is None
+    found = peaks.measure("cpu")
+    assert peaks.cached(name) == found
+    assert found["copy_bytes_per_s"] > 1e6
+    assert found["flops_per_s"]["float32"] > 1e6
+    kept = tmp_path / "pytracer" / "peaks.json"
+    for damage in ("{", "[]", json.dumps({f"{name}, torch {torch.__version__}": {"copy": 3}})):
+        kept.write_text(damage)
+        assert peaks.cached(name) is None
+    assert peaks.measure("cpu").keys() == found.keys()
+
+
+def test_a_trace_keeps_the_peaks_that_were_known(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    known = {"copy_bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11}, "torch": "x"}
+    peaks._write(peaks._key(peaks.device_name("cpu")), known)
+    with trace(cost=True, devices="cpu") as t:
+        torch.ones(64, 64) @ torch.ones(64, 64)
+    row = row_of(t, "aten::mm", "op")
+    assert row.of_peak_flops == pytest.approx(2 * 64**3 / 1e11 / (row.time_ns / 1e9))
+
+
+# ---------------------------------------------------------------- on a GPU
+
+
+@pytest.mark.cuda
+def test_kernels_reach_their_modules_on_cuda() -> None:
+    """Every kernel's time is in one row, and none of a linear layer's is without an operator."""
+    model = nn.Sequential(nn.Linear(512, 512), nn.GELU(), nn.Linear(512, 512)).cuda()
+    x = torch.randn(256, 512, device="cuda", requires_grad=True)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    for _ in range(2):
+        model(x).sum().backward()
+        optimizer.step()
+    with trace(model, optimizer, cost=True) as t:
+        model(x).sum().backward()
+        optimizer.step()
+    found = cost.measured(t.data)
+    assert found.clock == "kernels"
+    table = t.cost("module")
+    assert table.time_ns.sum() == found.busy_ns >= (found.device_busy_ns or 0) > 0
+    assert table.flop_ratio["0"] == table.flop_ratio["2"] == 2
+    assert table.forward_ns["1"] > 0
+    assert table.backward_ns["1"] > 0
+    assert t.cost("class").optimizer_ns["optimizer"] > 0
+    assert not [record for record in found.records if record.op.startswith("kernel ")]
+
+
+@pytest.mark.cuda
+def test_measuring_allocates_nothing_on_the_device() -> None:
+    model = nn.Linear(64, 64).cuda()
+    x = torch.randn(8, 64, device="cuda")
+
+    def peak(context: Callable[[], object]) -> int:
+        model.zero_grad()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        with context():  # type: ignore[attr-defined]
+            model(x).sum().backward()
+        return torch.cuda.max_memory_allocated()
+
+    peak(nullcontext)
+    assert peak(nullcontext) == peak(lambda: trace(model, cost=True, report=False))
+
+
+@pytest.mark.cuda
+def test_peaks_are_those_of_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = peaks.measure("cuda")
+    assert found["flops_per_s"]["bfloat16"] > found["flops_per_s"]["float32"] > 1e12
+    assert found["copy_bytes_per_s"] > 1e11
+    assert peaks.cached(peaks.device_name("cuda")) == found

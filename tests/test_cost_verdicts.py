@@ -140,6 +140,16 @@ def test_what_is_added_to_backward_is_named_with_its_share(extra: Record, name: 
     assert "33%" in cause
 
 
+def test_casts_are_explained() -> None:
+    """As of weights under autocast, every forward."""
+    cast = record("aten::copy_", "forward", 1, kind="data movement", notes=("cast",))
+    found, cause = verdict([*linear(2), cast])
+    assert found == EXPLAINED
+    assert cause == "casts between types: 50% of forward, 0% of backward"
+    assert verdict([*linear(4), cast])[0] == CONFIRMED
+    assert verdict([*linear(6), cast]) == (OFF, "")
+
+
 def test_what_is_added_does_not_explain_what_is_left() -> None:
     extra = record("aten::sum", "backward", 1, kind="other", bytes=5)
     assert verdict([*linear(4), extra]) == (OFF, "")

@@ -530,6 +530,8 @@ def _cause(
     less = (_time(backward) - everything) / _time(forward)
     if len(added) > 1 and (within(less, textbook, contracts) or within(less, counted, contracts)):
         return " and ".join(name for _, name in added)
+    if (cast := _casts(textbook, contracts, forward, backward)) is not None:
+        return cast
     bound = _roofline(ratio, contracts, forward, backward, rates)
     if bound:
         return bound
@@ -574,6 +576,22 @@ def _added(backward: list[Record]) -> list[tuple[int, str]]:
         (again, "checkpointing runs the forward again"),
     ]
     return [(time_ns, name) for time_ns, name in found if time_ns]
+
+
+def _casts(
+    textbook: float, contracts: bool, forward: list[Record], backward: list[Record]
+) -> str | None:
+    """Whether the ratio is the textbook's without the casts: autocast's, or of a loss in float32."""
+    times = [_time(forward), _time(backward)]
+    casts = [
+        _time(record for record in side if "cast" in record.notes) for side in (forward, backward)
+    ]
+    left = times[0] - casts[0]
+    if not any(casts) or not left:
+        return None
+    if not within((times[1] - casts[1]) / left, textbook, contracts):
+        return None
+    return f"casts between types: {casts[0] / times[0]:.0%} of forward, {casts[1] / times[1]:.0%} of backward"
 
 
 def _is_extra(record: Record) -> bool:

@@ -4,7 +4,7 @@ Plain data in, plain data out; `measure.py` fills it from torch.profiler.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -216,10 +216,8 @@ def _own(frame: _Frame, parent: _Frame | None, class_of: Callable[[str], str | N
         frame.owner = parent.owner
     if frame.owner is None and class_of(frame.call.name) is not None:
         frame.owner = frame
-        around = parent
-        while around is not None and around.call.kind == "op":
-            around.calls_others = True
-            around = around.parent
+        for around in _callers(frame):
+            around.calls_others |= around is not frame
     if parent is not None and parent.call.kind in ("node", "call"):
         parent.top_ops.append(frame)
 
@@ -229,11 +227,17 @@ def _with_callers(frames: list[_Frame], ran: set[int]) -> set[int]:
     found = set()
     for frame in frames:
         if id(frame.call) in ran:
-            around: _Frame | None = frame
-            while around is not None and around.call.kind == "op":
-                found.add(id(around.call))
-                around = around.parent
+            found |= {id(around.call) for around in _callers(frame)}
     return found
+
+
+def _callers(frame: _Frame) -> Iterator[_Frame]:
+    """The operator itself and those around it, up to the module or node that it is in."""
+    around: _Frame | None = frame
+    while around is not None and around.call.kind in ("op", "annotation"):
+        if around.call.kind == "op":
+            yield around
+        around = around.parent
 
 
 def _find_recomputation(node: _Frame) -> None:
@@ -259,12 +263,8 @@ def _key(frame: _Frame, ran: set[int], in_forward: set[int]) -> Key:
         pair = frame.maker.name if frame.maker is not None else _node_name(frame)
         forward = frame.maker.arguments if frame.maker is not None else ()
     elif phase in ("forward", "recompute"):
-        around: _Frame | None = frame
-        while around is not None and around.call.kind == "op":
-            if id(around.call) in ran:
-                pair = around.call.name
-                break
-            around = around.parent
+        made = (around.call.name for around in _callers(frame) if id(around.call) in ran)
+        pair = next(made, name)
     if frame.whole and phase != "optimizer":
         pair = frame.whole
     node = _node_name(frame) if frame.node is not None else ""
@@ -293,12 +293,8 @@ def _phase(frame: _Frame, in_forward: set[int]) -> str:
         return "recompute" if frame.module_is_inside_node else "backward"
     if frame.module is not None:
         return "forward"
-    around = frame
-    while around is not None:
-        if id(around.call) in in_forward:
-            return "forward"
-        around = around.parent
-    return "other"
+    is_forward = any(id(around.call) in in_forward for around in _callers(frame))
+    return "forward" if is_forward else "other"
 
 
 def _orphan(kernel: Kernel) -> Key:

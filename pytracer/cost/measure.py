@@ -43,6 +43,8 @@ ALIGNED_BYTES = 16  # what a tensor core's loads need; below, another generation
 _NODE = "autograd::engine::evaluate_function: "
 _MODULE_SCOPE = 9  # at::RecordScope::STATIC_RUNTIME_MODEL; see csrc/torch/interceptors.cpp
 _BACKWARD_SCOPE = 1
+# What torch.compile records around what it compiled: no operators, though they look like some.
+_COMPILERS = ("TorchDynamo ", "Torch-Compiled Region", "AOTDispatcher ", "Pregraph ", "## Call ")
 _MOST_KERNELS, _LONGEST_NAME = 4, 160
 _GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
@@ -94,12 +96,21 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
         if event.is_async() or event.is_python_function():
             continue
         if event.device_type() != DeviceType.CPU:
-            if not event.is_user_annotation():
+            if not event.is_user_annotation() and _activity(event) not in _NO_WORK:
                 kernels.append(_kernel(event))
-        elif event.linked_correlation_id() == 0:
-            # What is linked is a driver's call; the operator around it is here as well.
+        elif event.linked_correlation_id() == 0 and _activity(event) in _CALLS:
             calls.append(_call(event))
     return calls, kernels
+
+
+# The kinds of records, where torch tells them. What else is on the host are the driver's calls,
+# which are linked to the operator around them, and the profiler's own work.
+_CALLS = ("cpu_op", "user_annotation", "")
+_NO_WORK = ("gpu_user_annotation", "cuda_sync", "cuda_event", "overhead")
+
+
+def _activity(event: Any) -> str:
+    return str(event.activity_type()) if hasattr(event, "activity_type") else ""
 
 
 def _kernel(event: Any) -> Kernel:
@@ -127,7 +138,7 @@ def _call(event: Any) -> Call:
 def _kind(event: Any) -> Kind:
     if event.scope() == _MODULE_SCOPE:
         return "module"
-    if event.is_user_annotation():
+    if event.is_user_annotation() or event.name().startswith(_COMPILERS):
         return "annotation"
     if event.scope() == _BACKWARD_SCOPE:
         return "call"
@@ -272,8 +283,8 @@ def _notes(key: Key) -> Iterator[str]:
         unaligned = _unaligned(key)
         if unaligned:
             yield f"unaligned: {unaligned}"
-    if _is_upcast(key):
-        yield "upcast"
+    if _is_cast(key):
+        yield "cast"
 
 
 def _unaligned(key: Key) -> str:
@@ -310,8 +321,10 @@ def _role(key: Key, factors: tuple[Argument, ...]) -> str:
     return "backward"
 
 
-def _is_upcast(key: Key) -> bool:
+def _is_cast(key: Key) -> bool:
+    """Whether floats are copied into another type, as autocast and a loss in float32 do."""
     if key.op != "aten::copy_" or len(key.arguments) < 2:
         return False
-    into, source = key.arguments[:2]
-    return into.dtype == "float" and source.dtype in ("c10::Half", "c10::BFloat16")
+    floats = {"float", "double", "c10::Half", "c10::BFloat16"}
+    types = {argument.dtype for argument in key.arguments[:2]}
+    return len(types) == 2 and types <= floats

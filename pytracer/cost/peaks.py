@@ -17,6 +17,7 @@ from pytracer import errors
 _COPY_CACHES = 8  # so much larger than the cache is what is copied
 _SMALLEST_COPY = 512 * 2**20
 _LARGEST_COPY = 2 * 2**30
+_CPU_COPY = 256 * 2**20
 _ROUNDS = 7
 _CUDA_SIZES = ((8192, 8192, 8192), (4096, 4096, 4096), (8192, 8192, 4096))
 _CPU_SIZES = ((1024, 1024, 1024), (2048, 2048, 2048))
@@ -81,7 +82,7 @@ def _copy_rate(device: str) -> float:
         free, _ = torch.cuda.mem_get_info()
         wanted = min(wanted, _LARGEST_COPY, free // 4)
     else:
-        wanted = 256 * 2**20
+        wanted = _CPU_COPY
     source = torch.ones(wanted // 4, device=device)
     target = torch.empty_like(source)
     seconds = _seconds(lambda: target.copy_(source), device)

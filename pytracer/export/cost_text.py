@@ -114,6 +114,10 @@ def _foot(
         if names:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
             lines += _paragraph("uncounted", f"{missing} of {', '.join(names[:6])}{more}", width)
+    inside = sum(r.time_ns for r in found.records if r.phase == "optimizer" and r.node)
+    if inside:
+        text = f"the optimizer runs inside of backward for {time_text(inside)}, counted as its own"
+        lines += _paragraph("note", text, width)
     if any(note.startswith("causal") for r in found.records for note in r.notes):
         text = "causal attention is counted in full, though its kernels may skip half"
         lines += _paragraph("note", text, width)
