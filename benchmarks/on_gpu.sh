@@ -23,5 +23,7 @@ if [ "$what" != test ]; then
     "$python" benchmarks/ledger.py --out "$out" >"$out/ledger.txt" 2>&1 || status=1
     cat "$out/ledger.txt"
     "$python" benchmarks/gemm.py --out "$out" 2>&1 | tee "$out/gemm.txt" || status=1
+    "$python" benchmarks/cost.py --out "$out" >"$out/cost.txt" 2>&1 || status=1
+    tail -n 60 "$out/cost.txt"
 fi
 exit $status

@@ -123,6 +123,7 @@ def test_a_kernel_belongs_to_the_operator_that_launched_it_or_is_shown_alone() -
     kernels = (Kernel("gemm", 100, 150, 2), Kernel("lost", 140, 160, 99))
     rows = r.rows(kernels)
     assert rows[found(rows, "aten::mm")].kernel_ns == 50
+    assert rows[found(rows, "aten::mm")].launching_calls == 1
     assert rows[found(rows, "kernel lost")].kernel_ns == 20
     assert sum(row.kernel_ns for row in rows.values()) == 70
     assert busy(kernels) == 60  # ten of them were both
@@ -461,6 +462,51 @@ def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> No
     for nonsense in (3, [], "cost", {}):
         with pytest.raises(errors.UnreadableTrace, match="damaged"):
             cost.rows(replace(small.data, meta={"cost": nonsense}))
+
+
+def test_leaving_by_an_exception_ends_the_profiler() -> None:
+    t = trace(cost=True, devices="cpu")
+
+    def fail() -> None:
+        with t:
+            torch.ones(2) + 1
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not torch._C._autograd._profiler_enabled()
+    assert "aten::add" in t.cost("op").index
+
+
+def test_each_window_of_a_schedule_has_its_costs() -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    with trace(cost=True, devices="cpu", schedule=schedule) as t:
+        for _ in range(6):
+            torch.ones(2) + 1
+            t.step()
+    assert t.cost("op").calls["aten::add"] == 2
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_compiling_meanwhile_breaks_no_graph() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with trace(model, cost=True) as t:
+        compiled(torch.ones(2, 8)).sum().backward()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled(torch.ones(2, 8)).sum().backward()
+    rows = {row.name: row for row in cost.rows(t.data, "op")}
+    # What ran while compiling computed nothing, and is in a row of its own.
+    assert rows["torch.compile"].time_ns > 0
+    assert sum(row.forward_flops for row in rows.values()) == 2 * 2 * 8 * 8
+
+
+def test_a_profiler_that_somebody_else_ended_leaves_no_costs() -> None:
+    with trace(cost=True, devices="cpu") as t:
+        torch.ones(2) + 1
+        torch.autograd._disable_profiler()
+    with pytest.raises(errors.UsageError, match="no costs"):
+        t.cost()
 
 
 def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:

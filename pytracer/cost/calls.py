@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-Kind = Literal["op", "module", "node", "call", "annotation"]
+Kind = Literal["op", "module", "node", "call", "annotation", "compile"]
 
 _OPTIMIZERS = ("Optimizer.step#", "Optimizer.zero_grad#")
 # What people call one operator, though autograd sees several in it: these share one pair.
@@ -16,6 +16,7 @@ _WHOLES = frozenset(
     f"aten::{name}"
     for name in ("cross_entropy_loss", "dropout", "scaled_dot_product_attention", "lstm", "gru")
 )
+COMPILING = "torch.compile"  # what runs while it compiles, mostly on tensors that hold nothing
 GRADIENT_SUM = "gradient sum"  # the engine adds what reaches one node from several
 
 
@@ -73,6 +74,7 @@ class Sum:
     host_ns: int = 0  # in the operator itself, without what it called that has a row of its own
     kernel_ns: int = 0
     launches: int = 0
+    launching_calls: int = 0  # of the calls, those that launched something
     kernels: set[str] = field(default_factory=set)
     is_leaf: bool = False  # did something itself: a kernel, or called nothing that is known
 
@@ -94,6 +96,7 @@ class _Frame:
     maker: Call | None = None  # of a node: the forward operator that made it
     top_ops: list["_Frame"] = field(default_factory=list)  # of a node: the operators right in it
     recompute: bool = False
+    compiling: bool = False
 
 
 def join(
@@ -122,6 +125,7 @@ def join(
             keys[id(owner)] = _key(owner, ran, forward)
         return rows[keys[id(owner)]]
 
+    launched: set[int] = set()
     for frame in frames:
         if frame.call.kind == "op":
             row = row_of(frame)
@@ -131,6 +135,9 @@ def join(
     for kernel in kernels:
         caller = by_id.get(kernel.caller)
         row = row_of(caller) if caller is not None else rows[_orphan(kernel)]
+        owner = id(caller.owner or caller) if caller is not None else 0
+        row.launching_calls += owner not in launched or not owner
+        launched.add(owner)
         row.kernel_ns += max(kernel.end - kernel.start, 0)
         row.launches += 1
         row.kernels.add(kernel.name)
@@ -191,9 +198,11 @@ def _frame(
         frame.module = parent.module
         frame.module_is_inside_node = parent.module_is_inside_node
         frame.node, frame.optimizer, frame.maker = parent.node, parent.optimizer, parent.maker
-        frame.whole = parent.whole
+        frame.whole, frame.compiling = parent.whole, parent.compiling
         parent.inner_ns += call.end - call.start
-    if call.kind == "module":
+    if call.kind == "compile":
+        frame.compiling = True
+    elif call.kind == "module":
         frame.module = call.name
         frame.module_is_inside_node = frame.node is not None
     elif call.kind == "node":
@@ -254,6 +263,8 @@ def _find_recomputation(node: _Frame) -> None:
 
 
 def _key(frame: _Frame, ran: set[int], in_forward: set[int]) -> Key:
+    if frame.compiling:
+        return Key(None, "other", COMPILING, COMPILING, "", (), ())
     phase = _phase(frame, in_forward)
     own = frame.call
     name = own.name

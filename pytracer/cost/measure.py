@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from pytracer import errors
 from pytracer._native import C
 from pytracer.cost import classes, flops, peaks, traffic
-from pytracer.cost.calls import Argument, Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.cost.calls import COMPILING, Argument, Call, Kernel, Key, Kind, Sum, busy, join
 
 VERSION = 1
 COLUMNS = (
@@ -45,6 +45,7 @@ _MODULE_SCOPE = 9  # at::RecordScope::STATIC_RUNTIME_MODEL; see csrc/torch/inter
 _BACKWARD_SCOPE = 1
 # What torch.compile records around what it compiled: no operators, though they look like some.
 _COMPILERS = ("TorchDynamo ", "Torch-Compiled Region", "AOTDispatcher ", "Pregraph ", "## Call ")
+_COMPILES = ("entire_frame_compile", "entire_backward_compile", "dynamo", "build_guards", "gc")
 _MOST_KERNELS, _LONGEST_NAME = 4, 160
 _GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
@@ -138,6 +139,8 @@ def _call(event: Any) -> Call:
 def _kind(event: Any) -> Kind:
     if event.scope() == _MODULE_SCOPE:
         return "module"
+    if event.name() in _COMPILES or event.name().endswith("(dynamo_timed)"):
+        return "compile"
     if event.is_user_annotation() or event.name().startswith(_COMPILERS):
         return "annotation"
     if event.scope() == _BACKWARD_SCOPE:
@@ -176,9 +179,9 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
     strings = _Strings()
     written = [_row(key, found, strings, bool(kernels)) for key, found in rows.items()]
     if kernels:
-        place = {name: COLUMNS.index(name) for name in ("launches", "flops")}
         # Views, and what ran on the host: no kernel, nothing to say.
-        written = [row for row in written if row[place["launches"]] or row[place["flops"]] > 0]
+        launches = COLUMNS.index("launches")
+        written = [row for row in written if row[launches]]
     device = "cuda" if kernels else "cpu"
     name = peaks.device_name(device)
     time_ns = COLUMNS.index("time_ns")
@@ -222,7 +225,7 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
     counted = _flops(key, op_class) if found.is_leaf else 0
     other = flops.per_element(key.op, key.arguments) if op_class != "contraction" else 0
     moved = traffic.traffic(key.op, key.arguments)
-    times = max(found.calls, 1)
+    times = found.launching_calls if on_device else found.calls
     tensors = [argument for argument in key.arguments if argument.dtype]
     return [
         strings(OUTSIDE if key.module is None else key.module or ROOT),
@@ -233,7 +236,7 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
         strings(op_class),
         strings(", ".join("x".join(map(str, tensor.shape)) or "()" for tensor in tensors)),
         strings(_dtype(tensors)),
-        found.calls,
+        times,
         found.kernel_ns if on_device else found.host_ns,
         found.host_ns,
         found.launches,
@@ -258,6 +261,8 @@ def _class(key: Key) -> str:
 
 def _flops(key: Key, op_class: str) -> int | None:
     """A contraction's FLOPs; 0 of what is known to be none; None where nothing is known."""
+    if key.op == COMPILING:
+        return 0
     if op_class == "contraction" or key.phase == "optimizer":
         found = flops.contraction(key.op, key.arguments)
         return 0 if found is None and key.phase == "optimizer" else found
