@@ -528,8 +528,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     def _stop_measuring(self, session: Session) -> None:
         measurement, self._measurement = self._measurement, None
-        if measurement is not None and session.running:
+        if measurement is None or not session.running:
+            return
+        try:
             session.notes["cost"] = measurement.stop()
+        except Exception as problem:  # the recording must end, whatever a profiler leaves
+            warnings.warn(f"the costs could not be read: {problem!r}", RuntimeWarning, stacklevel=3)
 
     def _print_report(self) -> None:
         from pytracer.export import table

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytracer import errors, load, trace
+from pytracer._native import C
 from pytracer.analysis import cost
 from pytracer.cli import main
 from pytracer.cost import classes, peaks
@@ -434,8 +435,6 @@ def test_another_profiler_is_left_alone() -> None:
             pass
         torch.ones(2) + 1
     assert any(event.name == "aten::add" for event in theirs.events() or ())
-    from pytracer._native import C
-
     assert not C.status()["recording"]
 
 
@@ -507,6 +506,19 @@ def test_a_profiler_that_somebody_else_ended_leaves_no_costs() -> None:
         torch.autograd._disable_profiler()
     with pytest.raises(errors.UsageError, match="no costs"):
         t.cost()
+
+
+def test_a_profiler_that_cannot_be_read_costs_only_the_costs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def unreadable(_: object) -> None:
+        raise ValueError("nothing I know")
+
+    monkeypatch.setattr("pytracer.cost.measure._read", unreadable)
+    with pytest.warns(RuntimeWarning, match="nothing I know"), trace(cost=True, devices="cpu") as t:
+        torch.ones(2) + 1
+    assert len(t.allocations())
+    assert not C.status()["recording"]
 
 
 def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:
