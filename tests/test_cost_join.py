@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import DeviceType
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
@@ -18,8 +20,8 @@ from pytracer import errors, load, trace
 from pytracer._native import C
 from pytracer.analysis import cost
 from pytracer.cli import main
-from pytracer.cost import classes, peaks
-from pytracer.cost.calls import Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.cost import classes, measure, peaks
+from pytracer.cost.calls import Argument, Call, Kernel, Key, Kind, Sum, busy, join
 from pytracer.export.cost_text import render
 
 # ---------------------------------------------------------------- by hand
@@ -371,6 +373,106 @@ def test_losses_and_gradients_are_bit_for_bit_the_same() -> None:
     assert all(torch.equal(a, b) for a, b in zip(plain, traced, strict=True))
 
 
+# ---------------------------------------------------------------- a GPU's records, by hand
+
+
+@dataclass
+class Event:
+    """One record of torch.profiler, as kineto hands it out."""
+
+    what: str
+    kind: str
+    start: int
+    duration: int
+    id: int = 0
+    linked: int = 0
+    inputs: tuple[tuple[int, ...], ...] = ()
+
+    def __getattr__(self, name: str) -> Callable[[], object]:
+        known = {
+            "name": self.what,
+            "activity_type": self.kind,
+            "start_ns": self.start,
+            "duration_ns": self.duration,
+            "correlation_id": self.id,
+            "linked_correlation_id": self.linked,
+            "device_type": DeviceType.CPU
+            if self.kind.startswith(("cpu", "cuda_r"))
+            else DeviceType.CUDA,
+            "is_user_annotation": self.kind == "gpu_user_annotation",
+            "is_async": False,
+            "is_python_function": False,
+            "scope": 0,
+            "start_thread_id": 1,
+            "fwd_thread_id": 0,
+            "sequence_nr": -1,
+            "dtypes": ["c10::BFloat16" for _ in self.inputs],
+            "concrete_inputs": [None for _ in self.inputs],
+            "structured_input_shapes": [list(shape) for shape in self.inputs],
+            "structured_input_strides": [[shape[-1], 1] for shape in self.inputs],
+        }
+        return lambda: known[name]
+
+
+def test_what_a_gpu_did_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels by the operator that they are linked to; no annotations, no driver's calls; and an
+    operator that launched nothing (here one that torch.compile only imagined) counts nothing."""
+    monkeypatch.setattr(peaks, "device_name", lambda _: "a GPU")
+    monkeypatch.setattr(peaks, "cache_bytes", lambda _: None)
+    shapes = ((8, 16), (16, 4))
+    calls, kernels = measure._read(
+        [
+            Event("aten::mm", "cpu_op", 100, 50, id=1, inputs=shapes),
+            Event("cudaLaunchKernel", "cuda_runtime", 110, 5, id=77, linked=1),
+            Event("nvjet_sm90", "kernel", 500, 30, id=77, linked=1),
+            Event("a second kernel", "kernel", 530, 10, id=78, linked=1),
+            Event("aten::mm", "cpu_op", 200, 50, id=2, inputs=shapes),
+            Event("my region", "gpu_user_annotation", 400, 400, linked=9),
+            Event("Context Sync", "cuda_sync", 400, 400),
+            Event("Memcpy HtoD", "gpu_memcpy", 520, 40, linked=5),
+        ]
+    )
+    document = measure.document(calls, kernels)
+    rows = [dict(zip(document["columns"], row, strict=True)) for row in document["rows"]]
+    strings = document["strings"]
+    by_op = {strings[row["op"]]: row for row in rows}
+    assert by_op.keys() == {"aten::mm", "kernel Memcpy HtoD"}
+    mm = by_op["aten::mm"]
+    assert (mm["calls"], mm["launches"], mm["time_ns"]) == (1, 2, 40)
+    assert mm["flops"] == 2 * 8 * 16 * 4
+    assert {strings[number] for number in mm["kernels"]} == {"nvjet_sm90", "a second kernel"}
+    assert strings[by_op["kernel Memcpy HtoD"]["class"]] == "data movement"
+    assert (document["busy_ns"], document["device_busy_ns"]) == (80, 60)
+
+
+@pytest.mark.parametrize(("columns", "unaligned"), [(50257, True), (50304, False)])
+def test_which_gemm_is_unaligned(columns: int, unaligned: bool) -> None:
+    """All three of a vocabulary that is no multiple of eight, by their names."""
+    x, w = (
+        Argument((64, 32), (32, 1), "c10::BFloat16"),
+        Argument((32, columns), (1, 32), "c10::BFloat16"),
+    )
+    grad = Argument((64, columns), (columns, 1), "c10::BFloat16")
+    gemms = {
+        "forward": ("forward", (x, w), ()),
+        "input-gradient": (
+            "backward",
+            (grad, w._replace(shape=(columns, 32), strides=(32, 1))),
+            (x, w),
+        ),
+        "weight-gradient": (
+            "backward",
+            (grad._replace(shape=(columns, 64), strides=(1, columns)), x),
+            (x, w),
+        ),
+    }
+    for role, (phase, arguments, forward) in gemms.items():
+        key = Key("head", phase, "aten::mm", "aten::mm", "", arguments, forward)
+        notes = [note for note in measure._notes(key) if note.startswith("unaligned")]
+        text = f"unaligned: rows of {columns} elements of 2 B in the {role} GEMM"
+        assert notes == ([text] if unaligned else [])
+
+
 # ---------------------------------------------------------------- files and errors
 
 
@@ -440,8 +542,6 @@ def test_another_profiler_is_left_alone() -> None:
 
 def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> None:
     """Whatever a file says: a clear error, never a traceback."""
-    from dataclasses import replace
-
     good = json.loads(json.dumps(small.data.meta["cost"]))
     row = good["rows"][0]
     damages: list[dict[str, object]] = [
