@@ -563,6 +563,7 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_gpu_the_same_product_twice_is_equally_fast() -> None:
     """The timer's own bias on a product of 0.2 ms."""
     found = Timer(torch.device("cuda"))([Gemm(4096, 4096, 4096)], null=True)

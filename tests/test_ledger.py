@@ -618,6 +618,7 @@ def test_reading_a_device_allocates_nothing_and_takes_milliseconds() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_a_process_of_its_own_tells_what_a_context_costs() -> None:
     from pytracer.capture import probe
 

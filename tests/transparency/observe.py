@@ -86,7 +86,8 @@ def observe(program: Program, device: str, mode: str) -> Observation:
         if before[name] != after[name]:
             change = f"{before[name]!r} became {after[name]!r}"
             left[name] = re.sub(r" at 0x[0-9a-f]+", "", change)
-    if native_threads() > threads:  # fewer: somebody else's have ended
+    compiler = "torch._inductor" in sys.modules  # whose threads come and go as it likes
+    if native_threads() > threads and not compiler:  # fewer: somebody else's have ended
         left["native threads"] = native_threads() - threads
     traces = [_facts(t) for t in block.traces]
     return Observation(seen, left, traces)
@@ -287,7 +288,7 @@ def registries() -> dict[str, Any]:
         "profile and trace functions": (sys.getprofile(), sys.gettrace()),
         "gc callbacks": len(gc.callbacks),
         "queued CUDA calls": len(torch.cuda._queued_calls),
-        "Python threads": sorted(thread.name for thread in threading.enumerate()),
+        "Python threads": python_threads(),
         "recording": status["recording"],
         "sessions": status["sessions"],
         "op callbacks": status["ops_installed"],
@@ -311,11 +312,16 @@ def native_threads() -> int:
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208
 
 
+def python_threads() -> list[str]:
+    """By name; the compiler's come and go as it likes."""
+    its_own = ("InductorSubproc", "subproc_worker_timer", "tqdm_monitor")
+    return sorted(thread.name for thread in threading.enumerate() if thread.name not in its_own)
+
+
 def _wait_for_threads(before: list[str], native: int) -> None:
     """Helpers of the program's that are about to end may do so."""
     for _ in range(50):
-        names = sorted(thread.name for thread in threading.enumerate())
-        if names == before and native_threads() <= native:
+        if python_threads() == before and native_threads() <= native:
             return
         time.sleep(0.02)
 
