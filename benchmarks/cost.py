@@ -407,6 +407,7 @@ def weigh_verdicts(rows: list[cost.Row]) -> dict[str, Any]:
 def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
     """The profiler's own sum of what the device did in as many steps, in a run of its own, and what
     share of it our join attributes when given the same events."""
+    from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
     from pytracer.cost import measure
@@ -422,8 +423,10 @@ def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
     averages = run.key_averages()
     # User annotations are shown on the device too, around kernels that are counted already.
     own = [event for event in averages if not event.is_user_annotation]
-    name = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    theirs = sum(getattr(event, name) for event in own) * 1000
+    # Of a kernel its own row has the time, and the operator's that launched it once more.
+    theirs = 1000 * sum(
+        event.self_device_time_total for event in own if event.device_type == DeviceType.CUDA
+    )
     if device == "cpu":
         # Nodes and annotations have time of their own there, which is no operator's.
         theirs = sum(

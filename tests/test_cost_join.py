@@ -401,7 +401,6 @@ class Event:
             else DeviceType.CUDA,
             "is_user_annotation": self.kind == "gpu_user_annotation",
             "is_async": False,
-            "is_python_function": False,
             "scope": 0,
             "start_thread_id": 1,
             "fwd_thread_id": 0,

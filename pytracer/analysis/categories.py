@@ -10,9 +10,10 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
 |                 | autograd saved it (target: the loss uses it)                                 |
+| workspaces      | a label: what torch keeps for cuBLAS                                         |
 | activations     | autograd saved it, or it was made in forward and freed inside an autograd    |
 |                 | node (saved); made in recompute and alive after it (recomputed)              |
-| workspaces      | a label; or the second block of a matrix product that outlives the trace     |
+| workspaces      | the second block of a matrix product that outlives the trace                 |
 | communication   | a label; or made inside an op or annotation of a collective                  |
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began, or, if none did, when the |
@@ -127,11 +128,11 @@ def categories(trace: Trace) -> Categories:
     out.choose(labelled("inputs"), "inputs", label_role)
     out.choose(_targets(trace, facts), "inputs", ROLE["target"])
 
+    out.choose(labelled("workspaces"), "workspaces", label_role)
     out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
     out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
 
-    out.choose(labelled("workspaces"), "workspaces", label_role)
     out.choose(_cublas(trace, facts), "workspaces", ROLE["cublas"])
     out.choose(labelled("communication"), "communication", label_role)
     collective = _collectives(trace, facts)

@@ -94,7 +94,7 @@ class Measurement:
 def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
     calls, kernels = [], []
     for event in events:
-        if event.is_async() or event.is_python_function():
+        if event.is_async():
             continue
         if event.device_type() != DeviceType.CPU:
             if not event.is_user_annotation() and _activity(event) not in _NO_WORK:

@@ -181,7 +181,8 @@ def conform(case: Case, size: str, device: str) -> Result:
     without_casts = analytic(training, case.optimizer, casts=False)["weights"]
     del training  # its memory is not to be seen by the runs that follow
 
-    seen, _, reference = record(case, size, device, "reference")
+    seen, training, reference = record(case, size, device, "reference")
+    del training
     expected = reference.activations(seen)
     found = allocations(seen).category == CATEGORY["activations"]
     there = views.alive(seen)
