@@ -10,12 +10,24 @@ frees in the order in which torch makes them. Targets: 1 million events in 0.5 s
 import argparse
 import json
 import platform
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from pytracer.analysis import categories, lifetimes, matching, owners, phases, scopes, views
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout, not installed
+
+from pytracer.analysis import (
+    categories,
+    lifetimes,
+    matching,
+    owners,
+    phases,
+    scopes,
+    views,
+)
 from pytracer.schema import ACTION, CATEGORY, SCOPE_GRAD, SCOPE_KIND, TABLES
 from pytracer.trace import Trace
 
