@@ -182,8 +182,7 @@ def _positive(text: str) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    if options.output.exists() and not options.force:
-        raise errors.CannotWrite(f"{options.output} exists; -f overwrites it, -o names another")
+    _refuse_to_overwrite(options.output, force=options.force)
     from pytracer.demo import run
     from pytracer.export.table import wants_color
 
@@ -467,6 +466,7 @@ def _doctor(options: argparse.Namespace) -> int:
     import torch
 
     from pytracer import doctor
+    from pytracer.capture.session import allocator_settings
 
     found = {
         "pytracer": __version__,
@@ -477,8 +477,7 @@ def _doctor(options: argparse.Namespace) -> int:
             torch.cuda.get_device_name(i)
             for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
         ],
-        "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
-        or os.environ.get("PYTORCH_ALLOC_CONF", ""),
+        "allocator_settings": allocator_settings(),
     }
     if not options.json:
         for name, value in found.items():

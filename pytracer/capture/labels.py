@@ -159,8 +159,9 @@ class Labels:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
-        self._watched.label_gradients_of(known.parameters())
-        if not known.has_gradients():
+        parameters = known.parameters()
+        self._watched.label_gradients_of(parameters)
+        if all(parameter.grad is None for parameter in parameters):
             self._watched.label()  # something is to be written down of a step that does nothing
         known.label_state_of_old(self)
 
@@ -238,10 +239,6 @@ class _Optimizer:
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
                 labels.watch_parameter(parameter, optimizer, g, p)
-
-    def has_gradients(self) -> bool:
-        groups = getattr(self.reference(), "param_groups", ())
-        return any(p.grad is not None for group in groups for p in group["params"])
 
     def label_state_of_old(self, labels: Labels) -> None:
         """State from before the trace, once: it may be freed by this very step."""

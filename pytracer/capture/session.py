@@ -139,9 +139,7 @@ class Session:
         if self._memory.stepped in HOOKS.step_listeners:
             HOOKS.step_listeners.remove(self._memory.stepped)
             HOOKS.root_listeners.remove(self._memory.called)
-        self._memory.end()
-        self._counters["end"] = _allocator_counters(self.options.devices)
-        HOOKS.labels.label_everything()
+        self._look_once_more()
         self._variables = variables_of(sys._getframe(1))
         HOOKS.remove(session)
         try:
@@ -157,12 +155,16 @@ class Session:
                 f"this trace is being written to {self.options.path}: load() that file to see "
                 "what is there so far"
             )
-        HOOKS.labels.label_everything()
-        self._memory.end()
-        self._counters["end"] = _allocator_counters(self.options.devices)
+        self._look_once_more()
         return self._trace(C.read_session(self._id))
 
     # ---------------------------------------------------------------- parts
+
+    def _look_once_more(self) -> None:
+        """What is read and labelled at the end, or when somebody looks: the end so far."""
+        self._memory.end()
+        self._counters["end"] = _allocator_counters(self.options.devices)
+        HOOKS.labels.label_everything()
 
     def _max_events(self) -> int:
         if self.options.max_events is not None:
@@ -222,8 +224,7 @@ class Session:
                 "torch_folder": str(Path(torch.__file__).parent),
                 "options": asdict(self.options),
                 "targets": [type(target).__name__ for target in self.targets],
-                "allocator_settings": os.environ.get("PYTORCH_CUDA_ALLOC_CONF")
-                or os.environ.get("PYTORCH_ALLOC_CONF", ""),
+                "allocator_settings": allocator_settings(),
                 "counters": self._counters,
                 "device_memory": self._memory.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
@@ -245,6 +246,11 @@ class Session:
         if self._streamer is not None and self._pid != os.getpid():
             self._streamer.abandon_after_fork()
         self._streamer = None
+
+
+def allocator_settings() -> str:
+    """What the environment asks of CUDA's allocator; of two names the older one counts."""
+    return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
 
 
 def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:

@@ -12,16 +12,6 @@ from collections.abc import Callable
 import torch
 from torch.utils import flop_counter
 
-CLASSES = (
-    "contraction",
-    "normalisation",
-    "element-wise",
-    "optimizer",
-    "data movement",
-    "communication",
-    "other",
-)
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())

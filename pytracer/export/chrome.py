@@ -4,10 +4,7 @@ This decides what is shown and where; csrc/core/chrome_trace.h writes it. docs/c
 what a reader finds in the file.
 """
 
-import contextlib
-import errno
 import json
-import os
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +23,7 @@ from pytracer.analysis import blocks, matching, owners, phases, scopes, sound, v
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
+from pytracer.export.files import refuse_to_overwrite, write_whole
 from pytracer.export.table import size_text
 from pytracer.schema import (
     ACTION,
@@ -101,22 +99,15 @@ def write(
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise errors.UsageError(f"{path}: a Chrome trace is a .json or a .json.gz file")
-    if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
+    refuse_to_overwrite(path, overwrite=overwrite)
     document = _Document(trace, options or Options())
-    chunks = document.chunks()
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with unfinished.open("xb") as file:
-            for piece in _compressed(chunks) if path.suffix == ".gz" else chunks:
-                file.write(piece)
-        unfinished.replace(path)
-    except OSError as error:
-        reason = os.strerror(error.errno or errno.EIO)
-        raise errors.CannotWrite(f"{path} cannot be written: {reason}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+
+    def fill(file: BinaryIO) -> None:
+        chunks = document.chunks()
+        for piece in _compressed(chunks) if path.suffix == ".gz" else chunks:
+            file.write(piece)
+
+    write_whole(path, fill, overwrite=overwrite)
     warnings = []
     if document.bytes > _HEAVY:
         warnings.append(

@@ -16,8 +16,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
     """
-    if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
+    refuse_to_overwrite(path, overwrite=overwrite)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with unfinished.open("xb") as file:
@@ -30,3 +29,9 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
     return path
+
+
+def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
+    """To be asked before there is work that would be lost."""
+    if path.exists() and not overwrite:
+        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")

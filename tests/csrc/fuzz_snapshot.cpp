@@ -2,28 +2,14 @@
 // more memory than in proportion to the file. And what is read can be indexed without checking.
 //
 // Under clang this is a libFuzzer target (preset "fuzz"); elsewhere main() replays files.
+#include "fuzzing.h"
 #include "snapshot.h"
 
-#include <cstdlib>
 #include <cstring>
 
 namespace {
 
 using namespace pytracer;
-
-// Independent of NDEBUG, and visible to the fuzzer.
-void require(bool condition) {
-  if (!condition) {
-    std::abort();
-  }
-}
-
-template <typename Item>
-void require_below(const std::vector<Item>& ids, size_t limit) {
-  for (Item id : ids) {
-    require(id < limit);
-  }
-}
 
 void require_sound(const Snapshot& found, size_t file_bytes) {
   size_t strings = found.strings.size();
@@ -59,26 +45,3 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   }
   return 0;
 }
-
-#ifndef PYTRACER_FUZZ
-
-#include <filesystem>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-
-int main(int argc, char** argv) {
-  int replayed = 0;
-  for (int i = 1; i < argc; ++i) {
-    for (const auto& entry : std::filesystem::directory_iterator(argv[i])) {
-      std::ifstream file(entry.path(), std::ios::binary);
-      std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-      LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-      ++replayed;
-    }
-  }
-  std::cerr << replayed << " files replayed\n";
-  return replayed > 0 ? 0 : 1;
-}
-
-#endif

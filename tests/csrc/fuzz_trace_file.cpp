@@ -2,30 +2,16 @@
 // the reader returns can be indexed without checking, as its header promises.
 //
 // Under clang this is a libFuzzer target (preset "fuzz"); elsewhere main() replays files.
+#include "fuzzing.h"
 #include "lifetimes.h"
 #include "samples.h"
 #include "trace_file.h"
 
-#include <cstdlib>
 #include <cstring>
 
 namespace {
 
 using namespace pytracer;
-
-// Independent of NDEBUG, and visible to the fuzzer.
-void require(bool condition) {
-  if (!condition) {
-    std::abort();
-  }
-}
-
-template <typename Item>
-void require_below(const std::vector<Item>& ids, size_t limit) {
-  for (Item id : ids) {
-    require(id < limit);
-  }
-}
 
 void require_sound(const Recording& r) {
   size_t strings = r.strings.size();
@@ -105,27 +91,6 @@ extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data,
     samples::repair_checksums(data, size);
   }
   return size;
-}
-
-#else
-
-#include <filesystem>
-#include <fstream>
-#include <iostream>
-#include <iterator>
-
-int main(int argc, char** argv) {
-  int replayed = 0;
-  for (int i = 1; i < argc; ++i) {
-    for (const auto& entry : std::filesystem::directory_iterator(argv[i])) {
-      std::ifstream file(entry.path(), std::ios::binary);
-      std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
-      LLVMFuzzerTestOneInput(reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size());
-      ++replayed;
-    }
-  }
-  std::cerr << replayed << " files replayed\n";
-  return replayed > 0 ? 0 : 1;
 }
 
 #endif
