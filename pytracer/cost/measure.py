@@ -5,6 +5,7 @@ often they ran, for how long, and their FLOPs and bytes, computed here, where to
 `pytracer/analysis/cost.py` reads it.
 """
 
+import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -72,7 +73,10 @@ class Measurement:
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities, record_shapes=True)
-        self._profiler.start()
+        with warnings.catch_warnings():
+            # torch 2.11 warns of cycles before there is a second one, and there never is.
+            warnings.filterwarnings("ignore", ".*Profiler clears events")
+            self._profiler.start()
         C.mark_modules(True)
 
     def stop(self) -> dict[str, Any] | None:

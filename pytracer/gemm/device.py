@@ -152,6 +152,7 @@ def _cublas_version() -> int | None:
     """The library's own number, such as 130200, of the one that is loaded."""
     import ctypes
 
+    torch.cuda.synchronize()  # a context first, or torch warns of having to make one
     torch.cuda.current_blas_handle()
     for name in ("libcublas.so.13", "libcublas.so.12"):
         with suppress(OSError, AttributeError):

@@ -134,7 +134,7 @@ def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Trainin
     training = make(case, size, device)
     reference = Reference()
     targets = [training.model, training.average, training.optimizer]
-    if case.technique == "lora_autocast":
+    if how == "reference" and case.technique == "lora_autocast":
         reference.weights = [p for p in training.model.parameters() if p.dim() == 2]
     given = [target for target in targets if target is not None]
     mode: Any = "auto" if how == "reference" else how

@@ -38,7 +38,8 @@ def analytic(training: Training, optimizer: str, *, casts: bool = True) -> dict[
     model, device = training.model, training.kind
     average = training.average
     more = [*average.parameters(), *average.buffers()] if average is not None else []
-    weights = storages([*model.parameters(), *model.buffers(), *more, *training.masters])
+    tensors = [*model.parameters(), *model.buffers(), *more, *training.masters]
+    weights = storages([tensor for tensor in tensors if tensor.device.type == device])
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = OPTIMIZERS[optimizer]
     in_16_bits = copies if training.optimizer is not None else copies_in_passing

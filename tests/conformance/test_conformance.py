@@ -64,6 +64,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # the compiler's advice
 @pytest.mark.parametrize(("name", "device", "check"), list(_every_case()))
 def test_every_byte_is_what_it_is(name: str, device: str, check: Callable[[Result], None]) -> None:
     """Weights, gradients, optimizer state and inputs to the byte; activations as the slow reference
