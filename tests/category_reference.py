@@ -10,6 +10,7 @@ from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_KIN
 from pytracer.trace import Trace
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
+PRODUCTS |= {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"}
 CUBLAS_SIZES = {33_554_432, 8_519_680, 4_194_304, 1_048_576}
 
 
@@ -81,8 +82,8 @@ class Reference:
             number = self.scopes[number].parent
         return chain
 
-    def innermost(self, position: int, kind: str) -> Scope:
-        return next((s for s in self.around(position) if s.kind == kind), self.scopes[0])
+    def innermost(self, position: int, *kinds: str) -> Scope:
+        return next((s for s in self.around(position) if s.kind in kinds), self.scopes[0])
 
     def made_in(self, a: Allocation) -> str:
         return PHASES[self.moments.made_phase[a.number]] if a.start >= 0 else "before"
@@ -219,10 +220,10 @@ class Reference:
         return op.is_open
 
     def is_cublas(self, a: Allocation) -> bool:
-        op = self.innermost(a.start, "op")
+        op = self.innermost(a.start, "op", "node")
         if op.name not in PRODUCTS or a.end >= 0 or a.size not in CUBLAS_SIZES:
             return False
         if DEVICE_TYPES[self.trace.places.device_type[a.place]] != "cuda":
             return False
         before = self.allocations[max(0, a.number - 8) : a.number]
-        return any(self.innermost(other.start, "op") is op for other in before)
+        return any(self.innermost(other.start, "op", "node") is op for other in before)

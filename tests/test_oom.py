@@ -67,7 +67,8 @@ def test_the_page_says_who_asked_for_how_much_and_when(when, folder, capsys) -> 
         step()
     page = capsys.readouterr().err
     assert f"out of memory on cpu   step 0, in {when}" in page
-    assert "asked     64.0 TiB for aten::" in page
+    asked = "AddmmBackward0" if when == "backward" else "aten::"
+    assert f"asked     64.0 TiB for {asked}" in page
     assert "test_oom.py:" in page.split("alive")[0]
     assert "short by" not in page  # the CPU does not tell, and nothing is made up
     (saved,) = folder.glob("pytracer-oom-*.pytrace")
@@ -281,7 +282,7 @@ def test_a_limit_on_the_gpu_is_explained_where_it_strikes(when, folder, capsys) 
     most = {"forward": "activations", "backward": "weights", "optimizer": "gradients"}[when]
     share = failed.moment.by_category[most] / failed.moment.bytes
     assert share > 0.2, failed.moment.by_category
-    assert failed.place.op.startswith("aten::")
+    assert failed.place.op.startswith("aten::") or failed.place.op.endswith("Backward0")
     assert "test_oom.py:" in failed.place.line
     page = capsys.readouterr().err
     assert f"out of memory on cuda:0   step 0, in {when}" in page

@@ -35,6 +35,22 @@ bool is_factory(const Frame& frame) {
          std::strncmp(frame.name, kPrefix.data(), kPrefix.size()) == 0;
 }
 
+// How many of the innermost frames are operators of a plain node: none if one of them is more
+// than torch's own arithmetic.
+size_t operators_of_node(const std::vector<Frame>& frames) {
+  size_t count = 0;
+  for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame, ++count) {
+    if (frame->kind == ScopeKind::kNode) {
+      return count;
+    }
+    if (frame->kind != ScopeKind::kOp || frame->flags != 0 || frame->scope != 0 ||
+        !is_arithmetic(frame->name)) {
+      break;
+    }
+  }
+  return 0;
+}
+
 // All operators that a block is made in, as far as not marked yet: not every one has a row, and
 // it is the outermost that wants to know.
 void mark_allocated(std::vector<Frame>& frames) {
@@ -125,6 +141,8 @@ void Recorder::retire_thread(ThreadState& state) {
 void Recorder::refresh(ThreadState& thread) {
   thread.generation_ = generation();
   thread.names_.fill({});
+  thread.asked_node_ = nullptr;
+  thread.asked_scope_.store(0, std::memory_order_relaxed);
   thread.claimed_ = 0;
   thread.torch_id_.store(0, std::memory_order_relaxed);
   if (thread.made_by_) {
@@ -143,7 +161,7 @@ void Recorder::push_node(ThreadState& thread,
                          const char* name,
                          int64_t sequence,
                          uint64_t forward_thread,
-                         bool grad_mode) {
+                         NodeKind node) {
   thread.frames_.push_back({key,
                             name,
                             ticks_now(),
@@ -154,8 +172,8 @@ void Recorder::push_node(ThreadState& thread,
                             ScopeKind::kNode,
                             0,
                             false,
-                            thread.node_grad_off_});
-  thread.node_grad_off_ = !grad_mode;
+                            thread.node_});
+  thread.node_ = node;
 }
 
 void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) {
@@ -172,7 +190,7 @@ void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) 
       claim(thread, frame, next_sequence);
     }
     if (frame.kind == ScopeKind::kNode) {
-      thread.node_grad_off_ = frame.outer_node_grad_off;
+      thread.node_ = frame.outer_node;
     }
     if (frame.scope != 0) {
       close(thread, frame);
@@ -182,30 +200,37 @@ void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) 
 }
 
 uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
-  if (frame.name_id != 0) {
-    return frame.name_id;
+  if (frame.name_id == 0) {
+    frame.name_id = name_of(thread, std::string_view(frame.name));
   }
-  // By the text and not by its address: torch writes a node's name anew each time it runs.
-  std::string_view name(frame.name);
+  return frame.name_id;
+}
+
+// By the text and not by its address: torch writes a node's name anew each time it runs.
+uint32_t Recorder::name_of(ThreadState& thread, std::string_view name) {
   auto slot = std::hash<std::string_view>{}(name) % thread.names_.size();
   ThreadState::CachedName& cached = thread.names_[slot];
   if (cached.text != name) {
     uint32_t id = strings.intern(name);
     cached = {strings.at(id), id};
   }
-  return frame.name_id = cached.id;
+  return cached.id;
 }
 
 // Gives the open frames their rows, outermost first, and returns the innermost one's number. Of
 // nested operators the outermost and the innermost get one: the first is what the program called,
 // the second is what allocated, and those in between tell nobody anything. Nor does a factory
-// (aten::empty and its kind) inside another operator: what it allocates is that operator's.
+// (aten::empty and its kind) inside another operator: what it allocates is that operator's. And
+// what a plain node computes is the node's, heard or not (see scope_of_node).
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
     return 0;
   }
   size_t innermost = frames.size() - 1;
+  if (thread.node_ == NodeKind::kPlain) {
+    innermost -= operators_of_node(frames);
+  }
   while (innermost > 0 && frames[innermost].scope == 0 && is_factory(frames[innermost]) &&
          frames[innermost - 1].kind == ScopeKind::kOp) {
     --innermost;
@@ -323,6 +348,63 @@ void Recorder::close(ThreadState& thread, Frame& frame) {
   }
 }
 
+// The row of the node that the thread evaluates, 0 if none; what is known of it is asked for once.
+uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source, uint64_t ticks) {
+  const void* node = source.current();
+  uint32_t scope = thread.asked_scope_.load(std::memory_order_relaxed);
+  if (node == nullptr || node != thread.asked_node_ || scope == 0) {
+    close_node(thread);
+    if (node == nullptr) {
+      return 0;
+    }
+    Node facts = source.describe();
+    Frame frame{};
+    frame.sequence = facts.sequence;
+    frame.forward_thread = facts.forward_thread;
+    uint32_t parent = open_scope(thread);
+    uint64_t position = scopes.append({ticks,
+                                       parent,
+                                       forward_of(frame),
+                                       name_of(thread, std::string_view(facts.name)),
+                                       thread.number_,
+                                       ScopeKind::kNode,
+                                       kScopeReady});
+    if (position == AppendLog<ScopeBegin>::kRefused) {
+      lost_scopes.fetch_add(1, std::memory_order_relaxed);
+      return parent;
+    }
+    scope = static_cast<uint32_t>(position + 1);
+    thread.asked_node_ = node;
+    thread.asked_scope_.store(scope, std::memory_order_relaxed);
+  }
+  thread.asked_until_.store(ticks, std::memory_order_relaxed);
+  return scope;
+}
+
+void Recorder::close_node(ThreadState& thread) {
+  uint32_t scope = thread.asked_scope_.exchange(0, std::memory_order_relaxed);
+  if (scope == 0) {
+    return;
+  }
+  uint64_t left = thread.asked_until_.load(std::memory_order_relaxed);
+  if (scope_ends.append({left, scope, 0}) == AppendLog<ScopeEnd>::kRefused) {
+    lost_scopes.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+// The engine's threads may still be giving back what their last node held: theirs are atomics.
+void Recorder::ask_for_no_nodes() {
+  node_source_.store(nullptr);
+  Stay stay(*this, this_thread());
+  if (!stay) {
+    return;
+  }
+  std::lock_guard lock(threads_mutex_);
+  for (const auto& state : threads_) {
+    close_node(*state);
+  }
+}
+
 uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) {
   if (!recording.load(std::memory_order_relaxed)) {
     return AppendLog<Event>::kRefused;
@@ -333,14 +415,19 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     return AppendLog<Event>::kRefused;
   }
   auto& frames = thread.frames_;
-  uint32_t scope = frames.empty() ? 0 : frames.back().scope;
+  uint64_t ticks = ticks_now();
+  const NodeSource* source = node_source_.load(std::memory_order_acquire);
+  uint32_t scope = source != nullptr ? scope_of_node(thread, *source, ticks) : 0;
+  if (scope == 0) {
+    scope = frames.empty() ? 0 : frames.back().scope;
+  }
   if (scope == 0) {
     scope = open_scope(thread);
   }
   if (action == Action::kAlloc || action == Action::kOom) {
     mark_allocated(frames);
   }
-  uint64_t position = events.append({ticks_now(),
+  uint64_t position = events.append({ticks,
                                      address,
                                      bytes & ((uint64_t{1} << 48) - 1),
                                      static_cast<uint64_t>(action),

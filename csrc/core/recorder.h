@@ -21,9 +21,11 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -31,6 +33,20 @@ namespace pytracer {
 
 // The gate in front of every hook.
 inline constinit std::atomic<bool> recording{false};
+
+// What a thread's innermost autograd node is.
+enum class NodeKind : uint8_t {
+  kNone,
+  kWithGrad,  // evaluated with grad mode on: it makes a graph of its own
+  kPython,    // a Function of the program's: it may run anything
+  kPlain,     // one of torch's own: it computes gradients, and its operators are not told apart
+};
+
+// Whether an operator is torch's own (`aten::mul`, `detach`) and not a collective (`c10d::...`,
+// `nccl:...`) or of a library.
+inline bool is_arithmetic(const char* name) {
+  return std::strncmp(name, "aten::", 6) == 0 || std::strchr(name, ':') == nullptr;
+}
 
 // An op, module or pass that the thread is inside of.
 struct Frame {
@@ -44,8 +60,21 @@ struct Frame {
   uint32_t name_id;         // when the name is interned already, else 0
   ScopeKind kind;
   uint8_t flags;
-  bool allocated;            // a block was made inside: worth a Python line
-  bool outer_node_grad_off;  // the thread's value to restore when a node is left
+  bool allocated;       // a block was made inside: worth a Python line
+  NodeKind outer_node;  // the thread's value to restore when a node is left
+};
+
+// The autograd node that a thread evaluates: what its operators are, and whose.
+struct Node {
+  std::string name;
+  int64_t sequence;         // its number on the thread that made it, -1 for none
+  uint64_t forward_thread;  // torch's id of that thread
+};
+
+// How the recorder learns of nodes while torch tells of no operators: it asks at each event.
+struct NodeSource {
+  const void* (*current)();  // which the calling thread evaluates; null for none
+  Node (*describe)();        // the same one
 };
 
 class ThreadState {
@@ -55,6 +84,8 @@ class ThreadState {
   }
 
   bool inside_node() const { return inside(ScopeKind::kNode); }
+
+  NodeKind node() const { return node_; }
 
   // Neither in a module nor in a backward pass (which may run modules again).
   bool outside_of_modules() const {
@@ -81,8 +112,8 @@ class ThreadState {
   static constexpr uint64_t kRing = uint64_t{1} << 17;
 
   std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
-  bool node_grad_off_ = false;     // inside an autograd node that runs without grad mode
-  bool retired_ = false;           // its thread has ended
+  NodeKind node_ = NodeKind::kNone;
+  bool retired_ = false;  // its thread has ended
   uint16_t number_;
   uint32_t generation_ = 0;  // of the recording that the caches belong to
   uint64_t native_id_;
@@ -91,6 +122,10 @@ class ThreadState {
   std::vector<Frame> frames_;
   std::unique_ptr<std::atomic<uint64_t>[]> made_by_;  // set once, before torch_id_
   std::array<CachedName, 1024> names_;
+  // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
+  const void* asked_node_ = nullptr;
+  std::atomic<uint32_t> asked_scope_{0};
+  std::atomic<uint64_t> asked_until_{0};  // the last event's ticks
 };
 
 // One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
@@ -120,13 +155,13 @@ class Recorder {
             uint32_t name_id = 0) {
     uint8_t flags = 0;
     if (sequence >= 0) {
-      flags = thread.node_grad_off_ ? kScopeGrad | kScopeRecompute : kScopeGrad;
+      flags = thread.node_ >= NodeKind::kPython ? kScopeGrad | kScopeRecompute : kScopeGrad;
     }
     auto& frames = thread.frames_;
     bool inner_op =
         kind == ScopeKind::kOp && !frames.empty() && frames.back().kind == ScopeKind::kOp;
     uint64_t ticks = inner_op ? 0 : ticks_now();
-    frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, false});
+    frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, {}});
   }
 
   // An autograd node is evaluated: its number on the thread that made it, and that thread.
@@ -135,7 +170,7 @@ class Recorder {
                  const char* name,
                  int64_t sequence,
                  uint64_t forward_thread,
-                 bool grad_mode);
+                 NodeKind node);
 
   // True, and done, for the innermost frame when nothing has happened in it and it has made no
   // nodes that an inner operator has not claimed; else call pop.
@@ -172,6 +207,13 @@ class Recorder {
   std::atomic<uint32_t (*)()> take_stack{nullptr};
   // How a thread that makes autograd nodes learns what torch calls it.
   std::atomic<uint64_t (*)()> torch_thread_id{nullptr};
+
+  // From here to ask_for_no_nodes, an event's scope is the node that its thread evaluates.
+  void ask_for_nodes(const NodeSource& source) { node_source_.store(&source); }
+
+  void ask_for_no_nodes();
+
+  bool asks_for_nodes() const { return node_source_.load(std::memory_order_relaxed) != nullptr; }
 
   // --- the sessions' side ---------------------------------------------------------------
 
@@ -222,7 +264,10 @@ class Recorder {
   bool quiesce();
   void refresh(ThreadState& thread);
   uint32_t name_of(ThreadState& thread, Frame& frame);
+  uint32_t name_of(ThreadState& thread, std::string_view name);
   uint32_t open_scope(ThreadState& thread);
+  uint32_t scope_of_node(ThreadState& thread, const NodeSource& source, uint64_t ticks);
+  void close_node(ThreadState& thread);
   uint32_t forward_of(const Frame& node) const;
   const ThreadState* thread_called(uint64_t torch_id) const;
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
@@ -245,6 +290,7 @@ class Recorder {
   Positions released_;
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
+  std::atomic<const NodeSource*> node_source_{nullptr};
   std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;

@@ -1,6 +1,7 @@
 #include "interceptors.h"
 
 #include "../core/recorder.h"
+#include "ops.h"
 
 #include <pybind11/pybind11.h>
 
@@ -207,6 +208,7 @@ PyObject* module_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   if (!recording.load(std::memory_order_relaxed) || count == 0) {
     return forward();
   }
+  ops::Heard heard;
   uint32_t name = 0;
   if (!name_of(args[0], name)) {
     return nullptr;
@@ -226,6 +228,11 @@ PyObject* module_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   return forward();
 }
 
+// `_engine_run_backward(outputs, gradients, retain_graph, create_graph, ...)`
+bool may_make_graph(PyObject* const* args, Py_ssize_t count) {
+  return count < 4 || args[3] != Py_False;
+}
+
 // args[0] is the outputs.
 PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   auto forward = [&] { return PyObject_Vectorcall(original_of(self), args, flags, names); };
@@ -233,6 +240,7 @@ PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   if (!recording.load(std::memory_order_relaxed)) {
     return forward();
   }
+  ops::Heard heard;
   ThreadState& thread = Recorder::this_thread();
   bool outermost = !thread.inside_node();
   if (outermost && backward_thread != PyThread_get_thread_ident()) {
@@ -246,6 +254,7 @@ PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   {
     OpenFrame frame(ScopeKind::kBackward, "backward", 0);
     Recorder::get().open_current(thread);
+    ops::Pass pass(outermost && backward_thread != kSeveral && !may_make_graph(args, count));
     result = forward();
   }
   if (outermost && callbacks.after_backward != nullptr && result != nullptr &&
@@ -258,6 +267,9 @@ PyObject* engine_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
 // args[0] is the optimizer, which has stepped.
 PyObject* step_code_call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
   PyObject* result = PyObject_Vectorcall(original_of(self), args, flags, names);
+  if (Recorder::get().asks_for_nodes()) {
+    ops::hear_passes();  // an optimizer that a hook of the backward pass runs
+  }
   if (result != nullptr && callbacks.after_step != nullptr && PyVectorcall_NARGS(flags) > 0 &&
       recording.load(std::memory_order_relaxed)) {
     // A step may end the recording, and what cannot be written then is the program's to know.
@@ -365,6 +377,7 @@ void before_step() {
 
 void set_callbacks(const Callbacks& with) {
   backward_thread = 0;
+  ops::forget_passes();
   replace(callbacks.name_of_module, with.name_of_module);
   replace(callbacks.before_root, with.before_root);
   replace(callbacks.before_backward, with.before_backward);

@@ -80,7 +80,11 @@ ROLE = {name: number for number, name in enumerate(ROLES)}
 _TRAINING = (FORWARD, RECOMPUTE, BACKWARD_PHASE, OPTIMIZER_PHASE)
 
 # Products of matrices, whose libraries take their scratch from the allocator and keep it.
-_MATRIX_PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm")
+# In a backward pass it is the node that counts.
+_MATRIX_PRODUCTS = (
+    *("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"),
+    *("MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"),
+)
 # What cuBLAS and cuBLASLt are given by default, on Hopper and on earlier devices.
 _CUBLAS_BYTES = (32 << 20, 8_519_680, 4 << 20, 1 << 20)
 
@@ -301,16 +305,15 @@ def _cublas(trace: Trace, facts: _Facts) -> Mask:
     It is made in the same op as the product itself, and after it.
     """
     moments, tree, found = facts.moments, facts.tree, facts.found
+    computes = (tree.kind == scopes.OP) | (tree.kind == scopes.NODE)
+    op = scopes.nearest(tree.parent, computes)[moments.made_scope]
     cuda = trace.places.device_type == DEVICE_TYPES.index("cuda")
     candidates = np.flatnonzero(
         cuda[found.place]
         & (moments.freed_ticks == NEVER)
         & np.isin(found.bytes, _CUBLAS_BYTES)
-        & scopes.scopes_named(trace, lambda text: text in _MATRIX_PRODUCTS)[
-            tree.op[moments.made_scope]
-        ]
+        & scopes.scopes_named(trace, lambda text: text in _MATRIX_PRODUCTS)[op]
     )
-    op = tree.op[moments.made_scope]
     result = np.zeros(len(op), np.bool_)
     for candidate in candidates:  # a handful: one per device, stream and library
         result[candidate] = (op[max(0, candidate - 8) : candidate] == op[candidate]).any()

@@ -56,9 +56,12 @@ def owners(trace: Trace) -> Owners:
 
 
 def _owning_op(trace: Trace) -> U32:
-    """Per scope the innermost op that computes something: torch's factories allocate for others."""
+    """Per scope the innermost op that computes something: torch's factories allocate for others.
+
+    Torch's own nodes count as ops: what they run inside is not told apart.
+    """
     tree = scopes.tree(trace)
-    is_op = tree.kind == scopes.OP
+    is_op = (tree.kind == scopes.OP) | (tree.kind == scopes.NODE)
     computes = is_op & ~scopes.scopes_named(trace, lambda text: bool(_FACTORY.match(text)))
     found = scopes.nearest(tree.parent, computes)
     return np.where(found != 0, found, tree.op)

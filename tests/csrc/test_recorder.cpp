@@ -174,10 +174,10 @@ TEST(a_node_knows_the_op_that_made_it) {
   op("aten::linear", 40, 41, [] { op("aten::addmm", 40, 41, [] {}); });
   op("aten::relu", 41, 42, [] {});
   int key = 0;
-  Recorder::get().push_node(here(), &key, "AddmmBackward0", 40, 7, false);
+  Recorder::get().push_node(here(), &key, "AddmmBackward0", 40, 7, NodeKind::kPlain);
   alloc(0x1000);
   Recorder::get().pop(here(), &key);
-  Recorder::get().push_node(here(), &key, "FromElsewhere", 41, 8, false);
+  Recorder::get().push_node(here(), &key, "FromElsewhere", 41, 8, NodeKind::kPlain);
   alloc(0x2000);
   Recorder::get().pop(here(), &key);
   Recording r = session.read();
@@ -189,11 +189,11 @@ TEST(a_node_knows_the_op_that_made_it) {
 TEST(forward_work_inside_a_node_is_marked_as_recomputed) {
   Recorded session;
   int key = 0;
-  Recorder::get().push_node(here(), &key, "CheckpointFunctionBackward", 0, 0, false);
+  Recorder::get().push_node(here(), &key, "CheckpointFunctionBackward", 0, 0, NodeKind::kPython);
   op("aten::mm", 5, 6, [] { alloc(0x1000); });
   op("aten::mul", -1, -1, [] { alloc(0x2000); });
   Recorder::get().pop(here(), &key);
-  Recorder::get().push_node(here(), &key, "DoubleBackward", 0, 0, true);
+  Recorder::get().push_node(here(), &key, "DoubleBackward", 0, 0, NodeKind::kWithGrad);
   op("aten::mm", 6, 7, [] { alloc(0x3000); });
   Recorder::get().pop(here(), &key);
   Recording r = session.read();
@@ -203,6 +203,78 @@ TEST(forward_work_inside_a_node_is_marked_as_recomputed) {
   CHECK(recomputed(0));
   CHECK(!recomputed(1));
   CHECK(!recomputed(2));
+}
+
+TEST(what_a_plain_node_computes_is_the_nodes) {
+  Recorded session;
+  int key = 0;
+  Recorder::get().push_node(here(), &key, "AddmmBackward0", 0, 0, NodeKind::kPlain);
+  op("aten::mm", -1, -1, [] { alloc(0x1000); });
+  op("aten::t", -1, -1, [] { op("detach", -1, -1, [] { alloc(0x2000); }); });
+  op("c10d::allreduce_", -1, -1, [] { op("aten::empty", -1, -1, [] { alloc(0x3000); }); });
+  Recorder::get().pop(here(), &key);
+  Recorder::get().push_node(here(), &key, "MyFunctionBackward", 0, 0, NodeKind::kPython);
+  op("aten::mm", -1, -1, [] { alloc(0x4000); });
+  Recorder::get().pop(here(), &key);
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("AddmmBackward0"));
+  CHECK_EQ(r.events.scope[1], r.events.scope[0]);
+  CHECK_EQ(name_of(r, r.events.scope[2]), std::string("c10d::allreduce_"));
+  CHECK_EQ(name_of(r, r.events.scope[3]), std::string("aten::mm"));
+}
+
+// What torch would say of the node that this thread evaluates.
+thread_local const char* evaluated = nullptr;
+thread_local int times_described = 0;
+constexpr NodeSource kEvaluated{[]() -> const void* { return evaluated; },
+                                [] {
+                                  ++times_described;
+                                  return Node{evaluated, 40, 7};
+                                }};
+
+TEST(nodes_that_are_asked_for_are_scopes_like_any_other) {
+  Recorded session;
+  Recorder::get().torch_thread_id.store([]() -> uint64_t { return 7; });
+  op("aten::addmm", 40, 41, [] { alloc(0x1000); });
+  int key = 0;
+  Recorder::get().push(here(), ScopeKind::kBackward, &key, "backward");
+  times_described = 0;
+  Recorder::get().ask_for_nodes(kEvaluated);
+  for (const char* node : {"AddmmBackward0", "AccumulateGrad"}) {
+    evaluated = node;
+    alloc(0x2000);
+    release(0x2000);
+  }
+  std::thread([] {
+    evaluated = "OfTheEnginesThread";
+    alloc(0x3000);
+  }).join();
+  evaluated = nullptr;
+  alloc(0x4000);
+  Recorder::get().ask_for_no_nodes();
+  evaluated = "NobodyAsks";
+  alloc(0x5000);
+  evaluated = nullptr;
+  Recorder::get().pop(here(), &key);
+  Recording r = session.read();
+
+  CHECK_EQ(times_described, 2);
+  auto scope = [&](size_t event) { return r.events.scope[event]; };
+  CHECK_EQ(name_of(r, scope(1)), std::string("AddmmBackward0"));
+  CHECK_EQ(scope(2), scope(1));
+  CHECK_EQ(name_of(r, scope(3)), std::string("AccumulateGrad"));
+  CHECK_EQ(name_of(r, scope(5)), std::string("OfTheEnginesThread"));
+  CHECK_EQ(name_of(r, scope(6)), std::string("backward"));
+  CHECK_EQ(scope(7), scope(6));
+  CHECK_EQ(name_of(r, r.scope_begins.parent[scope(1) - 1]), std::string("backward"));
+  CHECK_EQ(name_of(r, r.scope_begins.forward[scope(1) - 1]), std::string("aten::addmm"));
+  for (size_t event : {1, 3, 5}) {  // left once each, at their last event or after
+    size_t left = 0;
+    for (size_t i = 0; i < r.scope_ends.scope.size(); ++i) {
+      left += r.scope_ends.scope[i] == scope(event) ? 1 : 0;
+    }
+    CHECK_EQ(left, size_t{1});
+  }
 }
 
 TEST(a_scope_that_ends_on_another_thread_does_not_confuse_the_stack) {

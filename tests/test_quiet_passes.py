@@ -1,0 +1,244 @@
+"""A backward pass that runs nothing but torch's own nodes need not be told of its operators.
+
+What the recording says of it must be the same, and where a pass runs more it must be heard.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from pytracer import trace
+from pytracer._native import C
+from tests.conformance.models import MODELS
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+HEARD = 2  # the first passes of a recording
+STEPS = 5
+# What a row says, but for when, where in memory and how often.
+SAYS = ["requested_bytes", "phase", "category", "role", "module", "op", "forward_module"]
+SAYS += ["forward_op", "free_phase", "pool"]
+
+
+def traced(step: Callable[[], object], *targets: Any, steps: int = STEPS) -> tuple[Any, int]:
+    with trace(*targets, report=False) as t:
+        for _ in range(steps):
+            step()
+        quiet = C.status()["passes_not_heard"]
+    return t, quiet
+
+
+def said_of(frame: pd.DataFrame, step: int) -> dict[Any, int]:
+    rows = frame[frame.step == step][SAYS].astype(object).fillna("")
+    counts: dict[Any, int] = rows.value_counts(sort=False).to_dict()
+    return counts
+
+
+def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).to(device)
+    return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("name", ["mlp", "resnet", "lstm", "gpt2", "t5", "experts", "recommender"])
+def test_a_quiet_pass_says_what_one_that_is_heard_says(name: str, cast: bool, device: str) -> None:
+    torch.manual_seed(0)
+    with torch.device(device):
+        recipe = MODELS[name]("tiny")
+    model = recipe.model.to(device)
+    # Experts are given the same words each time when nothing is learned.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0)
+    torch.manual_seed(1)
+    batch = recipe.batch(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device, torch.bfloat16, enabled=cast):
+            loss = recipe.loss(model(*batch.inputs), batch.target)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    t, quiet = traced(step, model, optimizer)
+    assert quiet == STEPS - HEARD
+    frame = t.allocations()
+    heard = said_of(frame, 1)
+    assert heard
+    for later in range(HEARD, STEPS - 1):  # what is alive at the very end is freed in no phase
+        assert said_of(frame, later) == heard
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_event_of_a_quiet_pass_is_in_a_node_and_nodes_are_left(device: str) -> None:
+    model, optimizer = small(device)
+    x = torch.randn(32, 64, device=device)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    t, quiet = traced(step, model, optimizer)
+    assert quiet == STEPS - HEARD
+    frame = t.allocations()
+    backward = frame[(frame.phase == "backward") & (frame.requested_bytes > 4)]
+    assert backward.op.str.contains("Backward0|AccumulateGrad").all()
+    assert backward.forward_module.notna().sum() > 0
+    begun = {i + 1 for i, kind in enumerate(t.data.scopes.kind) if kind == 1}
+    assert begun <= set(t.data.scope_ends.scope.tolist())
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return gradient * 2
+
+
+def a_function_of_the_programs(model: nn.Module, x: torch.Tensor) -> None:
+    Twice.apply(model(x)).sum().backward()
+
+
+def a_reentrant_checkpoint(model: nn.Module, x: torch.Tensor) -> None:
+    checkpoint(model, x.requires_grad_(), use_reentrant=True).sum().backward()
+
+
+def a_checkpoint(model: nn.Module, x: torch.Tensor) -> None:
+    checkpoint(model, x, use_reentrant=False).sum().backward()
+
+
+def a_checkpoint_of_a_function(model: nn.Module, x: torch.Tensor) -> None:
+    checkpoint(lambda x: x.sin().exp(), model(x), use_reentrant=False).sum().backward()
+
+
+def an_annotation_in_a_hook(model: nn.Module, x: torch.Tensor) -> None:
+    def hook(gradient: torch.Tensor) -> None:
+        with torch.profiler.record_function("mine"):
+            gradient.clone()
+
+    out = model(x)
+    out.register_hook(hook)
+    out.sum().backward()
+
+
+def a_graph_of_the_gradient(model: nn.Module, x: torch.Tensor) -> None:
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(model(x).square().sum(), x, create_graph=True)
+    first.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        a_function_of_the_programs,
+        a_reentrant_checkpoint,
+        a_checkpoint,
+        a_checkpoint_of_a_function,
+        an_annotation_in_a_hook,
+        a_graph_of_the_gradient,
+    ],
+    ids=lambda step: step.__name__,
+)
+def test_a_pass_that_runs_more_than_nodes_is_heard(step: Callable[..., None]) -> None:
+    model, _ = small()
+    x = torch.randn(32, 64)
+    _, quiet = traced(lambda: step(model, x), model)
+    assert quiet == 0
+
+
+def test_a_module_run_in_a_pass_that_was_quiet_is_recomputed_and_later_passes_are_heard() -> None:
+    model, optimizer = small()
+    x = torch.randn(32, 64)
+    ways = iter([False, False, False, True, True, True])
+
+    def step() -> None:
+        out = checkpoint(model, x, use_reentrant=False) if next(ways) else model(x)
+        out.sum().backward()
+        optimizer.step()
+
+    t, quiet = traced(step, model, optimizer, steps=6)
+    assert quiet == 2  # the third, and the fourth until its first module is called
+    frame = t.allocations()
+    recomputed = [said_of(frame[frame.phase == "recompute"], step) for step in range(6)]
+    assert recomputed[:3] == [{}, {}, {}]
+    assert recomputed[3]
+    assert recomputed[3] == recomputed[4]
+    assert not (frame.category == "unknown").any()
+
+
+def test_an_optimizer_that_comes_to_step_in_the_pass_is_heard() -> None:
+    model, _ = small()
+    x = torch.randn(32, 64)
+    optimizers = {p: torch.optim.SGD([p], lr=0.1, momentum=0.9) for p in model.parameters()}
+
+    def step_now(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        parameter.grad = None
+
+    steps = iter(range(8))
+
+    def step() -> None:
+        if next(steps) == 3:
+            for parameter in model.parameters():
+                parameter.register_post_accumulate_grad_hook(step_now)
+        model(x).sum().backward()
+
+    t, quiet = traced(step, *optimizers.values(), model, steps=8)
+    assert quiet == 2
+    state = t.allocations().query("category == 'optimizer_state' and role == 'momentum_buffer'")
+    assert len(state) == len(optimizers)
+
+
+def test_a_profiler_hears_every_operator_of_a_traced_backward() -> None:
+    model, optimizer = small()
+    x = torch.randn(32, 64)
+
+    def heard_by_the_profiler() -> dict[str, int]:
+        for _ in range(3):
+            model(x).sum().backward()
+        with torch.profiler.profile() as profiler:
+            model(x).sum().backward()
+        optimizer.zero_grad()
+        return {row.key: row.count for row in profiler.key_averages()}
+
+    plain = heard_by_the_profiler()
+    with trace(model, optimizer, report=False):
+        assert heard_by_the_profiler() == plain
+        assert C.status()["passes_not_heard"] == 1
+        assert torch._C._get_tracing_state() is None
+    assert heard_by_the_profiler() == plain
+
+
+def test_an_exception_leaves_the_thread_hearing() -> None:
+    model, _ = small()
+    x = torch.randn(32, 64)
+    fail = iter([False, False, False, True])
+
+    def hook(gradient: torch.Tensor) -> None:
+        if next(fail):
+            raise ValueError("from a hook")
+
+    def step() -> None:
+        out = model(x)
+        out.register_hook(hook)
+        out.sum().backward()
+
+    with trace(model, report=False) as t:
+        for _ in range(3):
+            step()
+        with pytest.raises(ValueError, match="from a hook"):
+            step()
+        model(x)
+        assert C.status()["passes_not_heard"] == 2
+    assert (t.allocations().op == "aten::addmm").sum() > 0
+    with torch.profiler.profile() as profiler:
+        model(x)
+    assert "aten::addmm" in {row.key for row in profiler.key_averages()}
