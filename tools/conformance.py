@@ -2,7 +2,8 @@
 
 python tools/conformance.py                             # CPU, small models
 python tools/conformance.py --device cuda --json FILE   # real sizes; goes on where it was stopped
-python tools/conformance.py --from FILE                 # the table of kept results as well
+python tools/conformance.py --device cuda --json FILE --part 1/3    # a third, beside the others
+python tools/conformance.py --from FILE...              # the table of kept results as well
 """
 
 import argparse
@@ -49,30 +50,37 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
     parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--part", default="1/1", help="every n-th case: 1/3, 2/3 or 3/3")
     parser.add_argument("--json", type=Path, help="keep the results here, write no page")
-    parser.add_argument("--from", dest="kept", type=Path, help="results to show beside those")
+    parser.add_argument(
+        "--from", dest="kept", type=Path, nargs="+", default=[], help="results to show beside those"
+    )
     options = parser.parse_args()
-    if options.only and not options.json:
-        parser.error("--only is for --json: the page has every case")
+    part, parts = map(int, options.part.split("/"))
+    names = [name for name in list(CASES)[part - 1 :: parts] if options.only in name]
+    if len(names) < len(CASES) and not options.json:
+        parser.error("--only and --part are for --json: the page has every case")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     size = options.size or ("tiny" if options.device == "cpu" else "real")
-    rows = run(options.device, size, options.only, options.json)
+    rows = run(options.device, size, names, options.json)
     if options.json:
         return
-    parts = [HEAD, section(rows)]
+    sections = [HEAD, section(rows)]
     if options.kept:
-        parts.append(section(json.loads(options.kept.read_text())))
-    DOCUMENT.write_text("\n".join(parts))
+        kept = {row["name"]: row for file in options.kept for row in json.loads(file.read_text())}
+        sections.append(section([kept[name] for name in CASES if name in kept]))
+    DOCUMENT.write_text("\n".join(sections))
 
 
-def run(device: str, size: str, only: str, keep: Path | None) -> list[dict[str, Any]]:
+def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dict[str, Any]]:
     """Kept results are written after every case, and cases that have one are not run again."""
     rows: list[dict[str, Any]] = json.loads(keep.read_text()) if keep and keep.exists() else []
     done = {row["name"] for row in rows}
-    for name, case in CASES.items():
-        if only not in name or name in done:
+    for name in names:
+        if name in done:
             continue
+        case = CASES[name]
         row: dict[str, Any] = {"name": name, "device": device, "size": size}
         try:
             row = conform(case, size, device).document()
