@@ -2,6 +2,7 @@
 // entered and left.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace pytracer::ops {
