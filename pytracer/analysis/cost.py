@@ -77,6 +77,7 @@ class Measured:
     device_busy_ns: int | None
     matmul_precision: str
     peaks: Mapping[str, Any] | None
+    module_calls: tuple[tuple[str, int, str], ...] = ()  # path, calls in forward, called by
 
 
 @dataclass(frozen=True)
@@ -254,6 +255,10 @@ def _checked(document: Mapping[str, Any]) -> Measured:
         None if document.get("device_busy_ns") is None else _whole(document["device_busy_ns"]),
         str(document.get("matmul_precision", "highest")),
         peaks if isinstance(peaks, dict) else None,
+        tuple(
+            (_text(strings, module), _whole(calls), _text(strings, parent))
+            for module, calls, parent in document.get("modules", ())
+        ),
     )
 
 

@@ -154,6 +154,25 @@ def busy(kernels: Iterable[Kernel]) -> int:
     return total
 
 
+def module_calls(calls: Iterable[Call]) -> dict[str, tuple[int, str]]:
+    """Of each module how often it was called in forward, and in which module the first time."""
+    stacks: dict[int, list[Call]] = defaultdict(list)
+    found: dict[str, tuple[int, str]] = {}
+    wanted = (call for call in calls if call.kind in ("module", "node"))
+    for call in sorted(wanted, key=lambda call: (call.start, call.id)):
+        stack = stacks[call.thread]
+        while stack and stack[-1].end <= call.start:
+            stack.pop()
+        around = [open_call.name for open_call in stack if open_call.kind == "module"]
+        again = around[-1:] == [call.name]  # a wrapper that goes by the name of what it wraps
+        if call.kind == "module" and not again:
+            count, parent = found.get(call.name, (0, around[-1] if around else ""))
+            in_backward = any(open_call.kind == "node" for open_call in stack)
+            found[call.name] = (count + (not in_backward), parent)
+        stack.append(call)
+    return found
+
+
 def _makers(ordered: list[Call]) -> dict[tuple[int, int], Call]:
     """Which operator made the node of that number: the last to begin before the number was taken.
 

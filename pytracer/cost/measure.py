@@ -16,7 +16,18 @@ from torch.profiler import ProfilerActivity, profile
 from pytracer import errors
 from pytracer._native import C
 from pytracer.cost import classes, flops, peaks, traffic
-from pytracer.cost.calls import COMPILING, Argument, Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.cost.calls import (
+    COMPILING,
+    Argument,
+    Call,
+    Kernel,
+    Key,
+    Kind,
+    Sum,
+    busy,
+    join,
+    module_calls,
+)
 
 VERSION = 1
 COLUMNS = (
@@ -186,6 +197,10 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
         # Views, and what ran on the host: no kernel, nothing to say.
         launches = COLUMNS.index("launches")
         written = [row for row in written if row[launches]]
+    modules = [
+        [strings(module), count, strings(parent)]
+        for module, (count, parent) in module_calls(calls).items()
+    ]
     device = "cuda" if kernels else "cpu"
     name = peaks.device_name(device)
     time_ns = COLUMNS.index("time_ns")
@@ -199,6 +214,7 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
         "device_busy_ns": busy(kernels) if kernels else None,  # two at once count once
         "matmul_precision": torch.get_float32_matmul_precision(),
         "peaks": peaks.cached(name),
+        "modules": modules,  # path, calls in forward, the module that called it
         "columns": list(COLUMNS),
         "strings": strings.rows,
         "rows": written,
