@@ -75,7 +75,7 @@ class Sum:
     kernel_ns: int = 0
     launches: int = 0
     launching_calls: int = 0  # of the calls, those that launched something
-    kernels: set[str] = field(default_factory=set)
+    kernels: dict[str, int] = field(default_factory=dict)  # nanoseconds of each
     is_leaf: bool = False  # did something itself: a kernel, or called nothing that is known
 
 
@@ -138,9 +138,10 @@ def join(
         owner = id(caller.owner or caller) if caller is not None else 0
         row.launching_calls += owner not in launched or not owner
         launched.add(owner)
-        row.kernel_ns += max(kernel.end - kernel.start, 0)
+        taken = max(kernel.end - kernel.start, 0)
+        row.kernel_ns += taken
         row.launches += 1
-        row.kernels.add(kernel.name)
+        row.kernels[kernel.name] = row.kernels.get(kernel.name, 0) + taken
         row.is_leaf = True
     return dict(rows)
 

@@ -48,7 +48,8 @@ COLUMNS = (
     "bytes",  # -1: no model
     "kernel_bytes",
     "notes",  # rows of `strings`
-    "kernels",
+    "kernels",  # rows of `strings`, those that took longest
+    "kernel_ns",  # and how long each took
 )
 ALIGNED_BYTES = 16  # what a tensor core's loads need; below, another generation's kernel runs
 
@@ -247,6 +248,8 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
     moved = traffic.traffic(key.op, key.arguments)
     times = found.launching_calls if on_device else found.calls
     tensors = [argument for argument in key.arguments if argument.dtype]
+    by_time = sorted(found.kernels, key=lambda name: (-found.kernels[name], name))
+    longest = by_time[:_MOST_KERNELS]
     return [
         strings(OUTSIDE if key.module is None else key.module or ROOT),
         strings(key.phase),
@@ -265,7 +268,8 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
         -1 if moved is None else moved.operator * times,
         -1 if moved is None else (moved.kernels if on_device else moved.operator) * times,
         [strings(note) for note in _notes(key)],
-        [strings(name[:_LONGEST_NAME]) for name in sorted(found.kernels)[:_MOST_KERNELS]],
+        [strings(name[:_LONGEST_NAME]) for name in longest],
+        [found.kernels[name] for name in longest],
     ]
 
 
