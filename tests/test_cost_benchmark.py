@@ -27,8 +27,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A few small results of each part, by the CPU."""
     target = tmp_path_factory.mktemp("cost") / "cost.json"
     made = report(target)
+    shape = benchmark.QUICK_SHAPES[0]
     for first in (False, True):
-        shape = benchmark.QUICK_SHAPES[0]
         made.add("shapes", f"{first}", lambda f=first: benchmark.run_shape(shape, "cpu", f))
     made.add("models", "bert", lambda: benchmark.run_model("bert-large", "cpu", True, False))
     benchmark.operators(made, "cpu", quick=True)
