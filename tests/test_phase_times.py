@@ -227,7 +227,7 @@ def test_a_device_that_hangs_does_not_hang_the_end(
     with trace(MODEL, devices="cpu") as t:
         train(MODEL, sgd())
     assert measured(t) == []
-    assert t.data.meta["phase_times"]["missing"] == 3
+    assert t.health()["count"]["untimed_phases"] == 3
     assert t.steps().device_forward_ns.isna().all()
 
 
@@ -363,19 +363,19 @@ def gpu_bound() -> Callable[[], None]:
 @pytest.mark.cuda
 @pytest.mark.alone
 def test_times_with_and_without_cost_agree_on_a_gpu_bound_step() -> None:
-    """Also with events put there by hand, to 3 %."""
+    """To 3 %, in rounds that alternate: a chip's clock drifts as it grows warm."""
     step = gpu_bound()
-
-    def medians(**options: bool) -> dict[str, float]:
-        with trace(devices="cuda", **options) as t:  # type: ignore[arg-type]
+    times: dict[tuple[bool, str], list[int]] = {}
+    for with_cost in (False, True) * 4:
+        with trace(devices="cuda", cost=with_cost) as t:
             for _ in range(12):
                 step()
-        table = t.steps().iloc[2:]
-        return {phase: float(table[f"device_{phase}_ns"].median()) for phase in PHASES}
-
-    plain, with_cost = medians(), medians(cost=True)
+        steps = t.steps().iloc[2:]
+        for phase in PHASES:
+            times.setdefault((with_cost, phase), []).extend(steps[f"device_{phase}_ns"])
     for phase in PHASES:
-        assert with_cost[phase] == pytest.approx(plain[phase], rel=0.03), phase
+        plain, measured_too = (statistics.median(times[way, phase]) for way in (False, True))
+        assert measured_too == pytest.approx(plain, rel=0.03), phase
 
 
 @pytest.mark.cuda
@@ -389,7 +389,7 @@ def test_times_on_a_gpu_are_those_of_its_kernels() -> None:
     records = cost.measured(t.data).records
     for phase in ("forward", "backward", "optimizer"):
         kernels = sum(r.time_ns for r in records if r.phase == phase)
-        events = int(steps[f"device_{phase}_ns"].sum())
+        events = 6 * int(steps[f"device_{phase}_ns"].median())  # the first waits for the profiler
         assert 0.8 * events < kernels < 1.05 * events, phase
 
 

@@ -44,6 +44,13 @@ def device_times(trace: Trace) -> DeviceTimes:
     return DeviceTimes(phase, line.step_at(middle), line.stretch_at(middle), device_ns)
 
 
+def missing(trace: Trace) -> int:
+    """How many phases began and ended, and have no time."""
+    document = trace.meta.get("phase_times")
+    count = document.get("missing") if isinstance(document, dict) else 0
+    return count if type(count) is int and count > 0 else 0
+
+
 def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
     """The device's time in that phase, of each step; None for one of which none was measured."""
     found = device_times(trace)

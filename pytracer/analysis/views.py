@@ -775,6 +775,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
         abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
     counts.update(mistakes.counts(trace))
+    counts["untimed_phases"] = device_times.missing(trace)
     errors_counted = trace.meta.get("callback_errors")
     counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
     worst = ("loss", "warning", "info")
