@@ -407,7 +407,7 @@ class Event:
             "correlation_id": self.id,
             "linked_correlation_id": self.linked,
             "device_type": DeviceType.CPU
-            if self.kind.startswith(("cpu", "cuda_r"))
+            if self.kind.startswith(("cpu", "cuda_r")) or not self.kind
             else DeviceType.CUDA,
             "is_user_annotation": self.kind == "gpu_user_annotation",
             "is_async": False,
@@ -423,9 +423,11 @@ class Event:
         return lambda: known[name]
 
 
-def test_what_a_gpu_did_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels by the operator that they are linked to; no annotations, no driver's calls; and an
-    operator that launched nothing (here one that torch.compile only imagined) counts nothing."""
+@pytest.mark.parametrize("driver", ["cuda_runtime", ""])  # "": where torch does not tell kinds
+def test_what_a_gpu_did_is_counted_once(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels by the operator that they are linked to; no annotations, no driver's calls, though one
+    outside of operators may have an operator's number; and an operator that launched nothing (here
+    one that torch.compile only imagined) counts nothing."""
     monkeypatch.setattr(peaks, "device_name", lambda _: "a GPU")
     monkeypatch.setattr(peaks, "cache_bytes", lambda _: None)
     shapes = ((8, 16), (16, 4))
@@ -436,6 +438,7 @@ def test_what_a_gpu_did_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
             Event("nvjet_sm90", "kernel", 500, 30, id=77, linked=1),
             Event("a second kernel", "kernel", 530, 10, id=78, linked=1),
             Event("aten::mm", "cpu_op", 200, 50, id=2, inputs=shapes),
+            Event("cudaDeviceSynchronize", driver, 300, 50, id=1),
             Event("my region", "gpu_user_annotation", 400, 400, linked=9),
             Event("Context Sync", "cuda_sync", 400, 400),
             Event("Memcpy HtoD", "gpu_memcpy", 520, 40, linked=5),

@@ -5,6 +5,7 @@ often they ran, for how long, and their FLOPs and bytes, computed here, where to
 `pytracer/analysis/cost.py` reads it.
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -115,7 +116,7 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
         if event.device_type() != DeviceType.CPU:
             if not event.is_user_annotation() and _activity(event) not in _NO_WORK:
                 kernels.append(_kernel(event))
-        elif event.linked_correlation_id() == 0 and _activity(event) in _CALLS:
+        elif _is_call(event):
             calls.append(_call(event))
     return calls, kernels
 
@@ -123,7 +124,15 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
 # The kinds of records, where torch tells them. What else is on the host are the driver's calls,
 # which are linked to the operator around them, and the profiler's own work.
 _CALLS = ("cpu_op", "user_annotation", "")
+# A driver's call outside of operators is linked to none, and has a number of the driver's own: taken
+# for an operator it could have one's number, and that one's kernels.
+_DRIVERS_CALL = re.compile(r"cu(da)?[A-Z]\w*$")
 _NO_WORK = ("gpu_user_annotation", "cuda_sync", "cuda_event", "overhead")
+
+
+def _is_call(event: Any) -> bool:
+    linked = event.linked_correlation_id() != 0
+    return not linked and _activity(event) in _CALLS and not _DRIVERS_CALL.match(event.name())
 
 
 def _activity(event: Any) -> str:
