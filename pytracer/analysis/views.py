@@ -591,6 +591,7 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     level = np.concatenate([[at_start], levels])
     # Where each step ends: as a time, and as a number of changes.
     ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
+    ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
     cuts = np.searchsorted(events.ticks[positions], ends, side="right")
     made = allocations(trace).step[which]
     on_device_ns = {phase: device_times.per_step(trace, phase, len(ends)) for phase in TIMED}
