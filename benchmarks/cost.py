@@ -3,14 +3,18 @@
     python benchmarks/cost.py                    # about 5 minutes on one GPU
     python benchmarks/cost.py --quick            # small sizes; what a machine without a GPU runs
     python benchmarks/cost.py --parts shapes,models --out DIR
+    python benchmarks/cost.py --parts compiled --out DIR --resume earlier/cost-nvidia-h200.json
 
-Four parts. `shapes`: twenty linear and convolution layers, each as an inner and as a first layer.
-`operators`: what is bound by bandwidth, on tensors of half a gigabyte, against the expected bytes
-and the measured copy. `models`: BERT-large, GPT-2, ResNet-50 and a Llama, eager and compiled: the
-classes beside the published ones, sums against the profiler's own, FLOPs against FlopCounterMode.
-`phases`: what measuring does to the step: forward, backward and optimizer by CUDA events, traced
-and plain. The JSON is written again after every result, so a run that is cut short leaves what it
-had; what does not begin in time is listed as skipped.
+Five parts. `shapes`: twenty linear and convolution layers, each as an inner and as a first layer,
+and their products alone. `operators`: what is bound by bandwidth, on tensors of half a gigabyte,
+against the expected bytes and the measured copy. `phases`: forward, backward and optimizer by CUDA
+events, by hand, in a trace, and in one that measures costs. `models`: BERT-large, GPT-2, ResNet-50
+and a Llama: the classes beside the published ones, sums against the profiler's own, FLOPs against
+FlopCounterMode. `compiled`: these through torch.compile.
+
+The JSON is written again after every result, so a run that is cut short leaves what it had; what
+does not begin in time is listed as skipped. What the file already has of this device and torch is
+not measured again, unless `--again` is said. `benchmarks/readme_tables.py` makes tables of it.
 """
 
 import argparse
@@ -24,7 +28,6 @@ import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +45,7 @@ from pytracer.analysis import cost  # noqa: E402
 from pytracer.cost import peaks  # noqa: E402
 from pytracer.export import cost_text  # noqa: E402
 
-PARTS = ("shapes", "operators", "models", "phases")
+PARTS = ("shapes", "operators", "phases", "models", "compiled")  # those that take longest last
 WARM_UP, STEPS = 4, 5
 
 # "Data Movement Is All You Need" (arXiv 2007.00072), table 1: BERT-large on a V100, in percent.
@@ -170,55 +173,122 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
     t = traced(step, module, device=device)
     row = max(cost.rows(t.data, "op"), key=lambda row: row.forward_flops)
     found = cost.measured(t.data)
-    kernels = sorted(
-        {kernel for r in found.records if r.flops for kernel in (*r.kernels, *r.notes)}
-    )
-    return {"shape": shape.name, "first_layer": first, **row_facts(row), "kernels": kernels}
+    own = [record for record in found.records if record.pair == row.name]
+    result = {"shape": shape.name, "first_layer": first, **row_facts(row)}
+    result["kernels"] = kernel_times(own)
+    result["notes"] = sorted({note for record in own for note in record.notes})
+    if device == "cuda":
+        result["alone"] = products_alone(module, x, gradient, row)
+        expected = result["alone"]["ratio_of_first" if first else "ratio"]
+        ratio = (row.time_ratio or 0) * (1 - bias_share(own))
+        # Off the textbook, and still what these products take when nothing is around them.
+        result["as_alone"] = abs(ratio / expected - 1) <= 0.1
+    return result
+
+
+def bias_share(own: list[cost.Record]) -> float:
+    """Of backward, what sums the bias's gradient: no part of the products."""
+    backward = [record for record in own if record.phase == "backward"]
+    sums = sum(record.time_ns for record in backward if record.op == "aten::sum")
+    return sums / max(sum(record.time_ns for record in backward), 1)
+
+
+def products_alone(
+    module: nn.Module, x: torch.Tensor, gradient: torch.Tensor, row: cost.Row
+) -> dict[str, float]:
+    """The three products one by one, without autograd, by CUDA events: a second opinion."""
+    weight = module.weight.detach()
+    x = x.detach()
+
+    def convolution_gradient(of_input: bool) -> Any:
+        settings = (module.stride, module.padding, module.dilation, False, [0, 0], module.groups)
+        mask = [of_input, not of_input, False]
+        return torch.ops.aten.convolution_backward(gradient, x, weight, None, *settings, mask)
+
+    if isinstance(module, nn.Linear):
+        ways: dict[str, Callable[[], Any]] = {
+            "forward": lambda: functional.linear(x, weight, module.bias),
+            "input_gradient": lambda: gradient @ weight,
+            "weight_gradient": lambda: gradient.t() @ x,
+        }
+    else:
+        ways = {
+            "forward": lambda: module(x),
+            "input_gradient": lambda: convolution_gradient(True),
+            "weight_gradient": lambda: convolution_gradient(False),
+        }
+    with torch.no_grad():
+        times = {way: seconds_of(run) for way, run in ways.items()}
+    flops = row.forward_flops / STEPS
+    return {
+        **{f"{way}_tflops": flops / taken / 1e12 for way, taken in times.items()},
+        "ratio": (times["input_gradient"] + times["weight_gradient"]) / times["forward"],
+        "ratio_of_first": times["weight_gradient"] / times["forward"],
+    }
+
+
+def seconds_of(run: Callable[[], Any]) -> float:
+    """Of one call on the device, the median of some rounds."""
+    for _ in range(5):
+        run()
+    times = []
+    for _ in range(7):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(10):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3 / 10)
+    return statistics.median(times)
 
 
 def shapes(report: "Report", device: str, quick: bool) -> None:
     for shape in QUICK_SHAPES if quick else SHAPES:
         for first in (False, True):
-            report.add("shapes", shape.name, lambda s=shape, f=first: run_shape(s, device, f))
+            name = shape.name + (", first layer" if first else "")
+            report.add("shapes", name, lambda s=shape, f=first: run_shape(s, device, f))
 
 
 # ---------------------------------------------------------------- operators
+
+
+Built = tuple[Callable[[], torch.Tensor], list[torch.Tensor]]
 
 
 def operators(report: "Report", device: str, quick: bool) -> None:
     """Expected: bytes of backward by bytes of forward, where the facts give an exact figure."""
     # 512 MiB in bfloat16; rows that fit a block's registers.
     rows, columns = (512, 256) if quick else (2**18, 1024)
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
 
-    def tensor() -> torch.Tensor:
+    def tensor(dtype: torch.dtype) -> torch.Tensor:
         return torch.randn(rows, columns, device=device, dtype=dtype, requires_grad=True)
 
-    def of_one(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], Any]:
-        def build() -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
-            x = tensor()
+    def of_one(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.dtype], Any]:
+        def build(dtype: torch.dtype) -> Built:
+            x = tensor(dtype)
             return (lambda: function(x)), [x]
 
         return build
 
-    def add() -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
-        x, y = tensor(), tensor()
+    def add(dtype: torch.dtype) -> Built:
+        x, y = tensor(dtype), tensor(dtype)
         return (lambda: x + y), [x, y]
 
-    def norm() -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
-        x, module = tensor(), nn.LayerNorm(columns).to(device, dtype)
+    def norm(dtype: torch.dtype) -> Built:
+        x, module = tensor(dtype), nn.LayerNorm(columns).to(device, dtype)
         return (lambda: module(x)), [x, *module.parameters()]
 
-    def cross_entropy() -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
-        x, targets = tensor(), torch.randint(columns, (rows,), device=device)
+    def cross_entropy(dtype: torch.dtype) -> Built:
+        x, targets = tensor(dtype), torch.randint(columns, (rows,), device=device)
         return (lambda: functional.cross_entropy(x, targets)), [x]
 
-    def embedding() -> tuple[Callable[[], torch.Tensor], list[torch.Tensor]]:
+    def embedding(dtype: torch.dtype) -> Built:
         module = nn.Embedding(50257 if not quick else 1000, columns).to(device, dtype)
         ids = torch.randint(module.num_embeddings, (rows,), device=device)
         return (lambda: module(ids)), list(module.parameters())
 
-    cases: dict[str, tuple[Callable[[], Any], float | None]] = {
+    cases: dict[str, tuple[Callable[[torch.dtype], Any], float | None]] = {
         "relu": (of_one(torch.relu), 1.5),
         "gelu": (of_one(functional.gelu), 1.5),
         "silu": (of_one(functional.silu), 1.5),
@@ -236,10 +306,45 @@ def operators(report: "Report", device: str, quick: bool) -> None:
         )
 
 
+# The share of the copy's bandwidth that what is bound by bandwidth should reach.
+ENOUGH = 0.75
+
+
 def run_operator(
-    name: str, build: Callable[[], Any], expected: float | None, device: str
+    name: str,
+    build: Callable[[torch.dtype], Any],
+    expected: float | None,
+    device: str,
 ) -> dict[str, Any]:
-    function, leaves = build()
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    made, main, found, own = one_operator(name, build, dtype, device)
+    ratio = main.time_ratio
+    within = None if expected is None or ratio is None else abs(ratio - expected) <= 0.15
+    result = {
+        "operator": name,
+        "result_bytes": made,
+        "expected": expected,
+        "within_0.15": within,
+        **row_facts(main),
+        "forward": rates(own, found, "forward"),
+        "backward": rates(own, found, "backward"),
+        "kernels": kernel_times(own),
+    }
+    below = [way for way in ("forward", "backward") if result[way].get("of_copy", ENOUGH) < ENOUGH]
+    if below:
+        forget(device)
+        wide = one_operator(name, build, torch.float32, device) if device == "cuda" else None
+        for way in below:
+            result[way]["below_because"] = why_below(way, own, found, wide)
+    return result
+
+
+def one_operator(
+    name: str, build: Callable[[torch.dtype], Any], dtype: torch.dtype, device: str
+) -> tuple[int, cost.Row, cost.Measured, list[cost.Record]]:
+    """The bytes it makes, its row, what was measured, and the operator's own records: not what the
+    step around it does."""
+    function, leaves = build(dtype)
     made = function()
     gradient = torch.randn_like(made)
 
@@ -250,22 +355,47 @@ def run_operator(
 
     t = traced(step, device=device)
     found = cost.measured(t.data)
-    # The operator's own: not what the step around it does.
     main = next(row for row in cost.rows(t.data, "op") if row.forward_ns)
     own = [record for record in found.records if record.pair == main.name]
     own += [] if name != "embedding" else [r for r in found.records if r.node == "AccumulateGrad"]
-    ratio = main.time_ratio
-    within = None if expected is None or ratio is None else abs(ratio - expected) <= 0.15
-    return {
-        "operator": name,
-        "result_bytes": made.nbytes,
-        "expected": expected,
-        "within_0.15": within,
-        **row_facts(main),
-        "forward": rates(own, found, "forward"),
-        "backward": rates(own, found, "backward"),
-        "kernels": sorted({kernel for record in own for kernel in record.kernels}),
-    }
+    return made.nbytes, main, found, own
+
+
+def kernel_times(records: Iterable[cost.Record]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each kernel in one step, by phase."""
+    times: dict[str, dict[str, float]] = {}
+    for record in records:
+        of_phase = times.setdefault(record.phase, {})
+        for kernel, taken in zip(record.kernels, record.kernel_ns, strict=True):
+            of_phase[kernel] = of_phase.get(kernel, 0) + taken / 1e6 / STEPS
+    return times
+
+
+def why_below(
+    way: str,
+    own: list[cost.Record],
+    found: cost.Measured,
+    wide: tuple[int, cost.Row, cost.Measured, list[cost.Record]] | None,
+) -> str:
+    """Why it moves its bytes more slowly than a copy does, where something that was measured shows
+    it: one operator among several, or arithmetic (float32 moves twice the bytes in the same time)."""
+    of_way = [r for r in own if r.phase == way and r.kernel_bytes is not None]
+    whole = sum(r.time_ns for r in of_way)
+    for slow in sorted(of_way, key=lambda r: -r.time_ns):
+        rest = rates([r for r in of_way if r is not slow], found, way)
+        if rest.get("of_copy", 0) >= ENOUGH:
+            alone = rates([slow], found, way)
+            return (
+                f"{slow.op} alone: {slow.time_ns / whole:.0%} of the time at "
+                f"{alone['of_copy']:.0%} of the copy's bandwidth; the rest reaches "
+                f"{rest['of_copy']:.0%}"
+            )
+    if wide is None:
+        return ""
+    slower = rates(wide[3], wide[2], way).get("time_ns", 0) / max(whole, 1)
+    if slower and slower < 1.6:
+        return f"arithmetic per element: float32, twice the bytes, takes {slower:.2f}x the time"
+    return ""
 
 
 # ---------------------------------------------------------------- models
@@ -325,11 +455,14 @@ def build(name: str, device: str, quick: bool) -> Model:
 MODELS = ("bert-large", "gpt-2", "resnet-50", "llama")
 
 
-def run_models(report: "Report", device: str, quick: bool) -> None:
-    for compiled in (False, True):
-        for name in MODELS:
-            label = f"{name}, {'compiled' if compiled else 'eager'}"
-            report.add("models", label, lambda n=name, c=compiled: run_model(n, device, quick, c))
+def run_models(report: "Report", device: str, quick: bool, *, compiled: bool = False) -> None:
+    for name in MODELS:
+        label = f"{name}, {'compiled' if compiled else 'eager'}"
+        report.add("models", label, lambda n=name: run_model(n, device, quick, compiled))
+
+
+def compiled_models(report: "Report", device: str, quick: bool) -> None:
+    run_models(report, device, quick, compiled=True)
 
 
 def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, Any]:
@@ -405,8 +538,8 @@ def weigh_verdicts(rows: list[cost.Row]) -> dict[str, Any]:
 
 
 def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
-    """The profiler's own sum of what the device did in as many steps, in a run of its own, and what
-    share of it our join attributes when given the same events."""
+    """The profiler's own sum of what the device did in a few steps, what our rows add up to when
+    given the same records, and of what differs the kernels by name."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -419,22 +552,52 @@ def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
             step()
         synchronize(device)
     calls, kernels = measure._read(run.profiler.kineto_results.events())
-    ours = measure.document(calls, kernels)["busy_ns"]
+    document = measure.document(calls, kernels)
     averages = run.key_averages()
     # User annotations are shown on the device too, around kernels that are counted already.
     own = [event for event in averages if not event.is_user_annotation]
-    # Of a kernel its own row has the time, and the operator's that launched it once more.
-    theirs = 1000 * sum(
-        event.self_device_time_total for event in own if event.device_type == DeviceType.CUDA
-    )
     if device == "cpu":
         # Nodes and annotations have time of their own there, which is no operator's.
-        theirs = sum(
-            event.self_cpu_time_total * 1000
-            for event in own
-            if event.key.startswith("aten::") or event.key in ("detach", "detach_")
-        )
-    return {"theirs_ns": theirs, "ours_ns": ours, "ratio": ours / theirs if theirs else None}
+        operators = [e for e in own if e.key.startswith("aten::") or e.key.startswith("detach")]
+        theirs = {event.key: 1000 * event.self_cpu_time_total for event in operators}
+        ours = theirs  # not by name: rows are not the profiler's
+    else:
+        # Only the kernels' own rows. The operators' and the driver's calls have the same times
+        # again, and a driver's call may have another's: both are numbered, each for itself.
+        on_device = [event for event in own if event.device_type == DeviceType.CUDA]
+        theirs = {event.key: 1000 * event.self_device_time_total for event in on_device}
+        ours = {}
+        for kernel in kernels:
+            ours[kernel.name] = ours.get(kernel.name, 0) + kernel.end - kernel.start
+    sum_of_theirs = sum(theirs.values())
+    orphans = [
+        (document["strings"][row["op"]], row["time_ns"])
+        for row in (dict(zip(document["columns"], each, strict=True)) for each in document["rows"])
+        if document["strings"][row["op"]].startswith("kernel ")
+    ]
+    result = {
+        "theirs_ns": sum_of_theirs,
+        "ours_ns": document["busy_ns"],
+        "ratio": document["busy_ns"] / sum_of_theirs if sum_of_theirs else None,
+        "device_busy_ns": document["device_busy_ns"],
+        "differences": differences(ours, theirs, sum_of_theirs),
+        "without_operator": sorted(orphans, key=lambda each: -each[1])[:10],
+        "without_operator_share": sum(ns for _, ns in orphans) / max(document["busy_ns"], 1),
+    }
+    for name, (mine, other) in result["differences"].items():
+        print(f"  differs: {name[:90]}  ours {mine / 1e6:.3f} ms, profiler {other / 1e6:.3f} ms")
+    for name, taken in result["without_operator"]:
+        print(f"  without an operator: {name[:90]}  {taken / 1e6:.3f} ms")
+    return result
+
+
+def differences(
+    ours: dict[str, float], theirs: dict[str, float], total: float
+) -> dict[str, tuple[float, float]]:
+    """Kernels, by name, whose sums differ by more than a ten-thousandth of the whole."""
+    pairs = {name: (ours.get(name, 0), theirs.get(name, 0)) for name in {*ours, *theirs}}
+    found = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > 1e-4 * total}
+    return dict(sorted(found.items(), key=lambda each: -abs(each[1][0] - each[1][1]))[:20])
 
 
 def flop_counter(model: Model, found: cost.Measured) -> dict[str, Any]:
@@ -456,7 +619,30 @@ def flop_counter(model: Model, found: cost.Measured) -> dict[str, Any]:
         "theirs": counter.get_total_flops(),
         "ours": sum(ours.values()),
         "differences": differ,
+        "modules": modules_flops(model, found),
     }
+
+
+def modules_flops(model: Model, found: cost.Measured) -> dict[str, Any]:
+    """Every module's forward, as torch counts it and as our rows add up: how many are equal, and
+    those that are not."""
+    with FlopCounterMode(display=False, depth=99) as counter:
+        model.forward()
+    ours: dict[str, int] = {}
+    for record in found.records:
+        if record.flops and record.phase == "forward":
+            parts = record.module.split(".")
+            for count in range(1, len(parts) + 1):
+                path = ".".join(parts[:count])
+                ours[path] = ours.get(path, 0) + record.flops // 3
+    compared, differ = 0, {}
+    for name, by_op in counter.get_flop_counts().items():
+        root, _, path = name.partition(".")
+        if root == type(model.module).__name__ and path:
+            compared += 1
+            if ours.get(path, 0) != sum(by_op.values()):
+                differ[path] = {"ours": ours.get(path, 0), "theirs": sum(by_op.values())}
+    return {"compared": compared, "equal": compared - len(differ), "differences": differ}
 
 
 # ---------------------------------------------------------------- phases
@@ -470,12 +656,13 @@ def phases(report: "Report", device: str, quick: bool) -> None:
 
 
 def run_phases(model: Model) -> dict[str, Any]:
-    """Medians of each phase's device time, plain and while cost=True measures."""
+    """Medians of each phase's device time: by events put there by hand into a step that nobody
+    traces, by a trace's own, and by those of a trace that measures costs; its kernels' sums too."""
+    names = ("forward", "backward", "optimizer")
 
-    def rounds() -> dict[str, list[float]]:
-        times: dict[str, list[float]] = {"forward": [], "backward": [], "optimizer": []}
-        for _ in range(10):
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
+    def by_hand() -> dict[str, list[float]]:
+        steps = [[torch.cuda.Event(enable_timing=True) for _ in range(4)] for _ in range(10)]
+        for marks in steps:
             model.optimizer.zero_grad(set_to_none=True)
             marks[0].record()
             loss = model.forward()
@@ -484,26 +671,47 @@ def run_phases(model: Model) -> dict[str, Any]:
             marks[2].record()
             model.optimizer.step()
             marks[3].record()
-            torch.cuda.synchronize()
-            for name, (begin, end) in zip(times, pairwise(marks), strict=True):
-                times[name].append(begin.elapsed_time(end))
-        return times
+        torch.cuda.synchronize()
+        return {
+            name: [marks[i].elapsed_time(marks[i + 1]) for marks in steps]
+            for i, name in enumerate(names)
+        }
 
-    rounds()
-    plain = {name: statistics.median(each) for name, each in rounds().items()}
-    with trace(model.module, model.optimizer, cost=True) as t:
-        measured = {name: statistics.median(each) for name, each in rounds().items()}
+    def by_trace(**options: Any) -> tuple[dict[str, list[float]], trace]:
+        with trace(model.module, model.optimizer, report=False, **options) as t:
+            for _ in range(10):
+                model.step()
+        steps = t.steps()
+        return {name: [ns / 1e6 for ns in steps[f"device_{name}_ns"]] for name in names}, t
+
+    by_hand()
+    rounds: dict[str, dict[str, list[float]]] = {}
+    for number in range(3):  # interleaved: clocks drift
+        for kind, run in (
+            ("by_hand_ms", by_hand),
+            ("traced_ms", lambda: by_trace()[0]),
+            ("with_cost_ms", lambda: by_trace(cost=True)[0]),
+        ):
+            for name, times in run().items():
+                rounds.setdefault(kind, {}).setdefault(name, []).extend(times[2:])
+        print(f"phases, round {number}", flush=True)
+    t = by_trace(cost=True)[1]
     records = cost.measured(t.data).records
-    kernels = {
-        phase: sum(r.time_ns for r in records if r.phase == phase) / 10 / 1e6 for phase in plain
+    medians = {
+        kind: {n: statistics.median(v) for n, v in each.items()} for kind, each in rounds.items()
     }
-    again = {name: statistics.median(each) for name, each in rounds().items()}
     return {
-        "plain_ms": plain,
-        "with_cost_ms": measured,
-        "kernels_ms": kernels,
-        "plain_again_ms": again,
-        "ratio": {name: measured[name] / plain[name] for name in plain},
+        "model": "gpt-2",
+        **medians,
+        "kernels_ms": {
+            name: sum(r.time_ns for r in records if r.phase == name) / 10 / 1e6 for name in names
+        },
+        "with_cost_by_without": {
+            name: medians["with_cost_ms"][name] / medians["traced_ms"][name] for name in names
+        },
+        "traced_by_hand": {
+            name: medians["traced_ms"][name] / medians["by_hand_ms"][name] for name in names
+        },
     }
 
 
@@ -516,8 +724,21 @@ class Report:
     def __init__(self, target: Path, deadline: float, facts: dict[str, Any], device: str) -> None:
         self.target, self.deadline, self.device = target, deadline, device
         self.document: dict[str, Any] = {"machine": facts, "skipped": [], "failed": []}
+        self.known: set[tuple[str, str]] = set()
+
+    def resume(self, earlier: dict[str, Any]) -> None:
+        """Takes over what was measured on this device with this torch."""
+        facts = self.document["machine"]
+        if any(earlier["machine"][name] != facts[name] for name in ("device", "torch")):
+            raise SystemExit("--resume: that file is of another device or torch")
+        for part in ("shapes", "operators", "phases", "models"):
+            for result in earlier.get(part, ()):
+                self.document.setdefault(part, []).append(result)
+                self.known.add((part, result["id"]))
 
     def add(self, part: str, name: str, run: Callable[[], dict[str, Any]]) -> None:
+        if (part, name) in self.known:
+            return
         if time.monotonic() > self.deadline:
             self.skip(part, name, "no time left")
             return
@@ -529,7 +750,7 @@ class Report:
             self.document["failed"].append({"part": part, "name": name, "error": repr(error)[:500]})
         else:
             result["seconds"] = round(time.monotonic() - began, 2)
-            self.document.setdefault(part, []).append(result)
+            self.document.setdefault(part, []).append({"id": name, **result})
             print(line_of(part, result), flush=True)
         forget(self.device)
         self.write()
@@ -551,7 +772,7 @@ def line_of(part: str, result: dict[str, Any]) -> str:
         return (
             f"{result['shape'] + first:<64}FLOPs {number(result.get('flop_ratio')):>5}  "
             f"time {number(result.get('time_ratio')):>5}  {result.get('verdict', ''):<10}"
-            f"{result.get('cause', '')}"
+            f"{result.get('cause', '')}{alone_text(result)}"
         )
     if part == "operators":
         shares = [number(result[way].get("of_copy"), ".0%") for way in ("forward", "backward")]
@@ -559,6 +780,11 @@ def line_of(part: str, result: dict[str, Any]) -> str:
             f"{result['operator']:<16}expected {number(result['expected']):>5}  "
             f"time {number(result.get('time_ratio')):>5}  of copy {shares[0]:>5} {shares[1]:>5}  "
             f"{result.get('verdict', ''):<10}{result.get('cause', '')}"
+            + "".join(
+                f"\n    {way} below {ENOUGH:.0%}: {result[way]['below_because'] or 'unexplained'}"
+                for way in ("forward", "backward")
+                if "below_because" in result[way]
+            )
         )
     if part == "models":
         both = result["classes"]["both"]
@@ -568,6 +794,17 @@ def line_of(part: str, result: dict[str, Any]) -> str:
             f"{parts}; sums {number(result['profiler']['ratio'], '.4f')} of the profiler's"
         )
     return json.dumps(result)
+
+
+def alone_text(result: dict[str, Any]) -> str:
+    if "alone" not in result or result.get("verdict") == cost.CONFIRMED:
+        return ""
+    alone = result["alone"]
+    rates = "/".join(
+        f"{alone[f'{way}_tflops']:.0f}" for way in ("forward", "input_gradient", "weight_gradient")
+    )
+    agrees = "which is the ratio" if result["as_alone"] else "which is not the ratio"
+    return f" [alone {rates} TFLOP/s, {agrees}]"
 
 
 def machine(device: str) -> dict[str, Any]:
@@ -595,9 +832,24 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
         "first_layers": len(first),
         "flop_ratio_is_1": sum(each.get("flop_ratio") == 1 for each in first),
         "median_time_ratio": statistics.median(ratios) if ratios else None,
-        "shapes_off": [each["shape"] for each in inner if each.get("verdict") == cost.OFF],
+        "outliers": [each["id"] for each in (*inner, *first) if is_outlier(each)],
+        "outliers_unexplained": [
+            each["id"]
+            for each in (*inner, *first)
+            if each.get("verdict") == cost.OFF and not each.get("as_alone")
+        ],
         "operators_within_0.15": [e["operator"] for e in judged if e["within_0.15"]],
         "operators_outside": [e["operator"] for e in judged if e["within_0.15"] is False],
+        "operators_below_unexplained": [
+            f"{e['operator']}, {way}"
+            for e in judged
+            for way in ("forward", "backward")
+            if e[way].get("below_because") == ""
+        ],
+        "phases": [
+            {name: each[name] for name in ("with_cost_by_without", "traced_by_hand")}
+            for each in document.get("phases", ())
+        ],
         "models": {
             f"{each['model']}, {'compiled' if each['compiled'] else 'eager'}": {
                 "time_ratio": each["whole_ratio"],
@@ -613,12 +865,20 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def is_outlier(shape: dict[str, Any]) -> bool:
+    """Not about twice as long in backward, or of a first layer once."""
+    ratio, textbook = shape.get("time_ratio"), 1.0 if shape["first_layer"] else 2.0
+    return ratio is None or not cost.within(ratio, textbook, True)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--parts", default=",".join(PARTS), help=f"of {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="small sizes")
-    parser.add_argument("--minutes", type=float, default=5, help="begin nothing new after so many")
+    parser.add_argument("--minutes", type=float, default=8, help="begin nothing new after so many")
+    parser.add_argument("--resume", type=Path, help="an earlier JSON: what it has is kept")
+    parser.add_argument("--again", action="store_true", help="measure what --out has once more")
     options = parser.parse_args()
     parts = options.parts.split(",")
     if unknown := {*parts} - {*PARTS}:
@@ -632,8 +892,17 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / f"cost-{'quick-' if options.quick else ''}{slug}.json"
     report = Report(target, began + 60 * options.minutes, facts, device)
-    run = {"shapes": shapes, "operators": operators, "models": run_models, "phases": phases}
-    for part in ("shapes", "operators", "phases", "models"):  # models last: they take longest
+    earlier = options.resume or (target if target.exists() and not options.again else None)
+    if earlier is not None:
+        report.resume(json.loads(earlier.read_text()))
+    run = {
+        "shapes": shapes,
+        "operators": operators,
+        "phases": phases,
+        "models": run_models,
+        "compiled": compiled_models,
+    }
+    for part in PARTS:
         if part in parts:
             run[part](report, device, options.quick)
     report.document["summary"] = summarise(report.document)

@@ -1,10 +1,11 @@
-"""Writes the tables of README.md from benchmarks/results/*.json, between markers.
+"""Writes the tables of README.md and docs/cost.md from benchmarks/results/*.json, between markers.
 
-    python benchmarks/readme_tables.py           # rewrites README.md
-    python benchmarks/readme_tables.py --check   # fails if README.md says something else
+    python benchmarks/readme_tables.py           # rewrites them
+    python benchmarks/readme_tables.py --check   # fails if they say something else
 
 A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; the one of matrix
-products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and `gemm:end`.
+products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and `gemm:end`;
+those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like.
 """
 
 import argparse
@@ -14,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
+
+from benchmarks import cost_tables  # noqa: E402
+
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+COST_PAGE = ROOT / "docs" / "cost.md"
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -114,7 +120,7 @@ def between(text: str, name: str, content: str) -> str:
     head, found, rest = text.partition(begin)
     _, found_end, tail = rest.partition(end)
     if not found or not found_end:
-        raise SystemExit(f"README.md has no {begin} … {end}: put them where the table belongs")
+        raise SystemExit(f"there is no {begin} … {end}: put them where the table belongs")
     return f"{head}{begin}\n{content}\n{end}{tail}"
 
 
@@ -127,15 +133,24 @@ def main() -> int:
         raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")
     if not README.exists():
         raise SystemExit("there is no README.md")
-    before = README.read_text()
-    after = between(before, "overhead", overhead_table(cases))
+    before = {page: page.read_text() for page in (README, COST_PAGE)}
+    after = dict(before)
+    after[README] = between(after[README], "overhead", overhead_table(cases))
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
-        after = between(after, "gemm", gemm_table(json.loads(path.read_text())))
+        after[README] = between(after[README], "gemm", gemm_table(json.loads(path.read_text())))
+    for path in sorted(RESULTS.glob("cost-nvidia-*.json"))[:1]:
+        document = json.loads(path.read_text())
+        after[README] = between(after[README], "cost", cost_tables.summary(document))
+        for part in ("shapes", "operators", "models", "phases"):
+            text = getattr(cost_tables, part)(document)
+            after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
     if arguments.check:
-        if after != before:
-            print("README.md differs from benchmarks/results: run benchmarks/readme_tables.py")
-        return int(after != before)
-    README.write_text(after)
+        different = [page.name for page in before if after[page] != before[page]]
+        for name in different:
+            print(f"{name} differs from benchmarks/results: run benchmarks/readme_tables.py")
+        return int(bool(different))
+    for page, text in after.items():
+        page.write_text(text)
     return 0
 
 

@@ -509,6 +509,7 @@ PYBIND11_MODULE(_C, m) {
       "set_callbacks",
       [](const py::object& name_of_module,
          const py::object& before_root,
+         const py::object& after_root,
          const py::object& before_backward,
          const py::object& after_backward,
          const py::object& before_step,
@@ -518,6 +519,7 @@ PYBIND11_MODULE(_C, m) {
         };
         interceptors::set_callbacks({or_null(name_of_module),
                                      or_null(before_root),
+                                     or_null(after_root),
                                      or_null(before_backward),
                                      or_null(after_backward),
                                      or_null(before_step),
@@ -525,6 +527,7 @@ PYBIND11_MODULE(_C, m) {
       },
       py::arg("name_of_module") = py::none(),
       py::arg("before_root") = py::none(),
+      py::arg("after_root") = py::none(),
       py::arg("before_backward") = py::none(),
       py::arg("after_backward") = py::none(),
       py::arg("before_step") = py::none(),

@@ -50,6 +50,7 @@ def make_step_code_call(original: Callable[..., Any]) -> Any: ...
 def set_callbacks(
     name_of_module: Callable[[Any], str] | None = None,
     before_root: Callable[[Any, tuple[Any, ...], dict[str, Any]], None] | None = None,
+    after_root: Callable[[], None] | None = None,
     before_backward: Callable[[Any], None] | None = None,
     after_backward: Callable[[], None] | None = None,
     before_step: Callable[[], None] | None = None,

@@ -344,6 +344,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._step = 0
         self._cycle = 0
         self._user_steps = False
+        self.waits = True  # at the end, until a GPU has come as far: for its last phases' times
 
     # ---------------------------------------------------------------- the block
 
@@ -382,7 +383,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if failed and self._session is not None:
             self._session.failed = True
         try:
-            self._stop()
+            self._stop(wait=error is None and self.waits)
         except errors.CannotWrite as problem:
             if error is None:
                 raise
@@ -499,11 +500,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if self._cost:
             self._start_measuring(session)
 
-    def _stop(self) -> None:
+    def _stop(self, *, wait: bool = True) -> None:
         session, self._session = self._session, None
         if session is not None:
             self._stop_measuring(session)
-            data = session.stop()
+            data = session.stop(wait=wait)
             self._cycle += 1
             # A schedule may have opened a window in which nothing came any more.
             keep = self._data is None or session.failed or (data and data.has_allocations)

@@ -50,6 +50,13 @@ COUNTERS: dict[str, Counter] = {
             "Join the program's threads before the trace ends.",
         ),
         Counter(
+            "untimed_phases",
+            "info",
+            "phases without the device's time: it had not come to their ends when the trace ended, "
+            "or they were too many",
+            "Nothing to do: the host's times are there. An exception does not wait for the device.",
+        ),
+        Counter(
             "before_snapshot",
             "info",
             "events from before the device's state was known, ignored",

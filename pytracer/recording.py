@@ -65,10 +65,10 @@ class Recording:
         elif since == self._steps:
             self._close_first(None)
             if self._wants_watch and self.first is not None:
-                self._watch = self._start()
+                self._watch = self._start_watch()
         elif self._watch is not None and (since - (self._steps or 0)) % _WATCH_STEPS == 0:
             self._close(self._watch, None)
-            self._watch = self._start()
+            self._watch = self._start_watch()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more steps; or none because of this."""
@@ -86,6 +86,12 @@ class Recording:
             self._close(self.first, error)
             if error is None:
                 self._ready(self.first)
+
+    def _start_watch(self) -> Any:
+        watch = self._start()
+        if watch is not None:
+            watch.waits = False  # nobody reads it unless memory runs out: the GPU need not catch up
+        return watch
 
     def _start(self, **more: Any) -> Any:
         try:

@@ -18,10 +18,20 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytracer import errors, load, trace
 from pytracer._native import C
-from pytracer.analysis import cost
+from pytracer.analysis import cost, module_costs
 from pytracer.cli import main
 from pytracer.cost import classes, measure, peaks
-from pytracer.cost.calls import Argument, Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.cost.calls import (
+    Argument,
+    Call,
+    Kernel,
+    Key,
+    Kind,
+    Sum,
+    busy,
+    join,
+    module_calls,
+)
 from pytracer.export.cost_text import render
 
 # ---------------------------------------------------------------- by hand
@@ -397,7 +407,7 @@ class Event:
             "correlation_id": self.id,
             "linked_correlation_id": self.linked,
             "device_type": DeviceType.CPU
-            if self.kind.startswith(("cpu", "cuda_r"))
+            if self.kind.startswith(("cpu", "cuda_r")) or not self.kind
             else DeviceType.CUDA,
             "is_user_annotation": self.kind == "gpu_user_annotation",
             "is_async": False,
@@ -413,9 +423,11 @@ class Event:
         return lambda: known[name]
 
 
-def test_what_a_gpu_did_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels by the operator that they are linked to; no annotations, no driver's calls; and an
-    operator that launched nothing (here one that torch.compile only imagined) counts nothing."""
+@pytest.mark.parametrize("driver", ["cuda_runtime", ""])  # "": where torch does not tell kinds
+def test_what_a_gpu_did_is_counted_once(driver: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels by the operator that they are linked to; no annotations, no driver's calls, though one
+    outside of operators may have an operator's number; and an operator that launched nothing (here
+    one that torch.compile only imagined) counts nothing."""
     monkeypatch.setattr(peaks, "device_name", lambda _: "a GPU")
     monkeypatch.setattr(peaks, "cache_bytes", lambda _: None)
     shapes = ((8, 16), (16, 4))
@@ -426,6 +438,7 @@ def test_what_a_gpu_did_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None
             Event("nvjet_sm90", "kernel", 500, 30, id=77, linked=1),
             Event("a second kernel", "kernel", 530, 10, id=78, linked=1),
             Event("aten::mm", "cpu_op", 200, 50, id=2, inputs=shapes),
+            Event("cudaDeviceSynchronize", driver, 300, 50, id=1),
             Event("my region", "gpu_user_annotation", 400, 400, linked=9),
             Event("Context Sync", "cuda_sync", 400, 400),
             Event("Memcpy HtoD", "gpu_memcpy", 520, 40, linked=5),
@@ -470,6 +483,54 @@ def test_which_gemm_is_unaligned(columns: int, unaligned: bool) -> None:
         notes = [note for note in measure._notes(key) if note.startswith("unaligned")]
         text = f"unaligned: rows of {columns} elements of 2 B in the {role} GEMM"
         assert notes == ([text] if unaligned else [])
+
+
+# ---------------------------------------------------------------- one call of a module
+
+
+def test_module_calls_are_counted_in_forward_and_know_who_calls_them() -> None:
+    """Not those of a recomputation, and a wrapper that goes by what it wraps counts once."""
+    r = Recorder()
+    for _ in range(2):
+        with r.inside("Model", "module"), r.inside("Model", "module"):
+            r.call("aten::gelu", sequence=0)
+            with r.inside("up", "module"):
+                r.call("aten::mm")
+    with r.node("GeluBackward0", 0), r.inside("up", "module"):
+        r.call("aten::mm")
+    assert module_calls(r.calls) == {"Model": (2, ""), "up": (2, "Model")}
+
+
+def test_a_call_of_the_model_costs_what_all_of_its_rows_do(small: trace) -> None:
+    found = module_costs.per_call(small.data)
+    (root,) = (module for module in found if "." not in module and module == "Small")
+    rows = cost.rows(small.data)
+    inside = [row for row in rows if row.name in found]
+    assert found[root].calls > 0
+    for side in ("forward", "backward"):
+        flops = sum(getattr(row, f"{side}_flops") for row in inside)
+        assert getattr(found[root], f"{side}_flops") * found[root].calls == pytest.approx(flops)
+        taken = sum(getattr(row, f"{side}_ns") for row in inside) / 1e6
+        assert getattr(found[root], f"{side}_ms") * found[root].calls == pytest.approx(taken)
+
+
+def test_chrome_traces_module_slices_have_costs(small: trace, tmp_path: Path) -> None:
+    """And only they, and only with cost=True."""
+    small.export_chrome_trace(tmp_path / "small.json")
+    events = json.loads((tmp_path / "small.json").read_text())["traceEvents"]
+    slices = [event for event in events if event.get("cat") == "scope"]
+    with_costs = [event for event in slices if "forward ms" in event.get("args", {})]
+    assert {event["args"]["kind"] for event in with_costs} == {"module"}
+    found = module_costs.per_call(small.data)
+    for event in with_costs:
+        known, arguments = found[event["name"]], event["args"]
+        assert arguments["forward ms"] == pytest.approx(known.forward_ms, abs=0.001)
+        assert arguments["backward flops"] == round(known.backward_flops)
+        assert arguments.get("flop ratio", 0) == pytest.approx(known.flop_ratio or 0, abs=0.001)
+    with trace(nn.Linear(2, 2), devices="cpu") as t:
+        nn.Linear(2, 2)(torch.ones(1, 2))
+    t.export_chrome_trace(tmp_path / "plain.json")
+    assert "forward ms" not in (tmp_path / "plain.json").read_text()
 
 
 # ---------------------------------------------------------------- files and errors
@@ -552,6 +613,9 @@ def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> No
         {"columns": ["module"]},
         {"busy_ns": 1},
         {"rows": [[-1, *row[1:]]], "busy_ns": row[9]},
+        {"modules": [[0, -1, 0]]},
+        {"modules": [[0, 1]]},
+        {"modules": 3},
     ]
     for damage in [*damages, dict.fromkeys(good)]:
         meta = {**small.data.meta, "cost": {**good, **damage}}

@@ -164,6 +164,47 @@ def test_unaligned_shapes_explain_only_the_side_that_is_slow() -> None:
     assert verdict([replace(forward, notes=note), backward]) == (EXPLAINED, note[0])
 
 
+def with_kernels(records: list[Record], *kernels: dict[str, float]) -> list[Record]:
+    """Milliseconds in each."""
+    return [
+        replace(
+            each,
+            kernels=tuple(named),
+            kernel_ns=tuple(round(ms * MS) for ms in named.values()),
+        )
+        for each, named in zip(records, kernels, strict=True)
+    ]
+
+
+def test_turning_tensors_into_another_layout_is_explained_by_its_own_time() -> None:
+    records = linear(3)
+    turned = {"sm90_xmma_wgrad": 2.0, "cudnn::ops::nchwToNhwcKernel": 1.0}
+    found, cause = verdict(with_kernels(records, {"sm90_xmma_fprop": 1.0}, turned))
+    assert found == EXPLAINED
+    assert cause == "tensors turned into another layout: 0% of forward, 33% of backward"
+    too_little = {"sm90_xmma_wgrad": 2.9, "cudnn::ops::nchwToNhwcKernel": 0.1}
+    assert verdict(with_kernels(records, {"sm90_xmma_fprop": 1.0}, too_little)) == (OFF, "")
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward", "ms", "cause"),
+    [
+        ("nvjet_sm90_tst", "cutlass_80_tensorop_bf16", 4, "older chip: sm80"),
+        ("nvjet_sm90_tst", "ampere_bf16_s16816gemm", 4, "older chip: sm80"),
+        ("cutlass_80_tensorop_bf16", "nvjet_sm90_tst", 1, "older chip: sm80"),
+        ("nvjet_sm90_tst", "nvjet_sm90_nnt", 4, ""),
+        ("cutlass_80_tensorop_bf16", "nvjet_sm90_tst", 4, ""),  # the slow side has the newer one
+        ("sm90_xmma_fprop", "conv_depthwise2d_grad_weight_kernel", 4, "not on tensor cores"),
+    ],
+)
+def test_kernels_for_another_chip_explain_the_side_that_is_slow(
+    forward: str, backward: str, ms: float, cause: str
+) -> None:
+    found = verdict(with_kernels(linear(ms), {forward: 1.0}, {backward: ms}))
+    assert found[0] == (EXPLAINED if cause else OFF)
+    assert cause in found[1]
+
+
 def test_launch_bound_rows_are_explained() -> None:
     found, cause = verdict(linear(4, launches=300))
     assert found == EXPLAINED

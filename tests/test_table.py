@@ -40,6 +40,7 @@ peak 37.0 MiB on cpu   step 0, in backward, 54.0 us after the start
 
 modules   h.* 37.0 MiB
 lines     train.py:9 28.0 MiB, train.py:10 4 B
+a step    forward 41.0 us, backward 33.0 us, optimizer 5.00 us
 hint      The 4 modules h.* hold 20.0 MiB of activations: torch.utils.checkpoint
           on them saves most of that for a second forward.
 recorded  92 events, 50 scopes

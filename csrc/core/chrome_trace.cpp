@@ -367,10 +367,10 @@ void ChromeTrace::arguments(const ChromeRows& rows, size_t row, std::string& out
     const ChromeArgument& argument = rows.arguments[i];
     int64_t value = argument.values[row];
     using Kind = ChromeArgument::Kind;
-    bool missing = argument.kind == Kind::kInteger ? value == kNoValue
-                   : argument.kind == Kind::kText  ? texts_[static_cast<size_t>(value)].size() == 2
-                   : argument.kind == Kind::kFlag  ? value == 0
-                                                   : false;
+    bool missing = argument.kind == Kind::kText   ? texts_[static_cast<size_t>(value)].size() == 2
+                   : argument.kind == Kind::kFlag ? value == 0
+                   : argument.kind == Kind::kHex  ? false
+                                                  : value == kNoValue;
     if (missing) {
       continue;
     }
@@ -389,6 +389,9 @@ void ChromeTrace::arguments(const ChromeRows& rows, size_t row, std::string& out
         break;
       case Kind::kFlag:
         out += "true";
+        break;
+      case Kind::kThousandths:
+        append_microseconds(value, out);  // which has just that form
         break;
     }
   }

@@ -24,8 +24,9 @@ struct ChromeArgument {
   enum class Kind : uint8_t {
     kInteger,  // left out where it is kNoValue
     kHex,
-    kText,  // a row of the texts, left out where that is empty
-    kFlag,  // left out where 0
+    kText,         // a row of the texts, left out where that is empty
+    kFlag,         // left out where 0
+    kThousandths,  // written as a decimal number; left out where it is kNoValue
   };
 
   std::string name;

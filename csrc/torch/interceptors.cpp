@@ -217,15 +217,23 @@ PyObject* module_call(PyObject* self, PyObject* const* args, size_t flags, PyObj
   if (root && callbacks.before_root != nullptr && !tell_root(args[0], args + 1, count - 1, names)) {
     return nullptr;
   }
-  OpenFrame frame(ScopeKind::kModule, "", name);
-  if (root) {
-    Recorder::get().open_current(Recorder::this_thread());
+  PyObject* result = nullptr;
+  {
+    OpenFrame frame(ScopeKind::kModule, "", name);
+    if (root) {
+      Recorder::get().open_current(Recorder::this_thread());
+    }
+    std::optional<Mark> mark;
+    if (marking_modules) {
+      mark.emplace(name);
+    }
+    result = forward();
   }
-  std::optional<Mark> mark;
-  if (marking_modules) {
-    mark.emplace(name);
+  if (root && callbacks.after_root != nullptr && result != nullptr &&
+      !call_quietly(callbacks.after_root, nullptr, 0)) {
+    Py_CLEAR(result);
   }
-  return forward();
+  return result;
 }
 
 // `_engine_run_backward(outputs, gradients, retain_graph, create_graph, ...)`
@@ -380,6 +388,7 @@ void set_callbacks(const Callbacks& with) {
   ops::forget_passes();
   replace(callbacks.name_of_module, with.name_of_module);
   replace(callbacks.before_root, with.before_root);
+  replace(callbacks.after_root, with.after_root);
   replace(callbacks.before_backward, with.before_backward);
   replace(callbacks.after_backward, with.after_backward);
   replace(callbacks.before_step, with.before_step);

@@ -25,6 +25,7 @@ PyObject* make_step_code_call(PyObject* original);
 struct Callbacks {
   PyObject* name_of_module;   // module -> str, asked once per module
   PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
+  PyObject* after_root;       // (): it has been left without an exception
   PyObject* before_backward;  // (outputs): an outermost backward pass starts
   PyObject* after_backward;   // (): it has ended without an exception
   PyObject* before_step;      // (): an optimizer's step starts, in a Python frame further up

@@ -7,6 +7,7 @@ it moves bytes. What departs from it is `explained` only where a named cause, se
 leads to the ratio that was measured, and `off` otherwise.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ class Record:
     bytes: int | None
     kernel_bytes: int | None
     notes: tuple[str, ...]
-    kernels: tuple[str, ...]
+    kernels: tuple[str, ...]  # those that took longest
+    kernel_ns: tuple[int, ...] = ()  # how long each did
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Measured:
     device_busy_ns: int | None
     matmul_precision: str
     peaks: Mapping[str, Any] | None
+    module_calls: tuple[tuple[str, int, str], ...] = ()  # path, calls in forward, called by
 
 
 @dataclass(frozen=True)
@@ -254,6 +257,10 @@ def _checked(document: Mapping[str, Any]) -> Measured:
         None if document.get("device_busy_ns") is None else _whole(document["device_busy_ns"]),
         str(document.get("matmul_precision", "highest")),
         peaks if isinstance(peaks, dict) else None,
+        tuple(
+            (_text(strings, module), _whole(calls), _text(strings, parent))
+            for module, calls, parent in document.get("modules", ())
+        ),
     )
 
 
@@ -275,6 +282,7 @@ def _record(columns: Sequence[str], row: Sequence[Any], strings: Sequence[str]) 
         **given,
         notes=tuple(_text(strings, number) for number in values["notes"]),
         kernels=tuple(_text(strings, number) for number in values["kernels"]),
+        kernel_ns=tuple(_whole(number) for number in values.get("kernel_ns", ())),
     )
 
 
@@ -530,6 +538,10 @@ def _cause(
     less = (_time(backward) - everything) / _time(forward)
     if len(added) > 1 and (within(less, textbook, contracts) or within(less, counted, contracts)):
         return " and ".join(name for _, name in added)
+    for kind, in_kernels in _NO_ARITHMETIC.items():
+        if _fits_without(in_kernels, textbook, contracts, forward, backward):
+            shares = (_in_kernels(side, in_kernels) / _time(side) for side in (forward, backward))
+            return "{}: {:.0%} of forward, {:.0%} of backward".format(kind, *shares)
     if (cast := _casts(textbook, contracts, forward, backward)) is not None:
         return cast
     bound = _roofline(ratio, contracts, forward, backward, rates)
@@ -576,6 +588,39 @@ def _added(backward: list[Record]) -> list[tuple[int, str]]:
         (again, "checkpointing runs the forward again"),
     ]
     return [(time_ns, name) for time_ns, name in found if time_ns]
+
+
+# Kernels that compute nothing of the operator's own, by what they are called.
+_NO_ARITHMETIC = {
+    "tensors turned into another layout": re.compile(
+        r"nchwToNhwc|nhwcToNchw|convertTensor|tensorTransform|transpose", re.IGNORECASE
+    ),
+    "parts of a product added up": re.compile(r"splitK.*reduce|reduce_?splitk", re.IGNORECASE),
+}
+
+
+def _in_kernels(records: Iterable[Record], names: re.Pattern[str]) -> int:
+    """Nanoseconds in kernels that are called so."""
+    return sum(
+        taken
+        for record in records
+        for name, taken in zip(record.kernels, record.kernel_ns, strict=False)
+        if names.search(name)
+    )
+
+
+def _fits_without(
+    names: re.Pattern[str],
+    textbook: float,
+    contracts: bool,
+    forward: list[Record],
+    backward: list[Record],
+) -> bool:
+    """Whether there are such kernels, and the ratio of everything else is the textbook's."""
+    sides = (forward, backward)
+    inside = [_in_kernels(side, names) for side in sides]
+    left = [_time(side) - taken for side, taken in zip(sides, inside, strict=True)]
+    return any(inside) and left[0] > 0 and within(left[1] / left[0], textbook, contracts)
 
 
 def _casts(
@@ -640,6 +685,9 @@ def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], cl
     unaligned = [note for r in side for note in r.notes if note.startswith("unaligned: ")]
     if unaligned and clock == "kernels":  # an alignment of tensor cores'
         return unaligned[0]
+    older = _older_kernels(side, forward if is_slow else backward)
+    if older:
+        return older
     both = [*forward, *backward]
     kernels = clock == "kernels"
     working = both if kernels else [r for r in both if r.kernel_bytes]  # views do no work
@@ -651,6 +699,43 @@ def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], cl
     if _is_fused(both):
         return "compiled: forward and backward are fused differently"
     return ""
+
+
+_GENERATION = re.compile(
+    r"sm_?(\d\d\d?)|cutlass_(\d\d)_|(volta|turing|ampere|hopper)", re.IGNORECASE
+)
+_GENERATIONS = {"volta": 70, "turing": 75, "ampere": 80, "hopper": 90}
+_WITHOUT_TENSOR_CORES = re.compile(r"depthwise|c1_k1|grouped_direct", re.IGNORECASE)
+
+
+def _older_kernels(slow: list[Record], fast: list[Record]) -> str:
+    """Whether the slower side runs kernels of an older kind of chip, or not on tensor cores."""
+    slowest, other = _longest_kernel(slow), _longest_kernel(fast)
+    if _WITHOUT_TENSOR_CORES.search(slowest):
+        return f"not on tensor cores: {slowest[:60]}"
+    old, new = _generation(slowest), _generation(other)
+    if old and new and old < new:
+        return f"kernels for an older chip: sm{old} where the other side has sm{new}"
+    return ""
+
+
+def _longest_kernel(records: Iterable[Record]) -> str:
+    """Of the contractions among these."""
+    times = [
+        (taken, name)
+        for record in records
+        if record.flops
+        for name, taken in zip(record.kernels, record.kernel_ns, strict=False)
+    ]
+    return max(times, default=(0, ""))[1]
+
+
+def _generation(kernel: str) -> int:
+    found = _GENERATION.search(kernel)
+    if found is None:
+        return 0
+    number = found[1] or found[2]
+    return int(number) if number else _GENERATIONS[found[3].lower()]
 
 
 def _is_fused(records: Iterable[Record]) -> bool:

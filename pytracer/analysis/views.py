@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import agreement, blocks, matching, mistakes, owners, phases, scopes, sound
+from pytracer.analysis import (
+    agreement,
+    blocks,
+    device_times,
+    matching,
+    mistakes,
+    owners,
+    phases,
+    scopes,
+    sound,
+)
 from pytracer.analysis.casts import elements
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
@@ -536,12 +546,15 @@ def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
     """One row per step: its peak, what it began and ended with, how long its phases took.
 
     What comes after the last step's end is a step of its own if a forward or backward began in it.
+    A phase has two times: the host's, and on CUDA the device's, which is the one to look at: the
+    host runs ahead. The device's are NA where none were measured.
     """
     import pandas as pd
 
     rows = [vars(row) for row in step_rows(trace, device)]
     names = list(StepRow.__dataclass_fields__)
-    return pd.DataFrame(rows, columns=names).set_index("step")
+    table = pd.DataFrame(rows, columns=names).set_index("step")
+    return table.astype({f"device_{phase}_ns": "Int64" for phase in TIMED})
 
 
 @dataclass(frozen=True)
@@ -557,9 +570,15 @@ class StepRow:
     growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
     allocations: int
     micro_steps: int  # backwards that a forward preceded
-    forward_ns: int
+    forward_ns: int  # by the host's clock
     backward_ns: int
     optimizer_ns: int
+    device_forward_ns: int | None  # by CUDA's events, on the stream that was current
+    device_backward_ns: int | None
+    device_optimizer_ns: int | None
+
+
+TIMED = ("forward", "backward", "optimizer")
 
 
 def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
@@ -572,10 +591,13 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     level = np.concatenate([[at_start], levels])
     # Where each step ends: as a time, and as a number of changes.
     ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
+    ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
     cuts = np.searchsorted(events.ticks[positions], ends, side="right")
     made = allocations(trace).step[which]
+    on_device_ns = {phase: device_times.per_step(trace, phase, len(ends)) for phase in TIMED}
     rows: list[StepRow] = []
-    begin, first = int(events.ticks[0]), 0
+    # A step of views and the like may end before the first event.
+    begin, first = min(int(events.ticks[0]), int(ends[0])) if len(ends) else 0, 0
     for step, (end, cut) in enumerate(zip(ends, cuts, strict=True)):
         before = rows[-1].end_bytes if rows else int(level[first])
         rows.append(
@@ -592,10 +614,46 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
                 forward_ns=_time_in(trace, "forward", begin, int(end)),
                 backward_ns=_time_in(trace, "backward", begin, int(end)),
                 optimizer_ns=_time_in(trace, "optimizer", begin, int(end)),
+                device_forward_ns=on_device_ns["forward"][step],
+                device_backward_ns=on_device_ns["backward"][step],
+                device_optimizer_ns=on_device_ns["optimizer"][step],
             )
         )
         begin, first = int(end), int(cut)
     return rows
+
+
+@dataclass(frozen=True)
+class PhaseMedians:
+    """How long a step's phases take, each the median of the steps that have it."""
+
+    by_phase: dict[str, int]  # nanoseconds
+    of_device: bool  # else of the host
+
+
+def phase_medians(trace: Trace) -> PhaseMedians | None:
+    """The device's times, or on the CPU the program's; None where no step was seen to end."""
+    count = len(phases.timeline(trace).step_ends)
+    of_device = main_device(trace).startswith("cuda")
+    by_phase = {}
+    for phase in TIMED:
+        times = (device_times.per_step if of_device else _host_times)(trace, phase, count)
+        known = [each for each in times if each]
+        if known:
+            # The first step loads kernels and makes the optimizer's state.
+            by_phase[phase] = int(np.median(known[1:] if len(known) > 2 else known))
+    return PhaseMedians(by_phase, of_device) if by_phase else None
+
+
+def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
+    line = phases.timeline(trace)
+    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
+    times = trace.time_ns(np.append(line.ticks, last))
+    step = line.step_at(line.ticks)
+    those = np.flatnonzero((line.phase == PHASE[phase]) & (step < steps))
+    sums = np.zeros(steps, np.int64)
+    np.add.at(sums, step[those], np.maximum(np.diff(times)[those], 0))
+    return [int(each) for each in sums]
 
 
 def _goes_on(trace: Trace) -> bool:
@@ -718,6 +776,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
         abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
     counts.update(mistakes.counts(trace))
+    counts["untimed_phases"] = device_times.missing(trace)
     errors_counted = trace.meta.get("callback_errors")
     counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
     worst = ("loss", "warning", "info")

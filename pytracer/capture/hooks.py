@@ -20,6 +20,7 @@ from pytracer._native import C
 from pytracer.capture.dynamo import Shelter
 from pytracer.capture.graph import GraphWalks
 from pytracer.capture.labels import Labels
+from pytracer.capture.phase_times import PhaseTimes
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 
@@ -51,6 +52,7 @@ class Hooks:
         self.walks = GraphWalks()
         self.step_listeners: list[Callable[[], None]] = []
         self.root_listeners: list[Callable[[], None]] = []
+        self.phase_times: list[PhaseTimes] = []
         self._python = _PythonHooks(self)
         self._saved = _SavedTensorHooks()
         self._cuda = _Cuda()
@@ -104,8 +106,18 @@ class Hooks:
 
     def before_backward(self, outputs: Any) -> None:
         """Where each save is seen as it happens, the graph need not be read."""
-        if self._installed is not None and not self._installed.saved_tensors:
-            self.walks.before_backward(outputs)
+        try:
+            if self._installed is not None and not self._installed.saved_tensors:
+                self.walks.before_backward(outputs)
+        finally:  # where the pass begins: not before the graph has been read
+            for times in self.phase_times:
+                times.backward_begins(outputs)
+
+    def after_backward(self) -> None:
+        """An outermost backward pass has ended."""
+        for times in self.phase_times:
+            times.backward_ends()
+        self.labels.after_backward()
 
     def cuda_problem(self) -> str:
         """Why CUDA memory is not recorded event by event, or nothing."""
@@ -124,6 +136,7 @@ class Hooks:
             self._uninstall_all()
         self.step_listeners.clear()
         self.root_listeners.clear()
+        self.phase_times.clear()
 
 
 class _StandIn:
@@ -167,8 +180,9 @@ class _PythonHooks:
         C.set_callbacks(
             lambda module: self._hooks.labels.name_of_module(module),
             self._before_root,
+            self._after_root,
             self._hooks.before_backward,
-            lambda: self._hooks.labels.after_backward(),
+            self._hooks.after_backward,
             self._before_step,
             self._after_step,
         )
@@ -198,13 +212,23 @@ class _PythonHooks:
         for listener in tuple(self._hooks.root_listeners):
             listener()
         self._hooks.labels.before_root(module, args, kwargs)
+        for times in self._hooks.phase_times:
+            times.root_entered(module)
+
+    def _after_root(self) -> None:
+        for times in self._hooks.phase_times:
+            times.root_left()
 
     def _before_step(self) -> None:
         optimizer = _stepping_optimizer(sys._getframe())
         if optimizer is not None:
             self._hooks.labels.before_optimizer(optimizer)
+        for times in self._hooks.phase_times:
+            times.step_begins()
 
     def _after_step(self, optimizer: Any) -> None:
+        for times in self._hooks.phase_times:
+            _quietly(times.step_ends)
         _quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
@@ -222,10 +246,10 @@ def _stepping_optimizer(frame: FrameType | None) -> Optimizer | None:
     return None
 
 
-def _quietly(label: Callable[[Any], None], optimizer: Any) -> None:
+def _quietly(label: Callable[..., None], *arguments: Any) -> None:
     """What goes wrong in our own bookkeeping is counted and not the program's to see."""
     try:
-        label(optimizer)
+        label(*arguments)
     except Exception:
         C.count_callback_error()
 

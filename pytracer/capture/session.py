@@ -15,6 +15,7 @@ from pytracer import errors
 from pytracer._native import C, facts
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS, Wants
+from pytracer.capture.phase_times import CudaEvents, PhaseTimes
 from pytracer.capture.variables import variables_of
 from pytracer.trace import Trace
 from pytracer.version import __version__
@@ -97,6 +98,7 @@ class Session:
     _variables: list[dict[str, Any]] = field(default_factory=list)
     _errors_before: int = 0
     _memory: DeviceMemory = field(init=False)
+    _phases: PhaseTimes = field(init=False)
 
     @property
     def running(self) -> bool:
@@ -108,6 +110,7 @@ class Session:
         self._pid = os.getpid()
         self._memory = DeviceMemory(cuda="cuda" in self.options.devices)
         self._memory.begin()
+        self._phases = PhaseTimes(CudaEvents() if "cuda" in self.options.devices else None)
         self._errors_before = C.status()["callback_errors"]
         self._clock = [C.read_clock()]
         self._id = C.begin_session(self._max_events())
@@ -123,6 +126,7 @@ class Session:
             raise
         HOOKS.step_listeners.append(self._memory.stepped)
         HOOKS.root_listeners.append(self._memory.called)
+        HOOKS.phase_times.append(self._phases)
         self._counters["begin"] = _allocator_counters(self.options.devices)
 
     def mark_step(self) -> None:
@@ -130,15 +134,22 @@ class Session:
         C.mark_step("step")
         self._memory.stepped()
 
-    def stop(self) -> Trace | None:
-        """Ends the recording. None in a forked child, which recorded nothing."""
+    def stop(self, *, wait: bool = True) -> Trace | None:
+        """Ends the recording. None in a forked child, which recorded nothing.
+
+        `wait`: until a GPU has come as far as the program, so that its last phases have times.
+        """
         if not self.running:
             self._forget_in_child()
             return None
+        try:
+            self._phases.finish(wait=wait and not self.failed)
+        except BaseException:  # Ctrl-C, while it waited
+            self._stop_listening()
+            self._abandon()
+            raise
+        self._stop_listening()
         session, self._id = self._id, 0
-        if self._memory.stepped in HOOKS.step_listeners:
-            HOOKS.step_listeners.remove(self._memory.stepped)
-            HOOKS.root_listeners.remove(self._memory.called)
         self._look_once_more()
         self._variables = variables_of(sys._getframe(1))
         HOOKS.remove(session)
@@ -156,6 +167,7 @@ class Session:
                 "what is there so far"
             )
         self._look_once_more()
+        self._phases.look()
         return self._trace(C.read_session(self._id))
 
     # ---------------------------------------------------------------- parts
@@ -165,6 +177,12 @@ class Session:
         self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()
+
+    def _stop_listening(self) -> None:
+        if self._memory.stepped in HOOKS.step_listeners:
+            HOOKS.step_listeners.remove(self._memory.stepped)
+            HOOKS.root_listeners.remove(self._memory.called)
+            HOOKS.phase_times.remove(self._phases)
 
     def _max_events(self) -> int:
         if self.options.max_events is not None:
@@ -227,6 +245,7 @@ class Session:
                 "allocator_settings": allocator_settings(),
                 "counters": self._counters,
                 "device_memory": self._memory.document(),
+                "phase_times": self._phases.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
                 "variables": self._variables,
                 "failed": self.failed,
@@ -235,7 +254,7 @@ class Session:
         )
 
     def _abandon(self) -> None:
-        """Starting failed: as if it had never been tried."""
+        """Starting failed, or ending was interrupted: as if it had never been tried."""
         session, self._id = self._id, 0
         HOOKS.remove(session)
         C.end_session(session)

@@ -75,7 +75,7 @@ class Sum:
     kernel_ns: int = 0
     launches: int = 0
     launching_calls: int = 0  # of the calls, those that launched something
-    kernels: set[str] = field(default_factory=set)
+    kernels: dict[str, int] = field(default_factory=dict)  # nanoseconds of each
     is_leaf: bool = False  # did something itself: a kernel, or called nothing that is known
 
 
@@ -138,9 +138,10 @@ def join(
         owner = id(caller.owner or caller) if caller is not None else 0
         row.launching_calls += owner not in launched or not owner
         launched.add(owner)
-        row.kernel_ns += max(kernel.end - kernel.start, 0)
+        taken = max(kernel.end - kernel.start, 0)
+        row.kernel_ns += taken
         row.launches += 1
-        row.kernels.add(kernel.name)
+        row.kernels[kernel.name] = row.kernels.get(kernel.name, 0) + taken
         row.is_leaf = True
     return dict(rows)
 
@@ -152,6 +153,25 @@ def busy(kernels: Iterable[Kernel]) -> int:
         total += max(kernel.end - max(kernel.start, last), 0)
         last = max(last, kernel.end)
     return total
+
+
+def module_calls(calls: Iterable[Call]) -> dict[str, tuple[int, str]]:
+    """Of each module how often it was called in forward, and in which module the first time."""
+    stacks: dict[int, list[Call]] = defaultdict(list)
+    found: dict[str, tuple[int, str]] = {}
+    wanted = (call for call in calls if call.kind in ("module", "node"))
+    for call in sorted(wanted, key=lambda call: (call.start, call.id)):
+        stack = stacks[call.thread]
+        while stack and stack[-1].end <= call.start:
+            stack.pop()
+        around = [open_call.name for open_call in stack if open_call.kind == "module"]
+        again = around[-1:] == [call.name]  # a wrapper that goes by the name of what it wraps
+        if call.kind == "module" and not again:
+            count, parent = found.get(call.name, (0, around[-1] if around else ""))
+            in_backward = any(open_call.kind == "node" for open_call in stack)
+            found[call.name] = (count + (not in_backward), parent)
+        stack.append(call)
+    return found
 
 
 def _makers(ordered: list[Call]) -> dict[tuple[int, int], Call]:

@@ -5,6 +5,7 @@ often they ran, for how long, and their FLOPs and bytes, computed here, where to
 `pytracer/analysis/cost.py` reads it.
 """
 
+import re
 import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,7 +17,18 @@ from torch.profiler import ProfilerActivity, profile
 from pytracer import errors
 from pytracer._native import C
 from pytracer.cost import classes, flops, peaks, traffic
-from pytracer.cost.calls import COMPILING, Argument, Call, Kernel, Key, Kind, Sum, busy, join
+from pytracer.cost.calls import (
+    COMPILING,
+    Argument,
+    Call,
+    Kernel,
+    Key,
+    Kind,
+    Sum,
+    busy,
+    join,
+    module_calls,
+)
 
 VERSION = 1
 COLUMNS = (
@@ -37,7 +49,8 @@ COLUMNS = (
     "bytes",  # -1: no model
     "kernel_bytes",
     "notes",  # rows of `strings`
-    "kernels",
+    "kernels",  # rows of `strings`, those that took longest
+    "kernel_ns",  # and how long each took
 )
 ALIGNED_BYTES = 16  # what a tensor core's loads need; below, another generation's kernel runs
 
@@ -103,7 +116,7 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
         if event.device_type() != DeviceType.CPU:
             if not event.is_user_annotation() and _activity(event) not in _NO_WORK:
                 kernels.append(_kernel(event))
-        elif event.linked_correlation_id() == 0 and _activity(event) in _CALLS:
+        elif _is_call(event):
             calls.append(_call(event))
     return calls, kernels
 
@@ -111,7 +124,15 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
 # The kinds of records, where torch tells them. What else is on the host are the driver's calls,
 # which are linked to the operator around them, and the profiler's own work.
 _CALLS = ("cpu_op", "user_annotation", "")
+# A driver's call outside of operators is linked to none, and has a number of the driver's own: taken
+# for an operator it could have one's number, and that one's kernels.
+_DRIVERS_CALL = re.compile(r"cu(da)?[A-Z]\w*$")
 _NO_WORK = ("gpu_user_annotation", "cuda_sync", "cuda_event", "overhead")
+
+
+def _is_call(event: Any) -> bool:
+    linked = event.linked_correlation_id() != 0
+    return not linked and _activity(event) in _CALLS and not _DRIVERS_CALL.match(event.name())
 
 
 def _activity(event: Any) -> str:
@@ -186,6 +207,10 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
         # Views, and what ran on the host: no kernel, nothing to say.
         launches = COLUMNS.index("launches")
         written = [row for row in written if row[launches]]
+    modules = [
+        [strings(module), count, strings(parent)]
+        for module, (count, parent) in module_calls(calls).items()
+    ]
     device = "cuda" if kernels else "cpu"
     name = peaks.device_name(device)
     time_ns = COLUMNS.index("time_ns")
@@ -199,6 +224,7 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
         "device_busy_ns": busy(kernels) if kernels else None,  # two at once count once
         "matmul_precision": torch.get_float32_matmul_precision(),
         "peaks": peaks.cached(name),
+        "modules": modules,  # path, calls in forward, the module that called it
         "columns": list(COLUMNS),
         "strings": strings.rows,
         "rows": written,
@@ -231,6 +257,8 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
     moved = traffic.traffic(key.op, key.arguments)
     times = found.launching_calls if on_device else found.calls
     tensors = [argument for argument in key.arguments if argument.dtype]
+    by_time = sorted(found.kernels, key=lambda name: (-found.kernels[name], name))
+    longest = by_time[:_MOST_KERNELS]
     return [
         strings(OUTSIDE if key.module is None else key.module or ROOT),
         strings(key.phase),
@@ -249,7 +277,8 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
         -1 if moved is None else moved.operator * times,
         -1 if moved is None else (moved.kernels if on_device else moved.operator) * times,
         [strings(note) for note in _notes(key)],
-        [strings(name[:_LONGEST_NAME]) for name in sorted(found.kernels)[:_MOST_KERNELS]],
+        [strings(name[:_LONGEST_NAME]) for name in longest],
+        [found.kernels[name] for name in longest],
     ]
 
 

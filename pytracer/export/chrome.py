@@ -19,7 +19,17 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import C
-from pytracer.analysis import blocks, matching, owners, phases, scopes, sound, views
+from pytracer.analysis import (
+    blocks,
+    device_times,
+    matching,
+    module_costs,
+    owners,
+    phases,
+    scopes,
+    sound,
+    views,
+)
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
@@ -54,8 +64,20 @@ _STEPS, _PHASES, _MARKERS, _FIRST_THREAD = 1, 2, 3, 10
 
 # Kinds of rows and of arguments: the enums of csrc/core/chrome_trace.h.
 _SLICE, _LIFETIME, _COUNTER, _INSTANT, _FLOW = range(5)
-_INTEGER, _HEX, _TEXT, _FLAG = range(4)
+_INTEGER, _HEX, _TEXT, _FLAG, _THOUSANDTHS = range(5)
 _NO_VALUE = np.iinfo(np.int64).min
+
+# Arguments of a module's slice: fields of a ModuleCost, how they are written, and by what factor.
+_COSTS = {
+    "forward_flops": (_INTEGER, 1),
+    "backward_flops": (_INTEGER, 1),
+    "forward_bytes": (_INTEGER, 1),
+    "backward_bytes": (_INTEGER, 1),
+    "forward_ms": (_THOUSANDTHS, 1000),
+    "backward_ms": (_THOUSANDTHS, 1000),
+    "flop_ratio": (_THOUSANDTHS, 1000),
+    "time_ratio": (_THOUSANDTHS, 1000),
+}
 
 _ALWAYS = (*CATEGORY_ORDER[:5], "unknown")  # shown even when nothing was ever in them
 _CHUNK = 4 << 20
@@ -357,8 +379,26 @@ class _Document:
                 ("bytes allocated", _INTEGER, _or_none(made, made == 0)),
                 ("forward", _TEXT, self._known(forward)),
                 ("recompute", _FLAG, tree.flags[found.numbers] & SCOPE_RECOMPUTE),
+                *self._costs(),
             ],
         )
+
+    def _costs(self) -> Iterator[tuple[str, int, I64]]:
+        """What one call of each module costs, with all that is inside; from trace(cost=True)."""
+        found = module_costs.per_call(self._trace)
+        if not found:
+            return
+        tree = scopes.tree(self._trace)
+        name = self._known(tree.name[self._slices.numbers])
+        is_module = tree.kind[self._slices.numbers] == scopes.MODULE
+        texts = {text: number for number, text in enumerate(self._trace.strings)}
+        for key, (kind, scale) in _COSTS.items():
+            by_name = np.full(max(len(self._trace.strings), 1), _NO_VALUE)
+            for module, cost in found.items():
+                value = getattr(cost, key)
+                if value is not None and module in texts:
+                    by_name[texts[module]] = round(value * scale)
+            yield key.replace("_", " "), kind, np.where(is_module, by_name[name], _NO_VALUE)
 
     def _known(self, strings: NDArray[Any]) -> I64:
         """Rows of the trace's string table; those that are not there become 0."""
@@ -376,7 +416,8 @@ class _Document:
         cuts = np.searchsorted(ticks[1:], bounds, side="right")
         peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
         texts = [self._texts.add(f"step {i}") for i in range(len(peaks))]
-        return self._track(_STEPS, times[:-1], times[1:], np.array(texts, np.int64), peaks)
+        names = np.array(texts, np.int64)
+        return self._track(_STEPS, times[:-1], times[1:], names, ("peak bytes", _INTEGER, peaks))
 
     def _phases(self) -> _Rows:
         """What the main thread was doing; `other` is left blank."""
@@ -385,18 +426,41 @@ class _Document:
         end = np.append(begin[1:], self._end_ns)
         names = np.array([self._texts.add(name) for name in PHASES])
         shown = (line.phase != phases.OTHER) & (end > begin)
-        return self._track(_PHASES, begin[shown], end[shown], names[line.phase[shown]])
+        device_us = self._device_us(line)[shown].tolist()
+        return self._track(
+            _PHASES,
+            begin[shown],
+            end[shown],
+            names[line.phase[shown]],
+            ("device ms", _THOUSANDTHS, device_us),
+        )
+
+    def _device_us(self, line: phases.Timeline) -> I64:
+        """Per stretch of the timeline what the device worked on it; of a cut one, in its first."""
+        found = device_times.device_times(self._trace)
+        _, first = np.unique(line.interval, return_index=True)
+        stretch = first[line.interval[found.stretch]]
+        sums = np.zeros(len(line.ticks), np.int64)
+        known = line.phase[stretch] == found.phase
+        np.add.at(sums, stretch[known], found.device_ns[known])
+        return np.where(sums > 0, sums // 1000, _NO_VALUE)
 
     def _track(
-        self, number: int, begin: I64, end: I64, name: I64, peaks: Sequence[int] = ()
+        self,
+        number: int,
+        begin: I64,
+        end: I64,
+        name: I64,
+        argument: tuple[str, int, Sequence[int]],
     ) -> _Rows:
         """Slices of one track; of too many the longest."""
+        key, kind, values = argument
         most = self._share(8)
         if most is not None and len(begin) > most:
             self._note("steps and phases", len(begin) - most)
             kept = _largest(end - begin, np.arange(len(begin)), most)
             begin, end, name = begin[kept], end[kept], name[kept]
-            peaks = [peaks[i] for i in kept.tolist()] if peaks else ()
+            values = [values[i] for i in kept.tolist()]
         thread = np.full(len(begin), self._thread(number))
         # Each begins where another ends, and viewers read times as floating point numbers, which
         # are a nanosecond off by now: two slices that overlap by one are an error to them.
@@ -409,7 +473,7 @@ class _Document:
             end=C.nest_slices(thread, begin, end),
             name=name,
             thread=thread,
-            arguments=[("peak bytes", _INTEGER, np.array(peaks, np.int64))] if peaks else [],
+            arguments=[(key, kind, np.array(values, np.int64))],
         )
 
     def _markers(self) -> _Rows:

@@ -10,7 +10,7 @@ from pytracer.analysis.cost import Row
 from pytracer.export.table import size_text, time_text
 from pytracer.trace import Trace
 
-_NAME = 30
+_NAME = 28
 _MOST_ROWS = 24
 _MOST_EXPLAINED = 4  # rows named of each cause
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -30,7 +30,7 @@ def render(
     shown = rows if by == "class" or each else rows[:_MOST_ROWS]
     total = sum(row.time_ns for row in rows)
     head = f"{by:<{_NAME}}{'forward':>9}{'backward':>10}{'share':>8}"
-    lines = [head + f"{'FLOPs':>8}{'bytes':>7}{'time':>7}{'expect':>8}  verdict"]
+    lines = [head + f"{'FLOPs':>7}{'bytes':>7}{'time':>7}{'expect':>8}{'of peak':>9}  verdict"]
     lines += [_line(row) for row in shown]
     if len(shown) < len(rows):
         rest = sum(row.time_ns for row in rows[len(shown) :])
@@ -61,7 +61,7 @@ def _line(row: Row) -> str:
     ratios = "".join(
         f"{'' if ratio is None else f'{ratio:.2f}':>{room}}"
         for ratio, room in (
-            (row.flop_ratio, 8),
+            (row.flop_ratio, 7),
             (row.byte_ratio, 7),
             (row.time_ratio, 7),
             (row.expected_ratio, 8),
@@ -69,8 +69,14 @@ def _line(row: Row) -> str:
     )
     return (
         f"{name:<{_NAME}}{_time(row.forward_ns):>9}{_time(backward):>10}"
-        f"{row.time_share:>8.1%}{ratios}  {row.verdict}"
+        f"{row.time_share:>8.1%}{ratios}{_of_peak(row):>9}  {row.verdict}"
     )
+
+
+def _of_peak(row: Row) -> str:
+    """Of the matrix rate, or of the copy's bandwidth: what the row's operators are bound by."""
+    share = row.of_peak_flops if row.kind == "contraction" else row.of_peak_bandwidth
+    return "" if share is None else f"{share:.0%}"
 
 
 def _time(nanoseconds: int) -> str:

@@ -36,6 +36,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         "",
         *_holders(trace, peak, width),
         *_allocator(trace, peak, width),
+        *_times(trace, width),
         *_advice(trace, peak, width),
         *_health(trace, width),
         *_recorded(trace, width, paint),
@@ -143,6 +144,15 @@ def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
         parts.append(f"caches {size_text(found.reserved - found.allocated)} of it")
     if parts:
         yield f"{'allocator':<{_MARGIN}}{', '.join(parts)}"[:width]
+
+
+def _times(trace: Trace, width: int) -> Iterator[str]:
+    """How long the phases of a step take: medians."""
+    found = None if "imported" in trace.meta else views.phase_medians(trace)
+    if found is not None:
+        parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]
+        where = " on the GPU" if found.of_device else ""
+        yield f"{'a step':<{_MARGIN}}{', '.join(parts)}{where}"[:width]
 
 
 def _listed(title: str, items: list[str], width: int) -> Iterator[str]:

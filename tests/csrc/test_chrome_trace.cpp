@@ -129,14 +129,15 @@ TEST(slices_as_text) {
   rows.arguments = {{"bytes", ChromeArgument::Kind::kInteger, bytes},
                     {"where", ChromeArgument::Kind::kText, where},
                     {"address", ChromeArgument::Kind::kHex, bytes},
-                    {"flag", ChromeArgument::Kind::kFlag, where}};
+                    {"flag", ChromeArgument::Kind::kFlag, where},
+                    {"ms", ChromeArgument::Kind::kThousandths, bytes}};
   ChromeTrace trace(kTexts, {rows});
   CHECK_EQ(all_of(trace),
            "{\"ph\":\"X\",\"cat\":\"test\",\"name\":\"outer\",\"pid\":7,\"tid\":5,\"ts\":1.000,"
            "\"dur\":8.000,\"args\":{\"address\":\"0x8000000000000000\"}},\n"
            "{\"ph\":\"X\",\"cat\":\"test\",\"name\":\"inner\",\"pid\":7,\"tid\":5,\"ts\":2.000,"
            "\"dur\":1.000,\"args\":{\"bytes\":12,\"where\":\"outer\",\"address\":\"0xc\","
-           "\"flag\":true}},\n");
+           "\"flag\":true,\"ms\":0.012}},\n");
   CHECK_EQ(trace.events(), 2u);
 }
 
