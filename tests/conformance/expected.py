@@ -98,10 +98,11 @@ def inputs_of(technique: str, training: Training) -> dict[str, int]:
     if technique in ("inference", "autocast_inference"):
         amount = storages(batch.inputs)  # nothing uses the target
     elif technique == "generation":
-        amount = nbytes(first) + 2 * nbytes(first[:, :1])  # the prompt, a word, the next one
+        # What the prompt is a part of, a word, the next one.
+        amount = nbytes(first) + 2 * nbytes(first[:, :1])
     elif technique == "beam_search":
         beams = 3
-        amount = beams * (nbytes(first[:1]) + nbytes(first[:1, :1]))
+        amount = beams * (nbytes(first[:1, : first.shape[1] // 2]) + nbytes(first[:1, :1]))
     return {"inputs": amount}
 
 

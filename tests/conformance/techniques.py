@@ -394,11 +394,17 @@ def autocast_inference(training: Training) -> None:
         inference(training)
 
 
+def a_prompt(training: Training) -> Tensor:
+    """Half of what fits, so that there is room for words to come."""
+    ids = training.batch().inputs[0]
+    return ids[:, : ids.shape[1] // 2]
+
+
 @technique("generation", role="kv_cache", trains=False)
 @torch.no_grad()
 def generation(training: Training) -> None:
     """The cache goes from call to call."""
-    prompt = training.batch().inputs[0]
+    prompt = a_prompt(training)
     ids, cache = prompt, None
     for _ in range(6):
         logits, cache = training.model(ids, past_key_values=cache, use_cache=True)
@@ -412,7 +418,7 @@ def beam_search(training: Training, beams: int = 3) -> None:
     """The cache is put in the order of the beams that survive."""
     model = training.model
     assert isinstance(model, Transformer)
-    prompt = training.batch().inputs[0][:1]
+    prompt = a_prompt(training)[:1]
     ids, cache = prompt.expand(beams, -1).contiguous(), None
     score = torch.zeros(beams, 1, device=training.device)
     for _ in range(6):
