@@ -131,8 +131,11 @@ class Reference:
         if self.held(a):
             return "activations", "held"
         for category in ("functional", "temporaries"):
-            if category in labelled:
-                return category, self.label_role(a, labelled[category])
+            if category not in labelled:
+                continue
+            role = self.label_role(a, labelled[category])
+            if role != "from_before" or a.start < 0:
+                return category, role
         if a.start < 0:
             return "unknown", ""
         same_interval = self.moments.freed_interval[a.number] == self.interval(a)

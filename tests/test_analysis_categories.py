@@ -360,6 +360,20 @@ def test_the_order_of_other_ops_casts_tells_a_weight_from_an_input_as_large(
     assert verdict(b, its_input) != ("weights", "autocast_copy")
 
 
+def test_a_tensor_from_before_that_the_program_has_is_functional_and_a_new_one_is_as_before() -> (
+    None
+):
+    b = TraceBuilder()
+    old, stray = b.seed(100), b.seed(200)
+    with b.module("model"), b.op("aten::mm"):
+        new = b.alloc(300)
+    for block in (old, new):
+        b.label(block, "functional", "from_before")
+    assert verdict(b, old) == ("functional", "from_before")
+    assert verdict(b, stray) == ("unknown", "")
+    assert verdict(b, new) == ("functional", "output")
+
+
 # ---------------------------------------------------------------- laws, on random programs
 
 NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")
@@ -369,7 +383,7 @@ LABELS = [
     for category in (*LABELLED, "communication", "functional", "temporaries")
     for role, name in (("one", "a"), ("two", "b"))
 ]
-LABELS += [("functional", "kv_cache", "")] * 4
+LABELS += [("functional", "kv_cache", "")] * 4 + [("functional", "from_before", "")] * 2
 KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
 
 

@@ -222,3 +222,26 @@ def test_float32_weights_that_only_the_optimizer_has_are_masters_of_16_bit_ones(
     assert sizes["master"] == bytes_of(masters)
     assert sizes["parameter"] == bytes_of(model.parameters())
     assert t.bytes_per_parameter().per_parameter["weights"] == 6.0
+
+
+@pytest.mark.cuda
+def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> None:
+    """An average of the weights in a dictionary, data that lies on the device."""
+    model = Model().cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    average = {name: p.detach().clone() for name, p in model.named_parameters()}
+    data = torch.randint(0, WORDS, (1000, BATCH, LENGTH), device="cuda")
+    with trace(report=False) as t:
+        for step in range(3):
+            model(data[step]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            for name, parameter in model.named_parameters():
+                average[name].lerp_(parameter.detach(), 0.1)
+    frame = t.allocations()
+    kept = frame[frame.role == "from_before"]
+    assert kept.category.eq("functional").all()
+    sizes = [tensor.nbytes for tensor in average.values()]
+    assert set(sizes) <= set(kept.requested_bytes)
+    assert kept.requested_bytes.sum() >= sum(sizes)
+    assert not (frame.requested_bytes[frame.category == "unknown"] > 1 << 16).any()

@@ -37,8 +37,7 @@ models, the techniques and the expectations; `python tools/conformance.py` write
 - *activations*: of the bytes that are activations at the peak for the reference or for pytracer,
   the share that are for both. *ever*: the same of all allocations of the run.
 - *unknown*: share of the bytes at the peak. *modes*: the categories that differ there between
-  `saved_tensors="auto"` and `"hooks"`. Where the H200's table says `unknown` there, the run with
-  hooks still found the model of the run before it in memory: a fault of the suite, mended since.
+  `saved_tensors="auto"` and `"hooks"`.
 """
 COLUMNS = (
     "model technique optimizer peak weights gradients state inputs activations ever unknown modes"

@@ -18,7 +18,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began, or, if none did, when the |
 |                 | call that made it with grad mode on was over (held)                          |
-| functional      | a label (kv_cache); or freed in a later interval than it was made in, or     |
+| functional      | a label (kv_cache; from_before, of a tensor of the program's that is older   |
+|                 | than the trace and lives at its end); or freed in a later interval than it was made in, or     |
 |                 | never; made by the op and module that made a kv_cache, it is one (kv_cache)  |
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
@@ -31,7 +32,7 @@ graph's pool is alive for its own reasons.
 
 An average of weights (EMA) is not a copy of them. In a module (AveragedModel, passed to `trace()`
 or called) it is that module's parameters, and so weights; in a dictionary of the program's it is
-what such tensors are: functional, if made while the trace ran.
+what such tensors are: functional.
 """
 
 from dataclasses import dataclass
@@ -144,9 +145,11 @@ def categories(trace: Trace) -> Categories:
     out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
 
     out.choose(_held(trace, facts), "activations", ROLE["held"])
-    out.choose(labelled("functional"), "functional", label_role)
-    out.choose(labelled("temporaries"), "temporaries", label_role)
     made_here = facts.moments.made_phase != MISSING
+    in_use = scopes.names_where(trace, lambda text: text != "from_before")
+    says_more = in_use[sound.labels(trace).role[facts.label]]
+    out.choose(labelled("functional") & (says_more | ~made_here), "functional", label_role)
+    out.choose(labelled("temporaries"), "temporaries", label_role)
     same = facts.moments.made_interval == facts.moments.freed_interval
     if not was_labelled(trace):
         # Nobody looked whether it is a weight or a gradient; between phases nothing is known.

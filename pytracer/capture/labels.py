@@ -6,6 +6,7 @@ references only; nothing lives longer for being watched.
 """
 
 import functools
+import gc
 import inspect
 import re
 import weakref
@@ -185,6 +186,17 @@ class Labels:
         self._watched.label_gradients()
         for optimizer in self._optimizers:
             optimizer.label_state(self)
+
+    @unheard
+    def label_from_before(self) -> None:
+        """What else the program has on a GPU since before the trace.
+
+        An average of the weights in a dictionary, a data set. A look at every object, hence once.
+        """
+        plain = (torch.Tensor, torch.nn.Parameter)  # others may run code of the program's
+        found = [o for o in gc.get_objects() if type(o) in plain and o.is_cuda]
+        labels = [C.intern_label(_FUNCTIONAL, "from_before", "", *describe(t)) for t in found]
+        C.label_tensors(found, labels)
 
     def label_workspaces(self) -> None:
         """What torch keeps for cuBLAS, made before the trace or in it."""
