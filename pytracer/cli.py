@@ -141,6 +141,12 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument("--json", action="store_true", help="one JSON document on stdout")
     cost.set_defaults(run=_cost)
 
+    confirm = commands.add_parser(
+        "confirm", help="published claims about training memory, measured again on this machine"
+    )
+    _add_confirm_arguments(confirm)
+    confirm.set_defaults(run=_confirm)
+
     doctor = commands.add_parser(
         "doctor", help="what works here, what does not, and what to do about it"
     )
@@ -167,6 +173,12 @@ def _two_steps(text: str) -> tuple[int, int]:
 
 def _add_gemm_arguments(parser: argparse.ArgumentParser) -> None:
     from pytracer.gemm import arguments
+
+    arguments.add(parser)
+
+
+def _add_confirm_arguments(parser: argparse.ArgumentParser) -> None:
+    from pytracer.claims import arguments
 
     arguments.add(parser)
 
@@ -460,6 +472,17 @@ def _measure_peaks() -> dict[str, Any]:
     copied = found["copy_bytes_per_s"] / 1e9
     print(f"{name}: {rates} TFLOP/s, copy {copied:.4g} GB/s", file=sys.stderr)
     return {name: found}
+
+
+def _confirm(options: argparse.Namespace) -> int:
+    from pytracer.claims import commands
+
+    done = commands.run(options, progress=lambda text: print(text, file=sys.stderr))
+    if options.json:
+        _print_json(done.document)
+    else:
+        print(done.text)
+    return done.exit_code
 
 
 def _doctor(options: argparse.Namespace) -> int:

@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
     # The public face: where capture and analysis meet.
     "api": {*WORDS, "analysis", "capture", "cost", "export", "snapshot", "trace"},
-    "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "gemm", "trace"},
+    "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "export", "gemm", "trace"},
     "integrations": {*WORDS, "api", "capture", "export", "recording", "trace"},
     "demo": {*WORDS, "api"},
     "recording": {"errors"},

@@ -380,7 +380,9 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         return
     names, _ = flatten()
     for name in names:
-        yield from plain_tensors(getattr(tensor, name))
+        part = getattr(tensor, name)
+        if isinstance(part, torch.Tensor):  # a DTensor also names its mesh
+            yield from plain_tensors(part)
 
 
 def describe(tensor: torch.Tensor) -> tuple[str, str]:

@@ -19,8 +19,8 @@ from pytracer.capture.device_memory import bare_uuid, held_by_torch, open_nvml, 
 _SECONDS = 120
 
 
-def measure() -> dict[str, Any]:
-    """Runs the probe on the first visible device.
+def measure(**environment: str) -> dict[str, Any]:
+    """Runs the probe on the first visible device, with these set in its environment.
 
     Raises:
         errors.CaptureError: no CUDA device, no NVML, or the child failed.
@@ -32,7 +32,13 @@ def measure() -> dict[str, Any]:
         raise errors.CaptureError(f"the probe needs NVML: {nvml}")
     command = [sys.executable, "-c", "from pytracer.capture import probe; probe.child()"]
     try:
-        child = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        child = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            env={**os.environ, **environment},
+        )
         result: dict[str, Any] = json.loads(child.stdout)
     except subprocess.TimeoutExpired:
         raise errors.CaptureError(f"the probe did not finish in {_SECONDS} s") from None

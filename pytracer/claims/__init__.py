@@ -1,0 +1,1 @@
+"""What is said about training memory, measured again on this machine: `pytracer confirm`."""

@@ -1,0 +1,53 @@
+"""What `pytracer confirm` does, without printing."""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytracer import errors
+from pytracer.claims import catalog, report, runner
+from pytracer.export.files import refuse_to_overwrite
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is to be shown, and how to exit."""
+
+    document: dict[str, Any]
+    text: str
+    exit_code: int
+
+
+def run(options: argparse.Namespace, progress: Callable[[str], None]) -> Done:
+    """Lists the claims, or confirms them.
+
+    Raises:
+        errors.UsageError: an unknown claim, or a device that is not there.
+    """
+    claims = catalog.chosen(options.ids)
+    if options.list:
+        return Done(report.listed(claims), report.list_text(claims), 0)
+    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise errors.UsageError("--device cuda: there is no CUDA device here")
+    for page in (options.html, options.markdown):
+        if page is not None:
+            refuse_to_overwrite(page, overwrite=options.force)
+    scale = "full" if device == "cuda" and not options.quick else "small"
+    plan = runner.Plan(options.out, device, scale, options.again)
+    outcome = runner.run(claims, catalog.experiments(), plan, progress)
+    document = report.document(outcome)
+    for page, make in ((options.html, report.html_page), (options.markdown, report.markdown_page)):
+        if page is not None:
+            report.write(page, make(document), overwrite=options.force)
+    return Done(document, report.text(document), _exit_code(outcome))
+
+
+def _exit_code(outcome: runner.Outcome) -> int:
+    """A refuted document is a finding; a failed experiment and unexplained memory are faults."""
+    if outcome.failed:
+        return errors.PytracerError.exit_code
+    return errors.BudgetExceeded.exit_code if outcome.unexplained else 0

@@ -1,0 +1,231 @@
+"""What an experiment is given, and how its traces and times become figures.
+
+An experiment is a function from a `Lab` to a flat dictionary of figures. It runs in a process of
+its own. What it traces is saved beside its figures and explained by category.
+"""
+
+import gc
+import importlib.util
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytracer.analysis import ledger, views
+from pytracer.api import Views, load, trace
+from pytracer.gemm.statistics import Interval, median
+from pytracer.schema import CATEGORY_ORDER
+
+Run = Callable[["Lab"], dict[str, Any]]
+
+INSTALL = {
+    "transformers": "pip install 'pytracer[claims]'",
+    "accelerate": "pip install 'pytracer[claims]'",
+    "bitsandbytes": "pip install bitsandbytes",
+}
+
+
+class Missing(Exception):
+    """Something is not here; the text says what, and how to get it."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A function, what it needs, and how long it may take (seconds, small and full)."""
+
+    run: Run
+    needs: tuple[str, ...] = ()
+    gpus: int = 0
+    seconds: tuple[int, int] = (120, 240)
+
+    def missing(self, device: str) -> str:
+        """What it lacks on this machine; "" if nothing."""
+        if self.gpus and device == "cpu":
+            return "needs a CUDA device: run it on a machine with an NVIDIA GPU"
+        if self.gpus > 1 and torch.cuda.device_count() < self.gpus:
+            return f"needs {self.gpus} GPUs; {torch.cuda.device_count()} visible here"
+        for package in self.needs:
+            if importlib.util.find_spec(package) is None:
+                return (
+                    f"{package} is not installed: {INSTALL.get(package, f'pip install {package}')}"
+                )
+        return ""
+
+
+EXPERIMENTS: dict[str, Experiment] = {}
+
+
+def experiment(
+    name: str,
+    *,
+    needs: tuple[str, ...] = (),
+    gpus: int = 0,
+    seconds: tuple[int, int] = (120, 240),
+) -> Callable[[Run], Run]:
+    """Registers a function under a name."""
+
+    def add(run: Run) -> Run:
+        EXPERIMENTS[name] = Experiment(run, needs, gpus, seconds)
+        return run
+
+    return add
+
+
+@dataclass
+class Lab:
+    """Where an experiment works, and what it has traced."""
+
+    device: str
+    scale: str  # "small" or "full"
+    folder: Path
+    name: str
+    traces: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def cuda(self) -> bool:
+        """Whether it is a GPU."""
+        return self.device != "cpu"
+
+    def pick(self, small: Any, full: Any) -> Any:
+        """By scale."""
+        return full if self.scale == "full" else small
+
+    @contextmanager
+    def traced(self, label: str, *targets: Any, **options: Any) -> Iterator[trace]:
+        """Records a block, keeps the trace beside the figures and what explains it in `traces`."""
+        path = self.path(label)
+        path.unlink(missing_ok=True)
+        kind = torch.device(self.device).type
+        with trace(*targets, devices=kind, report=False, **options) as recorded:
+            yield recorded
+            self.wait()
+        recorded.save(path)
+        self.traces[label] = explained(recorded, self.device, path.name)
+
+    def read(self, label: str, path: Path) -> None:
+        """The same of a trace that another process wrote."""
+        self.traces[label] = explained(load(path), self.device, path.name)
+
+    def path(self, label: str) -> Path:
+        """Where a trace is kept."""
+        return self.folder / f"{self.name}.{label}.pytrace"
+
+    def figures(self, label: str, prefix: str = "") -> dict[str, Any]:
+        """A trace's sizes, flat: peak_bytes, activations_bytes at the peak, activations_most, ..."""
+        found = self.traces[label]
+        flat: dict[str, Any] = {f"{prefix}peak_bytes": found["peak_bytes"]}
+        for name, row in found["categories"].items():
+            flat[f"{prefix}{name}_bytes"] = row["at_peak"]
+            flat[f"{prefix}{name}_most"] = row["most"]
+            flat[f"{prefix}{name}_end"] = row["at_end"]
+        for name in ("parameters", "allocated_peak", "reserved_peak", "nvml_used"):
+            if found.get(name) is not None:
+                flat[f"{prefix}{name}"] = found[name]
+        return flat
+
+    def seconds(self, step: Callable[[], Any], *, warm: int = 2, rounds: int = 7) -> list[float]:
+        """How long each call took, without a trace."""
+        for _ in range(warm):
+            step()
+        self.wait()
+        taken = []
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            step()
+            self.wait()
+            taken.append(time.perf_counter() - begin)
+        return taken
+
+    def alternating(
+        self, steps: Mapping[str, Callable[[], Any]], *, warm: int = 2, rounds: int = 7
+    ) -> dict[str, list[float]]:
+        """The same of several, one after the other in each round: slow moments hit all of them."""
+        taken: dict[str, list[float]] = {name: [] for name in steps}
+        for _ in range(warm):
+            for step in steps.values():
+                step()
+        for _ in range(rounds):
+            for name, step in steps.items():
+                taken[name] += self.seconds(step, warm=0, rounds=1)
+        return taken
+
+    def wait(self) -> None:
+        """Until the device has done everything."""
+        if self.cuda:
+            torch.cuda.synchronize()
+
+    def forget(self) -> None:
+        """Gives back what is not used any more."""
+        gc.collect()
+        if self.cuda:
+            torch.cuda.empty_cache()
+
+
+def spread(name: str, samples: list[float]) -> dict[str, Any]:
+    """A median with its interval: name, name_low, name_high, name_samples."""
+    found: Interval = median(samples)
+    return {
+        name: found.median,
+        f"{name}_low": found.low,
+        f"{name}_high": found.high,
+        f"{name}_samples": len(samples),
+    }
+
+
+def ratio(name: str, above: list[float], below: list[float]) -> dict[str, Any]:
+    """Of samples that were taken in pairs, one of each in a round."""
+    return spread(name, [a / b for a, b in zip(above, below, strict=True)])
+
+
+def explained(traced: Views, device: str, file: str) -> dict[str, Any]:
+    """A trace in numbers: its peak by category, what is unknown of it, and the device's view."""
+    kind = torch.device(device).type
+    held = [name for name in views.devices(traced.data) if name.startswith(kind)]
+    name = device if device in held else held[0] if held else None
+    peak = views.peak(traced.data, name)
+    rows = {row.category: row for row in views.category_rows(traced.data, name)}
+    found: dict[str, Any] = {
+        "file": file,
+        "device": name or device,
+        "peak_bytes": peak.bytes,
+        "peak_step": peak.step,
+        "peak_phase": peak.phase,
+        "unknown_share": peak.by_category["unknown"] / peak.bytes if peak.bytes else 0.0,
+        "parameters": views.parameters(traced.data, name),
+        "categories": {
+            each: {
+                "at_peak": rows[each].at_peak,
+                "most": rows[each].own_peak,
+                "at_end": rows[each].at_end,
+            }
+            for each in CATEGORY_ORDER
+        },
+        "ledger": _ledger(traced, name),
+    }
+    return found | (_allocator(traced, name) if kind == "cuda" else {})
+
+
+def _ledger(traced: Views, device: str | None) -> dict[str, Any]:
+    """From the tensors to what nvidia-smi shows, when the trace ended."""
+    found = ledger.ledger(traced.data, "end", device)
+    rows = [{"name": row.name, "bytes": row.bytes, "level": row.level} for row in found.rows]
+    return {"rows": rows, "residual": found.residual, "closes": found.closes}
+
+
+def _allocator(traced: Views, device: str | None) -> dict[str, Any]:
+    """What torch's allocator held at most, and what NVML said when the trace ended."""
+    found = {
+        "allocated_peak": torch.cuda.max_memory_allocated(device),
+        "reserved_peak": torch.cuda.max_memory_reserved(device),
+    }
+    document = traced.data.meta.get("device_memory", {})
+    gpus = (document.get("readings") or [{}])[-1].get("gpus", {})
+    gpu = gpus.get(document.get("devices", {}).get(device), {})
+    if gpu.get("used") is not None:
+        # As nvidia-smi shows it: without the driver's reserve.
+        found["nvml_used"] = gpu["used"] - (gpu.get("driver_reserve") or 0)
+    return found

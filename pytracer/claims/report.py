@@ -1,0 +1,346 @@
+"""What was found, as a screen of text, a JSON document, and a page without scripts.
+
+Pages are made from the document alone, so one that was kept can be shown again.
+"""
+
+import html
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pytracer.claims import systems
+from pytracer.claims.claim import MOST_UNKNOWN, SOURCES, VERDICTS, Claim
+from pytracer.claims.runner import Outcome, Row
+from pytracer.export.files import write_whole
+from pytracer.export.series import COLORS
+from pytracer.export.table import size_text
+
+Document = Mapping[str, Any]
+
+_TITLE = "The anatomy of training, re-measured"
+_WIDTH = 80
+
+
+# ---------------------------------------------------------------------- the document
+
+
+def listed(claims: Sequence[Claim]) -> dict[str, Any]:
+    """The claims, without measurements."""
+    return {"claims": [_described(claim) for claim in claims]}
+
+
+def document(outcome: Outcome) -> dict[str, Any]:
+    """Everything: rows, the results behind them, the systems, and what it was measured on."""
+    done = [r for r in outcome.results.values() if r["status"] == "done"]
+    counts = {v: sum(row.verdict.verdict == v for row in outcome.rows) for v in VERDICTS}
+    return {
+        "device": outcome.plan.device,
+        "device_name": next((r["device_name"] for r in done), outcome.plan.device),
+        "scale": outcome.plan.scale,
+        "folder": str(outcome.plan.folder),
+        "software": {k: v for r in done[:1] for k, v in r.items() if k in ("torch", "pytracer")},
+        "seconds": round(sum(r["seconds"] for r in outcome.results.values()), 1),
+        "verdicts": counts,
+        "claims": [_row(row, outcome.plan.device) for row in outcome.rows],
+        "experiments": outcome.results,
+        "systems": list(systems.found()),
+    }
+
+
+def _described(claim: Claim) -> dict[str, Any]:
+    return {
+        "id": claim.id,
+        "sources": list(claim.sources),
+        "quote": claim.quote,
+        "arithmetic": claim.arithmetic,
+        "rule": claim.rule,
+        "experiments": [*claim.experiments, *claim.welcome],
+        "without_gpu": claim.without_gpu,
+    }
+
+
+def _row(row: Row, device: str) -> dict[str, Any]:
+    found = _described(row.claim)
+    if device != "cpu":
+        found["without_gpu"] = ""
+    return found | vars(row.verdict) | {"unknown_share": row.unknown_share}
+
+
+# ---------------------------------------------------------------------- text
+
+
+def list_text(claims: Sequence[Claim]) -> str:
+    """The claims for a terminal."""
+    lines = []
+    for claim in claims:
+        lines += [f"{claim.id:4} {' '.join(claim.sources):9} " + _cut(claim.quote, _WIDTH - 15)]
+        lines += _wrapped(claim.rule, 5)
+    return "\n".join(lines)
+
+
+def text(found: Document) -> str:
+    """The verdicts for a terminal."""
+    lines = [
+        f"{found['device_name']}, {found['scale']} scale, {found['seconds']:.0f} s of experiments",
+        "",
+    ]
+    for row in found["claims"]:
+        lines.append(f"{row['id']:4} {row['verdict']:10} {_cut(row['quote'], _WIDTH - 16)}")
+        lines += _wrapped(row["measured"], 16)
+        lines += _wrapped(_because(row), 16)
+    counts = ", ".join(f"{n} {v}" for v, n in found["verdicts"].items() if n)
+    lines += ["", f"{counts}. Measurements and traces are in {found['folder']}."]
+    lines += [
+        f"unknown is {row['unknown_share']:.2%} of a peak of {row['id']}: more than the 0.1 % that "
+        "may be"
+        for row in found["claims"]
+        if (row["unknown_share"] or 0.0) > MOST_UNKNOWN
+    ]
+    if found["device"] == "cpu":
+        lines += _wrapped(_SMALL, 0)
+    return "\n".join(lines)
+
+
+_SMALL = (
+    "Without a GPU the set is scaled down: bytes and categories are exact, times are this CPU's, "
+    "and what only a GPU has is SKIPPED."
+)
+
+
+def _because(row: Document) -> str:
+    words = {"DEPENDS": "on ", "CONFIRMED": "", "REFUTED": ""}
+    return f"{words.get(row['verdict'], '')}{row['because']}" if row["because"] else ""
+
+
+def _wrapped(words: str, indent: int) -> list[str]:
+    return textwrap.wrap(words, _WIDTH, initial_indent=" " * indent, subsequent_indent=" " * indent)
+
+
+def _cut(words: str, width: int) -> str:
+    return textwrap.shorten(words, width, placeholder=" ...")
+
+
+# ---------------------------------------------------------------------- pages
+
+
+def write(path: Path, page: str, *, overwrite: bool) -> None:
+    """Whole or not at all."""
+
+    def fill(file: BinaryIO) -> None:
+        file.write(page.encode())
+
+    write_whole(path, fill, overwrite=overwrite)
+
+
+def markdown_page(found: Document) -> str:
+    """The page as Markdown."""
+    lines = [f"# {_TITLE}", "", _made_on(found), ""]
+    lines += ["| | verdict | the documents | here |", "|---|---|---|---|"]
+    for row in found["claims"]:
+        here = ". ".join(each for each in (row["measured"], _because(row)) if each)
+        said = f"{row['quote']} ({', '.join(row['sources'])})"
+        lines.append(f"| {row['id']} | {row['verdict']} | {_cell(said)} | {_cell(here)} |")
+    lines += ["", "## The rules", ""]
+    for row in found["claims"]:
+        arithmetic = (
+            f" The documents' own numbers: {row['arithmetic']}." if row["arithmetic"] else ""
+        )
+        lines.append(f"- **{row['id']}**: {row['rule']}.{arithmetic}")
+        if row["without_gpu"]:
+            lines.append(f"  Without a GPU: {row['without_gpu']}")
+    lines += ["", "## Where the memory was", ""]
+    names = _shown_categories(found)
+    lines.append(f"Bytes at the peak of each trace. {_unknown_text(found)}")
+    lines += ["", f"| trace | peak | {' | '.join(names)} |", "|---|" + "---:|" * (len(names) + 1)]
+    for name, trace in _traces(found):
+        sizes = [_size(trace["categories"][each]["at_peak"]) for each in names]
+        lines.append(f"| {name} | {size_text(trace['peak_bytes'])} | {' | '.join(sizes)} |")
+    ledgers = [(n, t) for n, t in _traces(found) if t["device"] != "cpu" and _is_a_training(n)]
+    if ledgers:
+        lines += ["", "## From the tensors to nvidia-smi", "", *_ledger_rows(ledgers)]
+    lines += ["", "## The systems that the documents name", ""]
+    lines += ["| system | how | claims | here |", "|---|---|---|---|"]
+    for each in found["systems"]:
+        cells = (each["name"], each["how"], ", ".join(each["claims"]), each["status"])
+        lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    lines += ["", "## The documents", ""]
+    lines += [f"- {name}: {title}" for name, title in SOURCES.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _made_on(found: Document) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in found["software"].items())
+    counts = ", ".join(f"{n} {v}" for v, n in found["verdicts"].items() if n)
+    text = f"Measured by `pytracer confirm` on {found['device_name']} ({software}): {counts}."
+    return f"{text} {_SMALL}" if found["device"] == "cpu" else text
+
+
+def _unknown_text(found: Document) -> str:
+    worst = max((t["unknown_share"] for _, t in _traces(found)), default=0.0)
+    return f"Of no trace more than {worst:.3%} is unknown."
+
+
+def _traces(found: Document) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, result in found["experiments"].items():
+        for label, trace in result["traces"].items():
+            yield f"{name}.{label}", trace
+
+
+def _is_a_training(name: str) -> bool:
+    return name.startswith(("trainer_", "accelerate_", "weights_load", "sharding"))
+
+
+def _shown_categories(found: Document) -> list[str]:
+    """Those of which some trace has something at its peak; unknown is always shown."""
+    traces = [trace for _, trace in _traces(found)]
+    return [
+        name
+        for name in COLORS
+        if name == "unknown" or any(t["categories"][name]["at_peak"] for t in traces)
+    ]
+
+
+def _ledger_rows(ledgers: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    yield "When each trace ended; the rows of a level add up to the one above."
+    for name, trace in ledgers:
+        yield from ("", f"`{name}`", "", "```")
+        for row in trace["ledger"]["rows"]:
+            size = "not known" if row["bytes"] is None else f"{row['bytes']:,}"
+            yield f"{'  ' * row['level'] + row['name']:44}{size:>20}"
+        yield "```"
+
+
+def _size(amount: int) -> str:
+    return size_text(amount) if amount else ""
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "\\|").replace("\n", " ")
+
+
+# ---------------------------------------------------------------------- HTML
+
+_STYLE = """
+body{font:15px/1.5 sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;width:100%}td,th{padding:.2rem .5rem;text-align:left;
+vertical-align:top;border-bottom:1px solid #8884}pre{font-size:12px;overflow:auto}
+.CONFIRMED{color:#2a7d2a}.REFUTED{color:#c33}.DEPENDS{color:#a06a00}.FAILED{color:#c33}
+.SKIPPED{color:#888}.v{font-weight:bold}.small{font-size:13px;opacity:.8}
+@media(prefers-color-scheme:dark){.CONFIRMED{color:#6c6}.DEPENDS{color:#db5}}
+"""
+
+
+def html_page(found: Document) -> str:
+    """The page: no scripts, no links to elsewhere, light and dark."""
+    parts = [
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width">',
+        '<meta name="color-scheme" content="light dark">',
+        f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{_TITLE}</h1><p>{_safe(_made_on(found))}</p>",
+        *_claims_html(found),
+        "<h2>Where the memory was</h2>",
+        f"<p>Bytes at the peak of each trace. {_safe(_unknown_text(found))}</p>",
+        *_legend(found),
+        *(_trace_html(name, trace) for name, trace in _traces(found)),
+        *_systems_html(found),
+        "<h2>The documents</h2><ul>",
+        *(f"<li>{_safe(name)}: {_safe(title)}</li>" for name, title in SOURCES.items()),
+        "</ul></body></html>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def _claims_html(found: Document) -> Iterator[str]:
+    yield "<table><tr><th></th><th>verdict</th><th>the documents</th><th>here</th></tr>"
+    for row in found["claims"]:
+        here = [f"<div>{_safe(row['measured'])}</div>"] if row["measured"] else []
+        here += [f"<div><b>{_safe(_because(row))}</b></div>"] if row["because"] else []
+        details = [f"Rule: {row['rule']}."]
+        details += [f"The documents' own numbers: {row['arithmetic']}."] * bool(row["arithmetic"])
+        details += [f"Without a GPU: {row['without_gpu']}"] * bool(row["without_gpu"])
+        here += [f'<div class="small">{_safe(line)}</div>' for line in details]
+        links = " ".join(
+            f'<a href="#{_safe(name)}">{_safe(name)}</a>'
+            for name in row["experiments"]
+            if found["experiments"].get(name, {}).get("traces")
+        )
+        here += [f'<div class="small">Memory: {links}</div>'] if links else []
+        said = f"{_safe(row['quote'])} <span class=small>{' '.join(row['sources'])}</span>"
+        verdict = row["verdict"]
+        yield (
+            f'<tr id="{_safe(row["id"])}"><td><b>{_safe(row["id"])}</b></td>'
+            f'<td class="v {verdict}">{verdict}</td><td>{said}</td><td>{"".join(here)}</td></tr>'
+        )
+    yield "</table>"
+
+
+def _legend(found: Document) -> Iterator[str]:
+    yield '<p class="small">'
+    for name in _shown_categories(found):
+        yield f'<span style="color:{COLORS[name]}">&#9632;</span> {name.replace("_", " ")} '
+    yield "</p>"
+
+
+def _trace_html(name: str, trace: Mapping[str, Any]) -> str:
+    experiment_name, _, label = name.partition(".")
+    peak = max(trace["peak_bytes"], 1)
+    parts, at = [], 0.0
+    rows = []
+    for category, color in COLORS.items():
+        row = trace["categories"][category]
+        width = 760 * row["at_peak"] / peak
+        if width:
+            title = f"{category} {size_text(row['at_peak'])}"
+            parts.append(
+                f'<rect x="{at:.1f}" width="{width:.1f}" height="18" fill="{color}">'
+                f"<title>{_safe(title)}</title></rect>"
+            )
+        at += width
+        if row["most"] or category == "unknown":
+            cells = (row["at_peak"], row["most"], row["at_end"])
+            rows.append(
+                f"<tr><td>{category}</td>"
+                + "".join(f"<td>{size_text(size)}</td>" for size in cells)
+                + "</tr>"
+            )
+    bar = f'<svg viewBox="0 0 760 18" width="100%" role="img">{"".join(parts)}</svg>'
+    seen = ", ".join(
+        f"{shown} {size_text(trace[key])}"
+        for key, shown in (
+            ("allocated_peak", "allocated at most"),
+            ("reserved_peak", "reserved at most"),
+            ("nvml_used", "NVML at the end"),
+        )
+        if trace.get(key) is not None
+    )
+    table = "<tr><th></th><th>at the peak</th><th>most</th><th>at the end</th></tr>" + "".join(rows)
+    lines = [
+        f"{'  ' * row['level'] + row['name']:44}"
+        f"{'not known' if row['bytes'] is None else format(row['bytes'], ','):>20}"
+        for row in trace["ledger"]["rows"]
+    ]
+    ledger = f"<pre>{_safe(chr(10).join(lines))}</pre>"
+    where = f"in {trace['peak_phase']}" if trace["peak_phase"] else "before the first event"
+    return (
+        f'<h3 id="{_safe(experiment_name)}">{_safe(experiment_name)}: {_safe(label)}</h3>'
+        f"<div>{size_text(trace['peak_bytes'])} {_safe(where)}; {trace['unknown_share']:.3%} unknown"
+        f"{'; ' + seen if seen else ''}; <code>{_safe(trace['file'])}</code></div>{bar}"
+        f"<details><summary>by category, and the ledger</summary><table>{table}</table>{ledger}"
+        "</details>"
+    )
+
+
+def _systems_html(found: Document) -> Iterator[str]:
+    yield "<h2>The systems that the documents name</h2><table>"
+    yield "<tr><th>system</th><th>how</th><th>claims</th><th>here</th></tr>"
+    for each in found["systems"]:
+        links = ", ".join(f'<a href="#{_safe(c)}">{_safe(c)}</a>' for c in each["claims"])
+        name, how, status = (_safe(each[key]) for key in ("name", "how", "status"))
+        yield f"<tr><td>{name}</td><td>{how}</td><td>{links}</td><td>{status}</td></tr>"
+    yield "</table>"
+
+
+def _safe(words: str) -> str:
+    return html.escape(str(words))

@@ -1,0 +1,206 @@
+"""Runs the experiments that claims need, one process each, and has the claims judged.
+
+A result that is in the folder already is used again, so a run can be cut short and taken up. An
+experiment that dies, hangs or runs out of memory leaves a result that says so.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.claims import worker
+from pytracer.claims.claim import FAILED, MOST_UNKNOWN, SKIPPED, Claim, Verdict
+from pytracer.claims.experiment import Experiment
+
+Result = dict[str, Any]
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where and how to run."""
+
+    folder: Path
+    device: str
+    scale: str
+    again: bool = False
+    command: tuple[str, ...] = (sys.executable, "-m", "pytracer.claims.worker")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A claim and what became of it."""
+
+    claim: Claim
+    verdict: Verdict
+    unknown_share: float | None  # the worst of its traces; None if there are none
+
+
+@dataclass
+class Outcome:
+    """All rows, and the results behind them."""
+
+    plan: Plan
+    rows: list[Row]
+    results: dict[str, Result] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> bool:
+        """Whether an experiment failed."""
+        return any(row.verdict.verdict == FAILED for row in self.rows)
+
+    @property
+    def unexplained(self) -> list[Row]:
+        """Claims with a trace of whose peak more is unknown than may be."""
+        return [row for row in self.rows if (row.unknown_share or 0.0) > MOST_UNKNOWN]
+
+
+def run(
+    claims: Sequence[Claim],
+    known: Mapping[str, Experiment],
+    plan: Plan,
+    progress: Progress = lambda _: None,
+) -> Outcome:
+    """Runs what these claims need, in the order they need it."""
+    try:
+        plan.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.CannotWrite(
+            f"cannot make the folder {plan.folder}: {error.strerror}"
+        ) from None
+    names = list(dict.fromkeys(n for c in claims for n in (*c.experiments, *c.welcome)))
+    results: dict[str, Result] = {}
+    for number, name in enumerate(names, 1):
+        head = f"[{number}/{len(names)}] {name}"
+
+        def tell(said: str, head: str = head) -> None:
+            progress(f"{head}: {said}")
+
+        results[name] = _result(name, known[name], plan, tell)
+    return Outcome(plan, [judged(claim, results) for claim in claims], results)
+
+
+def judged(claim: Claim, results: Mapping[str, Result]) -> Row:
+    """What the claim's rule makes of the results."""
+    share = _unknown_share(claim, results)
+    for status, verdict in (("failed", FAILED), ("skipped", SKIPPED)):
+        for name in claim.experiments:
+            if results[name]["status"] == status:
+                return Row(claim, Verdict(verdict, "", f"{name}: {results[name]['reason']}"), share)
+    names = (*claim.experiments, *claim.welcome)
+    common = ("device", "scale")
+    measured = {
+        name: {**{key: results[name][key] for key in common}, **results[name]["figures"]}
+        for name in names
+        if results[name]["status"] == "done"
+    }
+    try:
+        return Row(claim, claim.judge(measured), share)
+    except (KeyError, ZeroDivisionError) as error:
+        reason = f"the measurements do not have what the rule reads ({error!r})"
+        return Row(claim, Verdict(FAILED, "", reason), share)
+
+
+def _unknown_share(claim: Claim, results: Mapping[str, Result]) -> float | None:
+    shares = [
+        trace["unknown_share"]
+        for name in (*claim.experiments, *claim.welcome)
+        for trace in results[name].get("traces", {}).values()
+    ]
+    return max(shares, default=None)
+
+
+# ---------------------------------------------------------------------- one experiment
+
+
+def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -> Result:
+    identity = worker.identity(name, plan.device, plan.scale)
+    kept = None if plan.again else _kept(plan.folder / f"{name}.json", identity)
+    if kept is not None:
+        progress(f"measured before, {kept['seconds']} s")
+        return kept
+    missing = experiment.missing(plan.device)
+    if missing:
+        progress(f"skipped: {missing}")
+        result = {**identity, "status": "skipped", "reason": missing}
+        result |= {"figures": {}, "traces": {}, "seconds": 0.0}
+    else:
+        progress("running")
+        result = _conducted(name, identity, experiment.seconds[plan.scale == "full"], plan)
+        said = "" if result["status"] == "done" else f": {result['reason']}"
+        progress(f"{result['status']}, {result['seconds']} s{said}")
+    worker.write(plan.folder, result)
+    return result
+
+
+def _kept(path: Path, identity: Mapping[str, Any]) -> Result | None:
+    """A finished result of the same experiment on the same software, if there is one."""
+    try:
+        result = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    same = isinstance(result, dict) and all(result.get(k) == v for k, v in identity.items())
+    return result if same and result.get("status") == "done" else None
+
+
+def _conducted(name: str, identity: Result, limit: int, plan: Plan) -> Result:
+    """Runs the worker; without a result of its own it gets one that says how it ended."""
+    path, log = plan.folder / f"{name}.json", plan.folder / f"{name}.log"
+    path.unlink(missing_ok=True)
+    words = [*plan.command, name, "--device", plan.device, "--scale", plan.scale]
+    words += ["--out", str(plan.folder)]
+    began = time.monotonic()
+    # Threads that spin while they wait for each other take the cores from those they wait for.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ} if plan.device == "cpu" else None
+    # A session of its own, so that what it starts ends with it.
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=environment,
+        )
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    try:
+        result: Result = json.loads(path.read_text())
+        return result
+    except (OSError, ValueError):
+        reason = _how_it_ended(code, limit, log)
+    return {
+        **identity,
+        "status": "failed",
+        "reason": reason,
+        "figures": {},
+        "traces": {},
+        "seconds": round(time.monotonic() - began, 1),
+    }
+
+
+def _how_it_ended(code: int | None, limit: int, log: Path) -> str:
+    if code is None:
+        return f"did not finish in {limit} s and was ended; see {log}"
+    lines = log.read_text(errors="replace").strip().splitlines()
+    last = f": {' '.join(lines[-1].split())[:200]}" if lines else ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        killed = " (out of memory, perhaps)" if code == -signal.SIGKILL else ""
+        return f"died by {name}{killed}{last}"
+    return f"ended with exit code {code}{last}"

@@ -1,0 +1,96 @@
+"""One experiment, in a process of its own: `python -m pytracer.claims.worker NAME ...`.
+
+Whatever happens is written down as that experiment's result; only a process that is killed leaves
+none, and then the runner says so.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytracer.api import is_out_of_memory
+from pytracer.claims import catalog
+from pytracer.claims.experiment import Lab, Missing
+from pytracer.version import __version__
+
+RESULT_VERSION = 1
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs the experiment and writes its result."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("name")
+    parser.add_argument("--device", required=True)
+    parser.add_argument("--scale", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    lab = Lab(options.device, options.scale, options.out, options.name)
+    write(options.out, conduct(lab))
+
+
+def conduct(lab: Lab) -> dict[str, Any]:
+    """The result of the lab's experiment, also when it fails."""
+    torch.manual_seed(0)
+    began = time.monotonic()
+    result = identity(lab.name, lab.device, lab.scale)
+    try:
+        figures = catalog.experiments()[lab.name].run(lab)
+        result |= {"status": "done", "reason": "", "figures": figures}
+    except Missing as missing:
+        result |= {"status": "skipped", "reason": str(missing), "figures": {}}
+    except Exception as error:  # whatever it is costs this row only
+        traceback.print_exc()
+        result |= {"status": "failed", "reason": _reason(error), "figures": {}}
+    result["traces"] = lab.traces
+    result["seconds"] = round(time.monotonic() - began, 1)
+    result["device_name"] = torch.cuda.get_device_name() if lab.cuda else _processor()
+    return result
+
+
+def identity(name: str, device: str, scale: str) -> dict[str, Any]:
+    """What has to be the same for a result to be used again."""
+    return {
+        "version": RESULT_VERSION,
+        "experiment": name,
+        "device": device,
+        "scale": scale,
+        "torch": str(torch.__version__),
+        "pytracer": __version__,
+    }
+
+
+def write(folder: Path, result: dict[str, Any]) -> None:
+    """Whole or not at all: a process may be killed in the midst of it."""
+    path = folder / f"{result['experiment']}.json"
+    part = path.with_suffix(f".{os.getpid()}.part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.replace(path)
+
+
+def _reason(error: Exception) -> str:
+    """One line."""
+    text = " ".join(str(error).split())[:300]
+    if is_out_of_memory(error):
+        return f"out of memory: {text}"
+    return f"{type(error).__name__}: {text}"
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
+    return platform.machine()
+
+
+if __name__ == "__main__":
+    main()
