@@ -50,6 +50,39 @@ bool record(const at::Tensor& tensor, uint32_t label) {
   return record(block_of(tensor), label);
 }
 
+namespace {
+
+// What a tensor subclass without memory of its own is made of: a DTensor's shard, say.
+void record_parts(PyObject* whole, uint32_t label) {
+  auto flatten =
+      py::reinterpret_steal<py::object>(PyObject_GetAttrString(whole, "__tensor_flatten__"));
+  auto found = flatten ? py::reinterpret_steal<py::object>(PyObject_CallNoArgs(flatten.ptr()))
+                       : py::object();
+  auto names =
+      found ? py::reinterpret_steal<py::object>(PySequence_GetItem(found.ptr(), 0)) : py::object();
+  Py_ssize_t count = names ? PySequence_Size(names.ptr()) : 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    auto name = py::reinterpret_steal<py::object>(PySequence_GetItem(names.ptr(), i));
+    auto part = name ? py::reinterpret_steal<py::object>(PyObject_GetAttr(whole, name.ptr()))
+                     : py::object();
+    // A DTensor also names its mesh.
+    if (part && THPVariable_Check(part.ptr()) &&
+        !labels::record(THPVariable_Unpack(part.ptr()), label)) {
+      record_parts(part.ptr(), label);
+    }
+    PyErr_Clear();  // what cannot be looked at is not labelled
+  }
+  PyErr_Clear();
+}
+
+void record_all(const at::Tensor& tensor, uint32_t label) {
+  if (!labels::record(tensor, label) && tensor.key_set().has(c10::DispatchKey::Python)) {
+    record_parts(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)).ptr(), label);
+  }
+}
+
+}  // namespace
+
 bool record_block(const void* address, c10::Device device, uint32_t label) {
   return record(block_at(address, device), label);
 }
@@ -127,13 +160,14 @@ size_t Watched::each(LabelOne label_one) {
 }
 
 size_t Watched::label() {
-  return each([](const at::Tensor& tensor, const Entry& entry) { record(tensor, entry.label); });
+  return each(
+      [](const at::Tensor& tensor, const Entry& entry) { record_all(tensor, entry.label); });
 }
 
 void Watched::label_gradient(const at::Tensor& tensor, const Entry& entry) {
   const at::Tensor& gradient = tensor.grad();
   if (gradient.defined()) {
-    record(gradient, entry.gradient_label);
+    record_all(gradient, entry.gradient_label);
   }
 }
 
