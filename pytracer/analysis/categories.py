@@ -14,7 +14,7 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | activations     | autograd saved it, or it was made in forward and freed inside an autograd    |
 |                 | node (saved); made in recompute and alive after it (recomputed)              |
 | workspaces      | the second block of a matrix product that outlives the trace                 |
-| communication   | a label; or made inside an op or annotation of a collective                  |
+| communication   | a label; or made inside an op or annotation of a collective; or DDP's bucket |
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began, or, if none did, when the |
 |                 | call that made it with grad mode on was over (held)                          |
@@ -142,6 +142,7 @@ def categories(trace: Trace) -> Categories:
     out.choose(labelled("communication"), "communication", label_role)
     collective = _collectives(trace, facts)
     out.choose(collective != 0, "communication", collective)
+    out.choose(_ddp_buckets(trace, facts), "communication", ROLE["bucket"])
     out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
 
     out.choose(_held(trace, facts), "activations", ROLE["held"])
@@ -340,6 +341,22 @@ def _collectives(trace: Trace, facts: _Facts) -> U32:
             role[row] = ROLE["collective"]
     source = scopes.nearest(tree.parent, marked)[facts.moments.made_scope]
     return np.where(source != 0, role[tree.name[source]], 0).astype(np.uint32)
+
+
+def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
+    """What is of the size of one of DDP's buckets, made bare and not freed where it was made.
+
+    DDP makes them when it is built, and again in its second forward. A trace that ends before its
+    third does not know the sizes of the latter, if there are several.
+    """
+    tree, moments = facts.tree, facts.moments
+    known = trace.meta.get("ddp_buckets")
+    sizes = [size for size in known if isinstance(size, int)] if isinstance(known, list) else []
+    op = tree.op[moments.made_scope]
+    bare = scopes.scopes_named(trace, lambda name: name == "aten::empty")[op]
+    bare &= tree.op[tree.parent[op]] == 0
+    found: Mask = bare & np.isin(facts.found.bytes, sizes)
+    return found & (moments.made_interval != moments.freed_interval)
 
 
 def _is_collective(text: str) -> bool:

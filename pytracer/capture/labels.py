@@ -198,6 +198,15 @@ class Labels:
         labels = [C.intern_label(_FUNCTIONAL, "from_before", "", *describe(t)) for t in found]
         C.label_tensors(found, labels)
 
+    def bucket_sizes(self) -> list[int]:
+        """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""
+        found: set[int] = set()
+        for root, _ in self._roots:
+            told = getattr(root(), "_get_ddp_logging_data", dict)()
+            for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
+                found |= {int(size) for size in re.findall(r"\d+", str(told.get(key, "")))}
+        return sorted(found)
+
     def label_workspaces(self) -> None:
         """What torch keeps for cuBLAS, made before the trace or in it."""
         C.label_workspaces(C.intern_label(_WORKSPACES, "cublas", "", "", ""))

@@ -96,6 +96,7 @@ class Session:
     _clock: list[tuple[int, int]] = field(default_factory=list)
     _counters: dict[str, Any] = field(default_factory=dict)
     _variables: list[dict[str, Any]] = field(default_factory=list)
+    _ddp_buckets: list[int] = field(default_factory=list)
     _errors_before: int = 0
     _memory: DeviceMemory = field(init=False)
     _phases: PhaseTimes = field(init=False)
@@ -179,6 +180,7 @@ class Session:
         self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()
+        self._ddp_buckets = HOOKS.labels.bucket_sizes()
 
     def _stop_listening(self) -> None:
         if self._memory.stepped in HOOKS.step_listeners:
@@ -246,6 +248,7 @@ class Session:
                 "targets": [type(target).__name__ for target in self.targets],
                 "allocator_settings": allocator_settings(),
                 "counters": self._counters,
+                "ddp_buckets": self._ddp_buckets,
                 "device_memory": self._memory.document(),
                 "phase_times": self._phases.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",

@@ -1,0 +1,95 @@
+"""Distributed training: shards are weights, gathered weights and buckets are communication."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# One rank over gloo is enough for what belongs to whom.
+PROGRAM = """
+import json, sys
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from pytracer import trace
+
+way, store = sys.argv[1:]
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+with trace(devices="cpu", report=False) as t:
+    net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+    if way == "fsdp":
+        mesh = init_device_mesh("cpu", (1,))
+        for layer in net:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(net, mesh=mesh)
+    else:
+        net = DistributedDataParallel(
+            net, gradient_as_bucket_view=way == "view", bucket_cap_mb=0.5
+        )
+    optimizer = torch.optim.AdamW(net.parameters())
+    for _ in range(3):
+        net(torch.randn(4, 256)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+summary = t.summary()
+allocations = t.allocations()
+communication = allocations[allocations.category == "communication"]
+print(json.dumps({
+    "parameters": sum(p.numel() for p in net.parameters()),
+    "at_end": summary.at_end.to_dict(),
+    "at_peak": summary.at_peak.to_dict(),
+    "most": summary.own_peak.to_dict(),
+    "roles": sorted(set(communication.role.dropna())),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    def run(way: str) -> dict[str, Any]:
+        store = tmp_path_factory.mktemp(way) / "store"
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, way, str(store)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=Path(__file__).parents[1],
+        )
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_buckets_of_ddp_are_communication_and_no_activations(trained) -> None:
+    found = trained("buckets")
+    gradients = 4 * found["parameters"]
+    assert "bucket" in found["roles"]
+    assert gradients <= found["at_end"]["communication"] <= gradients + 1024
+    assert found["at_end"]["activations"] < 0.1 * gradients  # the last call's output and input
+    assert found["most"]["gradients"] == gradients
+    assert found["at_peak"]["unknown"] == 0
+
+
+@pytest.mark.slow
+def test_buckets_that_gradients_are_views_of_are_gradients(trained) -> None:
+    found = trained("view")
+    assert found["at_end"]["gradients"] == 4 * found["parameters"]
+    assert found["most"]["communication"] < 1024
+
+
+@pytest.mark.slow
+def test_fsdp_has_its_shards_as_weights_and_what_it_gathers_as_communication(trained) -> None:
+    found = trained("fsdp")
+    assert found["at_end"]["weights"] == 4 * found["parameters"]
+    assert found["most"]["gradients"] == 4 * found["parameters"]
+    assert found["at_end"]["optimizer_state"] == pytest.approx(8 * found["parameters"], rel=0.01)
+    assert found["most"]["communication"] >= found["parameters"] // 6 * 4  # a layer's copy
+    assert found["at_peak"]["unknown"] == 0
