@@ -458,6 +458,11 @@ def test_a_claim_says_where_it_is_from_how_it_is_judged_and_what_measures_it(eac
     assert {*each.experiments, *each.welcome} <= EXPERIMENTS.keys()
 
 
+def test_every_experiment_is_read_by_a_claim() -> None:
+    read = {name for each in catalog.CLAIMS for name in (*each.experiments, *each.welcome)}
+    assert read == EXPERIMENTS.keys()
+
+
 # ---------------------------------------------------------------------- the judges
 
 

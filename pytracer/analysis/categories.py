@@ -355,8 +355,9 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     op = tree.op[moments.made_scope]
     bare = scopes.scopes_named(trace, lambda name: name == "aten::empty")[op]
     bare &= tree.op[tree.parent[op]] == 0
+    bare &= moments.made_interval != moments.freed_interval
     found: Mask = bare & np.isin(facts.found.bytes, sizes)
-    return found & (moments.made_interval != moments.freed_interval)
+    return found
 
 
 def _is_collective(text: str) -> bool:

@@ -202,7 +202,7 @@ class Labels:
         """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""
         found: set[int] = set()
         for root, _ in self._roots:
-            told = getattr(root(), "_get_ddp_logging_data", dict)()
+            told: dict[str, Any] = getattr(root(), "_get_ddp_logging_data", dict)()
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
                 found |= {int(size) for size in re.findall(r"\d+", str(told.get(key, "")))}
         return sorted(found)

@@ -71,6 +71,14 @@ def confirmed_if(condition: bool, measured: str, because: str = "") -> Verdict:
     return Verdict(CONFIRMED if condition else REFUTED, measured, because)
 
 
+def ranged(figures: Figures, name: str, form: str = ".2f") -> str:
+    """A median and, where it was measured more than once, where it lies: 2.02 (1.96 to 2.11)."""
+    middle, low, high = figures[name], figures.get(f"{name}_low"), figures.get(f"{name}_high")
+    if low is None or high is None or low == high:
+        return f"{middle:{form}}"
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+
 def mib(amount: float) -> str:
     """As the documents write sizes, who call it MB."""
     return (

@@ -21,6 +21,7 @@ from pytracer.claims.claim import (
     confirmed_if,
     mib,
     on_gpu,
+    ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, ratio, spread
 from pytracer.gemm import shapes
@@ -254,14 +255,14 @@ def backends(lab: Lab) -> dict[str, Any]:
 
         called = base if name == "plain" else torch.compile(base, backend=name)
         try:
-            step(called)
-            step(called)
+            for _ in range(3):
+                step(called)
+            with lab.traced(name, base):
+                step(called)
         except Exception as error:  # a back end that cannot work here is a finding
             found[f"{name}_failed"] = " ".join(str(error).split())[:120]
             continue
-        steps[name] = lambda c=called: step(c)  # type: ignore[misc]
-        with lab.traced(name, base):
-            steps[name]()
+        steps[name] = partial(step, called)
         found[f"{name}_peak"] = lab.traces[name]["peak_bytes"]
     taken = lab.alternating(steps, rounds=15)
     for name, samples in taken.items():
@@ -344,7 +345,7 @@ def _twice(measured: Measured) -> Verdict:
     times = [found[f"{k}_time_ratio"] for k in kinds]
     text = "; ".join(
         f"{k}: FLOPs {', '.join(f'{r:.3f}' for r in found[f'{k}_flop_ratios'])}x (first layer "
-        f"{found[f'{k}_first_flop_ratio']:.3f}x), time {found[f'{k}_time_ratio']:.2f}x"
+        f"{found[f'{k}_first_flop_ratio']:.3f}x), time {ranged(found, f'{k}_time_ratio')}x"
         for k in kinds
     )
     if not (exact and first):
@@ -358,7 +359,7 @@ def _reads_twice(measured: Measured) -> Verdict:
     found = measured["activation_cost"]
     kinds = ("relu", "gelu", "softmax")
     text = ", ".join(
-        f"{k} bytes {found[f'{k}_byte_ratio']:.2f}x time {found[f'{k}_time_ratio']:.2f}x"
+        f"{k} bytes {found[f'{k}_byte_ratio']:.2f}x time {ranged(found, f'{k}_time_ratio')}x"
         for k in (*kinds, "layer_norm")
     )
     bytes_so = all(abs(found[f"{k}_byte_ratio"] - 1.5) <= 0.05 for k in kinds)
@@ -387,7 +388,8 @@ def _multiples(measured: Measured) -> Verdict:
     found = measured["alignment"]
     slower = {m: found[f"multiple_of_{m}_slower"] for m in (8, 4, 2, 1)}
     text = f"{found['dtype']}, n below {found['size']}, time per FLOP: " + ", ".join(
-        f"{'odd' if m == 1 else f'a multiple of {m}'} {s:.2f}x" for m, s in slower.items()
+        f"{'odd' if m == 1 else f'a multiple of {m}'} {ranged(found, f'multiple_of_{m}_slower')}x"
+        for m in slower
     )
     if not on_gpu(found):
         return Verdict(DEPENDS, text, "a GPU: a CPU has no tensor cores to align for")
@@ -401,7 +403,7 @@ def _multiples(measured: Measured) -> Verdict:
 def _autocast(measured: Measured) -> Verdict:
     found = measured["autocast_models"]
     text = "; ".join(
-        f"{n} {found[f'{n}_faster']:.2f}x as fast, memory "
+        f"{n} {ranged(found, f'{n}_faster')}x as fast, memory "
         f"{change(found[f'{n}_mixed_peak'], found[f'{n}_plain_peak'])}"
         for n in ("tiny", "unet", "bert")
     )
@@ -417,7 +419,7 @@ def _backends(measured: Measured) -> Verdict:
     found = measured["backends"]
     tried = [n for n in _TRIED if f"{n}_faster" in found]
     text = ", ".join(
-        f"{n} {found[f'{n}_faster']:.2f}x, peak {change(found[f'{n}_peak'], found['plain_peak'])}"
+        f"{n} {ranged(found, f'{n}_faster')}x, peak {change(found[f'{n}_peak'], found['plain_peak'])}"
         for n in tried
     )
     failed = [n for n in _TRIED if f"{n}_failed" in found]
@@ -438,7 +440,7 @@ def _experts(measured: Measured) -> Verdict:
     times = states[0] / states[1]
     text = (
         f"weights, gradients and state {times:.2f}x for {found['experts']} experts, activations "
-        f"{activations:.2f}x, time {found['mixture_slower']:.2f}x at equal FLOPs; the busiest "
+        f"{activations:.2f}x, time {ranged(found, 'mixture_slower')}x at equal FLOPs; the busiest "
         f"expert has {found['busiest_share']:.0%} of the tokens"
     )
     good = abs(times / found["experts"] - 1) <= 0.1 and activations <= 1.25

@@ -28,6 +28,7 @@ from pytracer.claims.claim import (
     full_size,
     mib,
     on_gpu,
+    ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, spread
 
@@ -185,7 +186,11 @@ def table_row(lab: Lab, recipe: Recipe, way: Way = with_trainer) -> dict[str, An
         parameters = sum(p.numel() for p in net.parameters())
         # The gradient scaler of fp16 may leave out the first steps.
         held = way(lab, recipe, net, 5, lambda: None)
-    del held
+    # Another model: what wraps this one would be around it twice.
+    del held, net
+    lab.forget()
+    with torch.device(lab.device):
+        net = model(lab.scale)
     moments: list[float] = []
 
     def ended() -> None:
@@ -227,7 +232,7 @@ _RATIOS = (
 
 
 def _row_text(row: Figures) -> str:
-    shown = f"{row['samples_per_s']:.2f} samples/s, peak {mib(row['peak_bytes'])}"
+    shown = f"{ranged(row, 'samples_per_s')} samples/s, peak {mib(row['peak_bytes'])}"
     return f"{shown}, NVML {mib(row['nvml_used'])}" if row.get("nvml_used") else shown
 
 
@@ -287,6 +292,8 @@ def _fp16(measured: Measured) -> Verdict:
         f"{change(added['peak_bytes'], without['peak_bytes'])}; 16-bit copies of weights "
         f"{row['weights_most'] / base['weights_most']:.2f}x the weights"
     )
+    if "trainer_bf16" in measured:
+        text += f"; bf16 {measured['trainer_bf16']['samples_per_s']:.2f} samples/s"
     if not on_gpu(row):
         return Verdict(DEPENDS, text, "a GPU with 16-bit units: this is a CPU's bf16")
     return confirmed_if(speed >= 1.6 and row["peak_bytes"] <= 1.05 * base["peak_bytes"], text)
@@ -404,6 +411,7 @@ CLAIMS = (
         "DEPENDS where there is no GPU",
         _fp16,
         ("trainer_vanilla", "trainer_fp16", "trainer_all", "trainer_checkpointing"),
+        welcome=("trainer_bf16",),
         without_gpu=_TIMES + _RATIOS,
     ),
     Claim(

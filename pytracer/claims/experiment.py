@@ -41,6 +41,7 @@ class Experiment:
     needs: tuple[str, ...] = ()
     gpus: int = 0
     seconds: tuple[int, int] = (120, 240)
+    several: bool = False  # sees every GPU; else only the first, which a Trainer trains on
 
     def missing(self, device: str) -> str:
         """What it lacks on this machine; "" if nothing."""
@@ -65,11 +66,12 @@ def experiment(
     needs: tuple[str, ...] = (),
     gpus: int = 0,
     seconds: tuple[int, int] = (120, 240),
+    several: bool = False,
 ) -> Callable[[Run], Run]:
     """Registers a function under a name."""
 
     def add(run: Run) -> Run:
-        EXPERIMENTS[name] = Experiment(run, needs, gpus, seconds)
+        EXPERIMENTS[name] = Experiment(run, needs, gpus, seconds, several)
         return run
 
     return add
@@ -100,6 +102,8 @@ class Lab:
         path = self.path(label)
         path.unlink(missing_ok=True)
         kind = torch.device(self.device).type
+        if self.cuda and torch.cuda.is_initialized():
+            torch.cuda.reset_peak_memory_stats()
         with trace(*targets, devices=kind, report=False, **options) as recorded:
             yield recorded
             self.wait()

@@ -2,9 +2,9 @@
 
 import multiprocessing
 import os
-import signal
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from pytracer.claims.claim import (
     confirmed_if,
     mib,
     on_gpu,
+    ranged,
 )
 from pytracer.claims.experiment import Lab, Missing, experiment, ratio, spread
 
@@ -88,16 +89,14 @@ def weights_load(lab: Lab) -> dict[str, Any]:
         torch.ones(1, 1, device=lab.device)
         gauge = Gauge()
         used, reserved = gauge.used(), torch.cuda.memory_reserved()
+        allocated = torch.cuda.memory_allocated()
         net.to(lab.device)
+        found["allocated_weights"] = torch.cuda.memory_allocated() - allocated
         found["nvml_delta"] = gauge.used() - used
         found["reserved_delta"] = torch.cuda.memory_reserved() - reserved
         # Modules are known when they are called; the process's other memory is read by then.
         net(torch.randint(100, 1000, (1, 8), device=lab.device))
-    found |= _weights(lab, net)
-    found["allocated_weights"] = sum(
-        _block(x.numel() * x.element_size()) for x in (*net.parameters(), *net.buffers())
-    )
-    return found
+    return found | _weights(lab, net)
 
 
 def _weights(lab: Lab, net: nn.Module) -> dict[str, Any]:
@@ -107,11 +106,6 @@ def _weights(lab: Lab, net: nn.Module) -> dict[str, Any]:
         "weights_bytes": sum(x.numel() * x.element_size() for x in tensors),
         "parameters": sum(p.numel() for p in net.parameters()),
     }
-
-
-def _block(size: int) -> int:
-    """What CUDA's caching allocator gives for a request."""
-    return -(-size // 512) * 512
 
 
 @experiment("nvml_figures", gpus=1)
@@ -161,7 +155,7 @@ def _killed_process(gauge: Gauge, size: int) -> dict[str, Any]:
         other.kill()
         raise RuntimeError("the other process did not come up in 60 s")
     held = gauge.used() - before
-    os.kill(other.pid or 0, signal.SIGKILL)
+    other.kill()
     other.join()
     for _ in range(50):
         if gauge.used() - before < held / 10:
@@ -193,9 +187,9 @@ class _Images(torch.utils.data.Dataset[torch.Tensor]):
         return made.sin().cos().exp().tanh()
 
 
-def _loader(count: int, workers: int, *, pin: bool = False) -> Any:
+def _loader(count: int, workers: int) -> Any:
     return torch.utils.data.DataLoader(
-        _Images(count), batch_size=16, num_workers=workers, pin_memory=pin
+        _Images(count), batch_size=16, num_workers=workers, persistent_workers=workers > 0
     )
 
 
@@ -204,17 +198,16 @@ def data_loader(lab: Lab) -> dict[str, Any]:
     """Worker processes: what they take and what they give; on a GPU also pinned memory."""
     workers = min(4, len(os.sched_getaffinity(0)))
     count = lab.pick(1024, 8192)
-    taken: dict[int, list[float]] = {0: [], workers: []}
-    for _ in range(3):
-        for number, samples in taken.items():
+    loaders = {number: _loader(count, number) for number in (0, workers)}
+    taken: dict[int, list[float]] = {number: [] for number in loaders}
+    for turn in range(6):
+        for number, loader in loaders.items():
             begin = time.perf_counter()
-            for _batch in _loader(count, number):
+            for _batch in loader:
                 pass
-            samples.append(time.perf_counter() - begin)
-    iterator = iter(_loader(count, workers))
-    next(iterator)
-    resident = [_resident(worker.pid) for worker in iterator._workers]
-    del iterator
+            if turn:  # in the first the workers come up
+                taken[number].append(time.perf_counter() - begin)
+    resident = [_resident(worker.pid) for worker in loaders[workers]._iterator._workers]
     found: dict[str, Any] = {"workers": workers, "cores": len(os.sched_getaffinity(0))}
     found |= ratio("faster_with_workers", taken[0], taken[workers])
     found["worker_bytes"] = int(statistics.median(resident))
@@ -224,9 +217,12 @@ def data_loader(lab: Lab) -> dict[str, Any]:
 
 def _resident(pid: int) -> int:
     """What is this process's alone: pages that it shares with its parent are not its cost."""
-    with open(f"/proc/{pid}/smaps_rollup") as file:  # noqa: PTH123 - a path of the kernel's
-        lines = [line.split() for line in file]
-    return sum(int(words[1]) * 1024 for words in lines if words[0].startswith("Private_"))
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        wanted = "Private_"
+    except OSError:  # some containers' kernels do not tell; then all of it
+        lines, wanted = Path(f"/proc/{pid}/status").read_text().splitlines(), "VmRSS"
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
 
 
 def _pinned(lab: Lab) -> dict[str, Any]:
@@ -333,11 +329,12 @@ def _emptying(measured: Measured) -> Verdict:
 def _loading(measured: Measured) -> Verdict:
     found = measured["data_loader"]
     faster, workers = found["faster_with_workers"], found["workers"]
-    text = f"{workers} workers load {faster:.2f}x as fast, with {mib(found['worker_bytes'])} each"
+    times = ranged(found, "faster_with_workers")
+    text = f"{workers} workers load {times}x as fast, with {mib(found['worker_bytes'])} each"
     if "faster_when_pinned" in found:
         text += (
             f"; pinned {found['pinned_bytes_per_s'] / 1e9:.1f} GB/s, "
-            f"{found['faster_when_pinned']:.2f}x pageable"
+            f"{ranged(found, 'faster_when_pinned')}x pageable"
         )
         return confirmed_if(faster >= 1.2 and found["faster_when_pinned"] >= 1.2, text)
     if faster < 1.2:

@@ -5,6 +5,7 @@ processes elsewhere. Each rank is traced.
 """
 
 import multiprocessing
+import queue
 import tempfile
 import traceback
 from pathlib import Path
@@ -21,13 +22,14 @@ _RANKS = 2
 _WAYS = ("ddp", "ddp_bucket_view", "zero1", "zero2", "zero3", "zero3_offload")
 
 
-@experiment("sharding", seconds=(240, 240))
+@experiment("sharding", seconds=(240, 300), several=True)
 def sharding(lab: Lab) -> dict[str, Any]:
     """DDP, ZeRO 1 (sharded state), 2 (and gradients) and 3 (and weights), and with offload."""
     on_cuda = lab.cuda and torch.cuda.device_count() >= _RANKS
     spawn = multiprocessing.get_context("spawn")
     found: dict[str, Any] = {"ranks": _RANKS, "where": "2 GPUs" if on_cuda else "2 CPU processes"}
-    here = Lab("cuda" if on_cuda else "cpu", lab.scale, lab.folder, lab.name, lab.traces)
+    scale = lab.scale if on_cuda else "small"
+    here = Lab("cuda" if on_cuda else "cpu", scale, lab.folder, lab.name, lab.traces)
     for way in _WAYS:
         if way == "zero3_offload" and not on_cuda:
             continue
@@ -37,7 +39,10 @@ def sharding(lab: Lab) -> dict[str, Any]:
             ranks = [spawn.Process(target=_rank, args=(r, *options)) for r in range(_RANKS)]
             for each in ranks:
                 each.start()
-            told = dict(answers.get(timeout=90) for _ in ranks)
+            try:
+                told = dict(answers.get(timeout=90) for _ in ranks)
+            except queue.Empty:
+                raise RuntimeError(f"{way}: a rank did not answer in 90 s") from None
             for each in ranks:
                 each.join()
         failed = [text for text in told.values() if isinstance(text, str)]

@@ -23,6 +23,7 @@ from pytracer.claims.claim import (
     change,
     confirmed_if,
     mib,
+    ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, ratio, spread
 from pytracer.gemm import shapes
@@ -332,18 +333,17 @@ def tf32_products(lab: Lab) -> dict[str, Any]:
     full, reduced = timer(works, null=False).timings
     found = {"size": size, "fp32_error": full.error, "tf32_error": reduced.error}
     found |= {"fp32_tflops": full.tflops, "tf32_tflops": reduced.tflops}
-    # One number alone: a product rounds its inputs, so 1 + 2^-11 is what is lost first.
     torch.set_float32_matmul_precision("high")
     found["bits_kept"] = _bits_kept(lab.device)
     return found | ratio("faster", list(full.seconds), list(reduced.seconds))
 
 
 def _bits_kept(device: str) -> int:
-    """The smallest power of two that a product still adds to 1."""
+    """After how many bits a number no longer comes through a product with one as it was."""
     one = torch.eye(256, device=device)
     for bits in range(1, 24):
         x = torch.full((256, 256), 1 + 2.0**-bits, device=device)
-        if float((x @ one)[0, 0]) == 1.0:
+        if not torch.equal((x @ one)[0, 0], x[0, 0]):
             return bits - 1
     return 23
 
@@ -562,7 +562,10 @@ def _fused(measured: Measured) -> Verdict:
         f"{n} {found[f'{n}_s'] * 1e3:.2f} ms and {mib(found[f'{n}_temporaries'])} of temporaries"
         for n in ("loop", "foreach", "fused")
     )
-    text = f"{times}; torch's fused is {fused:.2f}x foreach's speed, which is {foreach:.2f}x the loop's"
+    text = (
+        f"{times}; torch's fused is {ranged(found, 'fused_faster_than_foreach')}x foreach's speed, "
+        f"which is {ranged(found, 'foreach_faster_than_loop')}x the loop's"
+    )
     if found["fused_faster_than_foreach_low"] > 1 and foreach >= 1.2:
         return Verdict(CONFIRMED, text, "apex itself was not measured: torch has the same kernel")
     if fused > 1 or foreach >= 1.2:
@@ -587,7 +590,7 @@ def _curve(measured: Measured) -> Verdict:
     activations = found["checkpointed_activations"] / found["plain_activations"] - 1
     gain = found["larger_samples_per_s"] / found["checkpointed_samples_per_s"]
     text = (
-        f"memory {memory} (activations {activations:+.0%}), time {found['slower'] - 1:+.0%}; at "
+        f"memory {memory} (activations {activations:+.0%}), time {ranged(found, 'slower')}x; at "
         f"batch size {found['larger_batch']} {mib(found['larger_peak'])} and {gain:.2f}x the "
         f"checkpointed speed at {found['batch']}"
     )
@@ -633,10 +636,13 @@ def _largest(measured: Measured) -> Verdict:
 def _tf32(measured: Measured) -> Verdict:
     found = measured["tf32_products"]
     text = (
-        f"{found['faster']:.2f}x fp32 ({found['tf32_tflops']:.0f} and {found['fp32_tflops']:.0f} "
+        f"{ranged(found, 'faster')}x fp32 ({found['tf32_tflops']:.0f} and {found['fp32_tflops']:.0f} "
         f"TFLOP/s at {found['size']}), {found['bits_kept']} bits of precision kept, error "
         f"{found['tf32_error']:.1e} instead of {found['fp32_error']:.1e}"
     )
+    whole, plain = measured.get("trainer_tf32"), measured.get("trainer_vanilla")
+    if whole and plain:
+        text += f"; training BERT-large {whole['samples_per_s'] / plain['samples_per_s']:.2f}x"
     if found["bits_kept"] != 10 or found["faster"] <= 1:
         return Verdict(REFUTED, text)
     if found["faster"] <= 3.3:
@@ -829,6 +835,7 @@ CLAIMS = (
         "above",
         _tf32,
         ("tf32_products",),
+        welcome=("trainer_vanilla", "trainer_tf32"),
         without_gpu="Nothing: CPUs have no TF32.",
     ),
     Claim(

@@ -135,7 +135,9 @@ def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -
         result |= {"figures": {}, "traces": {}, "seconds": 0.0}
     else:
         progress("running")
-        result = _conducted(name, identity, experiment.seconds[plan.scale == "full"], plan)
+        result = _conducted(
+            name, identity, experiment.seconds[plan.scale == "full"], experiment.several, plan
+        )
         said = "" if result["status"] == "done" else f": {result['reason']}"
         progress(f"{result['status']}, {result['seconds']} s{said}")
     worker.write(plan.folder, result)
@@ -152,15 +154,13 @@ def _kept(path: Path, identity: Mapping[str, Any]) -> Result | None:
     return result if same and result.get("status") == "done" else None
 
 
-def _conducted(name: str, identity: Result, limit: int, plan: Plan) -> Result:
+def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Plan) -> Result:
     """Runs the worker; without a result of its own it gets one that says how it ended."""
     path, log = plan.folder / f"{name}.json", plan.folder / f"{name}.log"
     path.unlink(missing_ok=True)
     words = [*plan.command, name, "--device", plan.device, "--scale", plan.scale]
     words += ["--out", str(plan.folder)]
     began = time.monotonic()
-    # Threads that spin while they wait for each other take the cores from those they wait for.
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ} if plan.device == "cpu" else None
     # A session of its own, so that what it starts ends with it.
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -169,7 +169,7 @@ def _conducted(name: str, identity: Result, limit: int, plan: Plan) -> Result:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            env=environment,
+            env=_environment(several, plan.device),
         )
         try:
             code: int | None = process.wait(limit)
@@ -192,6 +192,17 @@ def _conducted(name: str, identity: Result, limit: int, plan: Plan) -> Result:
         "traces": {},
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+def _environment(several: bool, device: str) -> dict[str, str]:
+    """The same from wherever it is run."""
+    if device == "cpu":
+        # Threads that spin while they wait for each other take the cores of those they wait for.
+        return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
+    if several:
+        return dict(os.environ)
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": first}
 
 
 def _how_it_ended(code: int | None, limit: int, log: Path) -> str:
