@@ -679,6 +679,22 @@ def test_the_pages_have_every_claim_every_trace_and_no_script(confirmed: Path) -
 
 
 @pytest.mark.slow
+def test_trainings_have_a_picture_as_long_as_their_trace_is_there(
+    confirmed: Path, monkeypatch
+) -> None:
+    claims = catalog.chosen(["L3"])
+    there = runner.Plan(confirmed / "out", "cpu", "small")
+    document = report.document(runner.run(claims, catalog.experiments(), there))
+    assert report.pictures(document) == {}  # a validation is none
+    monkeypatch.setattr(report, "_is_a_training", lambda name: True)
+    pictures = report.pictures(document)
+    assert set(pictures) == {"validation.recording", "validation.no_grad"}
+    page = report.html_page(document, pictures)
+    assert page.count('aria-label="memory over time"') == 2
+    assert report.pictures(document | {"folder": str(confirmed / "nowhere")}) == {}
+
+
+@pytest.mark.slow
 def test_a_page_is_not_overwritten_by_mistake(confirmed: Path, capsys) -> None:
     arguments = ["confirm", "F3", "--device", "cpu", "--out", str(confirmed / "out")]
     assert main([*arguments, "--html", str(confirmed / "a.html")]) == 1

@@ -1,6 +1,6 @@
 """What was found, as a screen of text, a JSON document, and a page without scripts.
 
-Pages are made from the document alone, so one that was kept can be shown again.
+Pages are made from the document; only the pictures of memory over time need its traces.
 """
 
 import html
@@ -9,9 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pytracer.api import load
 from pytracer.claims import systems
-from pytracer.claims.claim import MOST_UNKNOWN, SOURCES, VERDICTS, Claim
+from pytracer.claims.claim import DEPENDS, MOST_UNKNOWN, SOURCES, VERDICTS, Claim
 from pytracer.claims.runner import Outcome, Row
+from pytracer.export import html as html_export
 from pytracer.export.files import write_whole
 from pytracer.export.series import COLORS
 from pytracer.export.table import size_text
@@ -109,8 +111,10 @@ _SMALL = (
 
 
 def _because(row: Document) -> str:
-    words = {"DEPENDS": "on ", "CONFIRMED": "", "REFUTED": ""}
-    return f"{words.get(row['verdict'], '')}{row['because']}" if row["because"] else ""
+    said: str = row["because"]
+    if said and row["verdict"] == DEPENDS:
+        return f"Depends on {said}"
+    return said
 
 
 def _wrapped(words: str, indent: int) -> list[str]:
@@ -231,7 +235,7 @@ vertical-align:top;border-bottom:1px solid #8884}pre{font-size:12px;overflow:aut
 """
 
 
-def html_page(found: Document) -> str:
+def html_page(found: Document, pictures: Mapping[str, str]) -> str:
     """The page: no scripts, no links to elsewhere, light and dark."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
@@ -243,13 +247,23 @@ def html_page(found: Document) -> str:
         "<h2>Where the memory was</h2>",
         f"<p>Bytes at the peak of each trace. {_safe(_unknown_text(found))}</p>",
         *_legend(found),
-        *(_trace_html(name, trace) for name, trace in _traces(found)),
+        *(_trace_html(name, trace, pictures.get(name, "")) for name, trace in _traces(found)),
         *_systems_html(found),
         "<h2>The documents</h2><ul>",
         *(f"<li>{_safe(name)}: {_safe(title)}</li>" for name, title in SOURCES.items()),
         "</ul></body></html>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def pictures(found: Document) -> dict[str, str]:
+    """Memory over time in the trainings whose traces are still in the folder."""
+    drawn = {}
+    for name, trace in _traces(found):
+        path = Path(found["folder"]) / trace["file"]
+        if _is_a_training(name) and path.exists():
+            drawn[name] = html_export.picture(load(path).data, trace["device"])
+    return drawn
 
 
 def _claims_html(found: Document) -> Iterator[str]:
@@ -283,7 +297,7 @@ def _legend(found: Document) -> Iterator[str]:
     yield "</p>"
 
 
-def _trace_html(name: str, trace: Mapping[str, Any]) -> str:
+def _trace_html(name: str, trace: Mapping[str, Any], picture: str) -> str:
     experiment_name, _, label = name.partition(".")
     peak = max(trace["peak_bytes"], 1)
     parts, at = [], 0.0
@@ -326,7 +340,7 @@ def _trace_html(name: str, trace: Mapping[str, Any]) -> str:
     return (
         f'<h3 id="{_safe(experiment_name)}">{_safe(experiment_name)}: {_safe(label)}</h3>'
         f"<div>{size_text(trace['peak_bytes'])} {_safe(where)}; {trace['unknown_share']:.3%} unknown"
-        f"{'; ' + seen if seen else ''}; <code>{_safe(trace['file'])}</code></div>{bar}"
+        f"{'; ' + seen if seen else ''}; <code>{_safe(trace['file'])}</code></div>{bar}{picture}"
         f"<details><summary>by category, and the ledger</summary><table>{table}</table>{ledger}"
         "</details>"
     )

@@ -43,6 +43,11 @@ def fragment(trace: Trace, device: str | None = None) -> str:
     )
 
 
+def picture(trace: Trace, device: str | None = None) -> str:
+    """Memory over time, by category, alone."""
+    return "\n".join(_picture(series(trace, device=device)))
+
+
 def document(trace: Trace) -> str:
     """The same as a whole page."""
     return (
