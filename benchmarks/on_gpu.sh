@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds and proves everything that needs a GPU, and leaves what it measured in a folder:
-#   sh benchmarks/on_gpu.sh OUT [test|bench|all]
+#   sh benchmarks/on_gpu.sh OUT [test|bench|confirm|all]
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [test|bench|all]}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [test|bench|confirm|all]}
 what=${2:-all}
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -12,12 +12,18 @@ echo "== build"
 "$python" -m pytracer doctor | tee "$out/doctor.txt"
 
 status=0
-if [ "$what" != bench ]; then
+if [ "$what" = confirm ] || [ "$what" = all ]; then
+    echo "== claims"
+    # In a folder that stays, so that a run that is cut short is taken up.
+    "$python" -m pytracer confirm --out build/confirm --json -f --html "$out/confirm.html" \
+        --markdown "$out/confirm.md" >"$out/confirm.json" || status=1
+fi
+if [ "$what" = test ] || [ "$what" = all ]; then
     echo "== tests that need a GPU"
     "$python" -m pytest -q -m cuda tests >"$out/tests.txt" 2>&1 || status=1
     tail -n 60 "$out/tests.txt"
 fi
-if [ "$what" != test ]; then
+if [ "$what" = bench ] || [ "$what" = all ]; then
     echo "== benchmarks"
     "$python" benchmarks/overhead.py --out "$out" 2>&1 | tee "$out/overhead.txt" || status=1
     "$python" benchmarks/ledger.py --out "$out" >"$out/ledger.txt" 2>&1 || status=1

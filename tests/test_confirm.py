@@ -1,5 +1,6 @@
 """`pytracer confirm`: every claim has a row, verdicts follow from measurements, failures cost a row."""
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -395,6 +396,7 @@ EXAMPLES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 BETWEEN: dict[str, dict[str, Any]] = {
     "K1": {"context": {"lazy_context_bytes": 500 * MIB}},
     "K3": {"nvml_figures": {"driver_reserve": 600 * MIB}},
+    "C1": {"trainer_checkpointing": {"scale": "small"}},
     "V1": {"trainer_vanilla": {"reserved_peak": 9000 * MIB}},
     "V2": {"trainer_vanilla": {"reserved_peak": 9000 * MIB}},
     "F1": {"trainer_fp16": {"device": "cpu"}},
@@ -485,6 +487,13 @@ def test_what_a_claim_depends_on_is_named(name: str) -> None:
     found = claim(name).judge(on_gpu(EXAMPLES[name][0], BETWEEN[name]))
     assert found.verdict == DEPENDS, found
     assert found.because
+
+
+def test_without_a_gpu_the_data_loader_depends_on_one() -> None:
+    measured = {k: v for k, v in LOADING.items() if k != "faster_when_pinned"} | {"cores": 2}
+    found = claim("D1").judge(on_gpu({"data_loader": measured}))
+    assert found.verdict == DEPENDS
+    assert "2" in found.because
 
 
 def test_a_judge_reads_only_the_experiments_of_its_claim() -> None:
@@ -584,6 +593,19 @@ def test_what_is_missing_is_named_with_the_way_to_get_it(tmp_path: Path) -> None
         "no_such_package is not installed: pip install no_such_package" in rows[0].verdict.because
     )
     assert "CUDA device" in rows[1].verdict.because
+
+
+def test_what_only_adds_to_a_claim_fails_beside_its_verdict_and_not_in_silence(
+    tmp_path: Path,
+) -> None:
+    both = (
+        f"import sys\nif sys.argv[1] == 'good':\n{indented(GOOD)}\nelse:\n    raise SystemExit(4)"
+    )
+    adding = dataclasses.replace(fake_claim("good"), welcome=("exit",))
+    outcome = runner.run([adding], KNOWN, plan(tmp_path, both))
+    assert outcome.rows[0].verdict.verdict == CONFIRMED
+    assert "without exit, which failed" in outcome.rows[0].verdict.because
+    assert commands._exit_code(outcome) == 1
 
 
 @pytest.mark.parametrize(

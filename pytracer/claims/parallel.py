@@ -16,7 +16,7 @@ from torch import nn
 
 from pytracer.claims import models
 from pytracer.claims.claim import CONFIRMED, DEPENDS, REFUTED, Claim, Measured, Verdict, mib
-from pytracer.claims.experiment import Lab, experiment, spread
+from pytracer.claims.experiment import Lab, experiment, explained, spread
 
 _RANKS = 2
 _WAYS = ("ddp", "ddp_bucket_view", "zero1", "zero2", "zero3", "zero3_offload")
@@ -52,6 +52,26 @@ def sharding(lab: Lab) -> dict[str, Any]:
             here.traces[f"{way}_rank{rank}"] = told[rank]["trace"]
         found |= _sizes(way, told)
     return found
+
+
+@experiment("data_parallel", gpus=_RANKS, several=True)
+def data_parallel(lab: Lab) -> dict[str, Any]:
+    """One process that copies its model to the other GPU in each step: what each of them holds."""
+    width, layers, length = lab.pick((128, 2, 32), (1024, 12, 256))
+    base = models.Encoder(1000, width, layers, length).to(lab.device)
+    net = nn.DataParallel(base, device_ids=list(range(_RANKS)))
+    optimizer = torch.optim.AdamW(base.parameters())
+    tokens = torch.randint(1000, (4 * _RANKS, length), device=lab.device)
+    with lab.traced("training", net, optimizer) as t:
+        for _ in range(3):
+            nn.functional.cross_entropy(net(tokens), tokens[:, 0] % 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for index in range(_RANKS):
+        name = f"training_gpu{index}"
+        lab.traces[name] = explained(t, f"cuda:{index}", lab.path("training").name)
+    del lab.traces["training"]
+    return {f"gpu{i}_peak": lab.traces[f"training_gpu{i}"]["peak_bytes"] for i in range(_RANKS)}
 
 
 def _sizes(way: str, told: dict[int, Any]) -> dict[str, Any]:
@@ -162,6 +182,11 @@ def _only_slower(measured: Measured) -> Verdict:
     copies = found["ddp_communication_most"] / found["parameters"]
     view = found["ddp_bucket_view_communication_most"] / found["parameters"]
     text += f"; DDP's buckets {copies:.1f} B per parameter, {view:.1f} as views of gradients"
+    if "data_parallel" in measured:
+        peaks = measured["data_parallel"]
+        text += (
+            f"; DataParallel {mib(peaks['gpu0_peak'])} and {mib(peaks['gpu1_peak'])} at the peak"
+        )
     if found["zero3_held"] > 0.6 * found["ddp_held"]:
         return Verdict(REFUTED, text, "sharding did not halve what a rank holds")
     faster = [way for way in ways if found[f"{way}_s_high"] < found["ddp_s_low"]]
@@ -180,6 +205,7 @@ CLAIMS = (
         "sharding is faster than DDP by more than the spread; else DEPENDS",
         _only_slower,
         ("sharding",),
+        welcome=("data_parallel",),
         without_gpu="Bytes per rank as on GPUs; times are of processes that share this CPU.",
     ),
 )

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +55,9 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether an experiment failed."""
-        return any(row.verdict.verdict == FAILED for row in self.rows)
+        """Whether an experiment failed, or a judge had nothing to go by."""
+        ended = any(result["status"] == "failed" for result in self.results.values())
+        return ended or any(row.verdict.verdict == FAILED for row in self.rows)
 
     @property
     def unexplained(self) -> list[Row]:
@@ -104,10 +105,14 @@ def judged(claim: Claim, results: Mapping[str, Result]) -> Row:
         if results[name]["status"] == "done"
     }
     try:
-        return Row(claim, claim.judge(measured), share)
+        found = claim.judge(measured)
     except (KeyError, ZeroDivisionError) as error:
         reason = f"the measurements do not have what the rule reads ({error!r})"
         return Row(claim, Verdict(FAILED, "", reason), share)
+    lost = [name for name in claim.welcome if results[name]["status"] == "failed"]
+    notes = [found.because] if found.because else []
+    notes += [f"without {name}, which failed: {results[name]['reason']}" for name in lost]
+    return Row(claim, replace(found, because="; ".join(notes)), share)
 
 
 def _unknown_share(claim: Claim, results: Mapping[str, Result]) -> float | None:
