@@ -158,7 +158,7 @@ def markdown_page(found: Document) -> str:
     lines.append(f"Bytes at the peak of each trace. {_unknown_text(found)}")
     lines += ["", f"| trace | peak | {' | '.join(names)} |", "|---|" + "---:|" * (len(names) + 1)]
     for name, trace in _traces(found):
-        sizes = [_size(trace["categories"][each]["at_peak"]) for each in names]
+        sizes = [_size(each, trace["categories"][each]["at_peak"]) for each in names]
         lines.append(f"| {name} | {size_text(trace['peak_bytes'])} | {' | '.join(sizes)} |")
     ledgers = [(n, t) for n, t in _traces(found) if t["device"] != "cpu" and _is_a_training(n)]
     if ledgers:
@@ -215,8 +215,9 @@ def _ledger_rows(ledgers: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]
         yield "```"
 
 
-def _size(amount: int) -> str:
-    return size_text(amount) if amount else ""
+def _size(category: str, amount: int) -> str:
+    """Empty for nothing, but of what is unknown it is said that there is nothing."""
+    return size_text(amount) if amount or category == "unknown" else ""
 
 
 def _cell(words: str) -> str:
