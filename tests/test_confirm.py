@@ -573,6 +573,22 @@ def test_what_was_measured_is_not_measured_again_unless_asked(tmp_path: Path) ->
     assert (tmp_path / "runs").read_text().splitlines() == ["good", "good"]
 
 
+def test_kept_results_are_judged_and_nothing_is_measured(tmp_path: Path) -> None:
+    claims = [fake_claim("good"), fake_claim("dies")]
+    known = {**KNOWN, "dies": KNOWN["good"]}
+    only_kept = plan(tmp_path, GOOD, kept_only=True)
+    rows = runner.run(claims, known, only_kept).rows
+    assert [row.verdict.verdict for row in rows] == [SKIPPED, SKIPPED]
+    assert "without --kept" in rows[0].verdict.because
+    assert list(tmp_path.iterdir()) == []
+    runner.run(claims[:1], known, plan(tmp_path, GOOD))
+    runner.run(claims[1:], known, plan(tmp_path, "raise SystemExit('no more')"))
+    rows = runner.run(claims, known, only_kept).rows
+    assert [row.verdict.verdict for row in rows] == [CONFIRMED, FAILED]
+    assert "no more" in rows[1].verdict.because
+    assert (tmp_path / "runs").read_text().splitlines() == ["good"]
+
+
 def test_a_result_of_another_torch_or_scale_is_not_used(tmp_path: Path) -> None:
     runner.run([fake_claim("good")], KNOWN, plan(tmp_path, GOOD))
     kept = json.loads((tmp_path / "good.json").read_text())

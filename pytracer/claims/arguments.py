@@ -18,6 +18,9 @@ def add(parser: argparse.ArgumentParser) -> None:
         help="measurements and traces; what is there is used again (default: pytracer-confirm)",
     )
     parser.add_argument("--again", action="store_true", help="measure also what was measured")
+    parser.add_argument(
+        "--kept", action="store_true", help="measure nothing: judge what was measured already"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU, if any")
     parser.add_argument(
         "--quick", action="store_true", help="the scaled-down set, which a CPU always runs"

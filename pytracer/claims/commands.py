@@ -37,7 +37,9 @@ def run(options: argparse.Namespace, progress: Callable[[str], None]) -> Done:
         if path is not None:
             refuse_to_overwrite(path, overwrite=options.force)
     scale = "full" if device == "cuda" and not options.quick else "small"
-    plan = runner.Plan(options.out, device, scale, options.again)
+    if options.kept and options.again:
+        raise errors.UsageError("--kept measures nothing and --again everything: choose one")
+    plan = runner.Plan(options.out, device, scale, options.again, options.kept)
     outcome = runner.run(claims, catalog.experiments(), plan, progress)
     document = report.document(outcome)
     if options.html is not None:

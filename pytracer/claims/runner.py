@@ -33,6 +33,7 @@ class Plan:
     device: str
     scale: str
     again: bool = False
+    kept_only: bool = False  # what was not measured yet stays so
     command: tuple[str, ...] = (sys.executable, "-m", "pytracer.claims.worker")
 
 
@@ -129,15 +130,20 @@ def _unknown_share(claim: Claim, results: Mapping[str, Result]) -> float | None:
 
 def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -> Result:
     identity = worker.identity(name, plan.device, plan.scale)
-    kept = None if plan.again else _kept(plan.folder / f"{name}.json", identity)
+    good = ("done", "failed") if plan.kept_only else ("done",)
+    kept = None if plan.again else _kept(plan.folder / f"{name}.json", identity, good)
     if kept is not None:
         progress(f"measured before, {kept['seconds']} s")
         return kept
     missing = experiment.missing(plan.device)
+    if not missing and plan.kept_only:
+        missing = "not measured yet: run it without --kept"
     if missing:
         progress(f"skipped: {missing}")
         result = {**identity, "status": "skipped", "reason": missing}
         result |= {"figures": {}, "traces": {}, "seconds": 0.0}
+        if plan.kept_only:
+            return result
     else:
         progress("running")
         result = _conducted(
@@ -149,14 +155,14 @@ def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -
     return result
 
 
-def _kept(path: Path, identity: Mapping[str, Any]) -> Result | None:
-    """A finished result of the same experiment on the same software, if there is one."""
+def _kept(path: Path, identity: Mapping[str, Any], good: tuple[str, ...]) -> Result | None:
+    """A result of the same experiment on the same software, if there is one that is good enough."""
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
     same = isinstance(result, dict) and all(result.get(k) == v for k, v in identity.items())
-    return result if same and result.get("status") == "done" else None
+    return result if same and result.get("status") in good else None
 
 
 def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Plan) -> Result:
