@@ -381,6 +381,7 @@ def test_times_with_and_without_cost_agree_on_a_gpu_bound_step() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_times_on_a_gpu_are_those_of_its_kernels() -> None:
     """The kernels that torch.profiler saw take no longer, and nearly as long."""
     step = gpu_bound()
@@ -396,6 +397,7 @@ def test_times_on_a_gpu_are_those_of_its_kernels() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 def test_the_phases_of_all_steps_take_no_longer_than_the_steps_on_the_device() -> None:
     step = gpu_bound()
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
