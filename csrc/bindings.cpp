@@ -179,6 +179,7 @@ py::dict status() {
   facts["host_bytes"] = recorder.events.bytes_held() + recorder.scopes.bytes_held() +
                         recorder.scope_ends.bytes_held();
   facts["callback_errors"] = interceptors::callback_errors();
+  facts["may_read_gradients"] = interceptors::may_read_gradients();
   facts["passes_not_heard"] = ops::passes_not_heard();
   facts["ops_installed"] = ops::installed();
   facts["cpu_installed"] = cpu_allocator::installed();

@@ -224,6 +224,46 @@ def test_float32_weights_that_only_the_optimizer_has_are_masters_of_16_bit_ones(
     assert t.bytes_per_parameter().per_parameter["weights"] == 6.0
 
 
+@pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def test_a_trace_inside_a_trace_knows_what_was_there_before_it(given: bool, device: str) -> None:
+    model = Model().to(device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    targets = (model, optimizer) if given else ()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.randint(0, WORDS, (BATCH, LENGTH), device=device)).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with trace(*targets, devices=device, report=False) as outer:
+        step()
+        with trace(*targets, devices=device, report=False) as inner:
+            step()
+    with trace(*targets, devices=device, report=False) as alone:
+        step()
+    held = ["weights", "gradients", "optimizer_state"]
+    weights = bytes_of([*model.parameters(), *model.buffers()])
+    for t in (inner, outer, alone):
+        assert t.summary().own_peak["weights"] == weights
+        assert t.summary().own_peak["unknown"] == 0
+    assert inner.summary().own_peak[held].equals(alone.summary().own_peak[held])
+    assert inner.peak.by_category == alone.peak.by_category
+
+
+def test_gradients_from_before_a_trace_are_known_though_it_begins_by_freeing_them() -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters())
+    loss_of(model).backward()
+    with trace(model, optimizer, report=False) as t:
+        optimizer.zero_grad()
+        loss_of(model).backward()
+    own_peak = t.summary().own_peak
+    assert own_peak["gradients"] == bytes_of(model.parameters())
+    assert own_peak["unknown"] == 0
+
+
 @pytest.mark.cuda
 def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> None:
     """An average of the weights in a dictionary, data that lies on the device."""

@@ -135,6 +135,29 @@ class Labels:
 
     # ---------------------------------------------------------------- moments
 
+    @unheard
+    def session_begins(self) -> None:
+        """What is known already, of the trace around this one or because it was given."""
+        adopt(self._known_tensors())
+        self._watched.label()
+        self._watched.label_gradients()
+        self.label_workspaces()
+        for optimizer in self._optimizers:
+            optimizer.label_if_named(self)
+
+    def _known_tensors(self) -> Iterator[torch.Tensor | None]:
+        may_read = C.status()["may_read_gradients"]
+        for root, _ in self._roots:
+            module = root()
+            if module is None:
+                continue
+            yield from module.buffers()
+            for parameter in module.parameters():
+                yield parameter
+                yield parameter.grad if may_read and parameter.is_leaf else None
+        for optimizer in self._optimizers:
+            yield from tensors_in(_state_of(optimizer.reference()))
+
     def before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
@@ -267,6 +290,11 @@ class _Optimizer:
             self._old_state_known = True
             adopt(tensors_in(self._besides_state()))
             self.label_state(labels, adopting=True)
+
+    def label_if_named(self, labels: Labels) -> None:
+        """Unless it waits for modules to name its parameters: a first label is the one that stays."""
+        if self._old_state_known:
+            self.label_state(labels)
 
     def _besides_state(self) -> dict[str, Any]:
         """What it keeps to put into its state later: 8-bit optimizers share their code books."""

@@ -121,7 +121,7 @@ class Session:
             self._learn_targets()
             if "cuda" in self.options.devices:
                 HOOKS.seed_cuda()
-                HOOKS.labels.label_workspaces()
+            HOOKS.labels.session_begins()
         except BaseException:
             self._abandon()
             raise
