@@ -224,6 +224,29 @@ def test_float32_weights_that_only_the_optimizer_has_are_masters_of_16_bit_ones(
     assert t.bytes_per_parameter().per_parameter["weights"] == 6.0
 
 
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_makes_again_is_held_by_the_module_that_makes_it(
+    reentrant: bool,
+) -> None:
+    model = Model(checkpointed=reentrant)
+    with trace(model, report=False, stacks=True) as t:
+        loss_of(model).backward()
+    frame = t.allocations()
+    again = frame[(frame.phase == "recompute") & (frame.category == "activations")]
+    inside = again[again.module.str.startswith("blocks.", na=False)]
+    assert len(inside) > 10
+    assert inside.line.notna().all()
+    # The first of each block, while all of it is there.
+    at = int(inside.start_ns.max())
+    for key in ("module", "op", "line"):
+        alive = inside[(inside.start_ns <= at) & (inside.end_ns.fillna(at + 1) > at)]
+        own = alive.groupby(key).requested_bytes.sum().to_dict()
+        held = t.by(["phase", "category", key], at=at).reset_index()
+        held = held[(held.phase == "recompute") & (held.category == "activations")]
+        found = dict(zip(held[key], held.bytes, strict=True))
+        assert {name: found.get(name) for name in own} == own
+
+
 @pytest.mark.parametrize("given", [True, False], ids=["given", "found"])
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_trace_inside_a_trace_knows_what_was_there_before_it(given: bool, device: str) -> None:

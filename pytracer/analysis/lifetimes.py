@@ -45,6 +45,16 @@ class Allocations:
         """How many allocations there are."""
         return len(self.start)
 
+    def cause(self, what: str) -> U32:
+        """The "module", "op" or "line" that answers for each.
+
+        Of what a backward made it is the forward's; a forward that runs again answers for itself.
+        """
+        own, forward = getattr(self, what), getattr(self, f"forward_{what}")
+        itself = (self.phase == phases.RECOMPUTE) & (own != 0)
+        answer: U32 = np.where((forward != 0) & ~itself, forward, own)
+        return answer
+
 
 @once_per_trace
 def allocations(trace: Trace) -> Allocations:

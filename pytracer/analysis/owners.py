@@ -9,7 +9,7 @@ import numpy as np
 
 from pytracer.analysis import phases, scopes, sound
 from pytracer.analysis.once import once_per_trace
-from pytracer.schema import U32
+from pytracer.schema import SCOPE_RECOMPUTE, U32
 from pytracer.trace import Trace
 
 # Files that are torch's or ours; what they do, they do for the line that called them.
@@ -123,11 +123,15 @@ class Place:
 
 
 def place_of(trace: Trace, scope: int) -> Place:
-    """The owner of an event in this scope: of a backward, the forward that caused it."""
+    """The owner of an event in this scope: of a backward, the forward that caused it.
+
+    A forward that checkpointing runs again is its own.
+    """
     tree = scopes.tree(trace)
     if scope >= len(tree.kind):
         return Place("", "", "", False)
-    caused = int(_forward_op(trace)[scope])
+    again = tree.op[scope] != 0 and tree.flags[tree.op[scope]] & SCOPE_RECOMPUTE
+    caused = 0 if again else int(_forward_op(trace)[scope])
     at, op = caused or scope, int(_owning_op(trace)[scope])
     return Place(
         module=trace.strings[tree.name[tree.module[at]]] if tree.module[at] else "",

@@ -392,7 +392,7 @@ def by(
 
     A module holds what it made, what its backward made, and its own weights, gradients and
     optimizer state. Likewise for op and line: what backward made counts for the forward that
-    caused it.
+    caused it; what checkpointing made again, for where it was made again.
 
     Raises:
         errors.UsageError: a key that does not exist.
@@ -439,10 +439,9 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
     if key == "module":
         return texts.of(*_holding_modules(trace, which))
     if key == "op":
-        return texts.strings(np.where(alloc.forward_op != 0, alloc.forward_op, alloc.op)[which])
+        return texts.strings(alloc.cause("op")[which])
     if key == "line":
-        line = np.where(alloc.forward_line != 0, alloc.forward_line, alloc.line)
-        return texts.lines(line[which])
+        return texts.lines(alloc.cause("line")[which])
     if key in ("phase", "free_phase"):
         return texts.phases(getattr(alloc, key)[which])
     if key == "category":
@@ -464,7 +463,7 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
 def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[[int], str]]:
     """A number per allocation, and the module path that the number stands for."""
     alloc = allocations(trace)
-    module = np.where(alloc.forward_module != 0, alloc.forward_module, alloc.module)[which]
+    module = alloc.cause("module")[which]
     name = sound.labels(trace).name[alloc.label[which]].astype(np.int64)
     kept = np.isin(
         alloc.category[which],

@@ -214,8 +214,7 @@ class _Device:
         trace, alloc = self.trace, self.alloc
         strings, labels = trace.strings, sound.labels(trace)
         kept: dict[tuple[int, ...], tuple[str, str]] = {}
-        module = np.where(alloc.forward_module != 0, alloc.forward_module, alloc.module)
-        columns = (alloc.role, labels.name[alloc.label], module, alloc.op)
+        columns = (alloc.role, labels.name[alloc.label], alloc.cause("module"), alloc.op)
         keys = list(zip(*(column.tolist() for column in columns), strict=True))
         for key in keys:
             if key not in kept:
