@@ -713,6 +713,8 @@ def _check(options: argparse.Namespace) -> int:
             allowed = _increase(options.max_increase, baseline.peak.bytes)
             limits["peak"] = min(limits.get("peak", allowed), allowed)
         exceeded = loaded.check(**limits)
+        if not exceeded:
+            _require_whole(options.file, loaded)
         changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
     if options.json:
         _print_json(
@@ -735,6 +737,26 @@ def _check(options: argparse.Namespace) -> int:
         return errors.BudgetExceeded.exit_code
     print(f"Within the budget: the peak is {size_text(loaded.peak.bytes)}.")
     return 0
+
+
+def _require_whole(file: Path, loaded: Any) -> None:
+    """What is missing may have been more than the budget: that is not to pass for keeping it."""
+    status = loaded.file_report.get("status")
+    if status not in ("complete", None):
+        raise errors.UnreadableTrace(
+            f"{file} is {status}: what is left of it is within the budget, and what is missing may "
+            "not have been; record it again"
+        )
+    if "lost_alloc" in loaded.health().index:
+        raise errors.UnreadableTrace(
+            f"{file} lacks allocations that did not fit into the recording: what is there is within "
+            "the budget; record it again with path=, or fewer steps"
+        )
+    if not len(loaded.data.events.ticks):
+        raise errors.UnreadableTrace(
+            f"{file} has no memory event in it, so it shows nothing of any budget: was the model on "
+            "a traced device, and the training in this process?"
+        )
 
 
 def _limits(options: argparse.Namespace) -> dict[str, int | str]:

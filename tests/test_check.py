@@ -125,3 +125,36 @@ def test_too_few_steps_tell_nothing_of_growth(tmp_path, capsys) -> None:
 def test_no_trace_is_4(tmp_path, capsys) -> None:
     (tmp_path / "no.pytrace").write_text("no")
     assert main(["check", str(tmp_path / "no.pytrace"), "--max-peak", "1GiB"]) == 4
+
+
+@pytest.mark.parametrize("flag", [[], ["--json"]])
+def test_what_is_not_whole_is_not_within_any_budget(flag, tmp_path, capsys) -> None:
+    whole = a_trace(steps=400).trace().save(tmp_path / "whole.pytrace")
+    cut, empty = tmp_path / "cut.pytrace", tmp_path / "empty.pytrace"
+    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    TraceBuilder().trace().save(empty)
+    for file, why in ((cut, "is truncated"), (empty, "no memory event")):
+        assert main(["check", str(file), "--max-peak", "40GiB", *flag]) == 4
+        out, err = capsys.readouterr()
+        assert why in err
+        assert out == ""
+    assert main(["check", str(whole), "--max-peak", "40GiB", *flag]) == 0
+
+
+def test_a_truncated_trace_that_is_over_its_budget_is_over_it(tmp_path) -> None:
+    whole = a_trace(steps=400).trace().save(tmp_path / "whole.pytrace")
+    whole.write_bytes(whole.read_bytes()[:-8])  # the end is missing, and all rows are there
+    assert main(["check", str(whole), "--max-peak", "1KiB"]) == 3
+
+
+def test_a_trace_that_lost_allocations_is_not_within_any_budget(tmp_path, capsys) -> None:
+    import torch
+
+    from pytracer import trace
+
+    with trace(devices="cpu", max_events=10, report=False) as t:
+        for _ in range(100):
+            torch.ones(100)
+    t.save(tmp_path / "lost.pytrace")
+    assert main(["check", str(tmp_path / "lost.pytrace"), "--max-peak", "40GiB"]) == 4
+    assert "did not fit" in capsys.readouterr().err
