@@ -228,6 +228,21 @@ size_t adopt_cpu_tensors(const py::list& tensors) {
   return adopted;
 }
 
+// Those that are of one of the types itself. There may be a million; Python takes ten times as
+// long.
+py::list exactly_of(const py::list& objects, const py::tuple& types) {
+  py::list found;
+  for (py::handle object : objects) {
+    auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object.ptr()));
+    for (py::handle wanted : types) {
+      if (type == wanted.ptr()) {
+        found.append(object);
+      }
+    }
+  }
+  return found;
+}
+
 // ------------------------------------------------------------------ files and lifetimes
 
 py::dict report_of(const ReadReport& report) {
@@ -487,6 +502,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("install_cpu", &cpu_allocator::install);
   m.def("uninstall_cpu", &cpu_allocator::uninstall);
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors);
+  m.def("exactly_of", &exactly_of);
   m.def("install_stacks", &python_stacks::install);
   m.def("uninstall_stacks", &python_stacks::uninstall);
 

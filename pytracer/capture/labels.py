@@ -217,7 +217,7 @@ class Labels:
         An average of the weights in a dictionary, a data set. A look at every object, hence once.
         """
         plain = (torch.Tensor, torch.nn.Parameter)  # others may run code of the program's
-        found = [o for o in gc.get_objects() if type(o) in plain and o.is_cuda]
+        found = [t for t in C.exactly_of(gc.get_objects(), plain) if t.is_cuda]
         labels = [C.intern_label(_FUNCTIONAL, "from_before", "", *describe(t)) for t in found]
         C.label_tensors(found, labels)
 
