@@ -40,7 +40,7 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import models  # noqa: E402
 from pytracer import errors, trace  # noqa: E402
 from pytracer.analysis import ledger  # noqa: E402
-from pytracer.capture import device_memory  # noqa: E402
+from pytracer.capture import device_memory, probe  # noqa: E402
 
 Step = Callable[[], Any]
 MIB = 2**20
@@ -403,8 +403,17 @@ def main() -> int:
         parser.error(f"this needs a GPU and NVML: {nvml}")
 
     began = time.monotonic()
+    try:
+        probed = probe.measure()
+    except errors.PytracerError as error:
+        probed = {"error": str(error)}
+    facts = machine(nvml)
+    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
+    options.out.mkdir(parents=True, exist_ok=True)
+    target = options.out / f"ledger-{slug}.json"
     print(f"{'MiB':<29}{'in use':>11}{'context':>11}{'residual':>11}{'limit':>11}")
-    runs = []
+    runs: list[dict[str, Any]] = []
+    summary: dict[str, Any] = {}
     for condition in conditions:
         with other_process(condition == "other process"):
             for i, workload in enumerate(workloads):
@@ -413,20 +422,11 @@ def main() -> int:
                 run |= in_process(workload, condition, ask_smi=i == 0)
                 print(line_of(run), flush=True)
                 runs.append(run)
-    compare_twins(runs)
-    try:
-        from pytracer.capture import probe
-
-        probed = probe.measure()
-    except errors.PytracerError as error:
-        probed = {"error": str(error)}
-    summary = summarise(runs, time.monotonic() - began)
-    facts = machine(nvml)
-    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / f"ledger-{slug}.json"
-    document = {"machine": facts, "summary": summary, "probe": probed, "runs": runs}
-    target.write_text(json.dumps(document, indent=1) + "\n")
+        # After each, so that a time limit leaves what there was.
+        compare_twins(runs)
+        summary = summarise(runs, time.monotonic() - began)
+        document = {"machine": facts, "summary": summary, "probe": probed, "runs": runs}
+        target.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps({"summary": summary, "probe": probed}, indent=1))
     print(f"written: {target.name}")
     return 0 if summary["closed"] == summary["runs"] else 1

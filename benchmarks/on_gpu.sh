@@ -1,9 +1,11 @@
 #!/bin/sh
 # Builds and proves everything that needs a GPU, and leaves what it measured in a folder:
-#   sh benchmarks/on_gpu.sh OUT [test|bench|confirm|all]
+#   sh benchmarks/on_gpu.sh OUT [PART...]
+# Parts, by default all: tests overhead ledger cost gemm conformance attribution confirm. Each keeps
+# what it has as it goes. Conformance and confirm go on where they were stopped.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [test|bench|confirm|all]}
-what=${2:-all}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|overhead|ledger|cost|gemm|conformance|attribution|confirm]...}
+shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
 
@@ -12,24 +14,27 @@ echo "== build"
 "$python" -m pytracer doctor | tee "$out/doctor.txt"
 
 status=0
-if [ "$what" = confirm ] || [ "$what" = all ]; then
-    echo "== claims"
+# Those that time the GPU, or read the device as a whole, run by themselves.
+tests() {
+    "$python" -m pytest -q -n 8 -m "cuda and not alone" tests &&
+        "$python" -m pytest -q -m "cuda and alone" tests
+}
+overhead() { "$python" benchmarks/overhead.py --out "$out"; }
+ledger() { "$python" benchmarks/ledger.py --out "$out"; }
+cost() { "$python" benchmarks/cost.py --out "$out"; }
+gemm() { "$python" benchmarks/gemm.py --out "$out"; }
+attribution() { "$python" benchmarks/attribution.py --device cuda --out "$out/attribution.json"; }
+conformance() { "$python" tools/conformance.py --device cuda --json "$out/conformance.json"; }
+confirm() {
     # In a folder that stays, so that a run that is cut short is taken up.
     "$python" -m pytracer confirm --out build/confirm --json -f --html "$out/confirm.html" \
-        --markdown "$out/confirm.md" >"$out/confirm.json" || status=1
-fi
-if [ "$what" = test ] || [ "$what" = all ]; then
-    echo "== tests that need a GPU"
-    "$python" -m pytest -q -m cuda tests >"$out/tests.txt" 2>&1 || status=1
-    tail -n 60 "$out/tests.txt"
-fi
-if [ "$what" = bench ] || [ "$what" = all ]; then
-    echo "== benchmarks"
-    "$python" benchmarks/overhead.py --out "$out" 2>&1 | tee "$out/overhead.txt" || status=1
-    "$python" benchmarks/ledger.py --out "$out" >"$out/ledger.txt" 2>&1 || status=1
-    cat "$out/ledger.txt"
-    "$python" benchmarks/gemm.py --out "$out" 2>&1 | tee "$out/gemm.txt" || status=1
-    "$python" benchmarks/cost.py --out "$out" >"$out/cost.txt" 2>&1 || status=1
-    tail -n 60 "$out/cost.txt"
-fi
+        --markdown "$out/confirm.md" >"$out/confirm.json"
+}
+
+[ $# -gt 0 ] || set -- tests overhead ledger cost gemm conformance attribution confirm
+for part in "$@"; do
+    echo "== $part"
+    "$part" >"$out/$part.txt" 2>&1 || status=1
+    tail -n 60 "$out/$part.txt"
+done
 exit $status

@@ -464,7 +464,14 @@ def _driver() -> str:
 # ---------------------------------------------------------------------------- the whole
 
 
-def run_case(case: Case, minutes: float, with_peers: bool, threads: int) -> dict[str, Any]:
+def run_case(
+    case: Case,
+    minutes: float,
+    with_peers: bool,
+    threads: int,
+    keep: Callable[[dict[str, Any]], None],
+) -> dict[str, Any]:
+    """`keep` is given what there is so far, after each part: a time limit may end it."""
     torch.set_num_threads(threads)
     workload = case.build()
     here = [mode for mode in MODES if case.device == "cuda" or not mode.cuda_only]
@@ -482,13 +489,22 @@ def run_case(case: Case, minutes: float, with_peers: bool, threads: int) -> dict
 
     for _ in range(10):
         workload.step()
-    before = plain_ms()
+    plain: dict[str, float | None] = {"before": plain_ms(), "after_ours": None, "after_peers": None}
+    result: dict[str, Any] = {
+        "case": case.name,
+        "description": workload.description,
+        "threads": threads,
+        "limits": case.limits,
+        "machine": machine(),
+        "plain_step_ms": plain,
+    }
     seconds = minutes * 60
     share = 0.6 if untidy else 0.9
     samples = run_rounds(case, workload, ours_and_tidy, share * seconds, progress)
-    after_ours = plain_ms()
-    modes = summarise(samples, ours_and_tidy)
-    memory: dict[str, Any] = {}
+    plain["after_ours"] = plain_ms()
+    result["modes"] = modes = summarise(samples, ours_and_tidy)
+    result["memory"] = memory = {}
+    keep(result)
     for level, options in (
         ("category", {"detail": "category"}),
         ("default", {}),
@@ -499,23 +515,14 @@ def run_case(case: Case, minutes: float, with_peers: bool, threads: int) -> dict
             memory[level] = measure_memory(case, workload, **options)
         except Exception as error:
             memory[level] = {"error": f"{type(error).__name__}: {error}"}
-    after_peers = None
+    keep(result)
     if untidy:
         samples = run_rounds(case, workload, untidy, 0.3 * seconds, progress)
-        after_peers = plain_ms()
+        plain["after_peers"] = plain_ms()
         others = summarise(samples, untidy)
         others["plain, in the peers' rounds"] = others.pop(PLAIN.name)
         modes |= others
-    return {
-        "case": case.name,
-        "description": workload.description,
-        "threads": threads,
-        "limits": case.limits,
-        "machine": machine(),
-        "plain_step_ms": {"before": before, "after_ours": after_ours, "after_peers": after_peers},
-        "modes": modes,
-        "memory": memory,
-    }
+    return result
 
 
 def main() -> int:
@@ -552,20 +559,23 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     failed = 0
     for case in cases:
+
+        def keep(result: dict[str, Any], case: Case = case) -> Path:
+            device = result["machine"]["device"] if case.device == "cuda" else "cpu"
+            slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+            target: Path = arguments.out / f"overhead-{case.name.removesuffix('-cpu')}-{slug}.json"
+            target.write_text(json.dumps(result, indent=1) + "\n")
+            return target
+
+        share = arguments.minutes / len(cases)
         try:
-            result = run_case(
-                case, arguments.minutes / len(cases), not arguments.no_peers, arguments.threads
-            )
+            result = run_case(case, share, not arguments.no_peers, arguments.threads, keep)
         except Exception as error:
             print(f"\n{case.name} failed: {type(error).__name__}: {error}", flush=True)
             failed = 1
             continue
         print_summary(case, result)
-        device = result["machine"]["device"] if case.device == "cuda" else "cpu"
-        slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-        target = arguments.out / f"overhead-{case.name.removesuffix('-cpu')}-{slug}.json"
-        target.write_text(json.dumps(result, indent=1) + "\n")
-        print(f"  written: {target.name}", flush=True)
+        print(f"  written: {keep(result).name}", flush=True)
         del result
         gc.collect()
         if torch.cuda.is_available():
