@@ -138,6 +138,15 @@ def test_growth_without_lines_says_that_it_is_a_module_that_made_it() -> None:
     assert "made in module 2:" in rows_of(t)["growth"]["evidence"]
 
 
+def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
+    program, history = Program(), []
+    loss = program.loss()
+    with trace(program.model, stacks=True, devices="cpu") as t, torch.no_grad():
+        history.extend(program.model(program.batch) for _ in range(700))
+    assert loss.requires_grad
+    assert "`history` keeps" in rows_of(t)["growth"]["evidence"]
+
+
 def test_two_lists_that_grow_are_two_findings() -> None:
     program, outputs, batches = Program(), [], []
     with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:

@@ -22,6 +22,7 @@ Size = Callable[[int], str]
 
 _WORTH = 0.01  # of the peak: less is noise
 _MOST_LINES = 3  # of lines that grow
+_MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
 _PART = 10  # a tenth of a growth is worth a line of its own
 _CACHE_SHARE = 0.2  # of what is reserved at the peak
 _SMALLEST_CACHE = 64 << 20  # a few segments are no waste
@@ -193,6 +194,7 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
         return ""
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
     held: dict[str, int] = {}
+    count: dict[str, int] = {}
     nodes: dict[str, int] = {}
     for row in variables:
         if not isinstance(row, dict) or not isinstance(row.get("addresses"), list):
@@ -200,9 +202,10 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
         name, graph = str(row.get("name", "")), row.get("graph_nodes")
         distinct = {address for address in row["addresses"] if isinstance(address, int)}
         held[name] = sum(size.get(address, 0) for address in distinct)
+        count[name] = len(distinct & size.keys())
         nodes[name] = graph if isinstance(graph, int) else 0
     most = max(held, key=lambda name: held[name], default="")
-    if most and held[most] > sum(size.values()) // 2:
+    if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
         return most
     largest = max(nodes, key=lambda name: nodes[name], default="")
     return largest if largest and nodes[largest] else ""
