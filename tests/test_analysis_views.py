@@ -11,6 +11,8 @@ from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
 from tests.trace_builder import TraceBuilder, training_step
 
+MIB = 1 << 20
+
 
 @pytest.fixture
 def trace() -> Trace:
@@ -271,11 +273,48 @@ def test_gradients_alive_in_forward_ask_for_an_earlier_zero_grad() -> None:
     b.free(gradient)
     with b.backward():
         pass
-    assert "zero_grad() before forward" in hint_of(b.trace())
+    assert "zero_grad() before that forward" in hint_of(b.trace())
 
 
-def test_repeated_layers_are_what_to_checkpoint(trace: Trace) -> None:
-    assert "The 2 modules h.* hold" in hint_of(trace)
+def test_repeated_layers_are_what_to_checkpoint() -> None:
+    b = TraceBuilder()
+    training_step(b, b.seed(1000), activation=MIB)
+    assert "The 2 modules h.* hold" in hint_of(b.trace())
+
+
+def test_what_would_save_next_to_nothing_is_not_advised(trace: Trace) -> None:
+    assert views.peak(trace).by_category["activations"] > views.peak(trace).bytes // 10
+    assert hint_of(trace) == ""  # 10 KB
+    b = TraceBuilder()
+    weight = b.seed(100 * MIB)
+    b.label(weight, "weights", "parameter", "w")
+    with b.op("aten::addmm"):
+        b.free(b.alloc(4 * MIB))
+    assert hint_of(b.trace()) == ""  # 4 %
+    with b.op("aten::addmm"):
+        b.free(b.alloc(40 * MIB))
+    assert "The largest temporary at the peak is 40.0 MiB of aten::addmm" in hint_of(b.trace())
+
+
+def a_step_of_two_layers(*, checkpointed: bool) -> Trace:
+    b = TraceBuilder()
+    for layer in range(2):
+        with b.module("model"), b.module(f"h.{layer}"), b.op("aten::mm", grad=True) as op:
+            kept = b.alloc(4 * MIB)
+        b.label(kept, "activations")
+    with b.backward(), b.node("MmBackward0", forward=op):
+        if checkpointed:
+            for layer in range(2):
+                with b.module(f"h.{layer}"), b.op("aten::mm", grad=True, recompute=True):
+                    b.alloc(MIB)
+    return b.trace()
+
+
+def test_layers_that_are_checkpointed_already_are_not_advised_to_be() -> None:
+    assert "torch.utils.checkpoint" in hint_of(a_step_of_two_layers(checkpointed=False))
+    hint = hint_of(a_step_of_two_layers(checkpointed=True))
+    assert "Activations are" in hint
+    assert "checkpoint" not in hint
 
 
 def test_layers_are_taken_together_by_their_numbers(trace: Trace) -> None:

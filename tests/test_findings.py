@@ -67,11 +67,98 @@ def test_a_summed_loss_without_backward_keeps_every_graph() -> None:
     with trace(program.model, stacks=True, devices="cpu") as t:
         for _ in range(5):
             total_loss = total_loss + program.loss()
-    row = rows_of(t)["growth"]
+    (row,) = t.findings().to_dict("records")
+    assert row["kind"] == "growth"
     assert "`total_loss` keeps" in row["evidence"]
     assert row["bytes"] >= program.batch.nbytes
-    found = rows_of(t)["evaluation"]
-    assert "torch.no_grad()" in found["change"]
+    assert "loss.item()" in row["change"]
+    assert "torch.no_grad()" in row["change"]
+
+
+HIDDEN, OUT = 64 * 256 * 4, 64 * 128 * 4  # what ReLU gave, and the model's result
+
+
+def test_a_leak_is_found_with_its_line_though_the_function_that_kept_it_has_returned() -> None:
+    program = Program()
+
+    def run() -> torch.Tensor:
+        total = torch.zeros(())
+        for _ in range(6):
+            total = total + program.loss()
+        return total
+
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        run()
+    (row,) = t.findings().to_dict("records")
+    assert row["kind"] == "growth"
+    assert str(row["line"]).startswith("tests/test_findings.py:")
+    assert "made at tests/test_findings.py:" in row["evidence"]
+    assert "`" not in row["evidence"]  # no variable kept it when the trace ended
+    # The peak is in the last call: what the five before it left is there for nothing.
+    assert HIDDEN + OUT <= row["bytes"] <= HIDDEN + OUT + 64
+    assert 5 * (HIDDEN + OUT) <= row["at_peak"] <= 5 * row["bytes"] + 64
+
+
+def test_the_leak_of_a_training_loop_is_one_finding_with_one_cure() -> None:
+    """Autograd keeps it for a graph that never goes backward: nothing is held, nor evaluated."""
+    program = Program()
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.total = torch.zeros(())
+
+        def fit(self) -> None:
+            for _ in range(6):
+                batch = torch.randn(64, 128)
+                loss = program.model(batch).square().mean()
+                extra = program.model(batch).abs().mean()
+                program.optimizer.zero_grad()
+                loss.backward()
+                program.optimizer.step()
+                self.total = self.total + extra
+
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        Trainer().fit()
+    (row,) = t.findings().to_dict("records")
+    assert row["kind"] == "growth"
+    assert "loss.item()" in row["change"]
+    assert "no_grad" not in row["change"]
+    assert row["bytes"] >= HIDDEN + OUT + program.batch.nbytes
+    assert row["at_peak"] >= 5 * (HIDDEN + OUT)
+    made_at = str(row["evidence"]).partition("made at ")[2]
+    assert made_at.startswith(str(row["line"]))
+
+
+def test_growth_without_lines_says_that_it_is_a_module_that_made_it() -> None:
+    program, history = Program(), []
+    with trace(program.model, program.optimizer, devices="cpu") as t:
+        for _ in range(5):
+            history.append(program.model(program.batch).detach())
+            program.step()
+    assert "made in module 2:" in rows_of(t)["growth"]["evidence"]
+
+
+def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
+    program, history = Program(), []
+    loss = program.loss()
+    with trace(program.model, stacks=True, devices="cpu") as t, torch.no_grad():
+        history.extend(program.model(program.batch) for _ in range(700))
+    assert loss.requires_grad
+    assert "`history` keeps" in rows_of(t)["growth"]["evidence"]
+
+
+def test_two_lists_that_grow_are_two_findings() -> None:
+    program, outputs, batches = Program(), [], []
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(5):
+            outputs.append(program.model(program.batch).detach())
+            batches.append(torch.randn(64, 100))
+            program.step()
+    found = t.findings()
+    found = found[found.kind == "growth"]
+    assert sorted(found.bytes) == sorted([outputs[0].nbytes, batches[0].nbytes])
+    assert any("`outputs` keeps" in text for text in found.evidence)
+    assert any("`batches` keeps" in text for text in found.evidence)
 
 
 def test_a_summed_loss_that_went_backward_keeps_no_tensor_worth_naming() -> None:
@@ -118,6 +205,71 @@ def test_evaluation_with_grad_mode_on_is_found_beside_training() -> None:
     # What ReLU gave is kept for the second Linear; what the first gave, ReLU's result is made of.
     assert found["bytes"] == 64 * 256 * 4
     assert "evaluation" not in rows_of(run(grad=False))
+
+
+def an_evaluation(program: Program, batches: int) -> float:
+    losses = [program.loss() for _ in range(batches)]
+    return sum(loss.item() for loss in losses)
+
+
+def test_an_evaluation_after_each_step_is_not_a_late_zero_grad() -> None:
+    """Its forwards run beside gradients, and nothing about zero_grad() is wrong."""
+    program = Program()
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(3):
+            program.step()
+            an_evaluation(program, 4)
+    assert t.peak.phase == "forward"
+    (row,) = t.findings().to_dict("records")
+    assert row["kind"] == "evaluation"
+    # All of them are counted, and the bytes are those of the four graphs there were at once.
+    assert str(row["evidence"]).startswith("12 calls of a module")
+    assert row["bytes"] == 4 * HIDDEN
+    assert 3 * HIDDEN <= row["at_peak"] <= row["bytes"]
+    assert "torch.no_grad()" in str(t)
+    assert "zero_grad" not in str(t)
+
+
+@pytest.mark.parametrize("saved_tensors", ["auto", "hooks"])
+def test_an_evaluation_that_sums_losses_is_told_of_no_grad_and_not_of_del(saved_tensors) -> None:
+    """Nothing goes backward there: what the sum keeps is not held beside a backward."""
+    program = Program()
+    with trace(
+        program.model,
+        program.optimizer,
+        stacks=True,
+        devices="cpu",
+        saved_tensors=saved_tensors,
+    ) as t:
+        for _ in range(2):
+            program.step()
+            total = torch.zeros(())
+            for _ in range(4):
+                total = total + program.loss()
+    (row,) = t.findings().to_dict("records")
+    assert row["kind"] == "evaluation"
+    assert str(row["evidence"]).startswith("8 calls of a module")
+    assert "torch.no_grad()" in row["change"]
+    assert "loss.item()" in row["change"]
+    assert total.requires_grad
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_forward_whose_backward_may_come_after_the_trace_is_no_evaluation(micro_batches) -> None:
+    program = Program()
+
+    def losses() -> torch.Tensor:
+        return torch.stack([program.loss() for _ in range(micro_batches)]).sum()
+
+    with trace(program.model, program.optimizer, devices="cpu") as t:
+        for _ in range(3):
+            program.optimizer.zero_grad()
+            losses().backward()
+            program.optimizer.step()
+        pending = losses()
+    assert "evaluation" not in rows_of(t)
+    assert "held" not in rows_of(t)
+    pending.backward()
 
 
 def test_a_variable_that_keeps_activations_is_found_where_hooks_show_that_none_is_needed() -> None:
@@ -172,12 +324,32 @@ def test_gradients_of_the_step_before_at_a_peak_in_forward() -> None:
     b = TraceBuilder()
     gradient = b.seed(MIB)
     b.label(gradient, "gradients", "parameter", "w")
-    with b.module("model"), b.op("aten::mm", grad=True, at=("/home/user/train.py:3",)):
+    with b.module("model"), b.op("aten::mm", grad=True, at=("/home/user/train.py:3",)) as mm:
         out = b.alloc(2 * MIB)
     b.free(gradient)
-    b.free(out)
+    with b.backward(), b.node("MmBackward0", forward=mm):
+        b.free(out)
     (row,) = findings.findings(b.trace(), size_text)
     assert (row.kind, row.bytes, row.at_peak) == ("late_zero_grad", MIB, MIB)
+    # The line is the forward's, and the words say so: it is not the one to move.
+    assert row.line == "train.py:3"
+    assert "in the forward at train.py:3" in row.evidence
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_forward_that_no_backward_follows_has_no_gradients_in_its_way(grad: bool) -> None:
+    b = TraceBuilder()
+    gradient = b.seed(MIB)
+    b.label(gradient, "gradients", "parameter", "w")
+    with b.module("model"), b.op("aten::mm", grad=grad):
+        evaluated = b.alloc(2 * MIB)
+    b.free(evaluated)
+    b.free(gradient)
+    with b.module("model"), b.op("aten::mm", grad=True) as mm:
+        out = b.alloc(MIB)
+    with b.backward(), b.node("MmBackward0", forward=mm):
+        b.free(out)
+    assert "late_zero_grad" not in kinds(b)
 
 
 def test_a_cache_much_larger_than_the_need_is_found() -> None:

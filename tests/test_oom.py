@@ -219,6 +219,30 @@ def test_of_the_changes_that_are_enough_the_smallest_comes_first() -> None:
     assert (pieces.bytes, pieces.fits) == (8 * MIB, False)
 
 
+def a_request_in_forward(op: str) -> set[str]:
+    """The changes for 1 GiB asked for after a module's call with a batch of 16."""
+    b = TraceBuilder()
+    batch = b.alloc(4 * MIB)
+    b.label(batch, "inputs", "batch", shape="16x65536", dtype="float32")
+    with b.module("model"), b.op("aten::mm", grad=True):
+        b.label(b.alloc(8 * MIB), "activations")
+    with b.op(op, grad=True, at=("/home/user/train.py:30",)):
+        b.oom(1024 * MIB)
+    trace_ = b.trace()
+    failed = postmortem.failure(trace_)
+    assert failed is not None
+    assert failed.moment.phase == "forward"
+    return {change.text for change in postmortem.changes(trace_, failed, size_text)}
+
+
+def test_a_smaller_batch_is_no_help_against_what_has_nothing_to_do_with_it() -> None:
+    smaller = "a batch of 8 instead of 16"
+    assert smaller in a_request_in_forward("aten::log_softmax")
+    alone = a_request_in_forward("aten::empty")
+    assert smaller not in alone
+    assert "half of the request at a time, at train.py:30" in alone
+
+
 def test_a_failure_in_backward_names_the_forward_behind_it() -> None:
     failed = postmortem.failure(a_full_device(phase="backward").trace())
     assert failed is not None

@@ -10,17 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import blocks, phases, scopes, views
+from pytracer.analysis import blocks, owners, phases, scopes, views
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
-from pytracer.analysis.scopes import MODULE, NEVER, OP, Mask
-from pytracer.schema import ACTION, CATEGORY, I64, SCOPE_GRAD
+from pytracer.analysis.once import once_per_trace
+from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
+from pytracer.schema import ACTION, CATEGORY, I64, SCOPE_GRAD, U64
 from pytracer.trace import Trace
 
 Size = Callable[[int], str]
 
 _WORTH = 0.01  # of the peak: less is noise
 _MOST_LINES = 3  # of lines that grow
+_MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
+_PART = 10  # a tenth of a growth is worth a line of its own
 _CACHE_SHARE = 0.2  # of what is reserved at the peak
 _SMALLEST_CACHE = 64 << 20  # a few segments are no waste
 
@@ -30,9 +33,9 @@ class Finding:
     """One thing that memory was kept for in vain."""
 
     kind: str
-    bytes: int  # of growth: per step
-    at_peak: int  # what of the peak it is about
-    line: str  # "" where lines were not recorded
+    bytes: int  # of growth: per step; of an evaluation: the most there was at once
+    at_peak: int  # what of the peak would not be there
+    line: str  # of what made most of it; "" where lines were not recorded
     module: str
     evidence: str
     change: str
@@ -82,66 +85,116 @@ def findings(trace: Trace, size: Size, device: str | None = None) -> list[Findin
         return []
     now = at_peak(trace, size, device)
     least = _WORTH * now.bytes(now.alive)
-    rows = list(growth(now))  # however little: it goes on
-    for rule in (held, evaluation, late_zero_grad, twins, cache):
-        rows += [finding for finding in rule(now) if finding.bytes >= least]
+    rows = needless(now)
+    for rule in (twins, cache):
+        rows += rule(now)
+    # Growth counts however little it is: it goes on.
+    rows = [row for row in rows if row.kind == "growth" or row.bytes >= least]
     return sorted(rows, key=lambda finding: -finding.bytes)
+
+
+def needless(now: Situation) -> list[Finding]:
+    """What is kept in vain. One cause is one finding: what grows is not told again as held."""
+    grown = list(_growing(now))
+    rest = np.ones(len(allocations(now.trace)), np.bool_)
+    for group in grown:
+        rest &= ~group.alike
+    rows = [group.finding for group in grown]
+    for rule in (evaluation, held, late_zero_grad):
+        rows += rule(now, rest)
+    return rows
 
 
 # ---------------------------------------------------------------- growth
 
 
-def growth(now: Situation) -> Iterator[Finding]:
-    """Steps are alike; what each leaves behind, something keeps."""
+@dataclass(frozen=True)
+class _Growing:
+    """What one variable keeps more of in each step, or nobody knows who."""
+
+    finding: Finding
+    alike: Mask  # made like it, in whatever step
+
+
+def _growing(now: Situation) -> Iterator[_Growing]:
+    """Steps are alike; what each leaves behind, something keeps.
+
+    It need not be there when the trace ends: the function that kept it may have returned.
+    """
     turns = _turns(now)
     if turns is None or min(turns.growth) <= 0:
         return
-    trace, alloc = now.trace, allocations(now.trace)
-    each = int(np.median(turns.growth))
-    here = views.on_device(trace, now.device) & (alloc.completed < 0)
-    kept = here & np.isin(turns.of_allocation, turns.settled)
-    lines = views.holders(trace, "line", kept) or views.holders(trace, "module", kept)
-    count = len(turns.settled)
-    for holder in [row for row in lines[:_MOST_LINES] if row.bytes // count > each // 10]:
-        key = "line" if views.holders(trace, "line", kept) else "module"
-        found = views.group(trace, key, kept)
-        own = np.zeros(len(alloc), np.bool_)
-        own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
-        yield _growing(now, turns.word, own, holder.bytes // count)
-    if not lines:
-        yield _growing(now, turns.word, kept, each)
+    alloc, each = allocations(now.trace), int(np.median(turns.growth))
+    there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
+    kept = there & views.on_device(now.trace, now.device)
+    kept &= np.isin(turns.of_allocation, turns.settled)
+    kind = _kinds(now.trace)
+    for keeper, own in _by_keeper(now, kept, kind).items():
+        amount = now.bytes(own) // len(turns.settled)
+        if amount > each // _PART:
+            alike = np.isin(kind, np.unique(kind[own]))
+            earlier = alike & (turns.of_allocation < turns.at(now.position)) & now.alive
+            yield _Growing(_growth(now, turns, keeper, own, amount, now.bytes(earlier)), alike)
 
 
-def _growing(now: Situation, word: str, own: Mask, each: int) -> Finding:
+def _growth(
+    now: Situation, turns: "_Turns", keeper: str, own: Mask, each: int, there: int
+) -> Finding:
     line, module = now.where(own)
-    by, change = "something keeps", "keep a number, not a tensor: loss.item(), or x.detach()"
-    if variable := _keeper(now, own):
-        by = f"`{variable}` keeps"
-        change = f"put numbers into `{variable}`, not tensors: loss.item(), or x.detach()"
-    made = f", made at {line or module}" if line or module else ""
-    return Finding(
-        "growth",
-        each,
-        now.bytes(own & now.alive),
-        line,
-        module,
-        f"Memory grows by {now.size(each)} per {word}{made}: {by} what each {word} makes",
-        change,
+    made = f", made in module {module}" if module else ""
+    if line:
+        lines = views.holders(now.trace, "line", own)[:_MOST_LINES]
+        large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
+        made = f", made at {', '.join(large or [line])}"
+    by = f"`{keeper}` keeps" if keeper else "something keeps"
+    change = "keep a number, not a tensor: loss.item(), or x.detach()"
+    if keeper:
+        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or x.detach()"
+    if not (scopes.tree(now.trace).kind == BACKWARD).any():
+        change += "; where nothing is trained, `with torch.no_grad():`"
+    evidence = (
+        f"Memory grows by {now.size(each)} per {turns.word}{made}: "
+        f"{by} what each {turns.word} makes"
     )
+    return Finding("growth", each, there, line, module, evidence, change)
 
 
-def _keeper(now: Situation, own: Mask) -> str:
+def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
+    """These by the variable that keeps them, "" where it is not known.
+
+    Lines (or modules) with the same keeper are one leak: a graph keeps what many lines made. What
+    is left of smaller ones goes with the largest.
+    """
+    key = "line" if views.holders(now.trace, "line", kept) else "module"
+    found = views.group(now.trace, key, kept)
+    groups: dict[str, Mask] = {}
+    rest = kept.copy()
+    for holder in views.holders(now.trace, key, kept)[:_MOST_LINES]:
+        own = np.zeros(len(kept), np.bool_)
+        own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
+        rest &= ~own
+        keeper = _keeper(now, own, kind)
+        groups[keeper] = groups.get(keeper, own) | own
+    if rest.any():
+        keeper = _keeper(now, rest, kind)
+        groups[keeper] = groups.get(keeper, rest) | rest
+    return groups
+
+
+def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     """The variable that held most of these at the end; else the one with the largest graph.
 
-    A variable is overwritten in each step, so it is known by what the last one put into it.
+    A variable is overwritten in each step, so it is known by what the last one put into it. Where
+    nothing like it is there any more at the end, the variable is gone too.
     """
     variables = now.trace.meta.get("variables")
-    if not isinstance(variables, list):
-        return ""
     alloc = allocations(now.trace)
-    own = _alike_at_the_end(now, own)
+    own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
+    if not isinstance(variables, list) or not own.any():
+        return ""
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
     held: dict[str, int] = {}
+    count: dict[str, int] = {}
     nodes: dict[str, int] = {}
     for row in variables:
         if not isinstance(row, dict) or not isinstance(row.get("addresses"), list):
@@ -149,22 +202,22 @@ def _keeper(now: Situation, own: Mask) -> str:
         name, graph = str(row.get("name", "")), row.get("graph_nodes")
         distinct = {address for address in row["addresses"] if isinstance(address, int)}
         held[name] = sum(size.get(address, 0) for address in distinct)
+        count[name] = len(distinct & size.keys())
         nodes[name] = graph if isinstance(graph, int) else 0
     most = max(held, key=lambda name: held[name], default="")
-    if most and held[most] > sum(size.values()) // 2:
+    if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
         return most
     largest = max(nodes, key=lambda name: nodes[name], default="")
     return largest if largest and nodes[largest] else ""
 
 
-def _alike_at_the_end(now: Situation, own: Mask) -> Mask:
-    """What is still there of the same size, line and op as any of these."""
-    alloc = allocations(now.trace)
-    alive = alloc.completed < 0
-    kinds = np.stack([alloc.requested_bytes, alloc.line, alloc.op, alloc.category], axis=1)
-    _, kind = np.unique(kinds, axis=0, return_inverse=True)
-    found: Mask = alive & np.isin(kind.ravel(), kind.ravel()[own])
-    return found
+def _kinds(trace: Trace) -> U64:
+    """A number for everything that must be the same of two blocks that are alike."""
+    alloc = allocations(trace)
+    kind = alloc.requested_bytes.astype(np.uint64)
+    for column in (alloc.line, alloc.module, alloc.op, alloc.category):
+        kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
+    return kind
 
 
 @dataclass(frozen=True)
@@ -172,32 +225,53 @@ class _Turns:
     """What repeats: steps or, where there are none, calls of the outermost module."""
 
     word: str
-    growth: list[int]  # of each turn but the first
+    growth: list[int]  # of each turn but the first, which makes optimizer state
     of_allocation: I64
-    settled: NDArray[np.intp]  # turns whose leftovers the next one would have freed
+    settled: NDArray[np.intp]  # turns whose leftovers a later one would have freed
+    begins: NDArray[np.intp]  # rows of the event table
+    last: int  # the row after which the last growth was measured
+
+    def at(self, position: int) -> int:
+        """The turn in which this event is."""
+        return int(np.searchsorted(self.begins, position, side="right")) - 1
 
 
 def _turns(now: Situation) -> _Turns | None:
-    rows = views.step_rows(now.trace, now.device)
+    trace, alloc = now.trace, allocations(now.trace)
+    ticks, ends = trace.events.ticks, phases.timeline(trace).step_ends
+    rows = views.step_rows(trace, now.device)
+    if len(ends) >= 3:
+        rows = rows[: len(ends)]  # what follows the last end is no whole step
     if len(rows) >= 3:
-        growth = [row.growth_bytes for row in rows[1:]]  # the first makes optimizer state
-        step = allocations(now.trace).step.astype(np.int64)
-        return _Turns("step", growth, step, np.arange(1, len(rows) - 1))
-    calls = _outermost_calls(now.trace)
+        cuts = np.searchsorted(ticks, ends, side="right")
+        last = int(cuts[-1]) - 1 if len(rows) == len(ends) else len(ticks) - 1
+        return _Turns(
+            "step",
+            [row.growth_bytes for row in rows[1:]],
+            alloc.step.astype(np.int64),
+            np.arange(1, len(rows) - 1),
+            np.concatenate([[0], cuts]),
+            last,
+        )
+    calls = _outermost_calls(trace)
     if len(rows) > 1 or len(calls) < 4:
         return None
-    begins = scopes.tree(now.trace).begin[calls]
-    positions = np.searchsorted(now.trace.events.ticks, begins)
-    here = views.on_device(now.trace, now.device)
+    positions = np.searchsorted(ticks, scopes.tree(trace).begin[calls])
+    here = views.on_device(trace, now.device)
     none = np.zeros(len(here), np.int64)
-    changes, (level,) = views.level_columns(now.trace, here, none, 1)
+    changes, (level,) = views.level_columns(trace, here, none, 1)
     if len(changes) == 0:
         return None
     before = np.searchsorted(changes, positions)  # how many changes came before each call
-    at_start = now.bytes(here & (allocations(now.trace).start < 0))
-    levels = np.concatenate([[at_start], level])[before]
-    made = np.searchsorted(positions, allocations(now.trace).start, side="right") - 1
-    return _Turns("call", np.diff(levels)[1:].tolist(), made, np.arange(1, len(calls) - 1))
+    levels = np.concatenate([[now.bytes(here & (alloc.start < 0))], level])[before]
+    return _Turns(
+        "call",
+        np.diff(levels)[1:].tolist(),
+        np.searchsorted(positions, alloc.start, side="right") - 1,
+        np.arange(1, len(calls) - 2),
+        positions,
+        int(positions[-1]) - 1,
+    )
 
 
 def _outermost_calls(trace: Trace) -> NDArray[np.intp]:
@@ -210,23 +284,121 @@ def _outermost_calls(trace: Trace) -> NDArray[np.intp]:
 # ---------------------------------------------------------------- kept in vain
 
 
-def held(now: Situation) -> Iterator[Finding]:
-    """Activations that outlive a backward which went to its end: a variable keeps them."""
+@dataclass(frozen=True)
+class _Calls:
+    """The outermost calls, and whether a backward went through them."""
+
+    numbers: NDArray[np.intp]
+    begin: U64
+    of_scope: I64  # of each scope the call around it, as a row here; -1: none
+    with_grad: Mask  # or not known
+    went_back: Mask
+    backwards: NDArray[np.intp]  # of each call, how many passes had begun before it
+
+    def before(self, ticks: U64) -> NDArray[np.intp]:
+        """The last call that had begun by then, -1: none. What follows a call is its loss."""
+        found: NDArray[np.intp] = np.searchsorted(self.begin, ticks, side="right") - 1
+        return found
+
+
+@once_per_trace
+def _calls(trace: Trace) -> _Calls:
+    tree = scopes.tree(trace)
+    calls = _outermost_calls(trace)
+    row = np.full(len(tree.kind), -1, np.int64)
+    row[calls] = np.arange(len(calls))
+    is_call = row >= 0
+    of_scope = row[tree.nearest_context(is_call)]
+    with_grad = np.ones(len(calls), np.bool_)
+    ops = tree.kind == OP
+    if ops.any():
+        on = of_scope[ops & (tree.flags & SCOPE_GRAD != 0)]
+        with_grad = np.isin(np.arange(len(calls)), on)
+    passes = np.sort(tree.begin[tree.kind == BACKWARD])
+    backwards = np.searchsorted(passes, tree.begin[calls])
+    went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
+    if not (ops & is_call[tree.nearest_context(is_call)]).any() or not (tree.kind == NODE).any():
+        # Nothing says which call a backward went through: of the last before it, it is likely.
+        went_back = np.diff(backwards, append=len(passes)) > 0
+    return _Calls(calls, tree.begin[calls], of_scope, with_grad, went_back, backwards)
+
+
+def _in_vain(now: Situation, calls: _Calls) -> Mask:
+    """Calls with grad mode on that no backward went through, nor can when the trace is over.
+
+    One that comes after the trace may go through as many calls as one did within it, at least
+    one, if what they made is still there.
+    """
+    alloc, tree = allocations(now.trace), scopes.tree(now.trace)
+    in_vain: Mask = calls.with_grad & ~calls.went_back
+    left = calls.of_scope[alloc.scope[(alloc.start >= 0) & (alloc.end < 0)]]
+    open_ = np.isin(np.arange(len(in_vain)), left) | (tree.end[calls.numbers] == NEVER)
+    pending = in_vain & open_ & (calls.backwards == calls.backwards.max(initial=0))
+    pending &= calls.backwards == (tree.kind == BACKWARD).sum()
+    together = np.bincount(calls.backwards[calls.went_back]).max(initial=1)
+    if pending.sum() <= together:
+        in_vain &= ~pending
+    return in_vain
+
+
+def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """A module ran with grad mode on, and nothing ever went backward through that call."""
+    tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), _calls(now.trace)
+    if len(calls.numbers) < 2 or not (tree.kind == OP).any():
+        return
+    in_vain = np.append(_in_vain(now, calls), False)  # -1: in no call
+    ends = np.append(tree.end[calls.numbers], NEVER)
+    made_in = calls.of_scope[alloc.scope]
+    freed = phases.moments(now.trace).freed_ticks
+    outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
+    outlived &= views.on_device(now.trace, now.device)
+    # What the call's last op returned is its result, which it would keep in any case.
+    last = np.zeros(len(ends), np.uint32)
+    np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
+    outlived &= (alloc.scope != last[made_in]) & rest
+    if not outlived.any():
+        return
+    none = np.zeros(len(alloc), np.int64)
+    _, (level,) = views.level_columns(now.trace, outlived, none, 1)
+    per_call = views.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
+    most, each = int(level.max()), int(per_call.max())
+    worst = made_in == int(per_call.argmax())
+    line, module = now.where(outlived & worst)
+    count = int((per_call > 0).sum())
+    times = f"{count} calls of a module" if count > 1 else "A call of a module"
+    at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
+    yield Finding(
+        "evaluation",
+        most,
+        now.bytes(outlived & now.alive),
+        line,
+        module,
+        f"{times} kept up to {at_once} for a backward that never came",
+        "wrap them in `with torch.no_grad():`"
+        + (", or keep numbers of them: loss.item()" if most > each else ""),
+    )
+
+
+def held(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """Activations that a backward had no use for, or that outlive it: a variable keeps them."""
     alloc, moments = allocations(now.trace), phases.moments(now.trace)
-    line = phases.timeline(now.trace)
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
-    backwards = line.phase == phases.BACKWARD_PHASE
-    over = np.append(line.ticks[1:], NEVER)[backwards]  # when each was over
-    kept_from = line.kept_from[moments.made_interval]
-    following = np.searchsorted(line.ticks[backwards], kept_from)
-    ended = np.append(over, NEVER)[np.minimum(following, len(over))]
-    whole = (kept_from != NEVER) & (ended != NEVER) & (moments.freed_ticks > ended)
-    which = now.of_category("activations") & (alloc.role == ROLE["held"]) & (whole | exact)
-    which &= alloc.step >= _step_at(now)  # older ones are growth, or will be
-    nodes = bool((scopes.tree(now.trace).kind == scopes.NODE).any())
-    if not which.any() or not (exact or nodes):
+    if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
-    variable = _keeper(now, which)
+    which = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
+    which &= alloc.step >= _step_at(now)  # older ones are growth, or will be
+    began, over = _following_backward(now.trace)
+    outlives = (over != NEVER) & (moments.freed_ticks > over)
+    # The graph is read when a backward begins. Hooks tell of every save, whether one does or not.
+    which &= np.where(began, outlives | exact, _tells_every_save(now.trace))
+    # Through a call in vain goes another graph, and that is what keeps what it made.
+    calls = _calls(now.trace)
+    call = calls.before(moments.made_ticks)
+    unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
+    which &= ~(unused & (began | np.append(_in_vain(now, calls), False)[call]))
+    if not which.any():
+        return
+    variable = _keeper(now, which, _kinds(now.trace))
     what = "autograd did not save them" if exact else "the backward did not free them"
     keeper = f"`{variable}` keeps them" if variable else "a variable keeps them"
     yield now.found(
@@ -239,64 +411,58 @@ def held(now: Situation) -> Iterator[Finding]:
     )
 
 
-def evaluation(now: Situation) -> Iterator[Finding]:
-    """A module ran with grad mode on, and nothing ever went backward through that call."""
-    tree, alloc = scopes.tree(now.trace), allocations(now.trace)
-    calls = _outermost_calls(now.trace)
-    calls = calls[tree.end[calls] != NEVER]
-    if len(calls) < 2 or not (tree.kind == OP).any():
+def _following_backward(trace: Trace) -> tuple[Mask, U64]:
+    """Per allocation: did a backward begin when its forward was over? And when that was over."""
+    line = phases.timeline(trace)
+    backwards = line.phase == phases.BACKWARD_PHASE
+    begin = np.append(line.ticks[backwards], NEVER)
+    over = np.append(np.append(line.ticks[1:], NEVER)[backwards], NEVER)
+    kept_from = line.kept_from[phases.moments(trace).made_interval]
+    following = np.searchsorted(begin, kept_from)
+    began: Mask = (kept_from != NEVER) & (begin[following] == kept_from)
+    return began, np.where(began, over[following], NEVER)
+
+
+def _tells_every_save(trace: Trace) -> bool:
+    options = trace.meta.get("options")
+    return isinstance(options, dict) and options.get("saved_tensors") == "hooks"
+
+
+def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """Gradients of the step before are still there in the training forward whose peak it is."""
+    if now.phase != "forward" or now.position < 0:
         return
-    is_call = np.zeros(len(tree.kind), np.bool_)
-    is_call[calls] = True
-    call_of = tree.nearest_context(is_call)
-    went_back = np.zeros(len(tree.kind), np.bool_)
-    went_back[call_of[tree.forward]] = True
-    with_grad = np.zeros(len(tree.kind), np.bool_)
-    with_grad[call_of[(tree.flags & SCOPE_GRAD != 0) & (tree.kind == OP)]] = True
-    in_vain = is_call & with_grad & ~went_back
-    in_vain[calls[-1]] = False  # its backward may come after the trace
-    made_in = call_of[alloc.scope]
-    freed = phases.moments(now.trace).freed_ticks
-    outlived = in_vain[made_in] & (freed > tree.end[made_in]) & (alloc.start >= 0)
-    outlived &= views.on_device(now.trace, now.device)
-    # What the call's last op returned is its result, which it would keep in any case.
-    last = np.zeros(len(tree.kind), np.uint32)
-    np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
-    outlived &= alloc.scope != last[made_in]
-    if not outlived.any():
+    which = now.of_category("gradients") & (allocations(now.trace).step < _step_at(now)) & rest
+    if not which.any() or not _is_for_training(now):
         return
-    per_call = views.sums(made_in[outlived], alloc.requested_bytes[outlived], len(tree.kind))
-    worst = made_in == int(per_call.argmax())
-    line, module = now.where(outlived & worst)
-    count = int((per_call > 0).sum())
-    times = f"{count} calls of a module" if count > 1 else "A call of a module"
+    place = owners.place_of(now.trace, int(now.trace.events.scope[now.position]))
+    at = f" at {place.line}" if place.line else ""
+    amount = now.bytes(which)
     yield Finding(
-        "evaluation",
-        int(per_call.max()),
-        now.bytes(outlived & now.alive),
-        line,
-        module,
-        f"{times} kept up to {now.size(int(per_call.max()))} for a backward that never came",
-        "wrap the evaluation in `with torch.no_grad():`",
-    )
-
-
-def late_zero_grad(now: Situation) -> Iterator[Finding]:
-    """Gradients of the step before are still there in the forward whose peak it is."""
-    if now.phase != "forward":
-        return
-    alloc = allocations(now.trace)
-    step = _step_at(now)
-    which = now.of_category("gradients") & (alloc.step < step)
-    if not which.any():
-        return
-    yield now.found(
         "late_zero_grad",
-        which,
-        f"The peak is in forward while {now.size(now.bytes(which))} of gradients of the step "
+        amount,
+        amount,
+        place.line,  # the forward's: torch lets gradients go in no op, so nothing tells where
+        place.module,
+        f"The peak is in the forward{at} while {now.size(amount)} of gradients of the step "
         "before are still there",
-        "call optimizer.zero_grad() before forward",
+        "call optimizer.zero_grad() before that forward",
     )
+
+
+def _is_for_training(now: Situation) -> bool:
+    """Whether a backward goes through the call at that moment, or may when the trace is over.
+
+    An evaluation between two steps runs beside the gradients too, and is no reason to move
+    zero_grad().
+    """
+    calls = _calls(now.trace)
+    position = slice(now.position, now.position + 1)
+    call = int(calls.before(now.trace.events.ticks[position])[0])
+    if call < 0 or calls.went_back[call]:
+        return True
+    after_the_last = calls.backwards[call] == (scopes.tree(now.trace).kind == BACKWARD).sum()
+    return bool(calls.with_grad[call] & after_the_last & ~_in_vain(now, calls)[call])
 
 
 def _step_at(now: Situation) -> int:

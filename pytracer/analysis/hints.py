@@ -9,10 +9,12 @@ import numpy as np
 from pytracer.analysis import findings, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
-from pytracer.schema import ACTION, CATEGORY
+from pytracer.schema import ACTION, CATEGORY, PHASE
 from pytracer.trace import Trace
 
 _WORTH_A_HINT = 0.05  # of the peak
+_WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
+_SMALLEST_CHANGE = 1 << 20
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
@@ -44,7 +46,10 @@ class _Situation:
 
 
 def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) -> Hint | None:
-    """The first rule that applies: mistakes before savings, large savings before small ones."""
+    """The first rule that applies: mistakes before savings, large savings before small ones.
+
+    A saving that saves next to nothing is none: then no hint is better.
+    """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = views.peak(trace, device)
@@ -53,6 +58,8 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
         for found in mistake(now):
             return found
     savings = [found for rule in (_activations, _state, _temporaries) for found in rule(now)]
+    worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
+    savings = [found for found in savings if found.bytes >= worth]
     return max(savings, key=lambda found: found.bytes, default=None)
 
 
@@ -95,7 +102,8 @@ def _found(now: _Situation) -> Iterator[Hint]:
 
 def _activations(now: _Situation) -> Iterator[Hint]:
     amount = now.peak.by_category["activations"]
-    repeated = repeated_modules(now.trace, now.of_category("activations"))
+    kept = not_recomputed(now.trace, now.of_category("activations"))
+    repeated = repeated_modules(now.trace, kept)
     if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
         most = repeated[0]
         yield Hint(
@@ -104,11 +112,10 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             most.bytes,
         )
     elif amount:
-        yield Hint(
-            f"Activations are {now.size(amount)}: a smaller batch, bfloat16 autocast or "
-            "torch.utils.checkpoint shrink them.",
-            amount // 2,
-        )
+        ways = "a smaller batch or bfloat16 autocast"
+        if not _recomputed_layers(now.trace):
+            ways = "a smaller batch, bfloat16 autocast or torch.utils.checkpoint"
+        yield Hint(f"Activations are {now.size(amount)}: {ways} shrink them.", amount // 2)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -167,6 +174,24 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
         members.setdefault(pattern, set()).add(name)
     rows = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
     return sorted(rows, key=lambda row: -row.bytes)
+
+
+def not_recomputed(trace: Trace, which: Mask) -> Mask:
+    """Those of these that no layer holds which runs its forward a second time already."""
+    layers = _recomputed_layers(trace)
+    result = which.copy()
+    if layers:
+        found = views.group(trace, "module", which)
+        again = np.array([_layer(name) in layers for name in found.names] + [False], np.bool_)
+        result[which] = ~again[found.codes]  # code -1, no module, is the last
+    return result
+
+
+def _recomputed_layers(trace: Trace) -> set[str]:
+    """The layers that checkpointing runs again, anywhere in the trace."""
+    alloc = allocations(trace)
+    modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
+    return {_layer(trace.strings[module]) for module in modules if module}
 
 
 def _layer(path: str) -> str:

@@ -1,5 +1,6 @@
 """An allocation that failed: who asked, what was in the way, and what would have made room."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,10 @@ from pytracer.trace import Trace
 _MIB = 1 << 20
 _WORTH = 0.01  # of what is alive: a change that frees less is not one
 _BATCHES = ("forward", "recompute", "backward")
+_OUT_OF_NOTHING = re.compile(
+    r"(aten::(empty|zeros|ones|full|rand|randn|randint|randperm|arange|range|linspace|eye)"
+    r"(_strided|_permuted)?)?$"
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +157,8 @@ def needless(trace: Trace, failed: Failure, size: Size) -> list[findings.Finding
     """What was alive at that moment and need not have been."""
     if not failed.alive.any():
         return []  # the first allocation on its device
-    now = _situation(trace, failed, size)
-    found = []
-    for rule in (findings.growth, findings.held, findings.evaluation, findings.late_zero_grad):
-        found += [row for row in rule(now) if row.at_peak > _WORTH * failed.moment.bytes]
+    rows = findings.needless(_situation(trace, failed, size))
+    found = [row for row in rows if row.at_peak > _WORTH * failed.moment.bytes]
     return sorted(found, key=lambda row: -row.at_peak)
 
 
@@ -205,7 +208,7 @@ def _defragment(now: Situation, failed: Failure) -> _Rows:
 
 
 def _smaller_batch(now: Situation, failed: Failure) -> _Rows:
-    """Activations, temporaries and inputs as a share of the batch; the request too in forward."""
+    """Activations, temporaries and inputs as a share of the batch; so may the request be."""
     if failed.moment.phase not in _BATCHES:
         return
     batch = _batch_size(now)
@@ -213,13 +216,20 @@ def _smaller_batch(now: Situation, failed: Failure) -> _Rows:
         return
     scales = sum(failed.moment.by_category[name] for name in ("activations", "temporaries"))
     scales += failed.moment.by_category["inputs"]
-    scales += failed.asked if failed.moment.phase != "backward" else 0
+    scales += failed.asked if _asks_for_a_batch(failed) else 0
     smaller = batch // 2
     if failed.missing is not None and failed.missing < scales:
         smaller = min(batch - 1, int(batch * (1 - failed.missing / scales)))
     if smaller >= 1:
         saved = scales * (batch - smaller) // batch
         yield f"a batch of {smaller} instead of {batch}", saved, False
+
+
+def _asks_for_a_batch(failed: Failure) -> bool:
+    """In forward: a module asked, or an op of the loss; not what makes a tensor out of nothing."""
+    if failed.moment.phase == "backward":
+        return False
+    return bool(failed.place.module) or not _OUT_OF_NOTHING.match(failed.place.op)
 
 
 def _batch_size(now: Situation) -> int:
@@ -236,7 +246,8 @@ def _checkpoint(now: Situation, failed: Failure) -> _Rows:
     """All but one layer's activations; what each layer is given is still kept."""
     if failed.moment.phase not in _BATCHES:
         return
-    repeated = hints.repeated_modules(now.trace, now.of_category("activations"))
+    kept = hints.not_recomputed(now.trace, now.of_category("activations"))
+    repeated = hints.repeated_modules(now.trace, kept)
     if repeated and repeated[0].modules > 1:
         most = repeated[0]
         saved = most.bytes - most.bytes // most.modules
