@@ -577,6 +577,16 @@ PYBIND11_MODULE(_C, m) {
              tensor_of(tensor);
              return watched.add(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
            })
+      .def("move",
+           [](labels::Watched& watched,
+              py::handle tensor,
+              py::handle holder,
+              const py::tuple& path,
+              uint32_t label,
+              uint32_t gradient_label) {
+             tensor_of(tensor);
+             watched.move(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
+           })
       .def("label", &labels::Watched::label)
       .def("label_gradients", &labels::Watched::label_gradients)
       .def("label_gradients_of", &labels::Watched::label_gradients_of);

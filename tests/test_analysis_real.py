@@ -287,6 +287,61 @@ def test_gradients_from_before_a_trace_are_known_though_it_begins_by_freeing_the
     assert own_peak["unknown"] == 0
 
 
+@pytest.mark.parametrize("stacked", [False, True], ids=["one optimizer", "two"])
+def test_a_parameter_has_its_modules_name_though_its_optimizer_is_met_first(stacked: bool) -> None:
+    """As Lightning does: the optimizer's step calls the model; and zero_grad frees what was."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4, bias=False))
+    parts = [model[0], model[1]] if stacked else [model]
+    optimizers = [torch.optim.AdamW(part.parameters()) for part in parts]
+
+    def closure() -> torch.Tensor:
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = model(torch.randn(2, 8)).square().sum()
+        loss.backward()
+        return loss
+
+    model(torch.randn(2, 8)).sum().backward()
+    with trace(report=False) as t:
+        for _ in range(2):
+            for optimizer in optimizers:
+                optimizer.step()  # of gradients that are older than the trace
+        for _ in range(2):
+            for optimizer in optimizers:
+                optimizer.step(closure)  # type: ignore[arg-type]
+    rows = t.allocations()
+    named = {name: p.numel() * 4 for name, p in model.named_parameters()}
+    for category, role in (
+        ("weights", "parameter"),
+        ("gradients", "parameter"),
+        ("optimizer_state", "exp_avg"),
+        ("optimizer_state", "exp_avg_sq"),
+    ):
+        those = rows[(rows.category == category) & (rows.role == role)]
+        assert dict(zip(those.name, those.requested_bytes, strict=True)) == named
+        assert those.name.notna().all()
+    assert set(rows.name.dropna()) == set(named)
+    assert not (rows.role == "bucket").any()
+    assert "param_groups" not in str(t)
+    assert "foreign_parameters" not in t.health().index
+
+
+def test_two_optimizers_of_plain_tensors_do_not_share_names() -> None:
+    tensors = [torch.randn(size, requires_grad=True) for size in (10, 20)]
+    optimizers = [torch.optim.SGD([tensor]) for tensor in tensors]
+    with trace(report=False) as t:
+        for tensor, optimizer in zip(tensors, optimizers, strict=True):
+            tensor.sum().backward()
+            optimizer.step()
+    rows = t.allocations()
+    weights = rows[rows.category == "weights"]
+    assert dict(zip(weights.name, weights.requested_bytes, strict=True)) == {
+        "param_groups[0].params[0]": 40,
+        "optimizers[1].param_groups[0].params[0]": 80,
+    }
+    assert t.bytes_per_parameter().per_parameter["weights"] == 4.0
+
+
 @pytest.mark.cuda
 def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> None:
     """An average of the weights in a dictionary, data that lies on the device."""

@@ -126,16 +126,29 @@ bool Watched::add(
     return false;  // else it has died, and its address has come again
   }
   known->second = entries_.size();
+  entries_.push_back(entry(tensor, holder, path, label, gradient_label));
+  return true;
+}
+
+void Watched::move(
+    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
+  auto known = known_.find(tensor);
+  if (known != known_.end()) {
+    entries_[known->second] = entry(tensor, holder, path, label, gradient_label);
+  }
+}
+
+Watched::Entry Watched::entry(
+    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
   auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(holder, nullptr));
   if (!reference) {
     throw py::error_already_set();
   }
-  entries_.push_back({std::move(reference),
-                      py::reinterpret_borrow<py::object>(path),
-                      tensor,
-                      label,
-                      gradient_label});
-  return true;
+  return {std::move(reference),
+          py::reinterpret_borrow<py::object>(path),
+          tensor,
+          label,
+          gradient_label};
 }
 
 template <class LabelOne>

@@ -27,6 +27,9 @@ class Watched {
   // tensor was new.
   bool add(
       PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
+  // A tensor that is watched is known by this other place and these labels from now on.
+  void move(
+      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
   // Labels the blocks that back the tensors that stand there now, or their gradients. Returns
   // how many places have gone since the last time.
   size_t label();
@@ -52,6 +55,8 @@ class Watched {
     pybind11::object container;
   };
 
+  static Entry entry(
+      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
   static pybind11::object find(const Entry& entry, Shelf& last);
   static void label_gradient(const at::Tensor& tensor, const Entry& entry);
   template <class LabelOne>

@@ -63,7 +63,7 @@ def _foreign_parameters(trace: Trace) -> int:
         for row in np.unique(_weight_labels(trace)[1])
         if strings[labels.role[row]] == "parameter"
     }
-    foreign = sum(name.startswith(_OF_AN_OPTIMIZER) for name in names)
+    foreign = sum(_OF_AN_OPTIMIZER in name for name in names)
     return foreign if foreign < len(names) else 0
 
 

@@ -10,21 +10,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.once import once_per_trace
-from pytracer.schema import CATEGORIES, Labels, Stacks
+from pytracer.schema import CATEGORIES, CATEGORY, Labels, Stacks
 from pytracer.trace import Trace
+
+_OF_PARAMETERS = (CATEGORY["weights"], CATEGORY["gradients"])
 
 
 @once_per_trace
 def labels(trace: Trace) -> Labels:
     """The label table; row 0 is there."""
     found, texts = _with_first_row(trace.labels), len(trace.strings)
-    return Labels(
-        category=within(found.category, len(CATEGORIES)),
-        role=within(found.role, texts),
-        name=within(found.name, texts),
-        shape=within(found.shape, texts),
-        dtype=within(found.dtype, texts),
+    return _renamed(
+        trace,
+        Labels(
+            category=within(found.category, len(CATEGORIES)),
+            role=within(found.role, texts),
+            name=within(found.name, texts),
+            shape=within(found.shape, texts),
+            dtype=within(found.dtype, texts),
+        ),
     )
+
+
+def _renamed(trace: Trace, found: Labels) -> Labels:
+    """Parameters that an optimizer had before a module was met: by the module's name after all."""
+    renamed = trace.meta.get("renamed")
+    if not renamed or not isinstance(renamed, dict):
+        return found
+    row_of = {text: row for row, text in enumerate(trace.strings)}
+    name_of = np.arange(len(trace.strings), dtype=found.name.dtype)
+    for by_group, by_module in renamed.items():
+        if by_group in row_of and isinstance(by_module, str):
+            name_of[row_of[by_group]] = row_of.get(by_module, row_of[by_group])
+    name = name_of[found.name]
+    # An optimizer's own are taken for masters where there are 16-bit weights; these are not its own.
+    not_masters = (name != found.name) & np.isin(found.category, _OF_PARAMETERS)
+    role = np.where(not_masters, row_of.get("parameter", found.role), found.role)
+    return found._replace(name=name, role=role.astype(found.role.dtype))
 
 
 @once_per_trace

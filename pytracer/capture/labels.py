@@ -61,7 +61,12 @@ class Labels:
         self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
         self._parameter_names: dict[int, str] = {}
+        self._group_names: dict[str, int] = {}  # of parameters of no known module, and their ids
+        # Optimizers may step before a module is called. What had been labelled by then has a
+        # group's name for good: this says which module's it is.
+        self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
+        self._optimizers_met = 0
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
@@ -127,6 +132,10 @@ class Labels:
         if self._watched.add(tensor, holder, path, weight, gradient):
             self._parameter_names[id(tensor)] = name
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
+        elif (known := self.parameter_name(tensor)) in self._group_names:
+            if name not in self._group_names:
+                self._watched.move(tensor, holder, path, weight, gradient)
+                self._parameter_names[id(tensor)] = self.renamed[known] = name
 
     def _forget(self, module_id: int) -> None:
         self._module_names.pop(module_id, None)
@@ -240,7 +249,10 @@ class Labels:
         for known in self._optimizers:
             if known.reference() is optimizer:
                 return known
-        known = _Optimizer(optimizer)
+        # As with models, the first one's are as its user writes them.
+        prefix = f"optimizers[{self._optimizers_met}]." if self._optimizers_met else ""
+        self._optimizers_met += 1
+        known = _Optimizer(optimizer, prefix)
         self._optimizers = [o for o in self._optimizers if o.reference() is not None]
         self._optimizers.append(known)
         return known
@@ -248,7 +260,9 @@ class Labels:
     def watch_parameter(self, parameter: torch.Tensor, optimizer: Any, group: int, at: int) -> None:
         """A parameter that an optimizer has; modules' parameters are known by better names."""
         path = ("param_groups", group, "params", at)
-        name = f"param_groups[{group}].params[{at}]"
+        name = f"{self._optimizer(optimizer).prefix}param_groups[{group}].params[{at}]"
+        while self._group_names.setdefault(name, id(parameter)) != id(parameter):
+            name += "'"  # another stood there before
         is_master = self._has_16_bits and parameter.dtype == torch.float32
         self._watch(parameter, optimizer, path, "master" if is_master else "parameter", name)
 
@@ -260,7 +274,8 @@ class Labels:
 class _Optimizer:
     """One optimizer's state, labelled when it changes."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, prefix: str) -> None:
+        self.prefix = prefix  # of its parameters' names, where no module is known to have them
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
         self._entries = -1  # parameters with state when last labelled

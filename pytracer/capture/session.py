@@ -97,6 +97,7 @@ class Session:
     _counters: dict[str, Any] = field(default_factory=dict)
     _variables: list[dict[str, Any]] = field(default_factory=list)
     _ddp_buckets: list[int] = field(default_factory=list)
+    _renamed: dict[str, str] = field(default_factory=dict)
     _errors_before: int = 0
     _memory: DeviceMemory = field(init=False)
     _phases: PhaseTimes = field(init=False)
@@ -181,6 +182,7 @@ class Session:
         self._counters["end"] = _allocator_counters(self.options.devices)
         HOOKS.labels.label_everything()
         self._ddp_buckets = HOOKS.labels.bucket_sizes()
+        self._renamed = HOOKS.labels.renamed
 
     def _stop_listening(self) -> None:
         if self._memory.stepped in HOOKS.step_listeners:
@@ -249,6 +251,7 @@ class Session:
                 "allocator_settings": allocator_settings(),
                 "counters": self._counters,
                 "ddp_buckets": self._ddp_buckets,
+                "renamed": self._renamed,
                 "device_memory": self._memory.document(),
                 "phase_times": self._phases.document(),
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
