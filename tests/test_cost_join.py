@@ -566,7 +566,7 @@ def test_layers_alike_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[
         model(torch.ones(2, 8)).sum().backward()
     path = str(t.save(tmp_path / "layers.pytrace"))
     assert main(["cost", path, "--by", "module"]) == 0
-    assert "\n* " in capsys.readouterr().out
+    assert "\n[0, 1, 2] " in capsys.readouterr().out
     assert main(["cost", path, "--by", "module", "--each"]) == 0
     assert "\n2 " in capsys.readouterr().out
 

@@ -259,6 +259,15 @@ def test_a_trace_shows_its_linear_layers(tmp_path: Path, autocast: bool) -> None
     assert found.device == "cpu"
 
 
+def test_the_layers_of_a_sequential_are_named_by_their_numbers() -> None:
+    sizes = ((8, 16), (16, 16), (16, 16), (16, 4))
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    with pytracer.trace(model, report=False) as t:
+        model(torch.randn(32, 8)).sum().backward()
+    found = linear_layers(t.data).layers
+    assert [(one.name, one.count) for one in found] == [("[0]", 1), ("[1, 2]", 2), ("[3]", 1)]
+
+
 def test_a_model_of_a_trace_is_that_model(tmp_path: Path) -> None:
     """Advice for a trace names the output layer's size, and uses the time of the traced step."""
     found = linear_layers(pytracer.load(traced(tmp_path / "t.pytrace", autocast=True)).data)

@@ -9,6 +9,7 @@ import torch
 import pytracer
 from pytracer import trace
 from pytracer.analysis import postmortem
+from pytracer.export.postmortem import render
 from pytracer.export.table import size_text
 from tests.trace_builder import TraceBuilder
 
@@ -76,6 +77,21 @@ def test_the_page_says_who_asked_for_how_much_and_when(when, folder, capsys) -> 
     loaded = pytracer.load(saved)
     assert loaded.post_mortem() in page
     assert max(map(len, loaded.post_mortem().splitlines())) <= 80
+
+
+def test_the_page_shows_the_file_and_number_of_installed_code() -> None:
+    library = "/venv/lib/python3.12/site-packages/transformers/models/gpt2/modeling_gpt2.py"
+    b = TraceBuilder()
+    with b.module("transformer.h.0.attention.and.so.on"):
+        for number in range(3):
+            at = ("/home/user/train.py:7", f"{library}:{66 + number}")
+            with b.op("aten::_scaled_dot_product_attention", at=at):
+                b.alloc(12 * MIB)
+                b.oom(TOO_MUCH)
+    page = render(b.trace())
+    assert max(map(len, page.splitlines())) <= 80
+    for number in range(3):
+        assert f"gpt2/modeling_gpt2.py:{66 + number}\n" in page
 
 
 def test_the_exception_is_the_programs_own_and_unchanged(folder, capsys) -> None:

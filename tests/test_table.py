@@ -100,6 +100,50 @@ def test_memory_ran_out() -> None:
     assert "hint      An allocation of 931 GiB failed;" in render(b.trace())
 
 
+@pytest.mark.parametrize(
+    ("path", "shown"),
+    [
+        ("/venv/lib/python3.12/site-packages/transformers/activations.py", "transformers/activations.py"),
+        ("/usr/lib/python3/dist-packages/timm/layers/mlp.py", "timm/layers/mlp.py"),
+        ("/home/user/.venv/lib/python3.12/site-packages/timm/mlp.py", "timm/mlp.py"),
+        ("/home/user/src/train.py", "src/train.py"),
+        ("/data/projects/someone/library/src/models/mlp.py", ".../models/mlp.py"),
+        ("/data/train.py", "/data/train.py"),
+    ],
+)  # fmt: skip
+def test_the_file_and_number_of_a_line_can_be_read_wherever_the_file_is(
+    path: str, shown: str
+) -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm", at=("/home/user/train.py:7", f"{path}:66")):
+        b.alloc(12 * MIB)
+    assert f"lines     {shown}:66 12.0 MiB\n" in render(b.trace())
+
+
+def test_a_name_that_is_too_long_keeps_its_end() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm", at=(f"/home/user/{'deep/' * 20}mlp.py:66",)):
+        b.alloc(12 * MIB)
+    (line,) = [each for each in render(b.trace(), 60).splitlines() if each.startswith("lines")]
+    assert line.startswith("lines     ...")
+    assert line.endswith("/deep/mlp.py:66 12.0 MiB")
+    assert len(line) == 60
+
+
+def test_the_children_of_a_sequential_are_told_apart() -> None:
+    def table(*names: str) -> str:
+        b = TraceBuilder()
+        for size, name in enumerate(names, 1):
+            with b.module(name), b.op("aten::mm"):
+                b.alloc(size * MIB)
+        return render(b.trace())
+
+    assert "modules   [4] 3.00 MiB, [2] 2.00 MiB, [0] 1.00 MiB\n" in table("0", "2", "4")
+    many = [str(number) for number in range(12)]
+    assert "modules   [0 ... 11] 78.0 MiB\n" in table(*many)
+    assert "modules   h.* 3.00 MiB\n" in table("h.0", "h.1")
+
+
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
 @pytest.mark.parametrize("make", [training, TraceBuilder])
 def test_no_line_is_wider_than_asked(make, width: int) -> None:

@@ -5,7 +5,6 @@ and who made them: category, module, op, line and phase. Each side is taken at i
 default its peak, on the device it trains on.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
@@ -29,7 +28,6 @@ _Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
 
 # Modules that only wrap another one: what is inside is the same with and without them.
 _WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-_PACKAGES = re.compile(r"^.*/(?:site|dist)-packages/")
 
 
 @dataclass(frozen=True)
@@ -209,6 +207,4 @@ def _comparable(key: str, names: list[str]) -> list[str]:
         if parts and all(path[:1] == ["module"] for path in parts):
             parts = [path[1:] for path in parts]
         return [".".join(path) for path in parts]
-    if key == "line":
-        return [_PACKAGES.sub("", name) for name in names]
     return names

@@ -1,12 +1,11 @@
 """One concrete suggestion that follows from the data: what would make the peak smaller."""
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import findings, views
+from pytracer.analysis import findings, owners, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import ACTION, CATEGORY, PHASE
@@ -15,7 +14,7 @@ from pytracer.trace import Trace
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
 _SMALLEST_CHANGE = 1 << 20
-_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+_MOST_APART = 8  # children of a Sequential
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     largest[int(np.where(temporaries, size, 0).argmax())] = True
     amount = int(size[largest][0])
     where = "".join(
-        f" {word} {found[0].name}"
+        f" {word} {owners.short_line(found[0].name)}"
         for key, word in (("op", "of"), ("line", "at"))
         if (found := views.holders(now.trace, key, largest))
     )
@@ -154,7 +153,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
 class Repeated:
     """Modules whose paths differ only in numbers: the layers of a stack."""
 
-    pattern: str
+    pattern: str  # "h.*.mlp"; of a Sequential's children "[0, 2, 4]"
     modules: int
     bytes: int
 
@@ -167,13 +166,19 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     """
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
-    for holder in views.holders(trace, "module", which):
-        name = _layer(holder.name) if depth else holder.name
-        pattern = _NUMBER.sub("*", name)
-        totals[pattern] = totals.get(pattern, 0) + holder.bytes
+    rows = views.holders(trace, "module", which)
+    names = [owners.first_layer(row.name) if depth else row.name for row in rows]
+    bare = {name for name in names if owners.layers_alike(name) == "*"}
+    for row, name in zip(rows, names, strict=True):
+        pattern = owners.layers_alike(name)
+        if pattern == "*":
+            # Few are told apart, unless it is about layers: they have no other name.
+            alone = not depth and len(bare) <= _MOST_APART
+            pattern = owners.numbers_text([name] if alone else bare)
+        totals[pattern] = totals.get(pattern, 0) + row.bytes
         members.setdefault(pattern, set()).add(name)
-    rows = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
-    return sorted(rows, key=lambda row: -row.bytes)
+    found = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
+    return sorted(found, key=lambda each: -each.bytes)
 
 
 def not_recomputed(trace: Trace, which: Mask) -> Mask:
@@ -182,7 +187,9 @@ def not_recomputed(trace: Trace, which: Mask) -> Mask:
     result = which.copy()
     if layers:
         found = views.group(trace, "module", which)
-        again = np.array([_layer(name) in layers for name in found.names] + [False], np.bool_)
+        again = np.array(
+            [owners.first_layer(name) in layers for name in found.names] + [False], np.bool_
+        )
         result[which] = ~again[found.codes]  # code -1, no module, is the last
     return result
 
@@ -191,10 +198,4 @@ def _recomputed_layers(trace: Trace) -> set[str]:
     """The layers that checkpointing runs again, anywhere in the trace."""
     alloc = allocations(trace)
     modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
-    return {_layer(trace.strings[module]) for module in modules if module}
-
-
-def _layer(path: str) -> str:
-    """The path up to its first number, or all of it."""
-    first = _NUMBER.search(path)
-    return path[: first.end()] if first else path
+    return {owners.first_layer(trace.strings[module]) for module in modules if module}

@@ -16,6 +16,7 @@ from pytracer import errors
 from pytracer.analysis import phases, sound
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.owners import layers_alike, numbers_text
 from pytracer.analysis.views import main_device, step_rows
 from pytracer.schema import CATEGORY
 from pytracer.trace import Trace
@@ -29,7 +30,7 @@ _ASK = "say how many rows there are with --batch and --seq, or the shapes with -
 class LinearLayer:
     """Layers of one shape: modules that differ only in their numbers are one."""
 
-    name: str  # "blocks.*.mlp.up"
+    name: str  # "blocks.*.mlp.up"; of a Sequential's children "[0, 2]"
     out: int
     inner: int
     count: int  # calls in a step's forward
@@ -170,6 +171,7 @@ def _layers(
 ) -> tuple[LinearLayer, ...]:
     classes = _softmax_bytes(trace)
     counted: Counter[tuple[str, int, int]] = Counter()
+    members: dict[tuple[str, int, int], set[str]] = {}
     last = ""
     for call in calls:
         out, rest = divmod(call.bytes, rows * itemsize)
@@ -177,11 +179,12 @@ def _layers(
         if weight is None and rest == 0:
             weight = _tied(weights, out)
         if weight is not None and rest == 0 and out == weight.out:
-            last = _pattern(call.module)
+            last = layers_alike(call.module)
             counted[last, out, weight.inner] += 1
+            members.setdefault((last, out, weight.inner), set()).add(call.module)
     return tuple(
         LinearLayer(
-            name,
+            numbers_text(members[name, out, inner]) if name == "*" else name,
             out,
             inner,
             count,
@@ -190,10 +193,6 @@ def _layers(
         )
         for (name, out, inner), count in counted.items()
     )
-
-
-def _pattern(module: str) -> str:
-    return re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", module)
 
 
 def _tied(weights: dict[str, _Weight], out: int) -> _Weight | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
@@ -24,6 +25,9 @@ _LIBRARY = re.compile(
 )
 # Ops that only allocate. Called by a program itself they own what they make all the same.
 _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
+
+_INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
+_MOST_NUMBERS = 8
 
 
 @dataclass(frozen=True)
@@ -102,14 +106,44 @@ def is_users_file(path: str) -> bool:
 
 
 def line_text(trace: Trace, row: int) -> str:
-    """`path:line` of a row of the stack table, relative to where the program ran when below it."""
+    """`path:line` of a row of the stack table.
+
+    The path is relative to where packages are installed, or to where the program ran.
+    """
     if row == 0:
         return ""
-    path = trace.strings[sound.stacks(trace).file[row]]
+    path = _INSTALLED.sub("", trace.strings[sound.stacks(trace).file[row]])
     home = trace.meta.get("directory") or Path.cwd()
     with contextlib.suppress(ValueError):
         path = str(PurePath(path).relative_to(str(home)))
     return f"{path}:{sound.stacks(trace).line[row]}"
+
+
+def short_line(text: str) -> str:
+    """A line for a screen: of a path that leads elsewhere, its last two parts."""
+    parts = text.split("/")
+    return f".../{'/'.join(parts[-2:])}" if text.startswith("/") and len(parts) > 3 else text
+
+
+_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def first_layer(path: str) -> str:
+    """A module's path up to its first number, or all of it."""
+    first = _LAYER.search(path)
+    return path[: first.end()] if first else path
+
+
+def layers_alike(path: str) -> str:
+    """The path with a star for each layer's number: alike in all layers of a stack."""
+    return _LAYER.sub("*", path)
+
+
+def numbers_text(paths: Iterable[str]) -> str:
+    """Children of a Sequential, which are called by nothing but their number: `[0, 2, 4]`."""
+    numbers = sorted(map(int, set(paths)))
+    whole = len(numbers) <= _MOST_NUMBERS
+    return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"
 
 
 @dataclass(frozen=True)

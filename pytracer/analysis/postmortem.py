@@ -275,6 +275,6 @@ def _optimizer(now: Situation, failed: Failure) -> _Rows:
 
 def _pieces(now: Situation, failed: Failure) -> _Rows:
     if failed.moment.phase != "optimizer" and failed.asked > failed.moment.bytes // 4:
-        where = failed.place.line or failed.place.op or failed.place.module
+        where = owners.short_line(failed.place.line) or failed.place.op or failed.place.module
         if where:
             yield f"half of the request at a time, at {where}", failed.asked // 2, False

@@ -35,7 +35,7 @@ def labels(trace: Trace) -> Labels:
 def _renamed(trace: Trace, found: Labels) -> Labels:
     """Parameters that an optimizer had before a module was met: by the module's name after all."""
     renamed = trace.meta.get("renamed")
-    if not renamed or not isinstance(renamed, dict):
+    if not isinstance(renamed, dict) or not renamed or not trace.strings:
         return found
     row_of = {text: row for row, text in enumerate(trace.strings)}
     name_of = np.arange(len(trace.strings), dtype=found.name.dtype)

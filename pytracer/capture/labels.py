@@ -132,8 +132,9 @@ class Labels:
         if self._watched.add(tensor, holder, path, weight, gradient):
             self._parameter_names[id(tensor)] = name
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
-        elif (known := self.parameter_name(tensor)) in self._group_names:
-            if name not in self._group_names:
+        elif name not in self._group_names:
+            known = self.parameter_name(tensor)
+            if known in self._group_names:
                 self._watched.move(tensor, holder, path, weight, gradient)
                 self._parameter_names[id(tensor)] = self.renamed[known] = name
 

@@ -1,11 +1,10 @@
 """Forward and backward cost as text: what was measured beside what the textbook expects."""
 
-import re
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pytracer.analysis import cost
+from pytracer.analysis import cost, owners
 from pytracer.analysis.cost import Row
 from pytracer.export.table import size_text, time_text
 from pytracer.trace import Trace
@@ -13,7 +12,6 @@ from pytracer.trace import Trace
 _NAME = 28
 _MOST_ROWS = 24
 _MOST_EXPLAINED = 4  # rows named of each cause
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
 def render(
@@ -40,18 +38,15 @@ def render(
     return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
-def pattern(module: str) -> str:
-    """The module's path, with a star for each layer's number."""
-    return _LAYER.sub("*", module)
-
-
 def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
     if by != "module" or each:
         return cost.rows(trace, by, peaks)
     found = cost.measured(trace)
     groups: dict[str, list[cost.Record]] = {}
     for record in found.records:
-        groups.setdefault(pattern(record.module), []).append(record)
+        groups.setdefault(owners.layers_alike(record.module), []).append(record)
+    if bare := groups.pop("*", []):
+        groups[owners.numbers_text(record.module for record in bare)] = bare
     return cost.summarised(found, groups, by, peaks)
 
 

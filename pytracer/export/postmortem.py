@@ -5,7 +5,14 @@ from collections.abc import Iterator
 
 from pytracer.analysis import owners, postmortem
 from pytracer.analysis.postmortem import Change, Failure, Held
-from pytracer.export.table import Paint, category_lines, paragraph, size_text, time_text
+from pytracer.export.table import (
+    Paint,
+    category_lines,
+    cut_in_front,
+    paragraph,
+    size_text,
+    time_text,
+)
 from pytracer.trace import Trace
 
 _MARGIN = 10
@@ -45,7 +52,7 @@ def _by(place: owners.Place) -> str:
     parts += " in the backward" * place.in_backward_of
     if place.module:
         parts += f" {'of' if place.in_backward_of else 'in'} {place.module}"
-    return parts + (f", {place.line}" if place.line else "")
+    return parts + (f", {owners.short_line(place.line)}" if place.line else "")
 
 
 def _room(failed: Failure) -> Iterator[str]:
@@ -66,18 +73,29 @@ def _largest(rows: list[Held], width: int) -> Iterator[str]:
     for i, row in enumerate(rows):
         title = "largest" if i == 0 else ""
         what = row.name or row.op
-        parts = [what, row.shape, row.dtype, "" if row.name else row.module, row.line]
+        parts = [row.shape, row.dtype, "" if row.name else row.module]
         if row.category == "optimizer_state":
-            parts.insert(0, row.role)
-        count = f"{row.blocks:,} blocks: " if row.blocks > 1 else ""
-        text = count + ", ".join(part for part in parts if part)
-        yield f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}{text}"[:width]
+            what = f"{row.role}, {what}"
+        if row.blocks > 1:
+            what = f"{row.blocks:,} blocks: {what}"
+        start = f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}"
+        yield start + _fitted(what, parts, owners.short_line(row.line), width - len(start))
+
+
+def _fitted(what: str, parts: list[str], line: str, room: int) -> str:
+    """What it is and its line; in between as many of the parts as there is room for."""
+    for count in range(len(parts), -1, -1):
+        text = ", ".join(part for part in (what, *parts[:count], line) if part)
+        if len(text) <= room:
+            break
+    return cut_in_front(text, room)
 
 
 def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
     found = postmortem.needless(trace, failed, size_text)
     for i, row in enumerate(found[:_MOST_NEEDLESS]):
-        line = f" ({row.line})" if row.line and row.line not in row.evidence else ""
+        said = not row.line or row.line in row.evidence
+        line = "" if said else f" ({owners.short_line(row.line)})"
         text = f"{size_text(row.at_peak)}: {row.evidence}{line}."
         yield from paragraph("needless" if i == 0 else "", text, width)
 

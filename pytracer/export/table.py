@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
-from pytracer.analysis import blocks, hints, views
+from pytracer.analysis import blocks, hints, owners, views
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
 
@@ -123,7 +123,7 @@ def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
         if row.bytes
     ]
     lines = [
-        f"{row.name} {size_text(row.bytes)}"
+        f"{owners.short_line(row.name)} {size_text(row.bytes)}"
         for row in views.holders(trace, "line", there)
         if row.bytes
     ]
@@ -161,7 +161,7 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
     while len(shown) > 1 and _MARGIN + len(", ".join(shown)) > width:
         shown.pop()
     if shown:
-        yield f"{title:<{_MARGIN}}{', '.join(shown)}"[:width]
+        yield f"{title:<{_MARGIN}}{cut_in_front(', '.join(shown), width - _MARGIN)}"
 
 
 def _advice(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
@@ -185,6 +185,11 @@ def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     if isinstance(overhead, int):
         parts.append(f"tracing took {time_text(overhead)}")
     yield paint(f"{'recorded':<{_MARGIN}}{', '.join(parts)}"[:width], _DIM)
+
+
+def cut_in_front(text: str, room: int) -> str:
+    """Of a name that is too long, its end: that says most."""
+    return text if len(text) <= room else f"...{text[len(text) - max(room - 3, 0) :]}"
 
 
 def paragraph(title: str, text: str, width: int) -> list[str]:
