@@ -6,6 +6,7 @@ the binary was built for is compared first, from the `_build.json` that setup.py
 """
 
 import json
+import sys
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +24,15 @@ def how_to_rebuild(package: Path = HERE) -> str:
     if (checkout / "setup.py").is_file() and (checkout / "csrc").is_dir():
         return f"cd {checkout} && python setup.py build_ext --inplace"
     return "pip install --no-build-isolation --force-reinstall --no-deps .   (in pytracer's source)"
+
+
+def _installed_elsewhere(package: Path) -> Path | None:
+    """A built pytracer that this one is found before: whoever stands in a clone imports that."""
+    for entry in sys.path:
+        other = Path(entry).resolve() / package.name
+        if other != package.resolve() and (other / "_build.json").is_file():
+            return other
+    return None
 
 
 def _release(version: str) -> tuple[str, str]:
@@ -47,8 +57,12 @@ def read_facts(package: Path = HERE) -> dict[str, str | None]:
     try:
         facts: dict[str, str | None] = json.loads((package / "_build.json").read_text())
     except FileNotFoundError:
+        hidden = _installed_elsewhere(package)
+        also = f"pytracer is installed in {hidden}, and this folder hides it:\n" if hidden else ""
+        leave = "run from another folder, or build" if hidden else "Build"
         raise errors.BuildMissing(
-            f"pytracer's extension has not been built. Build it:\n  {how_to_rebuild(package)}"
+            f"pytracer's extension has not been built in {package}. {also}{leave} it:\n"
+            f"  {how_to_rebuild(package)}"
         ) from None
     return facts
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from pytracer import errors, snapshot
@@ -33,7 +33,10 @@ At = Literal["peak", "end"] | int
 
 
 class Views:
-    """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns."""
+    """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns.
+
+    pandas leaves out columns where the screen is narrow: `print(t.steps().to_string())` has all.
+    """
 
     @property
     def data(self) -> Trace:
@@ -72,7 +75,10 @@ class Views:
         return views.by(self.data, keys, at=at)
 
     def steps(self) -> "pd.DataFrame":
-        """One row per training step: its peak, what it left behind, how long it took."""
+        """One row per training step: its peak, what it left behind, how long it took.
+
+        Step 0 is the first one that was recorded, whatever a schedule let pass before it.
+        """
         from pytracer.analysis import views
 
         return views.steps(self.data)
@@ -121,7 +127,10 @@ class Views:
         from pytracer.export.table import size_text
 
         rows = [vars(row) for row in findings.findings(self.data, size_text)]
-        return pd.DataFrame(rows, columns=list(findings.Finding.__dataclass_fields__))
+        # Texts inside: pandas leaves out middle columns where the screen is narrow.
+        inside = ["evidence", "change"]
+        outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]
+        return pd.DataFrame(rows, columns=[*outside[:3], *inside, *outside[3:]])
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
         """Limits that do not hold: `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
@@ -232,6 +241,10 @@ class Views:
 
         if other is None and steps is None:
             raise errors.UsageError("diff() needs another trace, or two steps=(1, 3) of this one")
+        if other is not None and not isinstance(other, Views):
+            raise errors.UsageError(
+                f"diff() compares with another trace, and {other!r} is none: t.diff(load(file))"
+            )
         after = self.data if other is None else other.data
         return diff.frame(diff.diff(self.data, after, by, at, steps))
 
@@ -250,6 +263,16 @@ class Views:
     def __str__(self) -> str:
         """The one screen."""
         return self.table()
+
+    def __repr__(self) -> str:
+        """One line, for a prompt; `print(t)` has the screen."""
+        return f"<pytracer.{type(self).__name__}: {self._in_short()}>"
+
+    def _in_short(self) -> str:
+        from pytracer.export.table import size_text
+
+        peak, events = self.peak, len(self.data.events.ticks)
+        return f"peak {size_text(peak.bytes)} on {peak.device}, {events:,} events"
 
 
 class LoadedTrace(Views):
@@ -300,7 +323,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         cost: also what each operator cost, forward and backward, for `cost()`. torch.profiler
             measures it, so no other may run meanwhile, and steps take longer.
         schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
-            at `t.step()`, or at every `optimizer.step()` if that is never called.
+            at `t.step()`, or at every `optimizer.step()` if that is never called. `steps()` counts
+            those that were recorded: the first one is its step 0.
         devices: "cpu", "cuda" or both; by default CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
@@ -323,6 +347,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         report: bool | None = None,
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
+        _check_targets(targets)
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = targets
         self._options = Options(
@@ -354,6 +379,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             raise errors.CaptureError(
                 "this trace is recording already; make another with trace() to nest them"
             )
+        self._warn_without_cuda()
         self._entered = True
         self._data = None
         self._step = self._cycle = 0
@@ -465,6 +491,25 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     # ---------------------------------------------------------------- parts
 
+    def _in_short(self) -> str:
+        if self._entered:
+            return "recording"
+        if self._data is None:
+            return "not started" if self._cycle == 0 else "nothing was recorded"
+        return super()._in_short()
+
+    def _warn_without_cuda(self) -> None:
+        import torch
+
+        # Not is_available(): it may fix which devices the program can still choose.
+        if self._options.devices == ("cuda",) and torch.cuda.device_count() == 0:
+            warnings.warn(
+                "devices='cuda', and torch finds no CUDA device here: nothing will be recorded. "
+                "Leave devices= out, or say devices='cpu'",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
     def _follow_schedule(self) -> None:
         """Starts or stops as the schedule says for this step."""
         action = "RECORD" if self._schedule is None else self._schedule(self._step).name
@@ -555,6 +600,27 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write("\n" + text)
+
+
+def _check_targets(targets: Sequence[Any]) -> None:
+    """Models, and whatever has what every optimizer has: not all are torch's."""
+    import torch
+
+    for target in targets:
+        if isinstance(target, torch.nn.Module) or _is_optimizer(target):
+            continue
+        if isinstance(target, FunctionType):
+            raise errors.UsageError("as a decorator trace is called: write @trace()")
+        kind = "a class" if isinstance(target, type) else f"of type {type(target).__name__}"
+        raise errors.UsageError(
+            "trace() takes models and optimizers, one by one, as in trace(model, optimizer); "
+            f"what it got is {kind}"
+        )
+
+
+def _is_optimizer(target: Any) -> bool:
+    has_parts = hasattr(target, "param_groups") and hasattr(target, "state")
+    return has_parts and not isinstance(target, type)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -25,7 +25,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
     parser = _parser()
     arguments, program = _without_program(sys.argv[1:] if arguments is None else arguments)
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        words = " ".join(unknown)
+        hint = "; the script's own options go after the script" if options.command == "run" else ""
+        parser.error(f"unrecognized arguments: {words}{hint}")
     if options.command is None:
         parser.print_help()
         return errors.UsageError.exit_code
@@ -35,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except errors.PytracerError as error:
-        print(f"pytracer: {error}", file=sys.stderr)
+        print(f"pytracer: {_in_words(error)}", file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:
         # `pytracer ... | head`: the reader has seen enough.
@@ -184,10 +188,9 @@ def _add_confirm_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return number
+    return int(text)
 
 
 # ---------------------------------------------------------------------- commands
@@ -373,7 +376,9 @@ def _ledger_now(options: argparse.Namespace) -> int:
 
     nvml = device_memory.open_nvml()
     if isinstance(nvml, str):
-        raise errors.CaptureError(f"the devices cannot be read: {nvml}")
+        raise errors.CaptureError(
+            f"the devices cannot be read: {nvml}. Of a trace: pytracer ledger FILE"
+        )
     gpus = device_memory.read_gpus(nvml, device_memory.all_uuids(nvml))
     device_memory.name_processes(nvml, gpus)
     probed = _probe() if options.probe else None
@@ -570,11 +575,13 @@ def _add_run(commands: Any) -> None:
 
 
 def _steps(text: str) -> int | None:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text} is neither a number of steps nor "all"')
     return None if text == "all" else _positive(text)
 
 
 def _schedule(text: str) -> tuple[int, ...]:
-    numbers = tuple(int(part) for part in text.split(","))
+    numbers = tuple(int(part) if part.isdecimal() else -1 for part in text.split(","))
     if len(numbers) != 3 or min(numbers) < 0 or numbers[2] < 1:
         raise argparse.ArgumentTypeError(f"{text} is not WAIT,WARMUP,ACTIVE, say 1,1,3")
     return numbers
@@ -630,7 +637,7 @@ def _run(options: argparse.Namespace, program: list[str]) -> int:
     try:
         prepared = runner.prepare(plan, _Teller(options.json, options.force))
     except errors.PytracerError as error:
-        print(f"pytracer: {error}", file=sys.stderr)
+        print(f"pytracer: {_in_words(error)}", file=sys.stderr)
         return error.exit_code
     return prepared()
 
@@ -733,7 +740,8 @@ def _check(options: argparse.Namespace) -> int:
         print("\n".join((*budget.difference_lines(changed), "")))
     if exceeded:
         print("\n".join(budget.exceeded_lines(exceeded)))
-        print(f"Look closer with:  pytracer summary {options.file}")
+        closer = f"diff {options.baseline}" if options.baseline else "export"
+        print(f"Look closer with:  pytracer {closer} {options.file}")
         return errors.BudgetExceeded.exit_code
     print(f"Within the budget: the peak is {size_text(loaded.peak.bytes)}.")
     return 0
@@ -792,6 +800,11 @@ def _increase(text: str, before: int) -> int:
 
 
 # ---------------------------------------------------------------------- printing
+
+
+def _in_words(error: errors.PytracerError) -> str:
+    """What is said to somebody who typed a command, and not to a program."""
+    return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
 
 
 @contextmanager

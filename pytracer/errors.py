@@ -39,3 +39,12 @@ class UnreadableTrace(PytracerError):
 
 class CannotWrite(PytracerError, OSError):
     """A file cannot be made: it exists already, its folder does not, or the disk is full."""
+
+
+class FileIsThere(CannotWrite):
+    """A file is there already, and nobody said that it may be replaced."""
+
+    def __init__(self, path: object, state: str = "exists", remedy: str = "replaces it") -> None:
+        """The message is for Python; the command line has an option for it, and says its own."""
+        super().__init__(f"{path} {state}; overwrite=True {remedy}")
+        self.at_the_command_line = f"{path} {state}; -f {remedy}"

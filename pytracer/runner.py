@@ -84,6 +84,7 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     path = plan.file()
     if path.exists() and not plan.force:
         raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
+    _refuse_launchers(plan)
     execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
     path.unlink(missing_ok=True)
     traced = Traced(plan, path, tell)
@@ -92,8 +93,8 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         after_import("torch", traced.begin)
         try:
             execute()
-        except SystemExit:
-            traced.end(None)
+        except SystemExit as stop:
+            traced.end(None, gave_up=stop.code not in (None, 0))
             raise
         except BaseException as error:
             traced.end(error)
@@ -105,10 +106,35 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     return run
 
 
+# Programs that train nothing themselves: they start processes that do.
+_LAUNCHERS = {
+    "torchrun": "torchrun",
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate": "accelerate launch",
+    "accelerate.commands.launch": "accelerate launch",
+    "accelerate.commands.accelerate_cli": "accelerate launch",
+    "deepspeed": "deepspeed",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+
+
+def _refuse_launchers(plan: Plan) -> None:
+    program = plan.program[0] if plan.as_module else Path(plan.program[0]).name
+    if program not in _LAUNCHERS:
+        return
+    launcher = _LAUNCHERS[program]
+    module = "--module pytracer" if launcher == "deepspeed" else "-m pytracer"
+    raise errors.UsageError(
+        f"{launcher} runs the training in processes of its own, where nothing would be recorded. "
+        f"Put it in front:  {launcher} [its options] {module} run train.py"
+    )
+
+
 def _prepare_script(plan: Plan) -> Callable[[], None]:
     script = plan.program[0]
     if Path(script).is_dir():
-        raise errors.UsageError(f"{script} is a folder; name its script, or use -m")
+        raise errors.UsageError(f"{Path(script).resolve()} is a folder: name its script, or use -m")
     try:
         with io.open_code(os.path.abspath(script)) as file:  # noqa: PTH100 - resolves no links
             source = file.read()
@@ -268,10 +294,11 @@ class Traced:
         recording.begin()
         register_optimizer_step_post_hook(lambda *_: recording.stepped())
 
-    def end(self, error: BaseException | None) -> None:
-        """The program is over, or has failed."""
+    def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
+        """The program is over, has failed, or gave up with an exit code of its own."""
         if self._recording is None:
-            self._tell.line("the program never imported torch: nothing is recorded")
+            if error is None and not gave_up:  # else it says itself why it came no further
+                self._tell.line("the program never imported torch: nothing is recorded")
             return
         self._recording.end(error)
         steps, skip = self._recording.steps_seen, self._plan.skip

@@ -64,6 +64,8 @@ class Trace:
         Raises:
             errors.PytracerError: the file exists already, or cannot be written.
         """
+        if not overwrite and Path(path).exists():
+            raise errors.FileIsThere(path)
         try:
             C.write_file(str(path), self.to_columns(), overwrite)
         except C.FileError as error:

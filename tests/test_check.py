@@ -72,7 +72,7 @@ def test_over_the_budget_is_3_with_the_table_and_what_is_over(saved, capsys) -> 
     assert out.startswith("peak ")
     assert "over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much" in out
     assert "over      activations" not in out
-    assert f"pytracer summary {saved}" in out
+    assert f"pytracer export {saved}" in out  # the table is there already
 
 
 def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
@@ -82,7 +82,8 @@ def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
     out = capsys.readouterr().out
     grown = next(line for line in out.splitlines() if line.startswith("activations"))
     assert grown.split() == ["activations", "20.0", "MiB", "24.0", "MiB", "+4.00", "MiB"]
-    assert max(map(len, out.splitlines())) <= 80 + len(str(larger))
+    assert out.endswith(f"pytracer diff {saved} {larger}\n")
+    assert max(map(len, out.splitlines())) <= 80 + len(f"{saved} {larger}")
     assert main([*command[:-1], "50%"]) == 0
 
 

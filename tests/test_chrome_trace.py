@@ -378,7 +378,7 @@ def test_nothing_is_overwritten_or_left_half_written(tmp_path: Path) -> None:
     with pytest.raises(errors.CannotWrite, match="No such file or directory"):
         chrome.write(trace, tmp_path / "missing" / "run.json")
     (tmp_path / "run.json").write_text("mine")
-    with pytest.raises(errors.CannotWrite, match="exists; -f"):
+    with pytest.raises(errors.CannotWrite, match="exists; overwrite=True"):
         chrome.write(trace, tmp_path / "run.json")
     (tmp_path / "folder.json").mkdir()
     with pytest.raises(errors.CannotWrite, match="cannot be written"):

@@ -185,7 +185,7 @@ def test_a_file_that_may_not_be_read(here: Path, capsys: pytest.CaptureFixture[s
 
 # Outputs that cannot be written, and what the one line says of them.
 UNWRITABLE = {
-    "there{}": "overwrite",
+    "there{}": "exists; -f replaces it",
     "missing/out{}": "cannot be written",
     "folder{}": "",
     "run.pytrace/out{}": "",
@@ -209,6 +209,9 @@ def test_an_output_that_cannot_be_written(
     assert code == 1, err
     assert out == ""
     assert_one_line(err)
+    if suffix != ".parquet":
+        assert UNWRITABLE[output] in err
+    assert "overwrite=True" not in err  # that is Python
     assert everything(here) == before
 
 
@@ -222,7 +225,7 @@ def test_an_output_that_cannot_be_written(
         ("export", "required: file"),
         ("export run.pytrace -o out.doc", "say --format"),
         ("export run.pytrace -o out.json --max-events 0", "not a positive number"),
-        ("export run.pytrace -o out.json --max-events x", "invalid"),
+        ("export run.pytrace -o out.json --max-events x", "x is not a positive number"),
         ("export run.pytrace -o out.html --max-events 5", "--format chrome"),
         ("export run.pytrace --format pdf", "invalid choice"),
         ("export run.pytrace -o out.html --format chrome", ".json"),

@@ -201,9 +201,23 @@ def test_without_a_driver_nvml_says_why_not() -> None:
     pynvml = pytest.importorskip("pynvml")
     found = device_memory._open_nvml()
     if isinstance(found, str):
-        assert found.startswith("NVML: ")
+        assert found == "there is no NVIDIA driver here" or found.startswith("NVML: ")
     else:
         assert found is pynvml
+
+
+def test_without_a_driver_nobody_is_sent_to_install_its_python_package(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", missing)
+    assert device_memory._open_nvml() == "there is no NVIDIA driver here"
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: object())
+    assert "pip install nvidia-ml-py" in device_memory._open_nvml()
 
 
 # ---------------------------------------------------------------- adding it up
@@ -514,7 +528,7 @@ def test_the_text_has_every_row_the_residual_and_the_cache() -> None:
     for row in found.rows:
         assert row.name in text
     assert "nvidia-smi shows 668 MiB: it leaves the driver's reserve out" in text
-    assert "residual  3,145,728 bytes, within 6.34 MiB (0.5 % or 32 MiB)" in text
+    assert "residual  3,145,728 bytes, within 6.34 MiB (the smaller of 0.5 % and 32 MiB)" in text
     assert "could use 0 B of 10.0 MiB; its largest gap is 10.0 MiB." in " ".join(text.split())
     assert max(map(len, text.splitlines())) <= 80
 
@@ -570,7 +584,9 @@ def test_without_a_file_the_devices_are_shown_as_they_are(
 def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr(device_memory, "_opened", (os.getpid(), "NVML: no driver"))
     assert main(["ledger"]) == 1
-    assert capsys.readouterr().err == "pytracer: the devices cannot be read: NVML: no driver\n"
+    assert capsys.readouterr().err == (
+        "pytracer: the devices cannot be read: NVML: no driver. Of a trace: pytracer ledger FILE\n"
+    )
 
 
 def test_what_was_probed_and_what_is_hidden_is_shown() -> None:

@@ -216,6 +216,27 @@ def test_a_checkout_that_was_never_built_says_how(tmp_path: Path) -> None:
     assert f"cd {tmp_path} && python setup.py build_ext --inplace" in message
 
 
+def test_a_checkout_that_hides_an_installed_pytracer_says_so(tmp_path: Path) -> None:
+    """Whoever has run `pip install .` stands in the clone, and Python looks there first."""
+    checkout, installed = tmp_path / "checkout", tmp_path / "site-packages"
+    for folder in (checkout, installed):
+        folder.mkdir()
+        copy_beside_a_torch(folder, "2.13.0+cpu")
+    (checkout / "csrc").mkdir()
+    (checkout / "setup.py").touch()
+
+    def message() -> str:
+        return run("-c", "import pytracer._native", cwd=checkout, PYTHONPATH=str(installed)).stderr
+
+    assert "is installed in" not in message()  # that one was not built either
+    (installed / "pytracer" / "_build.json").write_text("{}")
+    assert (
+        f"pytracer is installed in {installed / 'pytracer'}, and this folder hides it" in message()
+    )
+    assert "run from another folder, or build it:" in message()
+    assert f"cd {checkout} && python setup.py build_ext --inplace" in message()
+
+
 # --- building where something is missing ---------------------------------------------------------
 
 

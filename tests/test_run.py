@@ -228,6 +228,68 @@ def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> 
     assert main(["run", "."]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["pytracer"] * 3
+    assert f"{tmp_path} is a folder" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--epochs", "3", "args.py"], "--epochs; the script's own options go after the script"),
+        (["--steps", "x", "args.py"], 'x is neither a number of steps nor "all"'),
+        (["--steps", "0", "args.py"], "0 is not a positive number"),
+        (["--schedule", "a", "args.py"], "a is not WAIT,WARMUP,ACTIVE"),
+    ],
+)
+def test_a_wrong_option_is_told_in_the_users_words(given, said, capsys) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["run", *given])
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert told.endswith(said) or said in told
+    assert "_steps" not in told.replace("--steps", "")
+    assert "invalid" not in told
+
+
+@pytest.mark.parametrize(
+    ("program", "instead"),
+    [
+        (["accelerate", "launch", "train.py"], "accelerate launch [its options] -m pytracer run"),
+        (["/venv/bin/torchrun", "train.py"], "torchrun [its options] -m pytracer run"),
+        (["-m", "torch.distributed.run", "train.py"], "torchrun [its options] -m pytracer run"),
+        (["deepspeed", "train.py"], "deepspeed [its options] --module pytracer run"),
+    ],
+)
+def test_a_launcher_goes_in_front_and_is_told_so_before_anything_runs(
+    program, instead, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "launch.pytrace").write_text("mine")
+    assert main(["run", *program]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert instead in line
+    assert "in processes of its own" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["launch.pytrace"]
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("x = (", False),
+        ("import no_such_module", False),
+        ("raise SystemExit(3)", False),
+        ("print(1)", True),
+        ("raise SystemExit", True),
+    ],
+)
+def test_only_a_program_that_ends_well_is_told_that_it_never_imported_torch(
+    code: str, told: bool, tmp_path: Path
+) -> None:
+    write(tmp_path, "program.py", code)
+    ran = python("-m", "pytracer", "run", "program.py", folder=tmp_path)
+    assert ("never imported torch" in ran.stderr) == told
+    if code == "x = (":
+        assert "SyntaxError" in ran.stderr
+    missing = python("-m", "pytracer", "run", "-m", "no_such_module", folder=tmp_path)
+    assert missing.stderr == "pytracer: No module named no_such_module\n"
 
 
 @pytest.mark.parametrize("schedule", [(2, 0, 2), (0, 1, 2), (1, 1, 1)])

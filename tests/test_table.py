@@ -109,6 +109,7 @@ def test_memory_ran_out() -> None:
         ("/home/user/src/train.py", "src/train.py"),
         ("/data/projects/someone/library/src/models/mlp.py", ".../models/mlp.py"),
         ("/data/train.py", "/data/train.py"),
+        ("/data/users/somebody/train.py", "/data/users/somebody/train.py"),
     ],
 )  # fmt: skip
 def test_the_file_and_number_of_a_line_can_be_read_wherever_the_file_is(

@@ -28,6 +28,7 @@ _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$
 
 _INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
 _MOST_NUMBERS = 8
+_LONG_LINE = 40
 
 
 @dataclass(frozen=True)
@@ -120,9 +121,9 @@ def line_text(trace: Trace, row: int) -> str:
 
 
 def short_line(text: str) -> str:
-    """A line for a screen: of a path that leads elsewhere, its last two parts."""
-    parts = text.split("/")
-    return f".../{'/'.join(parts[-2:])}" if text.startswith("/") and len(parts) > 3 else text
+    """A line for a screen: of a long path that leads elsewhere, the last two parts."""
+    is_long = text.startswith("/") and len(text) > _LONG_LINE
+    return f".../{'/'.join(text.split('/')[-2:])}" if is_long else text
 
 
 _LAYER = re.compile(r"(?<![^.])\d+(?![^.])")

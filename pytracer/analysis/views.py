@@ -560,21 +560,22 @@ def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
 class StepRow:
     """A step in numbers; sizes are bytes."""
 
+    # pandas leaves out middle columns where the screen is narrow: so what says most is outside.
     step: int
-    start_ns: int
-    end_ns: int
     peak_bytes: int
+    growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
     start_bytes: int
     end_bytes: int
-    growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
     allocations: int
     micro_steps: int  # backwards that a forward preceded
-    forward_ns: int  # by the host's clock
-    backward_ns: int
-    optimizer_ns: int
+    start_ns: int
+    end_ns: int
     device_forward_ns: int | None  # by CUDA's events, on the stream that was current
     device_backward_ns: int | None
     device_optimizer_ns: int | None
+    forward_ns: int  # by the host's clock
+    backward_ns: int
+    optimizer_ns: int
 
 
 TIMED = ("forward", "backward", "optimizer")
@@ -700,9 +701,9 @@ class PerParameter:
     category: str
     bytes: int  # the most there were
     per_parameter: float
-    at_peak: float  # the same at the peak of all memory, and when the trace ended
+    textbook: str  # not last: pandas leaves out middle columns where the screen is narrow
+    at_peak: float  # per_parameter at the peak of all memory, and when the trace ended
     at_rest: float
-    textbook: str
 
 
 # What papers and courses say for mixed precision with Adam, and for fp32.
@@ -800,6 +801,7 @@ def health(trace: Trace) -> "pd.DataFrame":
     """What was lost or could not be seen, and what to do about it."""
     import pandas as pd
 
-    names = list(HealthRow.__dataclass_fields__)
+    # Texts inside: pandas leaves out middle columns where the screen is narrow.
+    names = ["name", "severity", "meaning", "advice", "count"]
     rows = [vars(row) for row in health_rows(trace)]
     return pd.DataFrame(rows, columns=names).set_index("name")

@@ -19,6 +19,7 @@ because CUDA_VISIBLE_DEVICES renumbers them. Before CUDA is up, which of them th
 is not known, so all are read. Nothing here initialises CUDA or raises.
 """
 
+import ctypes
 import os
 import time
 from collections.abc import Iterable
@@ -157,12 +158,21 @@ def _open_nvml() -> Any:
     try:
         import pynvml
     except ImportError:
-        return "nvidia-ml-py is not installed: pip install nvidia-ml-py"
+        return _without_driver() or "nvidia-ml-py is not installed: pip install nvidia-ml-py"
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return f"NVML: {error}"
+        return _without_driver() or f"NVML: {error}"
     return pynvml
+
+
+def _without_driver() -> str:
+    """NVML's library comes with NVIDIA's driver, whether or not Python can talk to it."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "there is no NVIDIA driver here"
+    return ""
 
 
 def all_uuids(nvml: Any) -> list[str]:

@@ -198,6 +198,10 @@ class Session:
     def _open_file(self) -> None:
         if self.options.path is None:
             return
+        if Path(self.options.path).exists():
+            raise errors.CannotWrite(
+                f"{self.options.path} exists, and path= replaces no file: delete it, or name another"
+            )
         try:
             self._streamer = C.Streamer(self._id, self.options.path, False, self._meta())
         except C.FileError as error:

@@ -34,4 +34,4 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
 def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
     """To be asked before there is work that would be lost."""
     if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; -f (overwrite=True) replaces it")
+        raise errors.FileIsThere(path)

@@ -82,7 +82,8 @@ def _verdict(found: Ledger, width: int) -> list[str]:
     if found.residual is None or found.limit is None:
         return _paragraph("residual", "none: there is no figure to close with", width)
     what = "within" if found.closes else "more than"
-    text = f"{found.residual:,} bytes, {what} {size_text(found.limit)} (0.5 % or 32 MiB)"
+    limit = f"{size_text(found.limit)} (the smaller of 0.5 % and 32 MiB)"
+    text = f"{found.residual:,} bytes, {what} {limit}"
     lines = _paragraph("residual", text, width)
     reserve = next((row.bytes for row in found.rows if row.name == "driver's reserve"), None)
     if reserve is not None and found.total is not None:

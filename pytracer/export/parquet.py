@@ -36,7 +36,7 @@ def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
         if folder.exists() and not folder.is_dir():
             raise errors.CannotWrite(f"{folder} is a file, and Parquet goes into a folder")
         if folder.exists() and not overwrite and any(folder.iterdir()):
-            raise errors.CannotWrite(f"{folder} is not empty; -f (overwrite=True) writes into it")
+            raise errors.FileIsThere(folder, "is not empty", "writes into it")
         folder.mkdir(parents=True, exist_ok=True)
         for name, view in TABLES.items():
             # Half a file is never left under a name that somebody reads.

@@ -1,0 +1,161 @@
+"""What a person meets who uses trace() at a prompt: refusals, one-line answers, tables."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from pytracer import errors, load, trace
+
+
+def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 1))
+    return model, torch.optim.SGD(model.parameters())
+
+
+def train(model: torch.nn.Module, optimizer: Any, steps: int = 1) -> None:
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def traced() -> trace:
+    model, optimizer = model_and_optimizer()
+    with trace(model, optimizer, devices="cpu", report=False) as t:
+        train(model, optimizer, 2)
+    return t
+
+
+MODEL, OPTIMIZER = model_and_optimizer()
+
+
+@pytest.mark.parametrize(
+    ("target", "it_is"),
+    [
+        ([MODEL, OPTIMIZER], "of type list"),
+        ({"model": MODEL}, "of type dict"),
+        (None, "of type NoneType"),
+        ("model", "of type str"),
+        (MODEL.parameters(), "of type generator"),
+        (torch.ones(3), "of type Tensor"),
+        (torch.nn.Linear, "a class"),
+        (torch.optim.SGD, "a class"),
+    ],
+)
+def test_what_is_neither_model_nor_optimizer_is_refused_at_once(target: Any, it_is: str) -> None:
+    wanted = r"models and optimizers, one by one, as in trace\(model, optimizer\).* " + it_is
+    with pytest.raises(errors.UsageError, match=wanted):
+        trace(target)
+    with pytest.raises(errors.UsageError, match=wanted):
+        trace(MODEL, target)
+
+
+def test_an_optimizer_that_is_not_torchs_is_one_all_the_same() -> None:
+    class Own:
+        param_groups, state = OPTIMIZER.param_groups, {}
+
+    with trace(MODEL, Own(), devices="cpu", report=False) as t:
+        train(MODEL, OPTIMIZER)
+    assert t.peak.by_category["weights"] > 0
+
+
+def test_a_decorator_without_its_parentheses_says_so() -> None:
+    with pytest.raises(errors.UsageError, match=r"write @trace\(\)"):
+
+        @trace
+        def step() -> None: ...
+
+
+def test_a_prompt_shows_one_line(tmp_path: Path) -> None:
+    t = trace(MODEL, devices="cpu", report=False)
+    assert repr(t) == "<pytracer.trace: not started>"
+    with t:
+        train(MODEL, OPTIMIZER)
+        assert repr(t) == "<pytracer.trace: recording>"
+    events = len(t.data.events.ticks)
+    assert repr(t).startswith("<pytracer.trace: peak ")
+    assert repr(t).endswith(f" B on cpu, {events:,} events>")
+    assert str(t.peak.bytes) in repr(t)
+    again = repr(load(t.save(tmp_path / "t.pytrace")))
+    assert again == repr(t).replace("trace:", "LoadedTrace:")
+
+
+def test_a_diff_with_a_file_says_how_to_load_it(traced: trace) -> None:
+    with pytest.raises(errors.UsageError, match=r"'a.pytrace' is none: t.diff\(load\(file\)\)"):
+        traced.diff("a.pytrace")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("save", "a.pytrace"),
+        ("export_chrome_trace", "a.json"),
+        ("export_memory_snapshot", "a.pickle"),
+        ("export_html", "a.html"),
+    ],
+)
+def test_what_would_replace_a_file_says_how_in_python(
+    traced: trace, method: str, name: str, tmp_path: Path
+) -> None:
+    path = tmp_path / name
+    path.write_text("mine")
+    with pytest.raises(errors.CannotWrite) as refused:
+        getattr(traced, method)(path)
+    assert str(refused.value) == f"{path} exists; overwrite=True replaces it"
+    assert path.read_text() == "mine"
+    getattr(traced, method)(path, overwrite=True)
+    assert path.read_bytes() != b"mine"
+
+
+def test_a_file_to_record_into_is_never_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    path.write_text("mine")
+    with (
+        pytest.raises(errors.CannotWrite, match="delete it, or name another"),
+        trace(devices="cpu", path=path, report=False),
+    ):
+        pass
+    assert path.read_text() == "mine"
+
+
+def test_a_narrow_screen_leaves_out_what_says_least() -> None:
+    model, optimizer = model_and_optimizer()
+    total: Any = 0
+    with trace(model, optimizer, devices="cpu", stacks=True, report=False) as t:
+        for _ in range(5):
+            total = total + model(torch.ones(64, 8)).square().mean()
+            train(model, optimizer)
+    with pd.option_context("display.width", 80, "display.max_columns", 0):
+        found, steps, per = str(t.findings()), str(t.steps()), str(t.bytes_per_parameter())
+    for column in ("kind", "bytes", "line", "module"):
+        assert column in found.splitlines()[0]
+    for column in ("peak_bytes", "growth_bytes", "optimizer_ns"):
+        assert column in steps.splitlines()[0]
+    for column in ("bytes", "per_parameter", "at_peak", "at_rest"):
+        assert column in per.splitlines()[0]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_asking_for_cuda_where_there_is_none_is_told_at_the_start() -> None:
+    t = trace(devices="cuda", report=False)
+    with pytest.warns(RuntimeWarning, match="no CUDA device here") as told:
+        t.__enter__()
+    assert told[0].filename == __file__
+    t.__exit__(None, None, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with trace(devices=("cpu", "cuda"), report=False):
+            pass
+
+
+def test_steps_are_counted_from_the_first_that_was_recorded() -> None:
+    model, optimizer = model_and_optimizer()
+    schedule = torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1)
+    with trace(model, optimizer, devices="cpu", schedule=schedule, report=False) as t:
+        train(model, optimizer, 6)
+    assert list(t.steps().index) == [0, 1]
