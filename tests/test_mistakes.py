@@ -49,6 +49,7 @@ def test_threads_that_train_at_once_are_told_that_a_trace_is_of_the_process() ->
     assert "a trace records the whole process" in " ".join(found[0][1].split())
 
 
+@pytest.mark.filterwarnings("ignore:devices='cuda':RuntimeWarning")  # where there is none
 def test_a_model_on_a_device_that_is_not_recorded_is_named() -> None:
     model = nn.Linear(8, 8)
     with trace(model, devices="cuda", report=False) as t:
