@@ -416,7 +416,9 @@ def test_a_trace_of_the_cpu_comes_back(tmp_path: Path) -> None:
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_damaged_traces_are_written_and_viewers_read_them(trace: Trace) -> None:
     whole = export.snapshot(trace)
-    _memory_viz.segsum(whole)
+    # Torch draws a character for each 20 MiB, also of a segment that claims 2^60 bytes.
+    if sum(segment["total_size"] for segment in whole["segments"]) < 1 << 44:
+        _memory_viz.segsum(whole)
     _memory_viz.trace(whole)
     pickle.dumps(whole, protocol=4)
 
