@@ -93,6 +93,18 @@ def test_every_event_of_a_quiet_pass_is_in_a_node_and_nodes_are_left(device: str
     assert begun <= set(t.data.scope_ends.scope.tolist())
 
 
+def test_no_event_lies_before_or_after_its_scope() -> None:
+    model, _ = small()
+    x = torch.randn(32, 64)
+    t, quiet = traced(lambda: model(x).sum().backward(), model)
+    assert quiet == STEPS - HEARD
+    events, scopes, ends = t.data.events, t.data.scopes, t.data.scope_ends
+    begin = dict(enumerate(scopes.ticks.tolist(), 1))
+    end = dict(zip(ends.scope.tolist(), ends.ticks.tolist(), strict=True))
+    for ticks, scope in zip(events.ticks.tolist(), events.scope.tolist(), strict=True):
+        assert begin.get(scope, 0) <= ticks <= end.get(scope, ticks)
+
+
 class Twice(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -349,7 +349,7 @@ void Recorder::close(ThreadState& thread, Frame& frame) {
 }
 
 // The row of the node that the thread evaluates, 0 if none; what is known of it is asked for once.
-uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source, uint64_t ticks) {
+uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source) {
   const void* node = source.current();
   uint32_t scope = thread.asked_scope_.load(std::memory_order_relaxed);
   if (node == nullptr || node != thread.asked_node_ || scope == 0) {
@@ -362,7 +362,7 @@ uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source, 
     frame.sequence = facts.sequence;
     frame.forward_thread = facts.forward_thread;
     uint32_t parent = open_scope(thread);
-    uint64_t position = scopes.append({ticks,
+    uint64_t position = scopes.append({ticks_now(),
                                        parent,
                                        forward_of(frame),
                                        name_of(thread, std::string_view(facts.name)),
@@ -377,7 +377,6 @@ uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source, 
     thread.asked_node_ = node;
     thread.asked_scope_.store(scope, std::memory_order_relaxed);
   }
-  thread.asked_until_.store(ticks, std::memory_order_relaxed);
   return scope;
 }
 
@@ -415,9 +414,8 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     return AppendLog<Event>::kRefused;
   }
   auto& frames = thread.frames_;
-  uint64_t ticks = ticks_now();
   const NodeSource* source = node_source_.load(std::memory_order_acquire);
-  uint32_t scope = source != nullptr ? scope_of_node(thread, *source, ticks) : 0;
+  uint32_t scope = source != nullptr ? scope_of_node(thread, *source) : 0;
   if (scope == 0) {
     scope = frames.empty() ? 0 : frames.back().scope;
   }
@@ -426,6 +424,10 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   }
   if (action == Action::kAlloc || action == Action::kOom) {
     mark_allocated(frames);
+  }
+  uint64_t ticks = ticks_now();  // not before the scope begins, nor after a node is left
+  if (source != nullptr) {
+    thread.asked_until_.store(ticks, std::memory_order_relaxed);
   }
   uint64_t position = events.append({ticks,
                                      address,

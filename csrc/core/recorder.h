@@ -266,7 +266,7 @@ class Recorder {
   uint32_t name_of(ThreadState& thread, Frame& frame);
   uint32_t name_of(ThreadState& thread, std::string_view name);
   uint32_t open_scope(ThreadState& thread);
-  uint32_t scope_of_node(ThreadState& thread, const NodeSource& source, uint64_t ticks);
+  uint32_t scope_of_node(ThreadState& thread, const NodeSource& source);
   void close_node(ThreadState& thread);
   uint32_t forward_of(const Frame& node) const;
   const ThreadState* thread_called(uint64_t torch_id) const;

@@ -149,11 +149,7 @@ class Labels:
     def session_begins(self) -> None:
         """What is known already, of the trace around this one or because it was given."""
         adopt(self._known_tensors())
-        self._watched.label()
-        self._watched.label_gradients()
-        self.label_workspaces()
-        for optimizer in self._optimizers:
-            optimizer.label_if_named(self)
+        self._label(optimizer for optimizer in self._optimizers if optimizer.is_named)
 
     def _known_tensors(self) -> Iterator[torch.Tensor | None]:
         may_read = C.status()["may_read_gradients"]
@@ -214,10 +210,13 @@ class Labels:
     @unheard
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known."""
+        self._label(self._optimizers)
+
+    def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
         self._watched.label()
         self._watched.label_gradients()
-        for optimizer in self._optimizers:
+        for optimizer in optimizers:
             optimizer.label_state(self)
 
     @unheard
@@ -307,10 +306,10 @@ class _Optimizer:
             adopt(tensors_in(self._besides_state()))
             self.label_state(labels, adopting=True)
 
-    def label_if_named(self, labels: Labels) -> None:
-        """Unless it waits for modules to name its parameters: a first label is the one that stays."""
-        if self._old_state_known:
-            self.label_state(labels)
+    @property
+    def is_named(self) -> bool:
+        """Else it waits for modules to name its parameters: a first label is the one that stays."""
+        return self._old_state_known
 
     def _besides_state(self) -> dict[str, Any]:
         """What it keeps to put into its state later: 8-bit optimizers share their code books."""
