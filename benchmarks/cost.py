@@ -308,6 +308,7 @@ def operators(report: "Report", device: str, quick: bool) -> None:
 
 # The share of the copy's bandwidth that what is bound by bandwidth should reach.
 ENOUGH = 0.75
+_OTHER = {"forward": "backward", "backward": "forward"}
 
 
 def run_operator(
@@ -378,7 +379,8 @@ def why_below(
     wide: tuple[int, cost.Row, cost.Measured, list[cost.Record]] | None,
 ) -> str:
     """Why it moves its bytes more slowly than a copy does, where something that was measured shows
-    it: one operator among several, or arithmetic (float32 moves twice the bytes in the same time)."""
+    it: one operator among several, or arithmetic. The other way moves as many bytes faster, or
+    float32 moves twice the bytes in little more time."""
     of_way = [r for r in own if r.phase == way and r.kernel_bytes is not None]
     whole = sum(r.time_ns for r in of_way)
     for slow in sorted(of_way, key=lambda r: -r.time_ns):
@@ -390,6 +392,10 @@ def why_below(
                 f"{alone['of_copy']:.0%} of the copy's bandwidth; the rest reaches "
                 f"{rest['of_copy']:.0%}"
             )
+    here, back = rates(own, found, way), rates(own, found, _OTHER[way])
+    as_many = bool(here and back) and abs(back["bytes"] / here["bytes"] - 1) < 0.05
+    if as_many and back.get("of_copy", 0) >= ENOUGH:
+        return f"not the memory: {_OTHER[way]} moves as many bytes at {back['of_copy']:.0%}"
     if wide is None:
         return ""
     slower = rates(wide[3], wide[2], way).get("time_ns", 0) / max(whole, 1)

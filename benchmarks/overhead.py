@@ -7,8 +7,9 @@
 How it measures:
 
 * Everything runs in one process, in rounds. A round runs a block of steps in every mode, in an
-  order drawn anew. A block's ratio is its time over that of the plain block of the same round, so
-  a machine that slows down for a while slows both. Median, quartiles and range are over rounds.
+  order drawn anew, with a plain block before and after each. A block's ratio is its time over the
+  mean of its two neighbours', a fraction of a second away: a machine that slows down for a while
+  slows all three. Median, quartiles and range are over rounds.
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
 * "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
@@ -50,6 +51,7 @@ import pytracer  # noqa: E402
 from pytracer._native import C  # noqa: E402
 
 LEAST_ROUNDS = 3
+TIMES = ("step_ms", "step_cpu_ms")  # of a block, by the clock and of the process
 LEFT_BEHIND_BLOCKS = 5  # plain blocks before the first trace, and after each group of modes
 EVENTS_FOR_MEMORY = 150_000  # enough that logs, which grow by chunks, are mostly full
 
@@ -215,7 +217,7 @@ CASES = (
         "gpt2-host-bound",
         lambda: models.gpt2("cuda", batch=1, length=64),
         "cuda",
-        steps=30,
+        steps=12,
         limits={"category": 1.05, "default": 1.12, "stacks": 1.16},
     ),
     Case("tiny-cpu", models.tiny, "cpu", steps=20, limits={"default": 1.15}),
@@ -295,8 +297,9 @@ def run_rounds(
     while round_number < LEAST_ROUNDS or time.monotonic() < deadline:
         if round_number >= LEAST_ROUNDS and time.monotonic() > deadline - 0.5 * _round_s(samples):
             break  # another would overrun by more than it would use of what is left
-        order = list(modes)
+        order = [mode for mode in modes if mode is not PLAIN]
         shuffled.shuffle(order)
+        plain = _plain_block(case, workload, samples, round_number)
         for mode in order:
             own = samples[mode.name]
             if own.error or _had_its_share(own, samples):
@@ -309,10 +312,23 @@ def run_rounds(
                 progress(f"{mode.name} failed: {own.error}")
                 continue
             own.spent_s += time.monotonic() - before
-            own.rows.append({"round": round_number, **row})
+            earlier, plain = plain, _plain_block(case, workload, samples, round_number)
+            beside = {f"plain_{key}": (earlier[key] + plain[key]) / 2 for key in TIMES}
+            own.rows.append({"round": round_number, **row, **beside})
         round_number += 1
         progress(f"round {round_number}")
     return samples
+
+
+def _plain_block(
+    case: Case, workload: models.Workload, samples: dict[str, Samples], round_number: int
+) -> dict[str, float]:
+    own = samples[PLAIN.name]
+    before = time.monotonic()
+    row = run_block(case, workload, PLAIN)
+    own.spent_s += time.monotonic() - before
+    own.rows.append({"round": round_number, **row, **{f"plain_{key}": row[key] for key in TIMES}})
+    return row
 
 
 def _had_its_share(own: Samples, samples: dict[str, Samples]) -> bool:
@@ -371,18 +387,16 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summarise(samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
-    """Per mode: the ratio to the plain block of the same round, and the costs around it."""
-    plain = {row["round"]: row for row in samples[PLAIN.name].rows}
+    """Per mode: the ratio to the plain blocks beside it, and the costs around it."""
     summary: dict[str, Any] = {}
     for mode in modes:
         own = samples[mode.name]
-        rows = [row for row in own.rows if row["round"] in plain]
         entry: dict[str, Any] = {"peer": mode.peer, "error": own.error, "samples": own.rows}
-        if rows:
-            for figure, of in (("ratio", "step_ms"), ("cpu_ratio", "step_cpu_ms")):
-                entry[figure] = spread([row[of] / plain[row["round"]][of] for row in rows])
+        if own.rows:
+            for figure, of in zip(("ratio", "cpu_ratio"), TIMES, strict=True):
+                entry[figure] = spread([row[of] / row[f"plain_{of}"] for row in own.rows])
             for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
-                entry[figure] = statistics.median(row[figure] for row in rows)
+                entry[figure] = statistics.median(row[figure] for row in own.rows)
         summary[mode.name] = entry
     return summary
 

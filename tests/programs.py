@@ -1212,7 +1212,9 @@ def traceback_shows_the_program_only(device: str, block: Block) -> Any:
 
 
 def events_of(profile: Any) -> Any:
-    names = [e.name for e in profile.events() if not e.name.startswith(("cuda", "Memcpy", "void"))]
+    """Without CUDA's own calls, which tracing adds to; INVALID are those that kineto cannot name."""
+    others = ("cuda", "INVALID", "Memcpy", "void")
+    names = [e.name for e in profile.events() if not e.name.startswith(others)]
     return sorted(name for name in names if "Profiler" not in name and "Device" not in name)
 
 

@@ -118,6 +118,10 @@ def test_why_an_operator_is_slower_than_a_copy() -> None:
         found = benchmark.why_below("forward", alone, of(alone), (0, None, of(wide), wide))  # type: ignore[arg-type]
         assert found.startswith(because)
         assert bool(found) == bool(because)
+    for moved in (10**9, 4 * 10**9):  # both as fast as a copy; as many bytes, or others
+        quick = record("fast", "backward", moved / 4e9, moved)
+        found = benchmark.why_below("forward", [slow, quick], of([slow, quick]), None)
+        assert found.startswith("not the memory: backward") == (moved == 10**9)
 
 
 def test_kernels_that_differ_are_named() -> None:

@@ -180,7 +180,7 @@ TARGET = tensor(1000, dtype="long int")
         ("zero_", (X,), U),
         ("_softmax", (X, given(1), given(False)), 2 * U),
         ("_log_softmax", (X, given(1), given(True)), 3 * U),
-        ("_softmax_backward_data", (X, X, given(1), given(15)), 3 * U),
+        ("_log_softmax_backward_data", (X, X, given(1), given(15)), 3 * U),
         ("nll_loss_forward", (X, TARGET, given(), given(1), given(-100)), 10 * 1000),
         ("nll_loss_backward", (tensor(), X, TARGET), U + 10 * 1000),
         ("sum", (X, given((0,)), given(True), given()), U + 128),
@@ -215,6 +215,12 @@ def test_a_layer_norms_backward_is_two_kernels_on_cuda() -> None:
     assert traffic("aten::native_layer_norm_backward", frozen) == Traffic(
         3 * U + stats + weights, 3 * U + stats + weights
     )
+
+
+def test_a_softmaxs_backward_writes_a_product_first_on_cuda() -> None:
+    """Reads gradient and result and writes their product, then reads that and the result again."""
+    found = traffic("aten::_softmax_backward_data", (X, X, given(1), given(15)))
+    assert found == Traffic(3 * U, 6 * U)
 
 
 def test_an_embeddings_backward_zeroes_the_whole_gradient() -> None:

@@ -413,6 +413,7 @@ def test_the_phases_of_all_steps_take_no_longer_than_the_steps_on_the_device() -
 
 
 @pytest.mark.cuda
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")  # with and without a trace
 def test_a_graph_is_captured_and_replayed_as_without_a_trace() -> None:
     model = nn.Linear(64, 64).cuda()
     x = torch.randn(8, 64, device="cuda")

@@ -162,9 +162,13 @@ def _softmax(a: Arguments, _name: str) -> int:
     return size(a[0]) + prod(a[0].shape) * written
 
 
-def _softmax_backward(a: Arguments, _name: str) -> int:
-    written = _SCALAR_TYPES.get(a[3].value, element_size(a[0]))
-    return size(a[0]) + size(a[1]) + prod(a[0].shape) * written
+def _softmax_backward(a: Arguments, name: str) -> Traffic:
+    """Torch's kernels first write the product of gradient and result, of a softmax but not its log."""
+    written = prod(a[0].shape) * _SCALAR_TYPES.get(a[3].value, element_size(a[0]))
+    by_definition = size(a[0]) + size(a[1]) + written
+    product = full(a[0]) if name == "_softmax_backward_data" else 0
+    again = 2 * product + size(a[1]) if product else 0
+    return Traffic(by_definition, by_definition + again)
 
 
 def _nll(a: Arguments, _name: str) -> int:

@@ -79,6 +79,11 @@ def in_bfloat16(weight: Tensor) -> np.ndarray[Any, Any]:
     return rounded.astype(np.uint16).view(np.int16)
 
 
+def bits_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """Of what is in 16 bits already."""
+    return tensor.detach().cpu().view(torch.int16).numpy()
+
+
 def copies_in_passing(model: nn.Module) -> int:
     """Without grad mode they last as long as the op: the most is one module's."""
     return max(
@@ -183,8 +188,16 @@ class Reference(Watch):
     def _is_copy(self, tensor: Tensor) -> bool:
         if tensor.dtype != torch.bfloat16 or tensor.dim() != 2 or not self.bits:
             return False
-        bits = tensor.detach().cpu().view(torch.int16).numpy()  # on the CPU allocates nothing
-        return any(np.array_equal(b, bits) or np.array_equal(b.T, bits) for b in self.bits)
+        first = bits_of(
+            tensor.detach()[:1]
+        )  # on the CPU, and a row before the whole: there are many weights
+        return any(
+            weight.shape == tuple(tensor.shape)
+            and np.array_equal(weight[:1], first)
+            and np.array_equal(weight, bits_of(tensor))
+            for bits in self.bits
+            for weight in (bits, bits.T)
+        )
 
     def _around(self, function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
