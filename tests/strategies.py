@@ -80,6 +80,7 @@ def valid_events(draw: st.DrawFn, max_steps: int = 60) -> Events:
 
     Both hold blocks at the start. The CPU's seeds come first; cuda's come after its snapshot,
     with other events in between, and rows of cuda before the snapshot are there to be ignored.
+    A trace may begin inside of this one: with another snapshot, and seeds of what is alive.
     """
     rows: list[Row] = []
     allocators = {CPU: _Allocator(cuda=False), CUDA: _Allocator(cuda=True)}
@@ -136,4 +137,10 @@ def valid_events(draw: st.DrawFn, max_steps: int = 60) -> Events:
         step(draw(st.sampled_from([CPU, CUDA])))
     for block in seeds:
         record("seed", block)
+    if draw(st.booleans()):
+        rows.append((ACTION["snapshot"], 0, 0, CUDA))
+        for block in allocators[CUDA].blocks:
+            record("seed", block)
+        for _ in range(draw(st.integers(0, 5))):
+            step(CUDA)
     return make_events(rows)

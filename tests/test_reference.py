@@ -178,6 +178,19 @@ def test_with_a_snapshot_an_alloc_before_the_seed_does_not_make_it_a_duplicate()
     assert list(found.completed) == [1, -1]
 
 
+def test_the_seeds_of_a_trace_inside_this_one_say_nothing_new():
+    found = match(
+        ("snapshot", 0, 0, CUDA),
+        ("seed", 64, 10, CUDA),
+        ("alloc", 128, 20, CUDA),
+        ("snapshot", 0, 0, CUDA),
+        ("seed", 64, 10, CUDA),
+        ("seed", 128, 20, CUDA),
+    )
+    assert list(found.start) == [-1, 2]
+    assert counted(found) == {"repeated_snapshots": 1, "duplicate_seeds": 2}
+
+
 def test_a_seed_before_the_snapshot_is_not_one():
     found = match(("seed", 64, 10, CUDA), ("snapshot", 0, 0, CUDA))
     assert len(found.start) == 0
@@ -260,7 +273,9 @@ def test_an_implicit_free_is_one_change():
 @given(valid_events())
 def test_nothing_is_unmatched_in_what_an_allocator_can_record(events):
     found = match_lifetimes(events, PLACES)
-    assert counted(found).keys() <= {"before_snapshot"}
+    inner = {"repeated_snapshots", "duplicate_seeds"}  # of a trace inside of this one
+    assert counted(found).keys() <= {"before_snapshot", *inner}
+    assert counted(found).get("repeated_snapshots", 0) <= 1
 
 
 @given(valid_events())

@@ -171,17 +171,15 @@ size_t Matcher::scan() {
   return allocations + seeds_.size();
 }
 
-// Per device without a snapshot: the first alloc or free at each address that is also seeded.
+// Per device: the first alloc or free at each address that is also seeded.
 std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
   std::vector<FirstTouch> touches(devices_.size());
   size_t last = 0;  // one past the last seed that matters
   for (size_t seed : seeds_) {
     if (known_place(seed)) {
       uint32_t device = device_of_[events_.place[seed]];
-      if (devices_[device].snapshot == kNone) {
-        touches[device].try_emplace(events_.address[seed], kNone, Action::kSeed);
-        last = seed + 1;
-      }
+      touches[device].try_emplace(events_.address[seed], kNone, Action::kSeed);
+      last = seed + 1;
     }
   }
   for (size_t i = 0; i < last; ++i) {
@@ -189,7 +187,11 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
     if (action > Action::kFreeCompleted || !known_place(i)) {
       continue;
     }
-    FirstTouch& seeded = touches[device_of_[events_.place[i]]];
+    uint32_t device = device_of_[events_.place[i]];
+    if (static_cast<int64_t>(i) < devices_[device].snapshot) {
+      continue;
+    }
+    FirstTouch& seeded = touches[device];
     if (auto found = seeded.find(events_.address[i]);
         found != seeded.end() && found->second.first == kNone) {
       found->second = {static_cast<int64_t>(i), action};
@@ -206,11 +208,9 @@ void Matcher::plant_seeds() {
       continue;  // step() counts it
     }
     Device& device = device_at(seed);
-    bool born_here = false;  // allocated within the recording, before the seed was written
-    if (device.snapshot == kNone) {
-      auto [touched, action] = touches[device_of_[events_.place[seed]]].at(events_.address[seed]);
-      born_here = action == Action::kAlloc && touched < position;
-    }
+    auto [touched, action] = touches[device_of_[events_.place[seed]]].at(events_.address[seed]);
+    // Allocated within the recording, before the seed was written: by a trace inside of this one.
+    bool born_here = action == Action::kAlloc && touched < position;
     if (born_here || device.live.find(events_.address[seed]) != nullptr) {
       ++out_.counters.duplicate_seeds;
     } else {

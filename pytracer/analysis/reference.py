@@ -105,7 +105,7 @@ def match_lifetimes(events: Events, places: Places) -> Lifetimes:
     for row in recorded:
         if row.action == "seed":
             device = devices[row.device]
-            born_here = device.snapshot == -1 and _first_touch(recorded, row) == "alloc"
+            born_here = _first_touch(recorded, row) == "alloc"
             if born_here or row.address in device.live:
                 counters["duplicate_seeds"] += 1
             else:

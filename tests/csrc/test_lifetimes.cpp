@@ -220,6 +220,17 @@ TEST(with_a_snapshot_an_alloc_before_the_seed_does_not_make_it_a_duplicate) {
   CHECK_EQ(found.completed, (Positions{1, -1}));
 }
 
+TEST(the_seeds_of_a_trace_inside_this_one_say_nothing_new) {
+  Lifetimes found = match({{kSnapshot, 0, 0, kCuda},
+                           {kSeed, 64, 10, kCuda},
+                           {kAlloc, 128, 20, kCuda},
+                           {kSnapshot, 0, 0, kCuda},
+                           {kSeed, 64, 10, kCuda},
+                           {kSeed, 128, 20, kCuda}});
+  CHECK_EQ(found.start, (Positions{-1, 2}));
+  check_counters(found, {{"repeated_snapshots", 1}, {"duplicate_seeds", 2}});
+}
+
 TEST(a_seed_before_the_snapshot_is_not_one) {
   Lifetimes found = match({{kSeed, 64, 10, kCuda}, {kSnapshot, 0, 0, kCuda}});
   CHECK(found.start.empty());
