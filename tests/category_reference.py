@@ -99,7 +99,8 @@ class Reference:
     def categorize(self, a: Allocation) -> tuple[str, str]:
         """Category and role."""
         labelled = {}
-        for row in a.labels:
+        has_a_name = [row for row in a.labels if self.trace.labels.name[row]]
+        for row in [*has_a_name, *a.labels]:  # the first that has one, or the first
             category = CATEGORIES[self.trace.labels.category[row]]
             labelled.setdefault(category, row)
         outside = self.made_in(a) in ("other", "data", "before")

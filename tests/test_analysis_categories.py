@@ -383,7 +383,11 @@ LABELS = [
     for category in (*LABELLED, "communication", "functional", "temporaries")
     for role, name in (("one", "a"), ("two", "b"))
 ]
-LABELS += [("functional", "kv_cache", "")] * 4 + [("functional", "from_before", "")] * 2
+LABELS += (
+    [("gradients", "parameter", "")] * 2
+    + [("functional", "kv_cache", "")] * 4
+    + [("functional", "from_before", "")] * 2
+)
 KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
 
 

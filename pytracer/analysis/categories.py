@@ -218,15 +218,18 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
     label = np.zeros(len(found.start), np.uint32)
     many_names = np.zeros(len(found.start), np.bool_)
     handed = np.zeros(len(found.start), np.bool_)
+    has_name = scopes.names_where(trace, bool)[sound.labels(trace).name]
     is_input = category == CATEGORY["inputs"]
     handed[about[is_input]] = True
     for name in reversed(_LABEL_ORDER):
         these = category == CATEGORY[name]
         if name == "inputs":
             these &= outside[about]  # what a forward made is handed on, not put in
-        blocks, rows = about[these], row[these]
-        # Backwards, so that the first label of a block is the one that stays.
-        label[blocks[::-1]] = rows[::-1]
+        for nameless in (True, False):  # a name says more
+            which = these & (has_name[row] != nameless)
+            blocks, rows = about[which], row[which]
+            # Backwards, so that the first label of a block is the one that stays.
+            label[blocks[::-1]] = rows[::-1]
         if name == "gradients":
             other = sound.labels(trace).name[rows] != sound.labels(trace).name[label[blocks]]
             many_names[blocks[other]] = True

@@ -221,14 +221,21 @@ class Labels:
 
     @unheard
     def label_from_before(self) -> None:
-        """What else the program has on a GPU since before the trace.
+        """What else the program has on a GPU as the trace begins.
 
-        An average of the weights in a dictionary, a data set. A look at every object, hence once.
+        An average of the weights in a dictionary, a data set; and gradients, of models that have
+        not been met yet. A look at every object, hence once. Whatever says more is said later.
         """
         plain = (torch.Tensor, torch.nn.Parameter)  # others may run code of the program's
         found = [t for t in C.exactly_of(gc.get_objects(), plain) if t.is_cuda]
-        labels = [C.intern_label(_FUNCTIONAL, "from_before", "", *describe(t)) for t in found]
-        C.label_tensors(found, labels)
+        may_read = C.status()["may_read_gradients"]
+        gradients = [t.grad for t in found if may_read and t.is_leaf and t.grad is not None]
+        for tensors, category, role in (
+            (found, _FUNCTIONAL, "from_before"),
+            (gradients, _GRADIENTS, "parameter"),
+        ):
+            labels = [C.intern_label(category, role, "", *describe(t)) for t in tensors]
+            C.label_tensors(tensors, labels)
 
     def bucket_sizes(self) -> list[int]:
         """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""

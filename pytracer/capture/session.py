@@ -123,6 +123,8 @@ class Session:
             if "cuda" in self.options.devices:
                 HOOKS.seed_cuda()
             HOOKS.labels.session_begins()
+            if "cuda" in self.options.devices and torch.cuda.is_initialized():
+                HOOKS.labels.label_from_before()
         except BaseException:
             self._abandon()
             raise
@@ -153,8 +155,6 @@ class Session:
         self._stop_listening()
         session, self._id = self._id, 0
         self._look_once_more()
-        if "cuda" in self.options.devices and torch.cuda.is_initialized():
-            HOOKS.labels.label_from_before()
         self._variables = variables_of(sys._getframe(1))
         HOOKS.remove(session)
         try:
