@@ -2,7 +2,11 @@
 
 import dataclasses
 import json
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +297,12 @@ EXPERTS = {
 EXPERTS |= {"mixture_slower": 1.4, "busiest_share": 0.15}
 BEAMS = {"counts": [1, 2, 4, 8]}
 BEAMS |= {f"beams_{c}_{what}": 100 * c for c in (1, 2, 4, 8) for what in ("held", "functional")}
-SHARDED = {"where": "2 GPUs", "parameters": 100, "ddp_communication_most": 400}
+SHARDED: dict[str, Any] = {
+    "where": "2 GPUs",
+    "lost": {},
+    "parameters": 100,
+    "ddp_communication_most": 400,
+}
 SHARDED |= {"ddp_bucket_view_communication_most": 0}
 SHARDED |= {
     f"{way}_{what}": value
@@ -557,6 +566,30 @@ def test_an_experiment_that_dies_costs_its_own_row_and_says_why(name: str, tmp_p
     assert [row.verdict.verdict for row in rows] == [FAILED, CONFIRMED]
     assert name in rows[0].verdict.because
     assert said in rows[0].verdict.because
+
+
+def test_an_experiment_ends_with_the_command_that_runs_it(tmp_path: Path) -> None:
+    """It is its own process group, which SIGTERM to ours does not reach."""
+    ours = f"""
+import sys; sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from tests.test_confirm import KNOWN, fake_claim, plan, runner, Path
+hang = "import os, pathlib, sys, time; folder = pathlib.Path(sys.argv[-1]); "
+hang += "(folder / 'pid').write_text(str(os.getpid())); time.sleep(60)"
+runner.run([fake_claim("exit")], KNOWN, plan(Path({str(tmp_path)!r}), hang))
+"""
+    process = subprocess.Popen([sys.executable, "-c", ours])
+    told = tmp_path / "pid"
+    until(lambda: told.exists() and told.read_text())
+    process.terminate()
+    assert process.wait(10) == 128 + signal.SIGTERM
+    until(lambda: not Path("/proc", told.read_text()).exists())
+
+
+def until(what: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def indented(program: str) -> str:

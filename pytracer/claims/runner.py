@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,8 @@ def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Pla
     words = [*plan.command, name, "--device", plan.device, "--scale", plan.scale]
     words += ["--out", str(plan.folder)]
     began = time.monotonic()
-    # A session of its own, so that what it starts ends with it.
-    with log.open("wb") as output:
+    # A session of its own, so that what it starts ends with it, and with us.
+    with log.open("wb") as output, _ends_when_terminated():
         process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -203,6 +204,22 @@ def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Pla
         "traces": {},
         "seconds": round(time.monotonic() - began, 1),
     }
+
+
+@contextlib.contextmanager
+def _ends_when_terminated() -> Iterator[None]:
+    """SIGTERM ends a Python program on the spot; here what it has started is to end first."""
+
+    def end(*_: Any) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if in_main else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def _environment(several: bool, device: str) -> dict[str, str]:
