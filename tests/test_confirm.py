@@ -498,6 +498,22 @@ def test_what_a_claim_depends_on_is_named(name: str) -> None:
     assert found.because
 
 
+@pytest.mark.parametrize(
+    ("name", "slow", "experiment", "figure", "full", "not_so"),
+    [
+        ("C1", {"trainer_checkpointing": {"step_s": 0.65}}, "checkpoint_curve", "slower", 1.12, 2),
+        ("F1", {"trainer_fp16": {"samples_per_s": 11}}, "autocast_models", "bert_faster", 3.7, 1.1),
+    ],
+)
+def test_where_a_small_batch_keeps_the_gpu_waiting_a_claim_depends_on_it(
+    name: str, slow: dict[str, Any], experiment: str, figure: str, full: float, not_so: float
+) -> None:
+    for value, verdict in ((full, DEPENDS), (not_so, REFUTED)):
+        beside = {experiment: {figure: value, "batch": 24}}
+        found = claim(name).judge(on_gpu(EXAMPLES[name][0] | beside, slow))
+        assert found.verdict == verdict, found
+
+
 def test_without_a_gpu_the_data_loader_depends_on_one() -> None:
     measured = {k: v for k, v in LOADING.items() if k != "faster_when_pinned"} | {"cores": 2}
     found = claim("D1").judge(on_gpu({"data_loader": measured}))

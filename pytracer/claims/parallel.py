@@ -58,14 +58,12 @@ def _ranks(way: str, lab: Lab) -> tuple[dict[int, Any], str]:
             each.start()
         told: dict[int, Any] = {}
         reason = ""
-        while len(told) < _RANKS and not reason:
-            try:
-                rank, answer = answers.get(timeout=_LIMIT_S)
-            except queue.Empty:
-                reason = f"a rank did not answer in {_LIMIT_S} s"
-            else:
-                told[rank] = answer
-                reason = answer if isinstance(answer, str) else ""
+        try:
+            while len(told) < _RANKS and not reason:
+                rank, told[rank] = answers.get(timeout=_LIMIT_S)
+                reason = told[rank] if isinstance(told[rank], str) else ""
+        except queue.Empty:
+            reason = f"a rank did not answer in {_LIMIT_S} s"
         for each in ranks:
             if not reason:
                 each.join()
