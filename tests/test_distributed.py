@@ -8,25 +8,32 @@ from typing import Any
 
 import pytest
 
-# One rank over gloo is enough for what belongs to whom.
+# One rank over gloo is enough for what belongs to whom, but for the first FSDP: alone it shards
+# nothing.
 PROGRAM = """
 import json, sys
 import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.nn.parallel import DistributedDataParallel
 from pytracer import trace
 
-way, store = sys.argv[1:]
-distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+way, store, rank, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
 with trace(devices="cpu", report=False) as t:
     net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
-    if way == "fsdp":
+    if way == "first_fsdp":
+        wrap = ModuleWrapPolicy({nn.Linear})
+        cpu = torch.device("cpu")
+        net = FullyShardedDataParallel(
+            net, auto_wrap_policy=wrap, device_id=cpu, use_orig_params=True
+        )
+    elif way.startswith("fsdp"):
         mesh = init_device_mesh("cpu", (1,))
-        for layer in net:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(net, mesh=mesh)
+        for layer in (*net, net):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=way == "fsdp")
     else:
         net = DistributedDataParallel(
             net, gradient_as_bucket_view=way == "view", bucket_cap_mb=0.5
@@ -51,17 +58,22 @@ print(json.dumps({
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    def run(way: str) -> dict[str, Any]:
+    def run(way: str, ranks: int = 1) -> dict[str, Any]:
         store = tmp_path_factory.mktemp(way) / "store"
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, way, str(store)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=Path(__file__).parents[1],
-        )
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout)
+        started = [
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, way, str(store), str(rank), str(ranks)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=Path(__file__).parents[1],
+            )
+            for rank in range(ranks)
+        ]
+        for process in reversed(started):
+            told, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+        found: dict[str, Any] = json.loads(told)
         return found
 
     return run
@@ -92,4 +104,24 @@ def test_fsdp_has_its_shards_as_weights_and_what_it_gathers_as_communication(tra
     assert found["most"]["gradients"] == 4 * found["parameters"]
     assert found["at_end"]["optimizer_state"] == pytest.approx(8 * found["parameters"], rel=0.01)
     assert found["most"]["communication"] >= found["parameters"] // 6 * 4  # a layer's copy
+    assert found["at_peak"]["unknown"] == 0
+
+
+@pytest.mark.slow
+def test_weights_that_fsdp_keeps_for_backward_are_no_activations(trained) -> None:
+    """Autograd saves them, as it does any weight."""
+    found = trained("fsdp_kept")
+    assert found["most"]["communication"] >= 4 * found["parameters"]
+    assert found["most"]["activations"] < found["parameters"]
+
+
+@pytest.mark.slow
+def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
+    found = trained("first_fsdp", ranks=2)
+    shard = 4 * found["parameters"]  # each rank counts its own
+    assert found["at_end"]["weights"] == shard
+    assert found["most"]["gradients"] == shard
+    assert found["at_end"]["optimizer_state"] == pytest.approx(2 * shard, rel=0.01)
+    assert found["most"]["communication"] >= shard
+    assert {"all_gather", "reduce_scatter"} <= set(found["roles"])
     assert found["at_peak"]["unknown"] == 0

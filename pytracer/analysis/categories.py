@@ -11,6 +11,7 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
 |                 | autograd saved it (target: the loss uses it)                                 |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
+| communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
 | activations     | autograd saved it, or it was made in forward and freed inside an autograd    |
 |                 | node (saved); made in recompute and alive after it (recomputed)              |
 | workspaces      | the second block of a matrix product that outlives the trace                 |
@@ -35,6 +36,8 @@ or called) it is that module's parameters, and so weights; in a dictionary of th
 what such tensors are: functional.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,6 +59,13 @@ from pytracer.analysis.phases import (
 from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
 from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, PHASES, U8, U32
 from pytracer.trace import Trace
+
+# What FSDP calls the stretches in which it gathers weights and reduces gradients: the second and the
+# first version's. In others of its stretches it casts inputs and outputs.
+_FSDP = re.compile(
+    r"FSDP::(\w*(all_gather|prefetch)|pre_forward|pre_backward|(?P<reduces>\w*reduce))"
+    r"|FullyShardedDataParallel\._(pre_forward|pre_backward|post_backward_prefetch)"
+)
 
 # Roles that are inferred; those of labels are rows of the trace's string table. A role is a
 # number: below len(ROLES) one of these, above it a row of the string table.
@@ -134,13 +144,15 @@ def categories(trace: Trace) -> Categories:
     out.choose(_targets(trace, facts), "inputs", ROLE["target"])
 
     out.choose(labelled("workspaces"), "workspaces", label_role)
+    gathered = _collectives(trace, facts, _role_in_fsdp)
+    out.choose(gathered != 0, "communication", gathered)
     out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
     out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
 
     out.choose(_cublas(trace, facts), "workspaces", ROLE["cublas"])
     out.choose(labelled("communication"), "communication", label_role)
-    collective = _collectives(trace, facts)
+    collective = _collectives(trace, facts, _role_of_collective)
     out.choose(collective != 0, "communication", collective)
     out.choose(_ddp_buckets(trace, facts), "communication", ROLE["bucket"])
     out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
@@ -327,23 +339,36 @@ def _cublas(trace: Trace, facts: _Facts) -> Mask:
     return result
 
 
-def _collectives(trace: Trace, facts: _Facts) -> U32:
-    """The role of what distributed collectives made, 0 for all else."""
+def _collectives(trace: Trace, facts: _Facts, role_of: Callable[[str], str]) -> U32:
+    """The role of what was made inside an op or annotation of a collective, 0 for all else.
+
+    `role_of` gives a name's role, and "" to those that have none.
+    """
     tree = facts.tree
-    ops = scopes.scopes_named(trace, _is_collective)
-    marked = ops & ((tree.kind == OP) | (tree.kind == USER))
-    if not marked.any():
-        return np.zeros(len(facts.label), np.uint32)
     role = np.zeros(len(trace.strings), np.uint32)
     for row, text in enumerate(trace.strings):
-        if "all_gather" in text or "allgather" in text:
-            role[row] = ROLE["all_gather"]
-        elif "reduce_scatter" in text:
-            role[row] = ROLE["reduce_scatter"]
-        else:
-            role[row] = ROLE["collective"]
+        name = role_of(text)
+        role[row] = ROLE[name] if name else 0
+    marked = (role[tree.name] != 0) & ((tree.kind == OP) | (tree.kind == USER))
+    if not marked.any():
+        return np.zeros(len(facts.label), np.uint32)
     source = scopes.nearest(tree.parent, marked)[facts.moments.made_scope]
     return np.where(source != 0, role[tree.name[source]], 0).astype(np.uint32)
+
+
+def _role_of_collective(text: str) -> str:
+    if not text.startswith(("c10d::", "_c10d_functional::", "nccl:", "gloo:")):
+        return ""
+    if "all_gather" in text or "allgather" in text:
+        return "all_gather"
+    return "reduce_scatter" if "reduce_scatter" in text else "collective"
+
+
+def _role_in_fsdp(text: str) -> str:
+    found = _FSDP.match(text)
+    if found is None:
+        return ""
+    return "reduce_scatter" if found["reduces"] else "all_gather"
 
 
 def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
@@ -361,12 +386,6 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     bare &= moments.made_interval != moments.freed_interval
     found: Mask = bare & np.isin(facts.found.bytes, sizes)
     return found
-
-
-def _is_collective(text: str) -> bool:
-    if text.startswith(("c10d::", "_c10d_functional::", "nccl:", "gloo:")):
-        return True
-    return text.startswith("FSDP::") and ("all_gather" in text or "reduce" in text)
 
 
 def _in_graph_pool(trace: Trace, facts: _Facts) -> Mask:
