@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
+import pytracer
 from pytracer import errors, trace as record
 from pytracer._native import C
 from pytracer.analysis import blocks, views
@@ -478,17 +479,21 @@ def test_one_clock_with_torch_profiler(tmp_path: Path) -> None:
 STATS = "select name, value from stats where severity in ('error', 'data_loss') and value > 0"
 
 
-def traced_demo() -> Any:
+def traced_demo(where: str = "cpu") -> Any:
+    """On this CPU; or as it was recorded on an H200."""
     from pytracer.demo import run
 
-    return run(2, "cpu")
+    if where == "cpu":
+        return run(2, "cpu")
+    return pytracer.load(Path(__file__).parent / "data" / "h200.pytrace")
 
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_perfetto_reads_it_without_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["cpu", "h200"])
+def test_perfetto_reads_it_without_an_error(where: str, tmp_path: Path) -> None:
     chromium()
-    traced = traced_demo()
+    traced = traced_demo(where)
     traced.export_chrome_trace(tmp_path / "run.json.gz")
     with perfetto(tmp_path / "run.json.gz") as viewer:
         assert viewer.query(STATS) == []
@@ -542,9 +547,10 @@ def test_perfetto_reads_it_beside_torchs(tmp_path: Path) -> None:
 
 @pytest.mark.browser
 @pytest.mark.slow
-def test_catapult_reads_it_without_a_warning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["cpu", "h200"])
+def test_catapult_reads_it_without_a_warning(where: str, tmp_path: Path) -> None:
     chromium()
-    traced_demo().export_chrome_trace(tmp_path / "run.json")
+    traced_demo(where).export_chrome_trace(tmp_path / "run.json")
     # Perfetto carries the old viewer too, with what it needs of browsers of its time.
     (assets,) = (viewers() / "web_dist").glob("v*/assets")
     page = (assets / "catapult_trace_viewer.html").read_bytes()
@@ -567,5 +573,7 @@ def test_catapult_reads_it_without_a_warning(tmp_path: Path) -> None:
           };
         }""")
     assert found["warnings"] == []
-    assert set(found["processes"]) >= {"program and memory of cpu", "allocations on cpu"}
+    device = "cpu" if where == "cpu" else "cuda:0"
+    names = {f"program and memory of {device}", f"allocations on {device}"}
+    assert set(found["processes"]) >= names
     assert found["flows"] > 0
