@@ -9,9 +9,9 @@ How it measures:
 * Everything runs in one process, in rounds. A round runs a block of steps in every mode, in an
   order drawn anew, with a plain block before and after each. A block's ratio is its time over the
   mean of its two neighbours', a fraction of a second away: a machine that slows down for a while
-  slows all three. Median, quartiles and range are over rounds. "quiet" is the fastest tenth of
-  all the mode's steps over that of the plain ones, for machines that are never quiet for long
-  (not where the GPU is the limit: there a step's time on the host is not the step's).
+  slows all three. Median, quartiles and range are over rounds. "steps" is the median of all the
+  mode's steps over that of all plain ones, which few slow blocks do not move (not where the GPU is
+  the limit: there a step's time on the host is not the step's).
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
 * "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
@@ -403,22 +403,20 @@ def summarise(samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
                 entry[figure] = spread([row[of] / row[f"plain_{of}"] for row in own.rows])
             for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
                 entry[figure] = statistics.median(row[figure] for row in own.rows)
-            entry["quiet_ratio"] = quiet_ms(own) / quiet_ms(samples[PLAIN.name])
+            entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name])
         summary[mode.name] = entry
     return summary
 
 
-def quiet_ms(samples: Samples) -> float:
-    """The fastest tenth of all steps: what other programs on the machine add is least there."""
-    steps = [taken for row in samples.rows for taken in row["steps_ms"]]
-    return statistics.quantiles(steps, n=10, method="inclusive")[0]
+def median_step(samples: Samples) -> float:
+    return statistics.median(taken for row in samples.rows for taken in row["steps_ms"])
 
 
 def print_summary(case: Case, result: dict[str, Any]) -> None:
     print(f"\n{case.name}: {result['description']}")
     print(
         f"{'':36}{'ratio':>7} {'quartiles':>13} {'range':>13} {'n':>3} {'cpu':>6}"
-        f" {'quiet':>6} {'step':>9} {'start':>8} {'stop':>9}"
+        f" {'steps':>6} {'step':>9} {'start':>8} {'stop':>9}"
     )
     for name, entry in result["modes"].items():
         if "ratio" not in entry:
@@ -430,7 +428,7 @@ def print_summary(case: Case, result: dict[str, Any]) -> None:
         print(
             f"  {name:34}{ratio['median']:7.3f} {ratio['q1']:6.3f}-{ratio['q3']:6.3f}"
             f" {ratio['min']:6.3f}-{ratio['max']:6.3f} {ratio['samples']:3}"
-            f" {entry['cpu_ratio']['median']:6.3f} {entry['quiet_ratio']:6.3f}"
+            f" {entry['cpu_ratio']['median']:6.3f} {entry['steps_ratio']:6.3f}"
             f" {entry['step_ms']:6.2f} ms"
             f" {entry['start_ms']:5.1f} ms {entry['stop_ms']:6.1f} ms{verdict}"
             + (f"  then failed: {entry['error']}" if entry["error"] else "")

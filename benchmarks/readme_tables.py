@@ -5,7 +5,9 @@
 
 A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; the one of matrix
 products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and `gemm:end`;
-those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like.
+those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
+and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
+and `books:begin`.
 """
 
 import argparse
@@ -37,6 +39,7 @@ ROWS = {
     "profiler, memory + shapes + stack": "torch.profiler, memory, shapes, stacks",
     "MemTracker": "MemTracker",
 }
+MARKERS = {"attribution": "right", "ledger": "books"}
 CASE_ORDER = ("gpt2-gpu-bound", "gpt2-host-bound", "tiny-cpu")
 
 
@@ -63,6 +66,9 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
         "| the plain step again | " + " | ".join(_cell(c, "plain again") for c in cases) + " |"
     )
     lines += ["", "Median (quartiles) over interleaved rounds; a cell in bold is over its limit."]
+    lines += [
+        "Then, where single steps were timed: the median of all steps over that of plain ones."
+    ]
     lines += ["The limits: GPU-bound 1.01; host-bound 1.05, 1.12 and 1.16; on the CPU 1.15."]
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
@@ -79,7 +85,8 @@ def _cell(case: dict[str, Any], name: str) -> str:
     if limit is not None and ratio["median"] > limit:
         median = f"**{median}**"
     digits = 2 if ratio["median"] < 2 else 1
-    return f"{median} ({ratio['q1']:.{digits}f}-{ratio['q3']:.{digits}f})"
+    of_steps = f", {entry['steps_ratio']:.3f}" if "steps_ratio" in entry else ""
+    return f"{median} ({ratio['q1']:.{digits}f}-{ratio['q3']:.{digits}f}){of_steps}"
 
 
 def _machine(case: dict[str, Any]) -> str:
@@ -116,6 +123,50 @@ def _rate(row: dict[str, Any] | None) -> str:
     return f"{row['tflops']:.0f}{generation}"
 
 
+def attribution_table(document: dict[str, Any]) -> str:
+    """A row per training: the share of the peak's bytes that each tool has wrong or unknown."""
+    tools = ("pytracer", "torch.profiler", "MemTracker")
+    lines = [
+        "| at the peak, wrong or unknown | " + " | ".join(tools) + " |",
+        "|---|---:|---:|---:|",
+    ]
+    for case in document["cases"]:
+        cells = [_share(case[tool]) for tool in tools]
+        lines.append(
+            f"| {case['name'].replace('-', ', ').replace('_', ' ')} | " + " | ".join(cells) + " |"
+        )
+    where = f"{document['hardware']}, torch {document['torch']}, {document['measured']}"
+    return "\n".join([*lines, "", f"Share of the bytes. Measured on {where}."])
+
+
+def _share(found: dict[str, Any]) -> str:
+    return "fails" if "error" in found else f"{found['wrong_or_unknown']:.1%}"
+
+
+_CONDITIONS = {
+    "lazy": "with kernels loaded as they are needed",
+    "eager": "all at once",
+    "other process": "beside another process",
+    "limit": "under an allocator limit",
+    "warm": "traced once warm",
+}
+
+
+def ledger_text(document: dict[str, Any]) -> str:
+    """What the residual was in all runs, and with the context that another process measured."""
+    found = document["summary"]
+    conditions = dict.fromkeys(run["condition"] for run in document["runs"])
+    workloads = {run["workload"] for run in document["runs"]}
+    machine = document["machine"]
+    return (
+        f"It closed in {found['closed']} of {found['runs']} runs: {len(workloads)} workloads, each "
+        f"{', '.join(_CONDITIONS[name] for name in conditions)}. The largest residual was {found['largest_residual']:,} "
+        f"bytes; with the context's row as *another* process measured it, "
+        f"{found['twins_largest_residual'] / 1024:.0f} KiB. Measured on {machine['device']}, "
+        f"torch {machine['torch']}, {machine['date'][:10]}."
+    )
+
+
 def between(text: str, name: str, content: str) -> str:
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     head, found, rest = text.partition(begin)
@@ -145,6 +196,10 @@ def main() -> int:
         for part in ("shapes", "operators", "models", "phases"):
             text = getattr(cost_tables, part)(document)
             after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
+    for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
+        for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
+            text = make(json.loads(path.read_text()))
+            after[README] = between(after[README], MARKERS[name], text)
     if arguments.check:
         different = [page.name for page in before if after[page] != before[page]]
         for name in different:
