@@ -219,6 +219,9 @@ size_t label_tensors(const py::list& tensors, const std::vector<uint32_t>& label
 
 size_t adopt_cpu_tensors(const py::list& tensors) {
   size_t adopted = 0;
+  if (!cpu_allocator::installed()) {
+    return adopted;
+  }
   for (py::handle object : tensors) {
     const at::Tensor& tensor = tensor_of(object);
     if (tensor.device().is_cpu() && tensor.has_storage()) {

@@ -177,25 +177,29 @@ size_t Watched::label() {
       [](const at::Tensor& tensor, const Entry& entry) { record_all(tensor, entry.label); });
 }
 
-void Watched::label_gradient(const at::Tensor& tensor, const Entry& entry) {
+bool Watched::label_gradient(const at::Tensor& tensor, const Entry& entry) {
   const at::Tensor& gradient = tensor.grad();
   if (gradient.defined()) {
     record_all(gradient, entry.gradient_label);
   }
+  return gradient.defined();
 }
 
 size_t Watched::label_gradients() {
   return interceptors::may_read_gradients() ? each(&label_gradient) : 0;
 }
 
-void Watched::label_gradients_of(const py::list& tensors) {
+size_t Watched::label_gradients_of(const py::list& tensors) {
   Shelf last;
+  size_t labelled = 0;
   for (py::handle tensor : tensors) {
     auto known = known_.find(tensor.ptr());
     if (known != known_.end() && find(entries_[known->second], last).ptr() == tensor.ptr()) {
-      label_gradient(THPVariable_Unpack(tensor.ptr()), entries_[known->second]);
+      labelled +=
+          label_gradient(THPVariable_Unpack(tensor.ptr()), entries_[known->second]) ? 1 : 0;
     }
   }
+  return labelled;
 }
 
 void record_saved(const at::Tensor& tensor) {

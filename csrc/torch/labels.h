@@ -35,8 +35,8 @@ class Watched {
   size_t label();
   // Nothing, where several threads train: see interceptors::may_read_gradients.
   size_t label_gradients();
-  // Of parameters whose gradients this thread is about to read itself.
-  void label_gradients_of(const pybind11::list& tensors);
+  // Of parameters whose gradients this thread is about to read itself. Returns how many have one.
+  size_t label_gradients_of(const pybind11::list& tensors);
 
  private:
   struct Entry {
@@ -58,7 +58,7 @@ class Watched {
   static Entry entry(
       PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
   static pybind11::object find(const Entry& entry, Shelf& last);
-  static void label_gradient(const at::Tensor& tensor, const Entry& entry);
+  static bool label_gradient(const at::Tensor& tensor, const Entry& entry);
   template <class LabelOne>
   size_t each(LabelOne label_one);
 

@@ -8,6 +8,7 @@ references only; nothing lives longer for being watched.
 import functools
 import gc
 import inspect
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -67,6 +68,7 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
+        self._nameless: dict[tuple[int, str, Any, Any], int] = {}  # labels of shapes and dtypes
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
@@ -173,13 +175,8 @@ class Labels:
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
         inputs = [t for t in tensors_in((args, kwargs)) if id(t) not in is_cache]
-        adopt([*inputs, *cached])
-        for tensors, category, role in (
-            (inputs, _INPUTS, "batch"),
-            (cached, _FUNCTIONAL, "kv_cache"),
-        ):
-            labels = [C.intern_label(category, role, "", *describe(t)) for t in tensors]
-            C.label_tensors(tensors, labels)
+        self._label_as(_INPUTS, "batch", inputs)
+        self._label_as(_FUNCTIONAL, "kv_cache", cached)
 
     def after_backward(self) -> None:
         """Gradients are where they are, whatever op allocated their blocks."""
@@ -189,9 +186,7 @@ class Labels:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
-        parameters = known.parameters()
-        self._watched.label_gradients_of(parameters)
-        if all(parameter.grad is None for parameter in parameters):
+        if not self._watched.label_gradients_of(known.parameters()):
             self._watched.label()  # something is to be written down of a step that does nothing
         known.label_state_of_old(self)
 
@@ -230,12 +225,23 @@ class Labels:
         found = [t for t in C.exactly_of(gc.get_objects(), plain) if t.is_cuda]
         may_read = C.status()["may_read_gradients"]
         gradients = [t.grad for t in found if may_read and t.is_leaf and t.grad is not None]
-        for tensors, category, role in (
-            (found, _FUNCTIONAL, "from_before"),
-            (gradients, _GRADIENTS, "parameter"),
-        ):
-            labels = [C.intern_label(category, role, "", *describe(t)) for t in tensors]
-            C.label_tensors(tensors, labels)
+        self._label_as(_FUNCTIONAL, "from_before", found)
+        self._label_as(_GRADIENTS, "parameter", gradients)
+
+    def _label_as(self, category: int, role: str, tensors: list[torch.Tensor]) -> None:
+        """Those that have no name; of what is alike the label is looked up once."""
+        if not tensors:
+            return
+        adopt(tensors)
+        numbers = []
+        for tensor in tensors:
+            alike = (category, role, tensor.shape, tensor.dtype)
+            number = self._nameless.get(alike)
+            if number is None:
+                number = C.intern_label(category, role, "", *describe(tensor))
+                self._nameless[alike] = number
+            numbers.append(number)
+        C.label_tensors(tensors, numbers)
 
     def bucket_sizes(self) -> list[int]:
         """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""
@@ -326,9 +332,9 @@ class _Optimizer:
     def label_changed_state(self, labels: Labels) -> None:
         """Labels all state if it grew, or if the tensors of one parameter were replaced.
 
-        A different parameter is looked at after each step, so that a check costs next to nothing
-        and an optimizer that replaces its tensors is noticed soon; from then on it is labelled
-        after every step.
+        One parameter is looked at after a step and after the next one, then another, so that a
+        check costs next to nothing and an optimizer that replaces its tensors is noticed soon;
+        from then on it is labelled after every step.
         """
         state = _state_of(self.reference())
         if len(state) != self._entries:
@@ -338,12 +344,10 @@ class _Optimizer:
             self.label_state(labels)
 
     def _replaced(self, state: dict[Any, Any]) -> bool:
-        items = list(state.values())
-        before = self._sample
-        same_turn = before and _identities(items[self._turn % len(items)]) == before
-        self._turn += 1
-        self._sample = _identities(items[self._turn % len(items)])
-        return bool(before) and not same_turn
+        number, self._turn = self._turn // 2 % len(state), self._turn + 1
+        now = _identities(next(itertools.islice(state.values(), number, None)))
+        before, self._sample = self._sample, now
+        return self._turn % 2 == 0 and now != before
 
     def label_state(self, labels: Labels, *, adopting: bool = False) -> None:
         state = _state_of(self.reference())
@@ -455,9 +459,7 @@ def describe(tensor: torch.Tensor) -> tuple[str, str]:
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
     """Makes CPU memory from before the trace visible, and its end too."""
-    cpu = [part for t in tensors if t is not None for part in plain_tensors(t) if part.is_cpu]
-    if cpu and C.status()["cpu_installed"]:
-        C.adopt_cpu_tensors(cpu)
+    C.adopt_cpu_tensors([part for t in tensors if t is not None for part in plain_tensors(t)])
 
 
 def _clean(path: str, parallel: bool) -> str:
