@@ -146,17 +146,13 @@ Recording from_dict(const py::dict& columns) {
 // What the session has recorded; `end` ends it first, and nothing is added any more.
 py::dict read_session(uint32_t session, bool end) {
   RecordingBuilder builder;
-  bool whole = false;
   {
     py::gil_scoped_release unlocked;
     Harvest harvest(session);  // while the session is open it knows where it began
     if (end) {
       Recorder::get().end_session(session);
     }
-    whole = harvest.drain_all(builder);
-  }
-  if (!whole) {
-    builder.recording.losses.emplace_back("lost_unfinished_rows", 1);
+    harvest.drain_all(builder);
   }
   return to_dict(std::move(builder.recording));
 }

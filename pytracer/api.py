@@ -355,7 +355,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             stacks=stacks,
             saved_tensors=saved_tensors,
             devices=chosen,
-            path=None if path is None else str(path),
+            path=None if path is None else str(Path(path).absolute()),  # the program may move
             max_events=max_events,
         )
         self._cost = cost
@@ -365,6 +365,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._report_now = bool(report)
         self._session: Session | None = None
         self._data: Trace | None = None
+        self._listener: _StepListener | None = None
         self._entered = False
         self._step = 0
         self._cycle = 0
@@ -428,10 +429,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             again.__dict__.update(self.__dict__)
             again._report = True if self._report is None else self._report
             again._report_now = bool(again._report)
+            traced.last = again  # type: ignore[attr-defined]  # of a call that raises, too
             with again:
-                result = function(*args, **kwargs)
-            traced.last = again  # type: ignore[attr-defined]
-            return result
+                return function(*args, **kwargs)
 
         return traced
 
@@ -557,7 +557,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
                 self._data = data
 
     def _stop_listening(self) -> None:
-        listener: _StepListener | None = self.__dict__.pop("_listener", None)
+        listener, self._listener = self._listener, None
         if listener is not None:
             listener.close()
 

@@ -650,7 +650,7 @@ class _Teller:
 
         self._rank, self._json, self._force = runner.rank(), json_file, force
         if self._rank == 0 and json_file is not None and json_file.exists() and not force:
-            raise errors.CannotWrite(f"{json_file} exists; -f overwrites it")
+            raise errors.FileIsThere(json_file)
 
     def line(self, text: str) -> None:
         if self._rank == 0:
@@ -666,9 +666,10 @@ class _Teller:
         print(f"\n{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
         print(f"  pytracer summary {path}", file=sys.stderr)
         print(f"  pytracer export {path}    a timeline for Perfetto", file=sys.stderr)
-        if self._json is not None:
-            document = {"pytracer_json": JSON_VERSION, **_summary_document(traced)}
-            self._json.write_text(json.dumps(document, indent=2) + "\n")
+        try:
+            _write_json(self._json, _summary_document(traced))
+        except errors.CannotWrite as problem:  # the training goes on
+            self.line(str(problem))
 
     def page(self, text: str) -> None:
         if self._rank == 0:
@@ -829,7 +830,7 @@ def _json_text(document: dict[str, Any]) -> str:
 
 def _refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
     if path is not None and path.exists() and not force:
-        raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
+        raise errors.FileIsThere(path)
 
 
 def _write_json(path: Path | None, document: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     """
     path = plan.file()
     if path.exists() and not plan.force:
-        raise errors.CannotWrite(f"{path} exists; -f overwrites it, -o names another")
+        raise errors.FileIsThere(path)
     _refuse_launchers(plan)
     execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
     path.unlink(missing_ok=True)
@@ -171,7 +171,7 @@ def _prepare_module(plan: Plan) -> Callable[[], None]:
 
 def _first_on_path(folder: str) -> None:
     """In the place of the folder that Python put there for us, if it did."""
-    if not sys.flags.safe_path if hasattr(sys.flags, "safe_path") else True:
+    if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
 

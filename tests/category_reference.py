@@ -99,8 +99,11 @@ class Reference:
     def categorize(self, a: Allocation) -> tuple[str, str]:
         """Category and role."""
         labelled = {}
-        has_a_name = [row for row in a.labels if self.trace.labels.name[row]]
-        for row in [*has_a_name, *a.labels]:  # the first that has one, or the first
+        labels = self.trace.labels
+        old = {row for row in a.labels if self.trace.strings[labels.role[row]] == "from_before"}
+        has_a_name = [row for row in a.labels if self.trace.labels.name[row] and row not in old]
+        others = [row for row in a.labels if row not in old]
+        for row in [*has_a_name, *others, *a.labels]:  # that it is old says least, a name most
             category = CATEGORIES[self.trace.labels.category[row]]
             labelled.setdefault(category, row)
         outside = self.made_in(a) in ("other", "data", "before")
@@ -179,7 +182,7 @@ class Reference:
             names = {
                 labels.name[other]
                 for other in a.labels
-                if CATEGORIES[labels.category[other]] == "gradients"
+                if CATEGORIES[labels.category[other]] == "gradients" and labels.name[other]
             }
             if len(names) > 1:
                 return "bucket"

@@ -374,6 +374,25 @@ def test_a_tensor_from_before_that_the_program_has_is_functional_and_a_new_one_i
     assert verdict(b, new) == ("functional", "output")
 
 
+def test_a_cache_from_before_the_trace_is_a_cache() -> None:
+    b = TraceBuilder()
+    old = b.seed(100)
+    b.label(old, "functional", "from_before")
+    b.label(old, "functional", "kv_cache")
+    assert verdict(b, old) == ("functional", "kv_cache")
+
+
+def test_a_gradient_whose_parameter_is_met_later_has_its_name() -> None:
+    b = TraceBuilder()
+    old = b.seed(100)
+    b.label(old, "gradients", "parameter")
+    b.label(old, "gradients", "parameter", "head.weight")
+    assert verdict(b, old) == ("gradients", "parameter")
+    trace = b.trace()
+    (label,) = allocations(trace).label
+    assert trace.strings[trace.labels.name[label]] == "head.weight"
+
+
 # ---------------------------------------------------------------- laws, on random programs
 
 NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")

@@ -361,7 +361,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert saved["device"]["kind"] == "cpu"
     assert rows[0]["predicted_microseconds"] > 0
     assert cli.main(words) == 1
-    assert "-f overwrites" in capsys.readouterr().err
+    assert "-f replaces it" in capsys.readouterr().err
 
 
 def test_advice_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:

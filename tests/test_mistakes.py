@@ -1,7 +1,9 @@
 """Mistakes in tracing or training that a trace shows: each has one clear line, and no other case."""
 
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 from torch import nn
 
 from pytracer import trace
+from pytracer._native import C
 from pytracer.analysis import views
 
 
@@ -166,3 +169,68 @@ def test_an_optimizer_given_without_its_model_finds_it_when_it_is_called() -> No
     assert named(t) == {}
     state = t.allocations().query("category == 'optimizer_state'")
     assert set(state.name) == {"weight", "bias"}
+
+
+# ---------------------------------------------------------------- what goes wrong in the middle
+
+
+class Sour(torch.optim.SGD):
+    """Whose state cannot be looked at."""
+
+    sour = False
+
+    @property
+    def state(self) -> Any:
+        if self.sour:
+            raise RuntimeError("not now")
+        return self.__dict__["state"]
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self.__dict__["state"] = value
+
+
+def test_what_goes_wrong_in_the_last_look_is_counted_and_leaves_nothing_hooked() -> None:
+    model = nn.Linear(8, 8)
+    optimizer = Sour(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        train(model, optimizer)
+        optimizer.sour = True
+    assert t.health()["count"]["callback_errors"] >= 1
+    status = C.status()
+    assert (status["sessions"], status["ops_installed"], status["cpu_installed"]) == (
+        0,
+        False,
+        False,
+    )
+
+
+def test_a_program_that_changes_its_directory_still_finds_its_trace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with trace(path="run.pytrace", report=False) as t:
+        os.chdir("elsewhere")
+        torch.ones(100)
+    assert t.peak.bytes >= 400
+    assert (tmp_path / "run.pytrace").exists()
+
+
+def test_the_trace_of_a_call_that_raises_is_kept() -> None:
+    @trace(report=False)
+    def fails() -> None:
+        torch.ones(100)
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        fails()
+    assert fails.last.peak.bytes >= 400  # type: ignore[attr-defined]
+
+
+@pytest.mark.filterwarnings("ignore:devices='cuda'")
+def test_hooks_that_only_an_inner_trace_wanted_go_with_it() -> None:
+    with trace(devices="cuda", report=False):
+        with trace(devices="cpu", report=False):
+            assert C.status()["cpu_installed"]
+        assert not C.status()["cpu_installed"]

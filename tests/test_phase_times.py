@@ -221,6 +221,20 @@ def test_a_long_trace_uses_its_events_again(
     assert device.made < 30
 
 
+def test_events_are_used_again_though_no_more_times_are_kept(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(phase_times, "_MOST_PENDING", 6)
+    monkeypatch.setattr(phase_times, "_MOST_KEPT", 9)
+    optimizer = sgd()
+    with trace(MODEL, devices="cpu") as t:
+        for _ in range(40):
+            train(MODEL, optimizer)
+    assert measured(t)[:9] == STEP * 3
+    assert device.recorded == 240
+    assert device.made < 30
+
+
 def test_a_device_that_hangs_does_not_hang_the_end(
     device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

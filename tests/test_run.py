@@ -132,7 +132,15 @@ def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: 
     assert len(ours.steps()) == 5
     again = python("-m", "pytracer", "run", "plain.py", folder=tmp_path)
     assert again.returncode == 1
-    assert again.stderr == ("pytracer: plain.pytrace exists; -f overwrites it, -o names another\n")
+    assert again.stderr == ("pytracer: plain.pytrace exists; -f replaces it\n")
+
+
+def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "for _ in range(9):\n    step()\nprint('trained')\n")
+    done = python("-m", "pytracer", "run", "--json", "no/run.json", "train.py", folder=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert "pytracer: cannot write no/run.json" in done.stderr
+    assert (tmp_path / "train.pytrace").exists()
 
 
 def test_memory_that_runs_out_after_the_kept_steps_is_explained(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.cuda import _memory_viz
 
 from pytracer import LoadedTrace, errors, load, trace as record
-from pytracer.analysis import views
+from pytracer.analysis import devices, views
 from pytracer.analysis.diff import diff
 from pytracer.export import snapshot as export
 from pytracer.export.table import render
@@ -95,6 +95,17 @@ def test_a_whole_history_has_the_allocators_peak(
     name: str, recorded: dict[str, LoadedTrace]
 ) -> None:
     assert recorded[name].peak.bytes == COUNTERS[name]["requested_bytes.all.peak"]
+
+
+@pytest.mark.parametrize("asked", ["", "expandable_segments:True"])
+def test_what_the_allocator_was_asked_for_goes_out_and_comes_back(
+    asked: str, tmp_path: Path
+) -> None:
+    ours = load(Path(__file__).parent / "data" / "h200.pytrace")
+    ours.data.meta["allocator_settings"] = asked
+    back = load(ours.export_memory_snapshot(tmp_path / "out.pickle"))
+    for trace in (ours.data, back.data):
+        assert devices.expandable(trace, "cuda:0") == bool(asked)
 
 
 def test_every_level_is_what_the_plain_sum_of_the_entries_says(

@@ -34,7 +34,10 @@ enum class Action : uint8_t {
 inline constexpr uint8_t kActions = 13;
 
 // Two events share a cache line and never straddle one. 2^48 bytes is 256 TiB: larger than any
-// block, so the action and the log's own ready mark fit beside the size.
+// block, so the action and the log's own ready mark fit beside the size. A request may be larger
+// still, and is recorded as the most there can be.
+inline constexpr uint64_t kMostBytes = (uint64_t{1} << 48) - 1;
+
 struct Event {
   uint64_t ticks;
   uint64_t address;

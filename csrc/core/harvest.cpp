@@ -87,6 +87,16 @@ void Harvest::drain_tables(Sink& sink) {
 }
 
 template <class Sink>
+void Harvest::add_unfinished(Sink& sink) {
+  Recorder& recorder = Recorder::get();
+  NamedCount loss{recorder.strings.intern("lost_unfinished_rows"), 1};
+  auto strings = recorder.strings.rows_from(strings_);
+  strings_ += strings.size();
+  add_some(strings, sink);
+  sink.add(std::span<const NamedCount>(&loss, 1));
+}
+
+template <class Sink>
 bool Harvest::drain(Sink& sink) {
   Recorder& recorder = Recorder::get();
   uint64_t events = recorder.events.size();
@@ -110,6 +120,9 @@ bool Harvest::drain(Sink& sink) {
 template bool Harvest::drain(TraceWriter& sink);
 template bool Harvest::drain(RecordingBuilder& sink);
 template bool Harvest::drain(Nowhere& sink);
+template void Harvest::add_unfinished(TraceWriter& sink);
+template void Harvest::add_unfinished(RecordingBuilder& sink);
+template void Harvest::add_unfinished(Nowhere& sink);
 
 void RecordingBuilder::add(std::span<const std::string> rows) {
   recording.strings.insert(recording.strings.end(), rows.begin(), rows.end());
@@ -275,7 +288,7 @@ void write_recording(const Recording& from, const std::string& path, bool overwr
   write_rows(writer, events.ticks.size(), [&](size_t i) {
     return Event{events.ticks[i],
                  events.address[i],
-                 events.bytes[i] & ((uint64_t{1} << 48) - 1),
+                 std::min(events.bytes[i], kMostBytes),
                  events.action[i],
                  1,
                  events.scope[i],

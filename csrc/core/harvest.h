@@ -48,16 +48,17 @@ class Harvest {
   bool drain(Sink& sink);
 
   // Drains until every row that exists now has been read. Rows take nanoseconds to become whole;
-  // a thread may be asleep in the middle of one, though, so this gives up in the end.
+  // a thread may be asleep in the middle of one, though, so this gives up in the end, and the
+  // recording says so.
   template <class Sink>
-  bool drain_all(Sink& sink) {
+  void drain_all(Sink& sink) {
     auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
     while (!drain(sink)) {
       if (std::chrono::steady_clock::now() > deadline) {
-        return false;
+        add_unfinished(sink);
+        return;
       }
     }
-    return true;
   }
 
   const Recorder::Positions& read() const { return read_; }
@@ -71,6 +72,8 @@ class Harvest {
   uint64_t copy(const AppendLog<Row>& log, uint64_t from, uint64_t to, Sink& sink, Change change);
   template <class Sink>
   void drain_tables(Sink& sink);
+  template <class Sink>
+  void add_unfinished(Sink& sink);
 
   // Scopes are numbered from the start of this session's stretch.
   uint32_t own_number(uint32_t scope) const {
@@ -94,5 +97,8 @@ void write_recording(const Recording& recording, const std::string& path, bool o
 extern template bool Harvest::drain(TraceWriter& sink);
 extern template bool Harvest::drain(RecordingBuilder& sink);
 extern template bool Harvest::drain(Nowhere& sink);
+extern template void Harvest::add_unfinished(TraceWriter& sink);
+extern template void Harvest::add_unfinished(RecordingBuilder& sink);
+extern template void Harvest::add_unfinished(Nowhere& sink);
 
 }  // namespace pytracer

@@ -431,7 +431,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   }
   uint64_t position = events.append({ticks,
                                      address,
-                                     bytes & ((uint64_t{1} << 48) - 1),
+                                     std::min<uint64_t>(bytes, kMostBytes),
                                      static_cast<uint64_t>(action),
                                      1,
                                      scope,

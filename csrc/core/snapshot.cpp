@@ -12,8 +12,7 @@ namespace {
 using Kind = Pickle::Kind;
 using Value = Pickle::Value;
 
-constexpr uint64_t kMostBytes = uint64_t{1} << 48;  // what an event can hold
-constexpr size_t kMaxFields = 64;                   // an entry has about ten
+constexpr size_t kMaxFields = 64;  // an entry has about ten
 constexpr size_t kMaxDevices = 255;
 constexpr size_t kBytesPerRow = 16;  // the shortest entry that torch writes takes 25
 constexpr size_t kMaxFrames = 4096;  // of one stack
@@ -379,7 +378,7 @@ class SnapshotReader {
       ++unknown_actions_;
       return;
     }
-    if (!has_bytes || bytes >= kMostBytes) {
+    if (!has_bytes || bytes > kMostBytes) {
       ++unreadable_;
       return;
     }
@@ -441,7 +440,7 @@ class SnapshotReader {
           break;
       }
     });
-    if (device >= kMaxDevices || bytes >= kMostBytes || !pickle_.is_sequence(blocks)) {
+    if (device >= kMaxDevices || bytes > kMostBytes || !pickle_.is_sequence(blocks)) {
       refuse("has a segment without blocks, or of an impossible size");
     }
     Snapshot::Segments& rows = out_.segments;
@@ -508,7 +507,7 @@ class SnapshotReader {
         });
       });
     }
-    if (bytes >= kMostBytes || requested >= kMostBytes) {
+    if (bytes > kMostBytes || requested > kMostBytes) {
       refuse("has a block of an impossible size");
     }
     Snapshot::Blocks& rows = out_.blocks;

@@ -32,7 +32,7 @@ struct Callbacks {
   PyObject* after_step;       // (optimizer): it has ended without an exception; may raise
 };
 
-// Borrowed references are taken over; nulls detach. The GIL must be held for all of these.
+// Keeps references of its own; nulls detach. The GIL must be held for all of these.
 void set_callbacks(const Callbacks& callbacks);
 // Whether module calls also tell torch's own profilers which module is entered.
 void mark_modules(bool on);

@@ -92,15 +92,15 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   Py_ssize_t end = PyTuple_GET_SIZE(path) - 1;
   auto leads_to_last = [&] {
     for (Py_ssize_t i = 0; i < end; ++i) {
-      if (PyTuple_GET_ITEM(path, i) != PyTuple_GET_ITEM(last.path, i)) {
+      if (PyTuple_GET_ITEM(path, i) != PyTuple_GET_ITEM(last.path.ptr(), i)) {
         return false;
       }
     }
     return true;
   };
-  if (last.holder != entry.holder.ptr() || PyTuple_GET_SIZE(last.path) != end + 1 ||
+  if (!last.holder.is(entry.holder) || PyTuple_GET_SIZE(last.path.ptr()) != end + 1 ||
       !leads_to_last()) {
-    last = {entry.holder.ptr(), path, py::object()};
+    last = {entry.holder, entry.path, py::object()};
     auto found = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
     for (Py_ssize_t i = 0; found && i < end; ++i) {
       PyObject* key = PyTuple_GET_ITEM(path, i);
@@ -153,22 +153,30 @@ Watched::Entry Watched::entry(
 
 template <class LabelOne>
 size_t Watched::each(LabelOne label_one) {
+  if (looking_) {
+    return 0;  // another thread, of whose look this one got a turn in the middle
+  }
+  looking_ = true;
   Shelf last;
-  size_t gone = std::erase_if(entries_, [&](Entry& entry) {
+  size_t gone = 0;
+  for (size_t i = 0; i < entries_.size(); ++i) {
+    Entry entry = entries_[i];  // a copy: another thread may add to them meanwhile
     py::object tensor = find(entry, last);
-    if (!tensor) {
-      return true;
+    entries_[i].tensor = tensor.ptr();
+    if (tensor) {
+      label_one(THPVariable_Unpack(tensor.ptr()), entry);
+    } else {
+      ++gone;
     }
-    entry.tensor = tensor.ptr();
-    label_one(THPVariable_Unpack(tensor.ptr()), entry);
-    return false;
-  });
+  }
   if (gone > 0) {
+    std::erase_if(entries_, [](const Entry& entry) { return entry.tensor == nullptr; });
     known_.clear();
     for (size_t i = 0; i < entries_.size(); ++i) {
       known_.emplace(entries_[i].tensor, i);
     }
   }
+  looking_ = false;
   return gone;
 }
 
@@ -194,9 +202,12 @@ size_t Watched::label_gradients_of(const py::list& tensors) {
   size_t labelled = 0;
   for (py::handle tensor : tensors) {
     auto known = known_.find(tensor.ptr());
-    if (known != known_.end() && find(entries_[known->second], last).ptr() == tensor.ptr()) {
-      labelled +=
-          label_gradient(THPVariable_Unpack(tensor.ptr()), entries_[known->second]) ? 1 : 0;
+    if (known == known_.end()) {
+      continue;
+    }
+    Entry entry = entries_[known->second];
+    if (find(entry, last).ptr() == tensor.ptr()) {
+      labelled += label_gradient(THPVariable_Unpack(tensor.ptr()), entry) ? 1 : 0;
     }
   }
   return labelled;

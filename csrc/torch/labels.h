@@ -20,7 +20,8 @@ bool record_block(const void* address, c10::Device device, uint32_t label);
 // Tensors known by where they stand: under a key of a module's dictionary, in an optimizer's
 // group. Only the holder is referred to, and weakly. A weak reference to the tensor itself, ours or
 // Python's, would be seen by the program: torch refuses to swap tensors that have one, as
-// module.to() does for tensor subclasses. The GIL guards it all.
+// module.to() does for tensor subclasses. The GIL guards it all; but what is asked of containers
+// and subclasses may run Python, which lets other threads in: no place is held across that.
 class Watched {
  public:
   // `path` leads from the holder to the tensor: an attribute, then keys. Returns whether the
@@ -50,8 +51,8 @@ class Watched {
   // Where tensors stand together: a module's dictionary. Their entries come one after another,
   // so it is looked up once for all of them.
   struct Shelf {
-    PyObject* holder = nullptr;
-    PyObject* path = nullptr;
+    pybind11::object holder;
+    pybind11::object path;
     pybind11::object container;
   };
 
@@ -63,6 +64,7 @@ class Watched {
   size_t each(LabelOne label_one);
 
   std::vector<Entry> entries_;
+  bool looking_ = false;
   std::unordered_map<PyObject*, size_t> known_;  // tensors' identities, and whose entry they have
 };
 

@@ -19,9 +19,9 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began, or, if none did, when the |
 |                 | call that made it with grad mode on was over (held)                          |
-| functional      | a label (kv_cache; from_before, of a tensor of the program's that is older   |
-|                 | than the trace and lives at its end); or freed in a later interval than it was made in, or     |
-|                 | never; made by the op and module that made a kv_cache, it is one (kv_cache)  |
+| functional      | a label (kv_cache; from_before, of a tensor that the program had when the    |
+|                 | trace began); or freed in a later interval than it was made in, or never;    |
+|                 | made by the op and module that made a kv_cache, it is one (kv_cache)         |
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
 
@@ -231,14 +231,16 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
     many_names = np.zeros(len(found.start), np.bool_)
     handed = np.zeros(len(found.start), np.bool_)
     has_name = scopes.names_where(trace, bool)[sound.labels(trace).name]
+    is_old = scopes.names_where(trace, "from_before".__eq__)[sound.labels(trace).role]
+    says = np.where(is_old, 0, 1 + has_name)  # that it is old says least, a name most
     is_input = category == CATEGORY["inputs"]
     handed[about[is_input]] = True
     for name in reversed(_LABEL_ORDER):
         these = category == CATEGORY[name]
         if name == "inputs":
             these &= outside[about]  # what a forward made is handed on, not put in
-        for nameless in (True, False):  # a name says more
-            which = these & (has_name[row] != nameless)
+        for rank in (0, 1, 2):  # those that say more come later
+            which = these & (says[row] == rank)
             blocks, rows = about[which], row[which]
             # Backwards, so that the first label of a block is the one that stays.
             label[blocks[::-1]] = rows[::-1]

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -21,6 +21,8 @@ from pytracer.capture.dynamo import Shelter
 from pytracer.capture.graph import GraphWalks
 from pytracer.capture.labels import Labels
 from pytracer.capture.phase_times import PhaseTimes
+
+R = TypeVar("R")
 
 _OPTIMIZER_FILE = Optimizer.profile_hook_step.__code__.co_filename
 
@@ -89,8 +91,12 @@ class Hooks:
             problem = C.install_cpu()
             if problem:
                 raise errors.CaptureError(f"CPU memory cannot be traced: {problem}")
+        else:
+            C.uninstall_cpu()
         if wants.cuda:
             self._cuda.attach_when_ready()
+        else:
+            self._cuda.stop_waiting()
         self._saved.switch(on=wants.saved_tensors)
         self._python.install()
 
@@ -228,8 +234,8 @@ class _PythonHooks:
 
     def _after_step(self, optimizer: Any) -> None:
         for times in self._hooks.phase_times:
-            _quietly(times.step_ends)
-        _quietly(self._hooks.labels.after_optimizer, optimizer)
+            quietly(times.step_ends)
+        quietly(self._hooks.labels.after_optimizer, optimizer)
         for listener in tuple(self._hooks.step_listeners):
             listener()
 
@@ -246,12 +252,13 @@ def _stepping_optimizer(frame: FrameType | None) -> Optimizer | None:
     return None
 
 
-def _quietly(label: Callable[..., None], *arguments: Any) -> None:
+def quietly(label: Callable[..., R], *arguments: Any) -> R | None:
     """What goes wrong in our own bookkeeping is counted and not the program's to see."""
     try:
-        label(*arguments)
+        return label(*arguments)
     except Exception:
         C.count_callback_error()
+        return None
 
 
 class _SavedTensorHooks:
@@ -265,7 +272,6 @@ class _SavedTensorHooks:
         self._hooks: tuple[Any, Any] | None = None  # ours, while they are on the stack
         self._thread = 0  # the stack is this thread's
         self._originals: tuple[Any, Any] | None = None
-        self._aside = 0
 
     def switch(self, *, on: bool) -> None:
         if on == (self._originals is not None):

@@ -1,8 +1,8 @@
 """Says which live block is what: weights, gradients, optimizer state, inputs.
 
-Blocks are labelled after the fact, at moments when the truth is easy to read: a module is
-entered, a backward pass ends, an optimizer steps, the trace ends. Everything is known by weak
-references only; nothing lives longer for being watched.
+Blocks are labelled after the fact, at moments when the truth is easy to read: the trace begins, a
+module is entered, a backward pass ends, an optimizer steps, the trace ends. Everything is known by
+weak references only; nothing lives longer for being watched.
 """
 
 import functools

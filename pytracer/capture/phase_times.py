@@ -239,9 +239,9 @@ class PhaseTimes:
             return
         if begin.device != end.device or len(self._rows) >= _MOST_KEPT:
             self._missing += 1
-            return
-        self._pending.append((phase, begin, end))
-        if len(self._pending) > _MOST_PENDING:
+        else:
+            self._pending.append((phase, begin, end))
+        if len(self._pending) > _MOST_PENDING or len(self._used) > 3 * _MOST_PENDING:
             self.look()
 
     def _read_passed(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from pytracer import errors
 from pytracer._native import C, facts
 from pytracer.capture.device_memory import DeviceMemory
-from pytracer.capture.hooks import HOOKS, Wants
+from pytracer.capture.hooks import HOOKS, Wants, quietly
 from pytracer.capture.phase_times import CudaEvents, PhaseTimes
 from pytracer.capture.variables import variables_of
 from pytracer.trace import Trace
@@ -125,13 +125,13 @@ class Session:
             HOOKS.labels.session_begins()
             if "cuda" in self.options.devices and torch.cuda.is_initialized():
                 HOOKS.labels.label_from_before()
+            self._counters["begin"] = _allocator_counters(self.options.devices)
         except BaseException:
             self._abandon()
             raise
         HOOKS.step_listeners.append(self._memory.stepped)
         HOOKS.root_listeners.append(self._memory.called)
         HOOKS.phase_times.append(self._phases)
-        self._counters["begin"] = _allocator_counters(self.options.devices)
 
     def mark_step(self) -> None:
         """The user says that a step ends here."""
@@ -148,14 +148,14 @@ class Session:
             return None
         try:
             self._phases.finish(wait=wait and not self.failed)
+            self._look_once_more()
+            self._variables = variables_of(sys._getframe(1))
         except BaseException:  # Ctrl-C, while it waited
             self._stop_listening()
             self._abandon()
             raise
         self._stop_listening()
         session, self._id = self._id, 0
-        self._look_once_more()
-        self._variables = variables_of(sys._getframe(1))
         HOOKS.remove(session)
         try:
             return self._finish(session)
@@ -180,8 +180,8 @@ class Session:
         """What is read and labelled at the end, or when somebody looks: the end so far."""
         self._memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
-        HOOKS.labels.label_everything()
-        self._ddp_buckets = HOOKS.labels.bucket_sizes()
+        quietly(HOOKS.labels.label_everything)
+        self._ddp_buckets = quietly(HOOKS.labels.bucket_sizes) or []
         self._renamed = HOOKS.labels.renamed
 
     def _stop_listening(self) -> None:
@@ -223,9 +223,9 @@ class Session:
         self._clock.append(C.read_clock())
         try:
             self._streamer.finish(self._meta())
+            columns, report = C.read_file(str(self.options.path))
         except C.FileError as error:
             raise errors.CannotWrite(str(error)) from None
-        columns, report = C.read_file(str(self.options.path))
         return Trace.from_columns(columns, report)
 
     def _trace(self, columns: dict[str, Any]) -> Trace:

@@ -87,7 +87,10 @@ def _device_names(trace: Trace) -> list[str]:
 
 
 def _settings(trace: Trace) -> dict[str, Any]:
+    """Torch's own, or what the environment asked for when we recorded."""
     settings = trace.meta.get("allocator_settings")
+    if isinstance(settings, str) and settings:
+        return {"PYTORCH_CUDA_ALLOC_CONF": settings}
     return dict(settings) if isinstance(settings, dict) else {}
 
 

@@ -20,7 +20,7 @@ def check(path: Path, *, overwrite: bool) -> None:
     if path.suffix not in _FORMATS:
         raise errors.UsageError(f"{path}: a plot is a {' or a '.join(_FORMATS)} file")
     if path.exists() and not overwrite:
-        raise errors.CannotWrite(f"{path} exists; -f overwrites it")
+        raise errors.FileIsThere(path)
     try:
         import matplotlib as _  # noqa: F401, ICN001
     except ImportError:

@@ -24,7 +24,10 @@ class Recorded {
   Recording read() const {
     RecordingBuilder builder;
     Harvest harvest(id_);
-    CHECK(harvest.drain_all(builder));
+    harvest.drain_all(builder);
+    for (const auto& [name, count] : builder.recording.losses) {
+      CHECK(name != "lost_unfinished_rows");
+    }
     return builder.recording;
   }
 
@@ -103,6 +106,13 @@ TEST(a_full_log_refuses_and_overwrites_nothing) {
   }
   CHECK_EQ(log.append({4, 4, 0}), AppendLog<ScopeEnd>::kRefused);
   CHECK_EQ(log.size(), uint64_t{3});
+}
+
+TEST(a_request_larger_than_a_row_can_hold_is_the_most_it_can) {
+  Recorded recorded;
+  Recorder::get().record(Action::kOom, kCpuPlace, 0, uint64_t{3} << 48);
+  Recording r = recorded.read();
+  CHECK_EQ(r.events.bytes, std::vector<uint64_t>{kMostBytes});
 }
 
 TEST(an_op_that_allocates_nothing_leaves_no_row) {
