@@ -177,6 +177,7 @@ py::dict status() {
   facts["callback_errors"] = interceptors::callback_errors();
   facts["may_read_gradients"] = interceptors::may_read_gradients();
   facts["passes_not_heard"] = ops::passes_not_heard();
+  facts["own_ticks"] = OwnTime::total.load();
   facts["ops_installed"] = ops::installed();
   facts["cpu_installed"] = cpu_allocator::installed();
   return facts;

@@ -413,6 +413,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   if (!stay) {
     return AppendLog<Event>::kRefused;
   }
+  OwnTime own(thread);
   auto& frames = thread.frames_;
   const NodeSource* source = node_source_.load(std::memory_order_acquire);
   uint32_t scope = source != nullptr ? scope_of_node(thread, *source) : 0;

@@ -98,7 +98,9 @@ bool call_quietly(PyObject* callback,
                   size_t count,
                   PyObject** result = nullptr) {
   Unheard unheard;
+  uint64_t begin = ticks_now();
   PyObject* returned = PyObject_Vectorcall(callback, args, count, nullptr);
+  OwnTime::add(ticks_now() - begin);
   if (returned == nullptr) {
     if (!PyErr_ExceptionMatches(PyExc_Exception)) {
       return false;

@@ -109,6 +109,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   } else if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
+    OwnTime own(thread);
     int64_t sequence = fn.seqNr();
     if (thread.node() == NodeKind::kPlain && (sequence >= 0 || !is_arithmetic(name))) {
       hear_passes();
@@ -120,6 +121,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
 
 void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
   ThreadState& thread = Recorder::this_thread();
+  OwnTime own(thread);
   if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
     Recorder::get().pop(thread, &fn, at::sequence_number::peek());
   }

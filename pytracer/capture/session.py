@@ -98,7 +98,7 @@ class Session:
     _variables: list[dict[str, Any]] = field(default_factory=list)
     _ddp_buckets: list[int] = field(default_factory=list)
     _renamed: dict[str, str] = field(default_factory=dict)
-    _errors_before: int = 0
+    _before: dict[str, Any] = field(default_factory=dict)
     _memory: DeviceMemory = field(init=False)
     _phases: PhaseTimes = field(init=False)
 
@@ -113,7 +113,7 @@ class Session:
         self._memory = DeviceMemory(cuda="cuda" in self.options.devices)
         self._memory.begin()
         self._phases = PhaseTimes(CudaEvents() if "cuda" in self.options.devices else None)
-        self._errors_before = C.status()["callback_errors"]
+        self._before = C.status()
         self._clock = [C.read_clock()]
         self._id = C.begin_session(self._max_events())
         try:
@@ -261,7 +261,8 @@ class Session:
                 "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
                 "variables": self._variables,
                 "failed": self.failed,
-                "callback_errors": C.status()["callback_errors"] - self._errors_before,
+                "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
+                "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
             }
         )
 

@@ -181,9 +181,9 @@ def _health(trace: Trace, width: int) -> Iterator[str]:
 def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     events = len(trace.events.ticks)
     parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
-    overhead = trace.meta.get("overhead_ns")
-    if isinstance(overhead, int):
-        parts.append(f"tracing took {time_text(overhead)}")
+    taken = views.own_time(trace)
+    if taken is not None:
+        parts.append(f"in about {time_text(taken.ns)} ({taken.share:.1%})")
     yield paint(f"{'recorded':<{_MARGIN}}{', '.join(parts)}"[:width], _DIM)
 
 
