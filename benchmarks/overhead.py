@@ -10,8 +10,8 @@ How it measures:
   order drawn anew, with a plain block before and after each. A block's ratio is its time over the
   mean of its two neighbours', a fraction of a second away: a machine that slows down for a while
   slows all three. Median, quartiles and range are over rounds. "steps" is the median of all the
-  mode's steps over that of all plain ones, which few slow blocks do not move (not where the GPU is
-  the limit: there a step's time on the host is not the step's).
+  mode's steps over that of all plain ones, which few slow blocks do not move; not where the GPU is
+  the limit, and a step's time on the host not the step's.
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
 * "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
@@ -68,6 +68,7 @@ class Case:
     device: str
     steps: int  # timed steps in a block
     limits: dict[str, float]  # the ratios that must hold
+    host_bound: bool = True  # else a step's time on the host is not the step's
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,7 @@ CASES = (
         "cuda",
         steps=10,
         limits={"everything": 1.01},
+        host_bound=False,
     ),
     Case(
         "gpt2-host-bound",
@@ -392,7 +394,7 @@ def spread(values: list[float]) -> dict[str, float]:
     }
 
 
-def summarise(samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
+def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
     """Per mode: the ratio to the plain blocks beside it, and the costs around it."""
     summary: dict[str, Any] = {}
     for mode in modes:
@@ -403,7 +405,8 @@ def summarise(samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
                 entry[figure] = spread([row[of] / row[f"plain_{of}"] for row in own.rows])
             for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
                 entry[figure] = statistics.median(row[figure] for row in own.rows)
-            entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name])
+            if case.host_bound:
+                entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name])
         summary[mode.name] = entry
     return summary
 
@@ -428,7 +431,7 @@ def print_summary(case: Case, result: dict[str, Any]) -> None:
         print(
             f"  {name:34}{ratio['median']:7.3f} {ratio['q1']:6.3f}-{ratio['q3']:6.3f}"
             f" {ratio['min']:6.3f}-{ratio['max']:6.3f} {ratio['samples']:3}"
-            f" {entry['cpu_ratio']['median']:6.3f} {entry['steps_ratio']:6.3f}"
+            f" {entry['cpu_ratio']['median']:6.3f} {entry.get('steps_ratio', 0):6.3f}"
             f" {entry['step_ms']:6.2f} ms"
             f" {entry['start_ms']:5.1f} ms {entry['stop_ms']:6.1f} ms{verdict}"
             + (f"  then failed: {entry['error']}" if entry["error"] else "")
@@ -528,7 +531,7 @@ def run_case(
     share = 0.6 if untidy else 0.9
     samples = run_rounds(case, workload, ours_and_tidy, share * seconds, progress)
     plain["after_ours"] = plain_ms()
-    result["modes"] = modes = summarise(samples, ours_and_tidy)
+    result["modes"] = modes = summarise(case, samples, ours_and_tidy)
     result["memory"] = memory = {}
     keep(result)
     for level, options in (
@@ -545,7 +548,7 @@ def run_case(
     if untidy:
         samples = run_rounds(case, workload, untidy, 0.3 * seconds, progress)
         plain["after_peers"] = plain_ms()
-        others = summarise(samples, untidy)
+        others = summarise(case, samples, untidy)
         others["plain, in the peers' rounds"] = others.pop(PLAIN.name)
         modes |= others
     return result

@@ -69,10 +69,15 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
     lines += [
         "Then, where single steps were timed: the median of all steps over that of plain ones."
     ]
-    lines += ["The limits: GPU-bound 1.01; host-bound 1.05, 1.12 and 1.16; on the CPU 1.15."]
+    lines.append(f"The limits: {'; '.join(_limits(case) for case in cases)}.")
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
     return "\n".join(lines)
+
+
+def _limits(case: dict[str, Any]) -> str:
+    each = ", ".join(f"{name} {limit}" for name, limit in case["limits"].items())
+    return f"{case['case'].removeprefix('gpt2-')}: {each}"
 
 
 def _cell(case: dict[str, Any], name: str) -> str:

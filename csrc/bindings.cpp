@@ -594,8 +594,7 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Streamer>(m, "Streamer")
       .def(py::init<uint32_t, const std::string&, bool, const std::string&>())
       .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>())
-      .def("abandon_after_fork", &Streamer::abandon_after_fork)
-      .def("bytes_written", &Streamer::bytes_written);
+      .def("abandon_after_fork", &Streamer::abandon_after_fork);
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
   m.def("read_snapshot", &read_snapshot_file);

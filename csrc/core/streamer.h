@@ -30,8 +30,6 @@ class Streamer {
   // In a forked child, where the thread does not exist: forget it, touch nothing.
   void abandon_after_fork() { new (&thread_) std::thread(); }
 
-  uint64_t bytes_written() const { return writer_.bytes_written(); }
-
  private:
   void run();
   void write_some();
