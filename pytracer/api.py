@@ -235,12 +235,13 @@ class Views:
             other: the trace that is compared with this one; by default this one itself.
             by: what to tell apart: any keys of `by()`.
             at: the moment of each, its own peak by default.
-            steps: a step of this trace and one of the other: `t.diff(steps=(1, 3))`.
+            steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
         """
         from pytracer.analysis import diff
 
         if other is None and steps is None:
-            raise errors.UsageError("diff() needs another trace, or two steps=(1, 3) of this one")
+            raise errors.UsageError("diff() needs another trace, or two steps=(0, 2) of this one")
+        _check_steps(steps)
         if other is not None and not isinstance(other, Views):
             raise errors.UsageError(
                 f"diff() compares with another trace, and {other!r} is none: t.diff(load(file))"
@@ -348,6 +349,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
         _check_targets(targets)
+        if schedule is not None and not callable(schedule):
+            raise errors.UsageError(
+                f"schedule={schedule!r}: it takes what torch.profiler.schedule(...) returns"
+            )
+        if not isinstance(stacks, bool):
+            raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = targets
         self._options = Options(
@@ -593,6 +600,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             page, path = self.post_mortem(), self._options.path
             if path is None:
                 path = str(self.save(free_name("pytracer-oom", os.environ.get("RANK"))))
+            with contextlib.suppress(ValueError):
+                path = str(Path(path).relative_to(Path.cwd()))
             self._say(f"{page}\nsaved     {path}; look again:  pytracer summary {path}\n")
         except Exception as problem:  # the program's own exception is what matters
             self._say(f"pytracer: the failed allocation could not be explained: {problem}\n")
@@ -600,6 +609,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write("\n" + text)
+
+
+def _check_steps(steps: Any) -> None:
+    if steps is not None and not (isinstance(steps, tuple | list) and len(steps) == 2):
+        raise errors.UsageError(f"steps={steps!r}: a step of each, as in steps=(0, 2)")
 
 
 def _check_targets(targets: Sequence[Any]) -> None:

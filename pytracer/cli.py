@@ -137,8 +137,8 @@ def _parser() -> argparse.ArgumentParser:
     cost.add_argument(
         "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
     )
-    cost.add_argument("--by", choices=("class", "module", "op"), default="class")
-    cost.add_argument("--each", action="store_true", help="a row for every layer")
+    cost.add_argument("--by", choices=("class", "module", "op"), help="default: class")
+    cost.add_argument("--each", action="store_true", help="by module, a row for every layer")
     cost.add_argument(
         "--measure-peaks", action="store_true", help="measure what this device can do, and keep it"
     )
@@ -198,8 +198,13 @@ def _positive(text: str) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     _refuse_to_overwrite(options.output, force=options.force)
+    import torch
+
     from pytracer.demo import run
     from pytracer.export.table import wants_color
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise errors.UsageError("--device cuda: there is no CUDA device here")
 
     with _patience("tracing"):
         traced = run(options.steps, options.device)
@@ -225,14 +230,18 @@ def _summary(options: argparse.Namespace) -> int:
     print(table)
     if loaded.data.meta.get("failed"):
         print(f"\n{loaded.post_mortem()}")
-    status = loaded.file_report.get("status")
-    if status != "complete":
-        print(f"\nThis file is {status}:", file=sys.stderr)
-        for note in loaded.file_report.get("notes", []):
-            print(f"  {note}", file=sys.stderr)
+    _say_if_damaged(options.file, loaded)
     print(f"\nOver time:         pytracer export {options.file}", file=sys.stderr)
     print(f"Against a budget:  pytracer check {options.file} --max-peak SIZE", file=sys.stderr)
     return 0
+
+
+def _say_if_damaged(file: Path, loaded: Any) -> None:
+    """What is shown is then of a part, and nobody is to take it for the whole."""
+    status = loaded.file_report.get("status")
+    if status not in ("complete", None):
+        notes = [f"  {note}" for note in loaded.file_report.get("notes", [])]
+        print("\n".join((f"\n{file} is {status}:", *notes)), file=sys.stderr)
 
 
 def _summary_document(loaded: Any) -> dict[str, Any]:
@@ -261,6 +270,9 @@ def _diff(options: argparse.Namespace) -> int:
 
     after_path = options.after or options.before
     before, after = load(options.before), load(after_path)
+    _say_if_damaged(options.before, before)
+    if options.after:
+        _say_if_damaged(after_path, after)
     found = diff.diff(
         before.data, after.data, options.by.split(","), at=options.at, steps=options.steps
     )
@@ -283,7 +295,9 @@ def _export(options: argparse.Namespace) -> int:
 
     kind, output = _export_target(options)
     with _patience(f"exporting {options.file}"):
-        return _export_as(kind, output, load(options.file), options)
+        loaded = load(options.file)
+        _say_if_damaged(options.file, loaded)
+        return _export_as(kind, output, loaded, options)
 
 
 def _export_as(kind: str, output: str, loaded: Any, options: argparse.Namespace) -> int:
@@ -349,7 +363,9 @@ def _ledger(options: argparse.Namespace) -> int:
     from pytracer.api import load
     from pytracer.export.ledger_text import render
 
-    trace = load(options.file).data
+    loaded = load(options.file)
+    _say_if_damaged(options.file, loaded)
+    trace = loaded.data
     found = ledger.ledger(trace, options.at, options.device)
     layout = fragmentation.layout(trace, options.at, found.device)
     probed = _probe() if options.probe else None
@@ -438,6 +454,9 @@ def _traced_model(options: argparse.Namespace) -> Any:
 
 
 def _cost(options: argparse.Namespace) -> int:
+    if options.each and options.by not in (None, "module"):
+        raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
+    by = options.by or ("module" if options.each else "class")
     if options.file is None and not options.measure_peaks:
         raise errors.UsageError(
             "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
@@ -452,16 +471,18 @@ def _cost(options: argparse.Namespace) -> int:
     from pytracer.cost import peaks as device_peaks
     from pytracer.export.cost_text import render
 
-    trace = load(options.file).data
+    loaded = load(options.file)
+    _say_if_damaged(options.file, loaded)
+    trace = loaded.data
     name = cost.measured(trace).device_name
     peaks = measured.get(name) or device_peaks.cached(name)
     if options.json:
-        rows = [vars(row) for row in cost.rows(trace, options.by, peaks)]
+        rows = [vars(row) for row in cost.rows(trace, by, peaks)]
         missing = [vars(each) for each in cost.uncounted(trace)]
         found = {k: v for k, v in vars(cost.measured(trace)).items() if k != "records"}
-        _print_json({**found, "by": options.by, "rows": rows, "uncounted": missing})
+        _print_json({**found, "by": by, "rows": rows, "uncounted": missing})
         return 0
-    print(render(trace, options.by, peaks, each=options.each))
+    print(render(trace, by, peaks, each=options.each))
     return 0
 
 

@@ -82,6 +82,8 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         errors.PytracerError: it cannot be run or recorded; then nothing of it has run.
     """
     path = plan.file()
+    if not plan.as_module and path.exists() and path.samefile(plan.program[0]):
+        raise errors.UsageError(f"-o {path} is the script itself")
     if path.exists() and not plan.force:
         raise errors.FileIsThere(path)
     _refuse_launchers(plan)

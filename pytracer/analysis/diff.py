@@ -145,7 +145,9 @@ def _moment(trace: Trace, at: At, step: int | None) -> int:
 def _side(trace: Trace, position: int) -> Side:
     device = views.main_device(trace)
     found = views.moment(trace, position, device)
-    return Side(found.bytes, device, found.step, found.phase, found.by_category)
+    in_a_step = found.step is not None and found.step < len(views.step_rows(trace))
+    step = found.step if in_a_step else None  # after the last
+    return Side(found.bytes, device, step, found.phase, found.by_category)
 
 
 def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:

@@ -147,9 +147,12 @@ def _growth(
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
-    change = "keep a number, not a tensor: loss.item(), or x.detach()"
+    # A graph goes when its output is detached; a tensor on its own stays, detached or not.
+    graph = now.bytes(own & (allocations(now.trace).category == CATEGORY["activations"]))
+    instead = "x.detach()" if graph * 2 > now.bytes(own) else "x.mean().item()"
+    change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
-        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or x.detach()"
+        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
     if not (scopes.tree(now.trace).kind == BACKWARD).any():
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = (
