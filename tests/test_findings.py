@@ -57,7 +57,7 @@ def test_what_a_list_keeps_of_each_step_is_named_with_its_line_and_bytes() -> No
     row = rows_of(t)["growth"]
     assert row["bytes"] == history[0].nbytes
     assert "`history` keeps" in row["evidence"]
-    assert "detach()" in row["change"]
+    assert "x.detach()" not in row["change"]  # they are
     assert str(row["line"]).startswith("tests/test_findings.py:")
 
 
@@ -145,6 +145,28 @@ def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
         history.extend(program.model(program.batch) for _ in range(700))
     assert loss.requires_grad
     assert "`history` keeps" in rows_of(t)["growth"]["evidence"]
+    assert "detach" not in rows_of(t)["growth"]["change"]
+
+
+def test_a_buffer_that_is_made_anew_and_larger_in_each_step_is_named() -> None:
+    program, history = Program(), torch.empty(0, 128)
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for _ in range(8):
+            program.step()
+            history = torch.cat([history, program.batch])
+    row = rows_of(t)["growth"]
+    assert row["bytes"] == program.batch.nbytes
+    assert "`history`" in row["evidence"]
+    assert row["line"].startswith("tests/test_findings.py:")
+
+
+def test_batches_of_growing_length_are_no_leak() -> None:
+    program = Program()
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
+        for number in range(8):
+            program.batch = torch.randn(64 * (number + 1), 128)
+            program.step()
+    assert "growth" not in rows_of(t)
 
 
 def test_two_lists_that_grow_are_two_findings() -> None:

@@ -135,6 +135,43 @@ def _growing(now: Situation) -> Iterator[_Growing]:
             alike = np.isin(kind, np.unique(kind[own]))
             earlier = alike & (turns.of_allocation < turns.at(now.position)) & now.alive
             yield _Growing(_growth(now, turns, keeper, own, amount, now.bytes(earlier)), alike)
+    yield from _swelling(now, turns, each)
+
+
+def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
+    """What is made anew in each turn and larger, as torch.cat of the old and the new is."""
+    alloc = allocations(now.trace)
+    turn = turns.of_allocation
+    ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
+    left = views.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
+    left &= (alloc.completed < 0) | (alloc.completed > ends)
+    left &= alloc.category != CATEGORY["inputs"]  # batches may be longer and longer
+    place = _kinds(now.trace, sizes=False)
+    rows = np.flatnonzero(left)
+    for one in np.unique(place[rows]):
+        own = rows[place[rows] == one]
+        own = own[np.argsort(turn[own], kind="stable")]
+        more = np.diff(alloc.requested_bytes[own].astype(np.int64))
+        in_each = np.array_equal(turn[own], np.arange(turn[own[0]], turn[own[0]] + len(own)))
+        if not in_each or len(own) < len(turns.settled) or len(more) < 2 or (more <= 0).any():
+            continue
+        amount = int(np.median(more))
+        if amount > each // _PART:
+            alike = place == one
+            yield _Growing(_swollen(now, turns, alike, amount), alike)
+
+
+def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding:
+    line, module = now.where(own)
+    at = line or (f"module {module}" if module else "an unknown line")
+    keeper = _keeper(now, own, _kinds(now.trace))
+    evidence = (
+        f"Memory grows by {now.size(amount)} per {turns.word}: "
+        f"{f'`{keeper}`' if keeper else 'what'} made at {at} is made anew in each, and larger"
+    )
+    change = "write into a buffer made once, or keep a list of what is small, on the CPU"
+    there = now.bytes(own & now.alive)
+    return Finding("growth", amount, max(there - amount, 0), line, module, evidence, change)
 
 
 def _growth(
@@ -148,12 +185,12 @@ def _growth(
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
     # A graph goes when its output is detached; a tensor on its own stays, detached or not.
-    graph = now.bytes(own & (allocations(now.trace).category == CATEGORY["activations"]))
-    instead = "x.detach()" if graph * 2 > now.bytes(own) else "x.mean().item()"
+    graph = not keeper or _has_graph(now, keeper)
+    instead = "x.detach()" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
-    if not (scopes.tree(now.trace).kind == BACKWARD).any():
+    if graph and not (scopes.tree(now.trace).kind == BACKWARD).any():
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = (
         f"Memory grows by {now.size(each)} per {turns.word}{made}: "
@@ -214,10 +251,19 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     return largest if largest and nodes[largest] else ""
 
 
-def _kinds(trace: Trace) -> U64:
+def _has_graph(now: Situation, variable: str) -> bool:
+    variables = now.trace.meta.get("variables")
+    rows = variables if isinstance(variables, list) else []
+    return any(
+        isinstance(row, dict) and row.get("name") == variable and row.get("graph_nodes")
+        for row in rows
+    )
+
+
+def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
     """A number for everything that must be the same of two blocks that are alike."""
     alloc = allocations(trace)
-    kind = alloc.requested_bytes.astype(np.uint64)
+    kind = alloc.requested_bytes.astype(np.uint64) * np.uint64(sizes)
     for column in (alloc.line, alloc.module, alloc.op, alloc.category):
         kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
     return kind
