@@ -268,6 +268,29 @@ def test_the_layers_of_a_sequential_are_named_by_their_numbers() -> None:
     assert [(one.name, one.count) for one in found] == [("[0]", 1), ("[1, 2]", 2), ("[3]", 1)]
 
 
+class Attention(torch.nn.Module):
+    """Torch's own, which uses the weights of its parts itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.att = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.att(x, x, x, need_weights=False)[0]
+        return out
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["alone", "with a head"])
+def test_both_products_of_an_attention_are_layers(head: bool) -> None:
+    model = torch.nn.Sequential(Attention(), *([torch.nn.Linear(32, 50)] if head else []))
+    with pytracer.trace(model, report=False) as t:
+        model(torch.randn(4, 16, 32)).sum().backward()
+    found = linear_layers(t.data)
+    assert found.rows == 64
+    products = [("*.att.in_proj", 96), ("*.att.out_proj", 32), ("[1]", 50)]
+    assert [(one.name, one.out) for one in found.layers] == products[: 2 + head]
+
+
 def test_a_model_of_a_trace_is_that_model(tmp_path: Path) -> None:
     """Advice for a trace names the output layer's size, and uses the time of the traced step."""
     found = linear_layers(pytracer.load(traced(tmp_path / "t.pytrace", autocast=True)).data)

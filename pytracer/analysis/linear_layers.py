@@ -76,6 +76,8 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
     calls = _calls(trace)
     weights = _weights(trace)
     own = {call.module: found for call in calls if (found := _own(weights, call.module))}
+    if not own:  # torch's attention on its own: it uses its parts' weights itself
+        own = _widest_parts(calls, weights)
     if not own:
         raise errors.UsageError(
             "this trace shows no linear layer's forward: it needs a training step recorded with "
@@ -175,13 +177,13 @@ def _layers(
     last = ""
     for call in calls:
         out, rest = divmod(call.bytes, rows * itemsize)
-        weight = _own(weights, call.module)
+        name, weight = call.module, _own(weights, call.module)
         if weight is None and rest == 0:
-            weight = _tied(weights, out)
+            name, weight = _part(weights, call.module, out) or (name, _tied(weights, out))
         if weight is not None and rest == 0 and out == weight.out:
-            last = layers_alike(call.module)
+            last = layers_alike(name)
             counted[last, out, weight.inner] += 1
-            members.setdefault((last, out, weight.inner), set()).add(call.module)
+            members.setdefault((last, out, weight.inner), set()).add(name)
     return tuple(
         LinearLayer(
             numbers_text(members[name, out, inner]) if name == "*" else name,
@@ -193,6 +195,26 @@ def _layers(
         )
         for (name, out, inner), count in counted.items()
     )
+
+
+def _widest_parts(calls: list[_Call], weights: dict[str, _Weight]) -> dict[str, _Weight]:
+    """Per module that made products, the part with the widest result."""
+    found: dict[str, _Weight] = {}
+    for call in calls:
+        inside = [w for name, w in weights.items() if name.startswith(f"{call.module}.")]
+        if inside:
+            found[call.module] = max(inside, key=lambda weight: weight.out)
+    return found
+
+
+def _part(weights: dict[str, _Weight], module: str, out: int) -> tuple[str, _Weight] | None:
+    """The one weight of its parts that a module can have used itself: torch's attention's."""
+    found = [
+        (re.sub(r"[._]weight$", "", name), weight)
+        for name, weight in weights.items()
+        if name.startswith(f"{module}.") and weight.out == out
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def _tied(weights: dict[str, _Weight], out: int) -> _Weight | None:

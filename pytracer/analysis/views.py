@@ -470,15 +470,24 @@ def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[
         [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
     )
     count = len(trace.strings)
+    root = _first_root(trace)
     # Numbers from `count` on: the module that the tensor of this name belongs to.
     numbers = np.where(kept & (name != 0), name + count, module)
 
     def path(number: int) -> str:
         if number < count:
             return trace.strings[number]
-        return trace.strings[number - count].rpartition(".")[0]
+        return trace.strings[number - count].rpartition(".")[0] or root
 
     return numbers, path
+
+
+def _first_root(trace: Trace) -> str:
+    """What the first model is called: its own tensors' names have no path."""
+    tree = scopes.tree(trace)
+    roots = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0))
+    names = (trace.strings[row] for row in tree.name[roots])
+    return next((name for name in names if "." not in name), "")
 
 
 # ---------------------------------------------------------------- over time
