@@ -197,12 +197,13 @@ def _positive(text: str) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    _refuse_to_overwrite(options.output, force=options.force)
     import torch
 
     from pytracer.demo import run
+    from pytracer.export.files import refuse_to_overwrite
     from pytracer.export.table import wants_color
 
+    refuse_to_overwrite(options.output, overwrite=options.force)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise errors.UsageError("--device cuda: there is no CUDA device here")
 
@@ -422,9 +423,11 @@ def _print_probe(probed: dict[str, Any]) -> None:
 
 
 def _gemm(options: argparse.Namespace) -> int:
-    _refuse_to_overwrite(options.output, force=options.force)
+    from pytracer.export.files import refuse_to_overwrite
     from pytracer.gemm import commands
 
+    if options.output is not None:
+        refuse_to_overwrite(options.output, overwrite=options.force)
     traced = _traced_model(options) if options.what == "advise" and options.file else None
     done = commands.run(
         options,
@@ -668,10 +671,11 @@ class _Teller:
 
     def __init__(self, json_file: Path | None, force: bool) -> None:
         from pytracer import runner
+        from pytracer.export.files import refuse_to_overwrite
 
-        self._rank, self._json, self._force = runner.rank(), json_file, force
-        if self._rank == 0 and json_file is not None and json_file.exists() and not force:
-            raise errors.FileIsThere(json_file)
+        self._rank, self._json = runner.rank(), json_file
+        if self._rank == 0 and json_file is not None:
+            refuse_to_overwrite(json_file, overwrite=force)
 
     def line(self, text: str) -> None:
         if self._rank == 0:
@@ -847,11 +851,6 @@ def _print_json(document: dict[str, Any]) -> None:
 
 def _json_text(document: dict[str, Any]) -> str:
     return json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2)
-
-
-def _refuse_to_overwrite(path: Path | None, *, force: bool) -> None:
-    if path is not None and path.exists() and not force:
-        raise errors.FileIsThere(path)
 
 
 def _write_json(path: Path | None, document: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
 from pytracer import errors
+from pytracer.export.files import refuse_to_overwrite
 from pytracer.recording import Recording
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
@@ -84,8 +85,7 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     path = plan.file()
     if not plan.as_module and path.exists() and path.samefile(plan.program[0]):
         raise errors.UsageError(f"-o {path} is the script itself")
-    if path.exists() and not plan.force:
-        raise errors.FileIsThere(path)
+    refuse_to_overwrite(path, overwrite=plan.force)
     _refuse_launchers(plan)
     execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
     path.unlink(missing_ok=True)

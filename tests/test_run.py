@@ -137,9 +137,21 @@ def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: 
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
     write(tmp_path, "train.py", TRAIN, "for _ in range(9):\n    step()\nprint('trained')\n")
-    done = python("-m", "pytracer", "run", "--json", "no/run.json", "train.py", folder=tmp_path)
+    (tmp_path / "there").mkdir()
+    for words, said in (
+        (("--json", "no/run.json"), "pytracer: no/run.json cannot be written: there is no folder"),
+        (
+            ("-o", "no/run.pytrace"),
+            "pytracer: no/run.pytrace cannot be written: there is no folder",
+        ),
+        (("-f", "-o", "train.py"), "pytracer: -o train.py is the script itself"),
+    ):
+        refused = python("-m", "pytracer", "run", *words, "train.py", folder=tmp_path)
+        assert (refused.returncode != 0, refused.stdout) == (True, "")
+        assert refused.stderr.startswith(said)
+    done = python("-m", "pytracer", "run", "-f", "--json", "there", "train.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "pytracer: cannot write no/run.json" in done.stderr
+    assert "pytracer: cannot write there" in done.stderr
     assert (tmp_path / "train.pytrace").exists()
 
 

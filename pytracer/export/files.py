@@ -32,6 +32,12 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
 
 
 def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
-    """To be asked before there is work that would be lost."""
+    """To be asked before there is work that would be lost.
+
+    Raises:
+        errors.CannotWrite: the file is there already, or its folder is not.
+    """
     if path.exists() and not overwrite:
         raise errors.FileIsThere(path)
+    if not path.parent.is_dir():
+        raise errors.CannotWrite(f"{path} cannot be written: there is no folder {path.parent}")
