@@ -376,7 +376,7 @@ def test_nothing_is_overwritten_or_left_half_written(tmp_path: Path) -> None:
     trace = training().trace()
     with pytest.raises(errors.UsageError, match=r"a \.json or a \.json\.gz"):
         chrome.write(trace, tmp_path / "run.txt")
-    with pytest.raises(errors.CannotWrite, match="No such file or directory"):
+    with pytest.raises(errors.CannotWrite, match="there is no folder"):
         chrome.write(trace, tmp_path / "missing" / "run.json")
     (tmp_path / "run.json").write_text("mine")
     with pytest.raises(errors.CannotWrite, match="exists; overwrite=True"):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -106,8 +107,8 @@ def test_the_doctors_screen(
         doctor.Check("stacks", "failed", "no line was seen"),
     ]
     monkeypatch.setattr(doctor, "checks", lambda: found)
-    monkeypatch.setattr(cli, "__version__", "1.2.3")
-    monkeypatch.setattr(cli.platform, "python_version", lambda: "3.12.0")
+    monkeypatch.setattr(cli.show, "__version__", "1.2.3")
+    monkeypatch.setattr(platform, "python_version", lambda: "3.12.0")
     monkeypatch.setattr(torch, "__version__", "2.11.0")
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -392,7 +392,7 @@ def test_advice_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
     words = f"gemm advise {SMALL} --vocab 33 --hidden 32 --batch 2 --seq 16 --layers 1 --json"
     assert cli.main(words.split()) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["pytracer_json"] == cli.JSON_VERSION
+    assert answer["pytracer_json"] == cli.output.JSON_VERSION
     assert answer["model"]["sizes"]["vocab"] == 33
     (vocab,) = answer["dimensions"]
     assert (vocab["name"], vocab["value"]) == ("vocab", 33)

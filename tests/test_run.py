@@ -14,7 +14,8 @@ import pytest
 import torch
 
 import pytracer
-from pytracer.cli import _without_program, main
+from pytracer.cli import main
+from pytracer.cli.run import without_program
 
 ROOT = Path(__file__).parents[1]
 
@@ -238,7 +239,7 @@ def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) ->
     ],
 )
 def test_the_programs_options_are_its_own(given, ours, program) -> None:
-    assert _without_program(given) == (ours, program)
+    assert without_program(given) == (ours, program)
 
 
 def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> None:

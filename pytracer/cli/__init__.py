@@ -1,0 +1,67 @@
+"""The command line: the only place that prints, and the only one that decides how to exit.
+
+What a program reads goes to stdout (`--json`, one document with a version); what a person reads
+is plain text. Errors are one line on stderr, and the exit code says which kind they are.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+from pytracer import errors
+from pytracer.cli import check, export, measure, output, run, show
+from pytracer.version import __version__
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code."""
+    parser = _parser()
+    arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        words = " ".join(unknown)
+        hint = "; the script's own options go after the script" if options.command == "run" else ""
+        parser.error(f"unrecognized arguments: {words}{hint}")
+    if options.command is None:
+        parser.print_help()
+        return errors.UsageError.exit_code
+    if options.command == "run":
+        return run.run(options, program)
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except errors.PytracerError as error:
+        print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        # `pytracer ... | head`: the reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pytracer",
+        description="Where a training step's memory went, to the byte.",
+        epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step.",
+    )
+    parser.add_argument("-V", "--version", action="version", version=f"pytracer {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for add in (
+        show.add_demo,
+        show.add_summary,
+        run.add_run,
+        check.add_check,
+        show.add_diff,
+        export.add_export,
+        show.add_ledger,
+        measure.add_gemm,
+        measure.add_cost,
+        measure.add_confirm,
+        show.add_doctor,
+    ):
+        add(commands)
+    return parser

@@ -1,0 +1,127 @@
+"""`pytracer check`: a trace held against a budget."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+
+
+def add_check(commands: Any) -> None:
+    """Its arguments."""
+    check = commands.add_parser(
+        "check",
+        help="hold a saved trace against a budget; exit code 3 if it is exceeded",
+        description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000 (bytes).",
+    )
+    check.add_argument("file", type=Path, help="a .pytrace file")
+    check.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
+    check.add_argument(
+        "--max",
+        action="append",
+        default=[],
+        metavar="CATEGORY=SIZE",
+        help="of one category at its own peak, say activations=10GiB; may be repeated",
+    )
+    check.add_argument("--max-growth", metavar="SIZE", help="per step, once the first is over")
+    check.add_argument("--baseline", type=Path, metavar="FILE", help="show what grew since this")
+    check.add_argument(
+        "--max-increase", metavar="SIZE|PERCENT", help="of the peak over the baseline's, say 5%%"
+    )
+    output.add_json(check)
+    check.set_defaults(run=_check)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from pytracer.analysis import budgets
+    from pytracer.api import load
+    from pytracer.export import budget
+    from pytracer.export.table import size_text
+
+    limits = _limits(options)
+    with output.patience(f"reading {options.file}"):
+        loaded = load(options.file)
+        baseline = load(options.baseline) if options.baseline else None
+        if options.max_increase is not None:
+            assert baseline is not None
+            allowed = _increase(options.max_increase, baseline.peak.bytes)
+            limits["peak"] = min(limits.get("peak", allowed), allowed)
+        exceeded = loaded.check(**limits)
+        if not exceeded:
+            _require_whole(options.file, loaded)
+        changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
+    if options.json:
+        output.print_json(
+            {
+                "file": str(options.file),
+                "limits": {name: budgets.parse_size(size) for name, size in limits.items()},
+                "peak": loaded.peak.bytes,
+                "exceeded": [vars(row) for row in exceeded],
+                "differences": [vars(row) for row in changed],
+            }
+        )
+        return errors.BudgetExceeded.exit_code if exceeded else 0
+    if exceeded:
+        print(f"{loaded.table()}\n")
+    if baseline is not None:
+        print("\n".join((*budget.difference_lines(changed), "")))
+    if exceeded:
+        print("\n".join(budget.exceeded_lines(exceeded)))
+        closer = f"diff {options.baseline}" if options.baseline else "export"
+        print(f"Look closer with:  pytracer {closer} {options.file}")
+        return errors.BudgetExceeded.exit_code
+    print(f"Within the budget: the peak is {size_text(loaded.peak.bytes)}.")
+    return 0
+
+
+def _require_whole(file: Path, loaded: Any) -> None:
+    """What is missing may have been more than the budget: that is not to pass for keeping it."""
+    status = loaded.file_report.get("status")
+    if status not in ("complete", None):
+        raise errors.UnreadableTrace(
+            f"{file} is {status}: what is left of it is within the budget, and what is missing may "
+            "not have been; record it again"
+        )
+    if "lost_alloc" in loaded.health().index:
+        raise errors.UnreadableTrace(
+            f"{file} lacks allocations that did not fit into the recording: what is there is within "
+            "the budget; record it again with path=, or fewer steps"
+        )
+    if not len(loaded.data.events.ticks):
+        raise errors.UnreadableTrace(
+            f"{file} has no memory event in it, so it shows nothing of any budget: was the model on "
+            "a traced device, and the training in this process?"
+        )
+
+
+def _limits(options: argparse.Namespace) -> dict[str, int | str]:
+    from pytracer.analysis.budgets import parse_size
+
+    limits: dict[str, int | str] = {}
+    if options.max_peak is not None:
+        limits["peak"] = parse_size(options.max_peak)
+    for text in options.max:
+        name, equals, size = text.partition("=")
+        if not equals:
+            raise errors.UsageError(f"--max {text}: say which, as in --max activations=10GiB")
+        limits[name] = parse_size(size)
+    if options.max_growth is not None:
+        limits["growth_per_step"] = parse_size(options.max_growth)
+    if options.max_increase is not None and options.baseline is None:
+        raise errors.UsageError("--max-increase is over a --baseline: name one")
+    if not limits and options.max_increase is None:
+        raise errors.UsageError("check against what? say --max-peak 40GiB, or see check -h")
+    return limits
+
+
+def _increase(text: str, before: int) -> int:
+    """The peak that is allowed."""
+    from pytracer.analysis.budgets import parse_size
+
+    if text.endswith("%"):
+        try:
+            return before + int(before * float(text[:-1]) / 100)
+        except ValueError:
+            raise errors.UsageError(f"--max-increase {text}: that is no percentage") from None
+    return before + parse_size(text)

@@ -1,0 +1,106 @@
+"""`pytracer export`: a trace for a viewer, a notebook or a browser."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+
+# What each export is called, and which suffixes stand for it; the first is its own.
+_SUFFIXES = {
+    "chrome": (".json.gz", ".json"),
+    "snapshot": (".pickle", ".pkl"),
+    "html": (".html", ".htm"),
+    "parquet": (".parquet", "/"),
+}
+
+_OPENED_WITH = {
+    "snapshot": "Open it at https://pytorch.org/memory_viz (the file stays on your machine).",
+    "html": "Open it in any browser; nothing in it runs or is loaded.",
+    "parquet": "Read it with pandas.read_parquet('{}/allocations.parquet').",
+}
+
+
+def add_export(commands: Any) -> None:
+    """Its arguments."""
+    export = commands.add_parser(
+        "export", help="a saved trace for a viewer, a notebook or a browser"
+    )
+    export.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    export.add_argument(
+        "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
+    )
+    export.add_argument(
+        "--format",
+        choices=tuple(_SUFFIXES),
+        help="chrome (https://ui.perfetto.dev), snapshot (https://pytorch.org/memory_viz), html "
+        "or parquet; by default what the output's suffix says, or chrome",
+    )
+    export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    export.add_argument(
+        "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
+    )
+    output.add_json(export)
+    export.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from pytracer.api import load
+
+    kind, target = _export_target(options)
+    with output.patience(f"exporting {options.file}"):
+        loaded = load(options.file)
+        output.say_if_damaged(options.file, loaded)
+        return _export_as(kind, target, loaded, options)
+
+
+def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace) -> int:
+    if kind == "chrome":
+        return _export_chrome(options, loaded, Path(target))
+    if options.max_events is not None:
+        raise errors.UsageError("--max-events is for --format chrome")
+    writers: dict[str, Callable[..., Path]] = {
+        "snapshot": loaded.export_memory_snapshot,
+        "html": loaded.export_html,
+        "parquet": loaded.to_parquet,
+    }
+    written = writers[kind](target, overwrite=options.force)
+    if options.json:
+        output.print_json({"format": kind, "path": str(written)})
+        return 0
+    print(f"Written to {written}.")
+    print(_OPENED_WITH[kind].format(written))
+    return 0
+
+
+def _export_target(options: argparse.Namespace) -> tuple[str, str]:
+    """The format and where it goes."""
+    if options.output is None:
+        kind = options.format or "chrome"
+        return kind, str(options.file.with_suffix(_SUFFIXES[kind][0]))
+    if options.format is not None:
+        return options.format, options.output
+    for kind, suffixes in _SUFFIXES.items():
+        if options.output.endswith(suffixes):
+            return kind, options.output
+    known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+    raise errors.UsageError(f"{options.output}: say --format, or end it with one of {known}")
+
+
+def _export_chrome(options: argparse.Namespace, loaded: Any, target: Path) -> int:
+    written = loaded.export_chrome_trace(
+        target, overwrite=options.force, max_events=options.max_events
+    )
+    if options.json:
+        output.print_json({**vars(written), "path": str(written.path)})
+        return 0
+    print(f"Written to {written.path}: {written.events:,} events, {written.file_bytes:,} bytes.")
+    left_out = ", ".join(f"{count:,} {what}" for what, count in written.left_out.items())
+    for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
+        print(note, file=sys.stderr)
+    print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
+    print(f"The same on one screen:  pytracer summary {options.file}")
+    return 0

@@ -1,0 +1,140 @@
+"""Measuring: gemm, cost, confirm."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+
+
+def add_gemm(commands: Any) -> None:
+    """Its arguments."""
+    from pytracer.gemm import arguments
+
+    gemm = commands.add_parser(
+        "gemm", help="which matrix shapes this device likes, and what padding yours would gain"
+    )
+    arguments.add(gemm)
+    gemm.set_defaults(run=_gemm)
+
+
+def _gemm(options: argparse.Namespace) -> int:
+    from pytracer.export.files import refuse_to_overwrite
+    from pytracer.gemm import commands
+
+    if options.output is not None:
+        refuse_to_overwrite(options.output, overwrite=options.force)
+    traced = _traced_model(options) if options.what == "advise" and options.file else None
+    done = commands.run(
+        options,
+        traced,
+        progress=lambda text: print(text, file=sys.stderr),
+        keep=lambda document: output.write_json(options.output, document),
+    )
+    output.write_json(options.output, done.document)
+    if options.json:
+        output.print_json(done.document)
+    else:
+        print(done.text)
+    return 0
+
+
+def _traced_model(options: argparse.Namespace) -> Any:
+    """The linear layers that a trace shows, as a model to give advice on."""
+    from pytracer.analysis.linear_layers import linear_layers
+    from pytracer.gemm import device, presets
+    from pytracer.trace import load
+
+    if options.model or options.vocab or options.hidden:
+        raise errors.UsageError("a trace or a model's sizes, not both")
+    rows = options.batch * options.seq if options.batch and options.seq else None
+    kind = device.pick(options.device).type
+    return presets.traced(linear_layers(load(options.file), rows), options.dtype, kind)
+
+
+def add_cost(commands: Any) -> None:
+    """Its arguments."""
+    cost = commands.add_parser(
+        "cost", help="what each part cost, forward and backward, beside the textbook's ratios"
+    )
+    cost.add_argument(
+        "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
+    )
+    cost.add_argument("--by", choices=("class", "module", "op"), help="default: class")
+    cost.add_argument("--each", action="store_true", help="by module, a row for every layer")
+    cost.add_argument(
+        "--measure-peaks", action="store_true", help="measure what this device can do, and keep it"
+    )
+    output.add_json(cost)
+    cost.set_defaults(run=_cost)
+
+
+def _cost(options: argparse.Namespace) -> int:
+    if options.each and options.by not in (None, "module"):
+        raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
+    by = options.by or ("module" if options.each else "class")
+    if options.file is None and not options.measure_peaks:
+        raise errors.UsageError(
+            "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
+        )
+    measured = _measure_peaks() if options.measure_peaks else {}
+    if options.file is None:
+        if options.json:
+            output.print_json({"peaks": measured})
+        return 0
+    from pytracer.analysis import cost
+    from pytracer.api import load
+    from pytracer.cost import peaks as device_peaks
+    from pytracer.export.cost_text import render
+
+    loaded = load(options.file)
+    output.say_if_damaged(options.file, loaded)
+    trace = loaded.data
+    name = cost.measured(trace).device_name
+    peaks = measured.get(name) or device_peaks.cached(name)
+    if options.json:
+        rows = [vars(row) for row in cost.rows(trace, by, peaks)]
+        missing = [vars(each) for each in cost.uncounted(trace)]
+        found = {k: v for k, v in vars(cost.measured(trace)).items() if k != "records"}
+        output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
+        return 0
+    print(render(trace, by, peaks, each=options.each))
+    return 0
+
+
+def _measure_peaks() -> dict[str, Any]:
+    """Of the GPU, or of the CPU where there is none; by the device's name."""
+    import torch
+
+    from pytracer.cost import peaks
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    name, found = peaks.device_name(device), peaks.measure(device)
+    rates = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in found["flops_per_s"].items())
+    copied = found["copy_bytes_per_s"] / 1e9
+    print(f"{name}: {rates} TFLOP/s, copy {copied:.4g} GB/s", file=sys.stderr)
+    return {name: found}
+
+
+def add_confirm(commands: Any) -> None:
+    """Its arguments."""
+    from pytracer.claims import arguments
+
+    confirm = commands.add_parser(
+        "confirm", help="published claims about training memory, measured again on this machine"
+    )
+    arguments.add(confirm)
+    confirm.set_defaults(run=_confirm)
+
+
+def _confirm(options: argparse.Namespace) -> int:
+    from pytracer.claims import commands
+
+    done = commands.run(options, progress=lambda text: print(text, file=sys.stderr))
+    if options.json:
+        output.print_json(done.document)
+    else:
+        print(done.text)
+    return done.exit_code

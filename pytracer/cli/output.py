@@ -1,0 +1,91 @@
+"""What commands have in common: how they print, write and complain."""
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+
+JSON_VERSION = 1
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Every command that prints has it."""
+    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+
+
+def positive(text: str) -> int:
+    """For argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return int(text)
+
+
+def in_words(error: errors.PytracerError) -> str:
+    """What is said to somebody who typed a command, and not to a program."""
+    return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
+
+
+@contextmanager
+def patience(doing: str) -> Iterator[None]:
+    """Says what takes so long, if it takes longer than two seconds."""
+    timer = threading.Timer(2.0, lambda: print(f"pytracer: {doing} ...", file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """The one document on stdout."""
+    print(json_text(document))
+
+
+def json_text(document: dict[str, Any]) -> str:
+    """With the version of its form."""
+    return json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2)
+
+
+def write_json(path: Path | None, document: dict[str, Any]) -> None:
+    """Whole or not at all: a reader never meets half a document."""
+    if path is None:
+        return
+    part = path.with_name(path.name + ".part")
+    try:
+        part.write_text(json_text(document) + "\n")
+        part.replace(path)
+    except OSError as error:
+        raise errors.CannotWrite(f"cannot write {path}: {error.strerror}") from None
+
+
+def say_if_damaged(file: Path, loaded: Any) -> None:
+    """What is shown is then of a part, and nobody is to take it for the whole."""
+    status = loaded.file_report.get("status")
+    if status not in ("complete", None):
+        notes = [f"  {note}" for note in loaded.file_report.get("notes", [])]
+        print("\n".join((f"\n{file} is {status}:", *notes)), file=sys.stderr)
+
+
+def summary_document(loaded: Any) -> dict[str, Any]:
+    """What the table says, for programs."""
+    peak = loaded.peak
+    return {
+        "peak": {
+            "bytes": peak.bytes,
+            "time_ns": peak.time_ns,
+            "step": peak.step,
+            "phase": peak.phase,
+            "by_category": dict(peak.by_category),
+        },
+        "categories": json.loads(loaded.summary().reset_index().to_json(orient="records")),
+        "meta": dict(loaded.data.meta),
+        "findings": json.loads(loaded.findings().to_json(orient="records")),
+        "file": dict(loaded.data.file_report),
+    }

@@ -1,0 +1,167 @@
+"""`pytracer run`: somebody else's program, recorded."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+
+_RUN_HELP = """\
+Runs a script as Python would, with its arguments, and records its memory:
+
+  pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
+  pytracer run -o run.pytrace -m my.training  a module, as python -m
+  pytracer run --steps 50 --stacks train.py   more steps, and Python lines
+  torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
+  accelerate launch -m pytracer run train.py
+
+A step ends at every optimizer.step(). The first steps are written to the file as they happen, so
+that a killed process leaves one. The rest is watched, 20 steps at a time and without keeping
+them: if an allocation fails later on, it is explained and saved as well. --no-watch stops
+tracing after the first steps. A program without steps is recorded to its end.
+
+Options for pytracer come before the script; what comes after it is the script's own. Its exit
+code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
+rank 0 talks.
+"""
+
+
+def add_run(commands: Any) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "run",
+        help="run a script or module and record its memory",
+        description=_RUN_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
+        allow_abbrev=False,  # without_program knows the whole words only
+    )
+    parser.add_argument("-o", "--output", type=Path, help="default: SCRIPT.pytrace")
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    parser.add_argument(
+        "--steps", type=_steps, default=5, metavar="N", help='steps to keep (default 5; or "all")'
+    )
+    parser.add_argument(
+        "--schedule",
+        type=_schedule,
+        metavar="WAIT,WARMUP,ACTIVE",
+        help="which steps to keep instead, as torch.profiler.schedule counts them",
+    )
+    parser.add_argument(
+        "--no-watch", action="store_true", help="do not trace the steps after those"
+    )
+    parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
+    parser.add_argument("--detail", choices=("op", "category"), default="op")
+    parser.add_argument("--saved-tensors", choices=("auto", "hooks"), default="auto")
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
+    parser.set_defaults(run=None)
+
+
+def _steps(text: str) -> int | None:
+    if text != "all" and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f'{text} is neither a number of steps nor "all"')
+    return None if text == "all" else output.positive(text)
+
+
+def _schedule(text: str) -> tuple[int, ...]:
+    numbers = tuple(int(part) if part.isdecimal() else -1 for part in text.split(","))
+    if len(numbers) != 3 or min(numbers) < 0 or numbers[2] < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not WAIT,WARMUP,ACTIVE, say 1,1,3")
+    return numbers
+
+
+_TAKE_A_VALUE = {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
+_TAKE_A_VALUE |= {"--device", "--json"}
+
+
+def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Splits `run`'s own options from the program, whose options are none of our business.
+
+    A module's program begins with "-m".
+    """
+    given = list(arguments)
+    if not given or given[0] != "run":
+        return given, []
+    at = 1
+    while at < len(given):
+        if given[at] == "--":
+            return given[:at], given[at + 1 :]
+        if given[at] == "-m" or not given[at].startswith("-"):
+            return given[:at], given[at:]
+        at += 2 if given[at] in _TAKE_A_VALUE else 1
+    return given, []
+
+
+def run(options: argparse.Namespace, program: list[str]) -> int:
+    """What the program raises is not caught: Python ends as it would without us."""
+    from pytracer import runner
+
+    as_module = program[:1] == ["-m"]
+    words = program[1:] if as_module else program
+    if not words:
+        print("pytracer: run what? pytracer run train.py, or pytracer run -h", file=sys.stderr)
+        return errors.UsageError.exit_code
+    plan = runner.Plan(
+        program=tuple(words),
+        as_module=as_module,
+        output=options.output,
+        force=options.force,
+        skip=sum(options.schedule[:2]) if options.schedule else 0,
+        steps=options.schedule[2] if options.schedule else options.steps,
+        watch=not options.no_watch,
+        devices=(options.device,) if options.device else (),
+        options={
+            "stacks": options.stacks,
+            "detail": options.detail,
+            "saved_tensors": options.saved_tensors,
+        },
+    )
+    prepared: Callable[[], int]
+    try:
+        prepared = runner.prepare(plan, _Teller(options.json, options.force))
+    except errors.PytracerError as error:
+        print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
+        return error.exit_code
+    return prepared()
+
+
+class _Teller:
+    """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
+
+    def __init__(self, json_file: Path | None, force: bool) -> None:
+        from pytracer import runner
+        from pytracer.export.files import refuse_to_overwrite
+
+        self._rank, self._json = runner.rank(), json_file
+        if self._rank == 0 and json_file is not None:
+            refuse_to_overwrite(json_file, overwrite=force)
+
+    def line(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"pytracer: {text}", file=sys.stderr)
+
+    def recorded(self, traced: Any, path: Path) -> None:
+        if self._rank != 0:
+            return
+        from pytracer.export.table import wants_color
+
+        with output.patience("analysing"):
+            table = traced.table(color=wants_color(sys.stderr))
+        print(f"\n{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
+        print(f"  pytracer summary {path}", file=sys.stderr)
+        print(f"  pytracer export {path}    a timeline for Perfetto", file=sys.stderr)
+        try:
+            output.write_json(self._json, output.summary_document(traced))
+        except errors.CannotWrite as problem:  # the training goes on
+            self.line(str(problem))
+
+    def page(self, text: str) -> None:
+        if self._rank == 0:
+            print(f"\n{text}", file=sys.stderr)
+        else:
+            last = text.splitlines()[-1]
+            print(f"pytracer: rank {self._rank}: {' '.join(last.split())}", file=sys.stderr)

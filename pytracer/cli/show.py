@@ -1,0 +1,252 @@
+"""Looking: demo, summary, diff, ledger, doctor."""
+
+import argparse
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+from pytracer.version import __version__
+
+
+def add_demo(commands: Any) -> None:
+    """Its arguments."""
+    demo = commands.add_parser(
+        "demo", help="trace a small transformer's training steps and show the table"
+    )
+    demo.add_argument("-o", "--output", type=Path, default=Path("pytracer-demo.pytrace"))
+    demo.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    demo.add_argument("--steps", type=output.positive, default=3, help="training steps (default 3)")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
+    output.add_json(demo)
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    import torch
+
+    from pytracer.demo import run
+    from pytracer.export.files import refuse_to_overwrite
+    from pytracer.export.table import wants_color
+
+    refuse_to_overwrite(options.output, overwrite=options.force)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise errors.UsageError("--device cuda: there is no CUDA device here")
+
+    with output.patience("tracing"):
+        traced = run(options.steps, options.device)
+    written = traced.save(options.output, overwrite=True)
+    if options.json:
+        output.print_json({**output.summary_document(traced), "path": str(written)})
+        return 0
+    print(traced.table(color=wants_color(sys.stdout)))
+    print(f"\nWritten to {written}. Look again with:  pytracer summary {written}")
+    return 0
+
+
+def add_summary(commands: Any) -> None:
+    """Its arguments."""
+    summary = commands.add_parser("summary", help="show a saved trace on one screen")
+    summary.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    output.add_json(summary)
+    summary.set_defaults(run=_summary)
+
+
+def _summary(options: argparse.Namespace) -> int:
+    from pytracer.api import load
+    from pytracer.export.table import wants_color
+
+    with output.patience(f"reading {options.file}"):
+        loaded = load(options.file)
+        table = loaded.table(color=wants_color(sys.stdout))
+    if options.json:
+        output.print_json(output.summary_document(loaded))
+        return 0
+    print(table)
+    if loaded.data.meta.get("failed"):
+        print(f"\n{loaded.post_mortem()}")
+    output.say_if_damaged(options.file, loaded)
+    print(f"\nOver time:         pytracer export {options.file}", file=sys.stderr)
+    print(f"Against a budget:  pytracer check {options.file} --max-peak SIZE", file=sys.stderr)
+    return 0
+
+
+def add_diff(commands: Any) -> None:
+    """Its arguments."""
+    diff = commands.add_parser(
+        "diff", help="what grew and what is new: two traces, or two steps of one"
+    )
+    diff.add_argument("before", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    diff.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
+    diff.add_argument(
+        "--by",
+        default="category,module,op,line,phase",
+        help="what to tell apart (default: category,module,op,line,phase)",
+    )
+    diff.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
+    diff.add_argument("--steps", type=_two_steps, help="a step of each, from 0: 1,3")
+    output.add_json(diff)
+    diff.set_defaults(run=_diff)
+
+
+def _two_steps(text: str) -> tuple[int, int]:
+    first, comma, second = text.partition(",")
+    if not (comma and first.isdecimal() and second.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text} is not two steps, as in 1,3")
+    return int(first), int(second)
+
+
+def _diff(options: argparse.Namespace) -> int:
+    if options.after is None and options.steps is None:
+        raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
+    from pytracer.analysis import diff
+    from pytracer.api import load
+    from pytracer.export.diff import render
+
+    after_path = options.after or options.before
+    before, after = load(options.before), load(after_path)
+    output.say_if_damaged(options.before, before)
+    if options.after:
+        output.say_if_damaged(after_path, after)
+    found = diff.diff(
+        before.data, after.data, options.by.split(","), at=options.at, steps=options.steps
+    )
+    if options.json:
+        output.print_json(
+            {
+                "keys": found.keys,
+                "before": vars(found.before),
+                "after": vars(found.after),
+                "rows": [{**vars(row), "kind": row.kind} for row in found.rows],
+            }
+        )
+        return 0
+    print(render(found, (str(options.before), str(after_path))))
+    return 0
+
+
+def add_ledger(commands: Any) -> None:
+    """Its arguments."""
+    ledger = commands.add_parser(
+        "ledger", help="a device's bytes row by row, from tensors to what nvidia-smi shows"
+    )
+    ledger.add_argument(
+        "file", type=Path, nargs="?", help="a .pytrace file (default: the devices as they are now)"
+    )
+    ledger.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
+    ledger.add_argument("--device", help="default: the one that the program trained on")
+    ledger.add_argument(
+        "--probe", action="store_true", help="measure what a bare CUDA context costs here"
+    )
+    output.add_json(ledger)
+    ledger.set_defaults(run=_ledger)
+
+
+def _ledger(options: argparse.Namespace) -> int:
+    if options.file is None:
+        return _ledger_now(options)
+    from pytracer.analysis import fragmentation, ledger
+    from pytracer.api import load
+    from pytracer.export.ledger_text import render
+
+    loaded = load(options.file)
+    output.say_if_damaged(options.file, loaded)
+    trace = loaded.data
+    found = ledger.ledger(trace, options.at, options.device)
+    layout = fragmentation.layout(trace, options.at, found.device)
+    probed = _probe() if options.probe else None
+    if options.json:
+        document = {
+            **vars(found),
+            "rows": [vars(row) for row in found.rows],
+            "closes": found.closes,
+            "fragmentation": fragmentation.summary(layout),
+        }
+        output.print_json({**document, "probe": probed} if probed else document)
+        return 0
+    print(f"Ledger of {found.device} at the {found.at}")
+    print(render(found, layout))
+    if probed:
+        _print_probe(probed)
+    return 0
+
+
+def _ledger_now(options: argparse.Namespace) -> int:
+    """Which process holds what, on every device that NVML shows."""
+    from pytracer.capture import device_memory
+    from pytracer.export.ledger_text import render_now
+
+    nvml = device_memory.open_nvml()
+    if isinstance(nvml, str):
+        raise errors.CaptureError(
+            f"the devices cannot be read: {nvml}. Of a trace: pytracer ledger FILE"
+        )
+    gpus = device_memory.read_gpus(nvml, device_memory.all_uuids(nvml))
+    device_memory.name_processes(nvml, gpus)
+    probed = _probe() if options.probe else None
+    if options.json:
+        output.print_json({"gpus": gpus, **({"probe": probed} if probed else {})})
+        return 0
+    print(render_now(gpus))
+    if probed:
+        _print_probe(probed)
+    else:
+        print("What a bare CUDA context costs here:  pytracer ledger --probe")
+    return 0
+
+
+def _probe() -> dict[str, Any]:
+    from pytracer.capture import probe
+
+    return probe.measure()
+
+
+def _print_probe(probed: dict[str, Any]) -> None:
+    from pytracer.export.ledger_text import render_probe
+
+    print(f"\n{render_probe(probed)}")
+
+
+def add_doctor(commands: Any) -> None:
+    """Its arguments."""
+    doctor = commands.add_parser(
+        "doctor", help="what works here, what does not, and what to do about it"
+    )
+    output.add_json(doctor)
+    doctor.set_defaults(run=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    import torch
+
+    from pytracer import doctor
+    from pytracer.capture.session import allocator_settings
+
+    found = {
+        "pytracer": __version__,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda,
+        "devices": [
+            torch.cuda.get_device_name(i)
+            for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        ],
+        "allocator_settings": allocator_settings(),
+    }
+    if not options.json:
+        for name, value in found.items():
+            shown = ", ".join(value) if isinstance(value, list) else value
+            print(f"{name:20} {shown or 'none'}")
+    results = []
+    for check in doctor.checks():
+        results.append(vars(check))
+        if not options.json:
+            print(f"{check.name:20} {check.verdict:7} {check.detail}")
+    failed = any(check["verdict"] == "failed" for check in results)
+    if options.json:
+        output.print_json({**found, "checks": results})
+    elif not failed:
+        print("\nTry it:  pytracer demo", file=sys.stderr)
+    return 1 if failed else 0
