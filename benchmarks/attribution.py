@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _pytest.outcomes import Skipped
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -194,7 +195,10 @@ def main() -> None:
     print(f"{'case':<34}" + "".join(f"{tool:>24}" for tool in tools))
     rows = []
     for name in names:
-        row = measure(CASES[name], size, options.device)
+        try:
+            row = measure(CASES[name], size, options.device)
+        except Skipped as reason:
+            row = {"name": name, "error": str(reason)}
         rows.append(row)
         cells = [shown(row[tool]) for tool in tools] if "error" not in row else [row["error"]]
         print(f"{name:<34}" + "".join(f"{cell:>24}" for cell in cells), flush=True)

@@ -136,6 +136,8 @@ def attribution_table(document: dict[str, Any]) -> str:
         "|---|---:|---:|---:|",
     ]
     for case in document["cases"]:
+        if "error" in case:
+            continue  # it could not run there
         cells = [_share(case[tool]) for tool in tools]
         lines.append(
             f"| {case['name'].replace('-', ', ').replace('_', ' ')} | " + " | ".join(cells) + " |"

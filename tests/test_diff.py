@@ -57,6 +57,21 @@ def test_what_grew_what_is_new_and_what_is_gone() -> None:
     assert {row.key[0]: row.kind for row in back.rows}["h.4"] == "gone"
 
 
+def test_a_trace_with_lines_and_one_without_are_compared_without() -> None:
+    def one(*line: str) -> Trace:
+        b = TraceBuilder()
+        with b.module("h.0"), b.op("aten::mm", at=line):
+            b.alloc(MIB)
+        return b.trace()
+
+    found = diff(one("/x/train.py:3"), one())
+    assert found.keys == ("category", "module", "op", "phase")
+    assert {row.kind for row in found.rows} == {"same"}
+    assert "without" in render(found, ("a", "b"))
+    for same in (one(), one("/x/train.py:3")):
+        assert diff(same, same).keys == KEYS
+
+
 def test_addresses_do_not_matter() -> None:
     moved = TraceBuilder()
     moved.alloc(123_456)  # everything lies elsewhere, and this is not alive at the peak

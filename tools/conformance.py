@@ -19,6 +19,7 @@ from _pytest.outcomes import Skipped
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.readme_tables import attribution_table  # noqa: E402
 from pytracer.export.table import size_text  # noqa: E402
 from tests.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
 
@@ -69,6 +70,12 @@ def main() -> None:
     if options.kept:
         kept = {row["name"]: row for file in options.kept for row in json.loads(file.read_text())}
         sections.append(section([kept[name] for name in CASES if name in kept]))
+    for path in sorted((ROOT / "benchmarks" / "results").glob("attribution-*.json")):
+        document = json.loads(path.read_text())
+        title = (
+            f"## Other tools on the same cases: {document['hardware']}, {document['size']} models"
+        )
+        sections.append(f"{title}\n\n{attribution_table(document)}\n")
     DOCUMENT.write_text("\n".join(sections))
 
 

@@ -70,6 +70,7 @@ class Diff:
     before: Side
     after: Side
     rows: tuple[Row, ...]
+    note: str = ""  # what could not be told apart as was asked
 
 
 def diff(
@@ -94,6 +95,10 @@ def diff(
     keys = (by,) if isinstance(by, str) else tuple(by)
     if not keys:
         raise errors.UsageError("a diff needs at least one key to tell blocks apart by")
+    note = ""
+    if "line" in keys and len(keys) > 1 and _has_lines(before) != _has_lines(after):
+        keys = tuple(key for key in keys if key != "line")
+        note = "only one of them has Python lines: compared without"
     wanted = steps or (None, None)
     old_moment, new_moment = _moment(before, at, wanted[0]), _moment(after, at, wanted[1])
     first, second = _by_key(before, keys, old_moment), _by_key(after, keys, new_moment)
@@ -104,7 +109,7 @@ def diff(
         old, new = first.get(key, (0, 0)), second.get(key, (0, 0))
         rows.append(Row(key, old[0], new[0], new[0] - old[0], old[1], new[1]))
     rows.sort(key=lambda row: (-abs(row.change), -row.after, row.key))
-    return Diff(keys, _side(before, old_moment), _side(after, new_moment), tuple(rows))
+    return Diff(keys, _side(before, old_moment), _side(after, new_moment), tuple(rows), note)
 
 
 def frame(found: Diff) -> "pd.DataFrame":
@@ -148,6 +153,10 @@ def _side(trace: Trace, position: int) -> Side:
     in_a_step = found.step is not None and found.step < len(views.step_rows(trace))
     step = found.step if in_a_step else None  # after the last
     return Side(found.bytes, device, step, found.phase, found.by_category)
+
+
+def _has_lines(trace: Trace) -> bool:
+    return bool(allocations(trace).line.any())
 
 
 def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:

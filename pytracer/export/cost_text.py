@@ -104,7 +104,11 @@ def _foot(
     total = sum(row.time_ns for row in rows)
     what = "kernels" if found.clock == "kernels" else "operators"
     measured = f"{time_text(total)} of {what} on {found.device_name}"
-    lines = _paragraph("measured", measured, width)
+    ratios = "FLOPs, bytes and time are backward's over forward's"
+    if any(row.verdict == "off" for row in rows):
+        ratios += "; off: not as expected, and no cause that was seen fits (docs/cost.md)"
+    lines = _paragraph("ratios", ratios, width)
+    lines += _paragraph("measured", measured, width)
     lines += _paragraph("peaks", _peaks(found, peaks), width)
     for missing in ("FLOPs", "bytes"):
         names = [

@@ -14,6 +14,7 @@ def render(found: Diff, names: tuple[str, str] = ("before", "after"), width: int
         *_sides(names, found, width),
         _change(found),
         *_categories(found, width),
+        *([found.note] if found.note else []),
         "",
         *_rows(found, width),
     ]
