@@ -148,6 +148,21 @@ def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
     assert "detach" not in rows_of(t)["growth"]["change"]
 
 
+def test_what_an_objects_attribute_keeps_is_named() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.program, self.history = Program(), []
+
+        def run(self) -> trace:
+            with trace(self.program.model, stacks=True, devices="cpu") as t:
+                for _ in range(5):
+                    self.history.append(self.program.model(self.program.batch).detach())
+                    self.program.step()
+            return t
+
+    assert "`self.history` keeps" in rows_of(Trainer().run())["growth"]["evidence"]
+
+
 def test_a_buffer_that_is_made_anew_and_larger_in_each_step_is_named() -> None:
     program, history = Program(), torch.empty(0, 128)
     with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:

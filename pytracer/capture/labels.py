@@ -233,15 +233,17 @@ class Labels:
         if not tensors:
             return
         adopt(tensors)
-        numbers = []
-        for tensor in tensors:
-            alike = (category, role, tensor.shape, tensor.dtype)
-            number = self._nameless.get(alike)
-            if number is None:
-                number = C.intern_label(category, role, "", *describe(tensor))
-                self._nameless[alike] = number
-            numbers.append(number)
-        C.label_tensors(tensors, numbers)
+        C.label_tensors(tensors, [self._number_of(category, role, t) for t in tensors])
+
+    def _number_of(self, category: int, role: str, tensor: torch.Tensor) -> int:
+        if tensor.is_nested:  # has no shape, or one of symbols
+            return C.intern_label(category, role, "", *describe(tensor))
+        alike = (category, role, tensor.shape, tensor.dtype)
+        number = self._nameless.get(alike)
+        if number is None:
+            number = C.intern_label(category, role, "", *describe(tensor))
+            self._nameless[alike] = number
+        return number
 
     def bucket_sizes(self) -> list[int]:
         """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""

@@ -10,7 +10,7 @@ import inspect
 import itertools
 import sys
 from collections.abc import Iterator
-from types import FrameType
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def _locals_of(frame: FrameType) -> list[tuple[str, Any]]:
 
 
 def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-    for name, value in variables:
+    for name, value in _with_attributes(variables):
         if name.startswith("__"):
             continue
         addresses, nodes = set(), 0
@@ -76,6 +76,19 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
         addresses.discard(0)
         if addresses or nodes:
             yield {"name": name, "addresses": sorted(addresses), "graph_nodes": nodes}
+
+
+def _with_attributes(variables: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Also what a variable's object has under names of its own: `self.history`."""
+    for name, value in variables:
+        yield name, value
+        if isinstance(value, type | ModuleType | FunctionType | torch.Tensor):
+            continue
+        with contextlib.suppress(AttributeError):  # most of Python's own have none
+            held: dict[str, Any] = object.__getattribute__(value, "__dict__")
+            for key in list(held)[:_MOST_ITEMS]:
+                if not key.startswith("_"):
+                    yield f"{name}.{key}", held[key]
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
