@@ -90,7 +90,8 @@ def _cell(case: dict[str, Any], name: str) -> str:
     if limit is not None and ratio["median"] > limit:
         median = f"**{median}**"
     digits = 2 if ratio["median"] < 2 else 1
-    of_steps = f", {entry['steps_ratio']:.3f}" if "steps_ratio" in entry else ""
+    places = 3 if ratio["median"] < 2 else 1
+    of_steps = f", {entry['steps_ratio']:.{places}f}" if "steps_ratio" in entry else ""
     return f"{median} ({ratio['q1']:.{digits}f}-{ratio['q3']:.{digits}f}){of_steps}"
 
 

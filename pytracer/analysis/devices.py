@@ -45,6 +45,10 @@ def counted_devices(trace: Trace) -> tuple[str, ...]:
     return tuple(end) if isinstance(end, dict) else ()
 
 
+# What a program is started with, for segments that grow instead of leaving gaps.
+EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
 def expandable(trace: Trace, device: str) -> bool:
     """Whether the device's segments are expandable: they grow so, or the program asked for them."""
     mapped = trace.events.action == ACTION["segment_map"]

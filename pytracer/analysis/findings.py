@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import blocks, owners, phases, scopes, views
+from pytracer.analysis import blocks, devices, owners, phases, scopes, views
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.once import once_per_trace
@@ -550,5 +550,5 @@ def cache(now: Situation) -> Iterator[Finding]:
             "",
             f"The allocator reserves {now.size(found.reserved)} where the peak needs "
             f"{now.size(found.allocated)}: pieces that did not fit, or a larger peak before",
-            "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            devices.EXPANDABLE,
         )

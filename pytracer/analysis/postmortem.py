@@ -204,7 +204,7 @@ _Rows = Iterator[tuple[str, int, bool]]
 
 def _defragment(now: Situation, failed: Failure) -> _Rows:
     if failed.fragmented:
-        yield "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", failed.fragmented, True
+        yield devices.EXPANDABLE, failed.fragmented, True
 
 
 def _smaller_batch(now: Situation, failed: Failure) -> _Rows:

@@ -389,7 +389,7 @@ class _Cuda:
         if backend != "native":
             return (
                 f"the CUDA allocator is {backend}, which reports no events; "
-                "unset backend: in PYTORCH_CUDA_ALLOC_CONF to see each allocation"
+                "unset backend: in PYTORCH_ALLOC_CONF to see each allocation"
             )
         if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
             return "PYTORCH_NO_CUDA_MEMORY_CACHING is set: uncached allocations report no events"

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
+from pytracer.analysis import devices
 from pytracer.analysis.fragmentation import Layout
 from pytracer.analysis.ledger import Ledger, Row
 from pytracer.export.table import size_text
@@ -107,10 +108,7 @@ def _cache_text(layout: Layout) -> str:
         return text.rstrip()
     pages = f"whole free pages: {size_text(layout.free_pages)}"
     if layout.expandable_would_help:
-        return text + (
-            "PYTORCH_ALLOC_CONF=expandable_segments:True would have gathered it from the gaps "
-            f"({pages})."
-        )
+        return text + (f"{devices.EXPANDABLE} would have gathered it from the gaps ({pages}).")
     return text + f"Expandable segments would not have gathered it from the gaps ({pages})."
 
 

@@ -358,8 +358,10 @@ def _joined(held: list[_Segment]) -> list[_Segment]:
     """Neighbours that were mapped piece by piece are one segment."""
     out: list[_Segment] = []
     for segment in sorted(held, key=lambda part: part.begin):
-        last = out[-1] if out else None
-        if last is not None and last.end == segment.begin and last.stream == segment.stream:
+        last = out[-1] if out else segment
+        mapped = last.expandable or segment.expandable
+        alike = (last.stream, last.pool) == (segment.stream, segment.pool)
+        if mapped and alike and last.end == segment.begin:
             out[-1] = _Segment(last.begin, segment.end, last.stream, last.pool, expandable=True)
         else:
             out.append(segment)
