@@ -167,6 +167,7 @@ def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
         return []
 
     monkeypatch.setattr(graph.time, "perf_counter", clock)
+    monkeypatch.setattr(graph.time, "thread_time", clock)
     monkeypatch.setattr(graph, "saved_tensors", walk)
     walks = graph.GraphWalks()
     while now < 10:
@@ -176,3 +177,25 @@ def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
     assert len(walked) > 5
     assert walked[1] < 0.1
     assert 0.002 * len(walked) <= 0.01 * now
+
+
+def test_what_others_on_the_machine_take_is_not_held_against_a_walk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = own = 0.0
+    walked: list[float] = []
+
+    def walk(outputs: Any) -> list[torch.Tensor]:
+        nonlocal now, own
+        walked.append(now)
+        now, own = now + 0.5, own + 0.0001
+        return []
+
+    monkeypatch.setattr(graph.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(graph.time, "thread_time", lambda: own)
+    monkeypatch.setattr(graph, "saved_tensors", walk)
+    walks = graph.GraphWalks()
+    for _ in range(20):
+        walks.before_backward(None)
+        now += 0.03
+    assert len(walked) == 20

@@ -13,9 +13,10 @@ import torch
 from pytracer._native import C
 from pytracer.capture.labels import plain_tensors
 
-# A walk takes about 2 us a node. The first graphs are always walked, for short traces; later
-# ones as often as it adds no more than this share to the time.
-_ALWAYS = 2
+# A walk takes about 2 us a node. The first graphs are always walked, for short traces (and steps of
+# several passes); later ones as often as it adds no more than this share to the time. What a walk
+# takes is of this thread: on a busy machine the clock would tell of others.
+_ALWAYS = 4
 _SHARE = 0.005
 
 _FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
@@ -32,13 +33,13 @@ class GraphWalks:
 
     def before_backward(self, outputs: Any) -> None:
         """`outputs` are what backward begins from."""
-        began = time.perf_counter()
-        if self._walked >= _ALWAYS and began < self._not_before:
+        if self._walked >= _ALWAYS and time.perf_counter() < self._not_before:
             return
+        began = time.thread_time()
         C.record_saved(list(saved_tensors(outputs)))
-        ended = time.perf_counter()
+        taken = time.thread_time() - began
         self._walked += 1
-        self._not_before = ended + (ended - began) / _SHARE
+        self._not_before = time.perf_counter() + taken / _SHARE
 
 
 def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
