@@ -151,51 +151,64 @@ def test_a_graph_that_was_used_up_has_nothing_left() -> None:
     assert list(graph.saved_tensors(loss)) == []
 
 
+@pytest.fixture
+def pretended(monkeypatch: pytest.MonkeyPatch) -> "Pretended":
+    return Pretended(monkeypatch)
+
+
+class Pretended:
+    """A clock, and walks that take what they are told to: of the clock, and of this thread."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.own = 0.0
+        self.takes, self.own_part = 0.002, 1.0
+        self.walked: list[float] = []
+        monkeypatch.setattr(graph.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(graph.time, "thread_time", lambda: self.own)
+        monkeypatch.setattr(graph, "saved_tensors", self.walk)
+        self.walks = graph.GraphWalks()
+
+    def walk(self, outputs: Any) -> list[torch.Tensor]:
+        self.walked.append(self.now)
+        self.now += self.takes
+        self.own += self.takes * self.own_part
+        return []
+
+
+@pytest.mark.parametrize("steps", [True, False], ids=["with an optimizer", "without"])
+@pytest.mark.parametrize("passes", [1, 3])
 def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
-    monkeypatch: pytest.MonkeyPatch,
+    pretended: Pretended, passes: int, steps: bool
 ) -> None:
-    now = 0.0
-    walked: list[float] = []
-
-    def clock() -> float:
-        return now
-
-    def walk(outputs: Any) -> list[torch.Tensor]:
-        nonlocal now
-        walked.append(now)
-        now += 0.002
-        return []
-
-    monkeypatch.setattr(graph.time, "perf_counter", clock)
-    monkeypatch.setattr(graph.time, "thread_time", clock)
-    monkeypatch.setattr(graph, "saved_tensors", walk)
-    walks = graph.GraphWalks()
-    while now < 10:
-        walks.before_backward(None)
-        now += 0.010  # the rest of the step
-
-    assert len(walked) > 5
-    assert walked[1] < 0.1
-    assert 0.002 * len(walked) <= 0.01 * now
+    while pretended.now < 20:
+        for _ in range(passes):
+            pretended.walks.before_backward(None)
+        if steps:
+            pretended.walks.stepped()
+        pretended.now += 0.010  # the rest of the step
+    assert len(pretended.walked) > 5 * passes
+    assert pretended.walked[1] < 0.1
+    assert 0.002 * len(pretended.walked) <= 0.01 * pretended.now
 
 
-def test_what_others_on_the_machine_take_is_not_held_against_a_walk(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = own = 0.0
-    walked: list[float] = []
+def test_all_passes_of_a_step_are_walked_or_none(pretended: Pretended) -> None:
+    """As of a penalty on gradients: the first makes gradients, the second goes through those."""
+    of_step: list[int] = []
+    for _ in range(300):
+        before = len(pretended.walked)
+        for _ in range(3):
+            pretended.walks.before_backward(None)
+        pretended.walks.stepped()
+        of_step.append(len(pretended.walked) - before)
+        pretended.now += 0.030
+    assert of_step[:2] == [3, 3]
+    assert set(of_step) == {0, 3}
 
-    def walk(outputs: Any) -> list[torch.Tensor]:
-        nonlocal now, own
-        walked.append(now)
-        now, own = now + 0.5, own + 0.0001
-        return []
 
-    monkeypatch.setattr(graph.time, "perf_counter", lambda: now)
-    monkeypatch.setattr(graph.time, "thread_time", lambda: own)
-    monkeypatch.setattr(graph, "saved_tensors", walk)
-    walks = graph.GraphWalks()
+def test_what_others_on_the_machine_take_is_not_held_against_a_walk(pretended: Pretended) -> None:
+    pretended.takes, pretended.own_part = 0.5, 0.0001
     for _ in range(20):
-        walks.before_backward(None)
-        now += 0.03
-    assert len(walked) == 20
+        pretended.walks.before_backward(None)
+        pretended.walks.stepped()
+        pretended.now += 0.03
+    assert len(pretended.walked) == 20

@@ -203,6 +203,13 @@ def test_a_second_snapshot_is_counted():
     assert counted(found) == {"repeated_snapshots": 1}
 
 
+def test_a_cpu_seed_is_of_what_lives_and_not_of_what_was_freed_there():
+    found = match(("free_completed", 64), ("alloc", 64, 10), ("seed", 64, 10), ("label", 64, 0))
+    assert list(found.start) == [1]
+    assert list(found.allocation_of_event) == [-1, 0, -1, 0]
+    assert counted(found) == {"unmatched_frees": 1, "duplicate_seeds": 1}
+
+
 def test_a_cpu_seed_was_alive_before_the_recording():
     found = match(("free_completed", 64), ("seed", 64, 10), ("seed", 128, 20))
     assert list(found.start) == [-1, -1]

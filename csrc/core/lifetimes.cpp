@@ -171,7 +171,8 @@ size_t Matcher::scan() {
   return allocations + seeds_.size();
 }
 
-// Per device: the first alloc or free at each address that is also seeded.
+// Per device: the first alloc or free at each address that is also seeded. Without a snapshot the
+// first alloc: a seed is then of what lives as it is written, and not of what was freed before.
 std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
   std::vector<FirstTouch> touches(devices_.size());
   size_t last = 0;  // one past the last seed that matters
@@ -189,6 +190,9 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
     }
     uint32_t device = device_of_[events_.place[i]];
     if (static_cast<int64_t>(i) < devices_[device].snapshot) {
+      continue;
+    }
+    if (devices_[device].snapshot == kNone && action != Action::kAlloc) {
       continue;
     }
     FirstTouch& seeded = touches[device];

@@ -8,8 +8,9 @@
 //     (before_snapshot); the seeds after it describe what was alive at the snapshot.
 //   - A device without one starts at its first row.
 //   - A seed is a block that was alive before, unless its address was allocated within the
-//     recording before the seed's row: the seed, written for a trace inside of this one, then saw
-//     that allocation and is ignored (duplicate_seeds).
+//     recording before the seed's row: the seed then saw that allocation and is ignored
+//     (duplicate_seeds). After a snapshot, which is the seeds' instant, that is so only if nothing
+//     was freed there first.
 //   - An alloc where a block still lives ends that block, unseen (implicit_frees).
 //   - kFreeRequested ends the program's use, kFreeCompleted makes the bytes reusable. A block
 //     that is only completed (the CPU) ends there. In between it can still be labelled.

@@ -105,7 +105,9 @@ def match_lifetimes(events: Events, places: Places) -> Lifetimes:
     for row in recorded:
         if row.action == "seed":
             device = devices[row.device]
-            born_here = _first_touch(recorded, row) == "alloc"
+            at_an_instant = device.snapshot != -1  # else it is of what lives at its own row
+            touching = _TOUCHING if at_an_instant else _TOUCHING[:1]
+            born_here = _first_touch(recorded, row, touching) == "alloc"
             if born_here or row.address in device.live:
                 counters["duplicate_seeds"] += 1
             else:
@@ -201,9 +203,11 @@ def _known_events(events: Events, places: Places, counters: dict[str, int]) -> l
     return known
 
 
-def _first_touch(rows: Sequence[_Event], seed: _Event) -> str | None:
-    """The first thing that the allocator did at the seed's address before the seed's row."""
-    touching = ("alloc", "free_requested", "free_completed")
+_TOUCHING = ("alloc", "free_requested", "free_completed")
+
+
+def _first_touch(rows: Sequence[_Event], seed: _Event, touching: Sequence[str]) -> str | None:
+    """The first of these that the allocator did at the seed's address before the seed's row."""
     for row in rows:
         if row.position >= seed.position:
             return None

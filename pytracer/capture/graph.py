@@ -13,10 +13,11 @@ import torch
 from pytracer._native import C
 from pytracer.capture.labels import plain_tensors
 
-# A walk takes about 2 us a node. The first graphs are always walked, for short traces (and steps of
-# several passes); later ones as often as it adds no more than this share to the time. What a walk
-# takes is of this thread: on a busy machine the clock would tell of others.
-_ALWAYS = 4
+# A walk takes about 2 us a node. The first steps' graphs are always walked, for short traces; later
+# ones as often as it adds no more than this share to the time. What a walk takes is of this thread:
+# on a busy machine the clock would tell of others.
+_ALWAYS = 2  # steps
+_MOST_PASSES = 8  # of one step; a program may have no optimizer that says when it steps
 _SHARE = 0.005
 
 _FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
@@ -24,22 +25,38 @@ _NAMES: dict[Any, tuple[str, ...]] = {}  # what torch's own nodes save, by their
 
 
 class GraphWalks:
-    """Notes what is saved, before each backward pass or as often as the time allows."""
+    """Notes what is saved before the backward passes of a step, of each or as the time allows.
+
+    Of a step with several passes all are walked or none: they are not alike.
+    """
 
     def __init__(self) -> None:
         """No graph has been seen yet."""
-        self._walked = 0
+        self._steps = 0  # that were walked
+        self._passes = 0  # of this step
+        self._walking = False
+        self._spent = 0.0
         self._not_before = 0.0
 
     def before_backward(self, outputs: Any) -> None:
         """`outputs` are what backward begins from."""
-        if self._walked >= _ALWAYS and time.perf_counter() < self._not_before:
-            return
-        began = time.thread_time()
-        C.record_saved(list(saved_tensors(outputs)))
-        taken = time.thread_time() - began
-        self._walked += 1
-        self._not_before = time.perf_counter() + taken / _SHARE
+        if self._passes in (0, _MOST_PASSES):
+            self._next()
+        self._passes += 1
+        if self._walking:
+            began = time.thread_time()
+            C.record_saved(list(saved_tensors(outputs)))
+            self._spent += time.thread_time() - began
+            self._not_before = time.perf_counter() + self._spent / _SHARE
+
+    def stepped(self) -> None:
+        """An optimizer has: what comes is another step's."""
+        self._passes = 0
+
+    def _next(self) -> None:
+        self._steps += self._walking
+        self._walking = self._steps < _ALWAYS or time.perf_counter() >= self._not_before
+        self._passes, self._spent = 0, 0.0
 
 
 def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:

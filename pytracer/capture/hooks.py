@@ -236,6 +236,7 @@ class _PythonHooks:
         for times in self._hooks.phase_times:
             quietly(times.step_ends)
         quietly(self._hooks.labels.after_optimizer, optimizer)
+        self._hooks.walks.stepped()
         for listener in tuple(self._hooks.step_listeners):
             listener()
 

@@ -244,6 +244,12 @@ TEST(a_second_snapshot_is_counted) {
   check_counters(found, {{"repeated_snapshots", 1}});
 }
 
+TEST(a_cpu_seed_is_of_what_lives_and_not_of_what_was_freed_there) {
+  Lifetimes found = match({{kFreeCompleted, 64}, {kAlloc, 64, 10}, {kSeed, 64, 10}});
+  CHECK_EQ(found.start, Positions{1});
+  check_counters(found, {{"unmatched_frees", 1}, {"duplicate_seeds", 1}});
+}
+
 TEST(a_cpu_seed_was_alive_before_the_recording) {
   Lifetimes found = match({{kFreeCompleted, 64}, {kSeed, 64, 10}, {kSeed, 128, 20}});
   CHECK_EQ(found.start, (Positions{-1, -1}));
