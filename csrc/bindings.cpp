@@ -567,26 +567,25 @@ PYBIND11_MODULE(_C, m) {
   m.def("label_tensors", &label_tensors);
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
-      .def("add",
-           [](labels::Watched& watched,
-              py::handle tensor,
-              py::handle holder,
-              const py::tuple& path,
-              uint32_t label,
-              uint32_t gradient_label) {
-             tensor_of(tensor);
-             return watched.add(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
-           })
-      .def("move",
-           [](labels::Watched& watched,
-              py::handle tensor,
-              py::handle holder,
-              const py::tuple& path,
-              uint32_t label,
-              uint32_t gradient_label) {
-             tensor_of(tensor);
-             watched.move(tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label);
-           })
+      .def(
+          "add",
+          [](labels::Watched& watched,
+             py::handle tensor,
+             py::handle holder,
+             const py::tuple& path,
+             uint32_t label,
+             uint32_t gradient_label,
+             bool instead) {
+            tensor_of(tensor);
+            return watched.add(
+                tensor.ptr(), holder.ptr(), path.ptr(), label, gradient_label, instead);
+          },
+          py::arg("tensor"),
+          py::arg("holder"),
+          py::arg("path"),
+          py::arg("label"),
+          py::arg("gradient_label"),
+          py::arg("instead") = false)
       .def("label", &labels::Watched::label)
       .def("label_gradients", &labels::Watched::label_gradients)
       .def("label_gradients_of", &labels::Watched::label_gradients_of);

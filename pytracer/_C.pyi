@@ -76,15 +76,8 @@ class Watched:
         path: tuple[Any, ...],
         label: int,
         gradient_label: int,
+        instead: bool = False,
     ) -> bool: ...
-    def move(
-        self,
-        tensor: Any,
-        holder: Any,
-        path: tuple[Any, ...],
-        label: int,
-        gradient_label: int,
-    ) -> None: ...
     def label(self) -> int: ...
     def label_gradients(self) -> int: ...
     def label_gradients_of(self, tensors: list[Any]) -> int: ...

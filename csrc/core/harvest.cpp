@@ -122,7 +122,6 @@ template bool Harvest::drain(RecordingBuilder& sink);
 template bool Harvest::drain(Nowhere& sink);
 template void Harvest::add_unfinished(TraceWriter& sink);
 template void Harvest::add_unfinished(RecordingBuilder& sink);
-template void Harvest::add_unfinished(Nowhere& sink);
 
 void RecordingBuilder::add(std::span<const std::string> rows) {
   recording.strings.insert(recording.strings.end(), rows.begin(), rows.end());

@@ -99,6 +99,5 @@ extern template bool Harvest::drain(RecordingBuilder& sink);
 extern template bool Harvest::drain(Nowhere& sink);
 extern template void Harvest::add_unfinished(TraceWriter& sink);
 extern template void Harvest::add_unfinished(RecordingBuilder& sink);
-extern template void Harvest::add_unfinished(Nowhere& sink);
 
 }  // namespace pytracer

@@ -118,37 +118,38 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   return found && THPVariable_Check(found.ptr()) ? found : py::object();
 }
 
-bool Watched::add(
-    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
-  auto [known, is_new] = known_.try_emplace(tensor, entries_.size());
-  Shelf any;
-  if (!is_new && find(entries_[known->second], any).ptr() == tensor) {
-    return false;  // else it has died, and its address has come again
+bool Watched::add(PyObject* tensor,
+                  PyObject* holder,
+                  PyObject* path,
+                  uint32_t label,
+                  uint32_t gradient_label,
+                  bool instead) {
+  bool is_there = false;
+  if (auto known = known_.find(tensor); known != known_.end()) {
+    Entry before = entries_[known->second];
+    Shelf any;
+    is_there = find(before, any).ptr() == tensor;  // else it died, and its address has come again
   }
-  known->second = entries_.size();
-  entries_.push_back(entry(tensor, holder, path, label, gradient_label));
-  return true;
-}
-
-void Watched::move(
-    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
-  auto known = known_.find(tensor);
-  if (known != known_.end()) {
-    entries_[known->second] = entry(tensor, holder, path, label, gradient_label);
+  if (is_there && !instead) {
+    return false;
   }
-}
-
-Watched::Entry Watched::entry(
-    PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label) {
   auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(holder, nullptr));
   if (!reference) {
     throw py::error_already_set();
   }
-  return {std::move(reference),
-          py::reinterpret_borrow<py::object>(path),
-          tensor,
-          label,
-          gradient_label};
+  Entry entry{std::move(reference),
+              py::reinterpret_borrow<py::object>(path),
+              tensor,
+              label,
+              gradient_label};
+  auto [known, is_new] = known_.try_emplace(tensor, entries_.size());
+  if (is_there && !is_new) {
+    entries_[known->second] = std::move(entry);
+  } else {
+    known->second = entries_.size();
+    entries_.push_back(std::move(entry));
+  }
+  return !is_there;
 }
 
 template <class LabelOne>
@@ -156,7 +157,15 @@ size_t Watched::each(LabelOne label_one) {
   if (looking_) {
     return 0;  // another thread, of whose look this one got a turn in the middle
   }
-  looking_ = true;
+
+  struct Turn {
+    bool& taken;
+
+    explicit Turn(bool& flag) : taken(flag) { taken = true; }
+
+    ~Turn() { taken = false; }
+  } turn(looking_);
+
   Shelf last;
   size_t gone = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -176,7 +185,6 @@ size_t Watched::each(LabelOne label_one) {
       known_.emplace(entries_[i].tensor, i);
     }
   }
-  looking_ = false;
   return gone;
 }
 

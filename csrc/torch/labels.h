@@ -25,12 +25,14 @@ bool record_block(const void* address, c10::Device device, uint32_t label);
 class Watched {
  public:
   // `path` leads from the holder to the tensor: an attribute, then keys. Returns whether the
-  // tensor was new.
-  bool add(
-      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
-  // A tensor that is watched is known by this other place and these labels from now on.
-  void move(
-      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
+  // tensor was new. One that is not is known as it was, or by this place and these labels
+  // `instead`.
+  bool add(PyObject* tensor,
+           PyObject* holder,
+           PyObject* path,
+           uint32_t label,
+           uint32_t gradient_label,
+           bool instead);
   // Labels the blocks that back the tensors that stand there now, or their gradients. Returns
   // how many places have gone since the last time.
   size_t label();
@@ -56,8 +58,6 @@ class Watched {
     pybind11::object container;
   };
 
-  static Entry entry(
-      PyObject* tensor, PyObject* holder, PyObject* path, uint32_t label, uint32_t gradient_label);
   static pybind11::object find(const Entry& entry, Shelf& last);
   static bool label_gradient(const at::Tensor& tensor, const Entry& entry);
   template <class LabelOne>

@@ -227,17 +227,17 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     A variable is overwritten in each step, so it is known by what the last one put into it. Where
     nothing like it is there any more at the end, the variable is gone too.
     """
-    variables = now.trace.meta.get("variables")
+    variables = _variables(now)
     alloc = allocations(now.trace)
     own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
-    if not isinstance(variables, list) or not own.any():
+    if not own.any():
         return ""
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
     held: dict[str, int] = {}
     count: dict[str, int] = {}
     nodes: dict[str, int] = {}
     for row in variables:
-        if not isinstance(row, dict) or not isinstance(row.get("addresses"), list):
+        if not isinstance(row.get("addresses"), list):
             continue
         name, graph = str(row.get("name", "")), row.get("graph_nodes")
         distinct = {address for address in row["addresses"] if isinstance(address, int)}
@@ -252,12 +252,14 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
 
 
 def _has_graph(now: Situation, variable: str) -> bool:
-    variables = now.trace.meta.get("variables")
-    rows = variables if isinstance(variables, list) else []
-    return any(
-        isinstance(row, dict) and row.get("name") == variable and row.get("graph_nodes")
-        for row in rows
-    )
+    rows = _variables(now)
+    return any(row.get("name") == variable and row.get("graph_nodes") for row in rows)
+
+
+def _variables(now: Situation) -> list[dict[str, Any]]:
+    """What the program's variables held when the trace ended."""
+    rows = now.trace.meta.get("variables")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
 
 
 def _kinds(trace: Trace, *, sizes: bool = True) -> U64:

@@ -137,7 +137,7 @@ class Labels:
         elif name not in self._group_names:
             known = self.parameter_name(tensor)
             if known in self._group_names:
-                self._watched.move(tensor, holder, path, weight, gradient)
+                self._watched.add(tensor, holder, path, weight, gradient, instead=True)
                 self._parameter_names[id(tensor)] = self.renamed[known] = name
 
     def _forget(self, module_id: int) -> None:
@@ -175,6 +175,7 @@ class Labels:
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
         inputs = [t for t in tensors_in((args, kwargs)) if id(t) not in is_cache]
+        adopt([*inputs, *cached])
         self._label_as(_INPUTS, "batch", inputs)
         self._label_as(_FUNCTIONAL, "kv_cache", cached)
 
@@ -230,9 +231,6 @@ class Labels:
 
     def _label_as(self, category: int, role: str, tensors: list[torch.Tensor]) -> None:
         """Those that have no name; of what is alike the label is looked up once."""
-        if not tensors:
-            return
-        adopt(tensors)
         C.label_tensors(tensors, [self._number_of(category, role, t) for t in tensors])
 
     def _number_of(self, category: int, role: str, tensor: torch.Tensor) -> int:

@@ -48,13 +48,9 @@ def add_export(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from pytracer.api import load
-
     kind, target = _export_target(options)
     with output.patience(f"exporting {options.file}"):
-        loaded = load(options.file)
-        output.say_if_damaged(options.file, loaded)
-        return _export_as(kind, target, loaded, options)
+        return _export_as(kind, target, output.read(options.file), options)
 
 
 def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace) -> int:

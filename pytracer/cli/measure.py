@@ -85,13 +85,10 @@ def _cost(options: argparse.Namespace) -> int:
             output.print_json({"peaks": measured})
         return 0
     from pytracer.analysis import cost
-    from pytracer.api import load
     from pytracer.cost import peaks as device_peaks
     from pytracer.export.cost_text import render
 
-    loaded = load(options.file)
-    output.say_if_damaged(options.file, loaded)
-    trace = loaded.data
+    trace = output.read(options.file).data
     name = cost.measured(trace).device_name
     peaks = measured.get(name) or device_peaks.cached(name)
     if options.json:

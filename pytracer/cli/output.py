@@ -65,6 +65,15 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
         raise errors.CannotWrite(f"cannot write {path}: {error.strerror}") from None
 
 
+def read(file: Path) -> Any:
+    """The trace in a file; if it is damaged, that is said."""
+    from pytracer.api import load
+
+    loaded = load(file)
+    say_if_damaged(file, loaded)
+    return loaded
+
+
 def say_if_damaged(file: Path, loaded: Any) -> None:
     """What is shown is then of a part, and nobody is to take it for the whole."""
     status = loaded.file_report.get("status")

@@ -102,14 +102,11 @@ def _diff(options: argparse.Namespace) -> int:
     if options.after is None and options.steps is None:
         raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
     from pytracer.analysis import diff
-    from pytracer.api import load
     from pytracer.export.diff import render
 
     after_path = options.after or options.before
-    before, after = load(options.before), load(after_path)
-    output.say_if_damaged(options.before, before)
-    if options.after:
-        output.say_if_damaged(after_path, after)
+    before = output.read(options.before)
+    after = output.read(options.after) if options.after else before
     found = diff.diff(
         before.data, after.data, options.by.split(","), at=options.at, steps=options.steps
     )
@@ -148,12 +145,9 @@ def _ledger(options: argparse.Namespace) -> int:
     if options.file is None:
         return _ledger_now(options)
     from pytracer.analysis import fragmentation, ledger
-    from pytracer.api import load
     from pytracer.export.ledger_text import render
 
-    loaded = load(options.file)
-    output.say_if_damaged(options.file, loaded)
-    trace = loaded.data
+    trace = output.read(options.file).data
     found = ledger.ledger(trace, options.at, options.device)
     layout = fragmentation.layout(trace, options.at, found.device)
     probed = _probe() if options.probe else None
