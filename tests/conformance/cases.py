@@ -106,9 +106,10 @@ class Result:
         """The exact categories that need no saved tensor to be seen."""
         return {name: n for name, n in getattr(self, which).items() if name != "inputs"}
 
-    def differences(self) -> set[str]:
-        """Categories whose bytes at the peak differ between auto and hooks."""
-        return {name for name in self.auto if self.auto[name] != self.hooks[name]}
+    def differences(self) -> dict[str, tuple[int, int]]:
+        """Bytes at the peak of the categories that differ between auto and hooks."""
+        pairs = {name: (self.auto[name], self.hooks[name]) for name in self.auto}
+        return {name: (auto, hooks) for name, (auto, hooks) in pairs.items() if auto != hooks}
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
