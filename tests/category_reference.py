@@ -119,7 +119,7 @@ class Reference:
             return "activations", "recomputed"
         if "activations" in labelled:
             return "activations", self.label_role(a, labelled["activations"])
-        if a.saved or self.freed_by_a_node(a):
+        if (a.saved and not self.let_go_at_once(a)) or self.freed_by_a_node(a):
             return "activations", "saved"
 
         if "workspaces" in labelled:
@@ -196,6 +196,12 @@ class Reference:
             return True
         first = self.line.stretch_at(self.trace.events.ticks[:1])[0]
         return PHASES[self.line.phase[first]] in ("other", "data")
+
+    def let_go_at_once(self, a: Allocation) -> bool:
+        if self.made_in(a) != "backward" or a.end < 0:
+            return False
+        node = self.innermost(a.start, "node")
+        return node is not self.scopes[0] and self.innermost(a.end, "node") is node
 
     def recomputed(self, a: Allocation) -> bool:
         if self.made_in(a) != "recompute" or self.in_flight(a):

@@ -60,6 +60,28 @@ def checkpointed(model: nn.Module) -> None:
     kept.square().sum().backward()
 
 
+class Wasteful(torch.autograd.Function):
+    """Makes a graph in its backward that leads nowhere, as some of torch's own do on CUDA."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        gradient.exp().mul(x).sum()
+        return gradient * x
+
+
+def a_gradient_has_a_branch_that_dies(model: nn.Module) -> None:
+    x = torch.ones(16, 32, requires_grad=True)
+    out = Wasteful.apply(model(x)).tanh().sum()
+    (first,) = torch.autograd.grad(out, x, create_graph=True)
+    first.square().sum().backward()
+
+
 def recurrent(model: nn.Module) -> None:
     out, _ = nn.LSTM(32, 8)(torch.ones(5, 16, 32))
     (out.sum() + model(torch.ones(16, 32)).sum()).backward()
@@ -69,6 +91,7 @@ PROGRAMS = (
     a_variable_keeps_what_is_saved,
     the_graph_is_kept,
     the_gradient_has_a_gradient,
+    a_gradient_has_a_branch_that_dies,
     a_function_of_their_own,
     lists_of_tensors_are_saved,
     checkpointed,

@@ -14,7 +14,7 @@ import numpy as np
 
 from pytracer.analysis import scopes
 from pytracer.analysis.matching import Lifetimes
-from pytracer.analysis.phases import DATA, OTHER, Moments
+from pytracer.analysis.phases import BACKWARD_PHASE, DATA, OTHER, Moments
 from pytracer.analysis.scopes import BACKWARD, Mask, Tree
 from pytracer.schema import ACTION, U64
 from pytracer.trace import Trace
@@ -25,10 +25,22 @@ def saved(trace: Trace, found: Lifetimes, moments: Moments) -> Mask:
     result = np.zeros(len(found.start), np.bool_)
     about = found.allocation_of_event[trace.events.action == ACTION["saved"]]
     result[about[about >= 0]] = True
+    result &= ~_let_go_at_once(trace, moments)
     options = trace.meta.get("options")
     if isinstance(options, dict) and options.get("saved_tensors") == "auto" and result.any():
         result |= _alike(trace, found, moments, result)
     return result
+
+
+def _let_go_at_once(trace: Trace, moments: Moments) -> Mask:
+    """Freed inside the backward node that made it: a graph was made there, for no later backward.
+
+    Only hooks see such a save. What a checkpoint makes again is RECOMPUTE's.
+    """
+    node = scopes.tree(trace).node
+    made_in, freed_in = node[moments.made_scope], node[moments.freed_scope]
+    within: Mask = (moments.made_phase == BACKWARD_PHASE) & (made_in != 0) & (made_in == freed_in)
+    return within
 
 
 def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask) -> Mask:
