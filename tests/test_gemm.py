@@ -5,6 +5,7 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -470,6 +471,21 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
     assert noisy.doubt > 0.05
 
 
+def test_a_device_that_is_to_rest_rests_before_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And is not warmed up: that is what it is to recover from."""
+    done: list[str] = []
+    timer = Timer(CPU, dataclasses.replace(QUICK, most_rounds=3, noise=0.0))
+
+    def round_of(ready: list[Any]) -> list[float]:
+        done.append("run")
+        return [1.0 for _ in ready]
+
+    monkeypatch.setattr(timer._clock, "round", round_of)
+    monkeypatch.setattr("pytracer.gemm.timer.time.sleep", lambda s: done.append(f"rest {s}"))
+    timer([Gemm(16, 16, 16, "fp32")], rest=0.25)
+    assert done == ["run", *["rest 0.25", "run"] * 3]
+
+
 def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
     """With what it would take and what there is."""
     with pytest.raises(errors.PytracerError, match="has room for") as caught:
@@ -508,17 +524,19 @@ def test_fp8_is_swept_where_it_can_be() -> None:
 
 
 def test_the_best_is_found() -> None:
-    """find-peak returns the fastest first, from a device with one size that is best."""
+    """find-peak returns the fastest first, from a device with one size that is best; a device
+    that has rested does more than one that is held down by its power, and both are told."""
 
-    def measure(works: list[Gemm], *, null: bool = False) -> Comparison:
+    def measure(works: list[Gemm], *, null: bool = False, rest: float = 0.0) -> Comparison:
         best = Gemm(8192, 8192, 4096)
-        rates = [800e12 if work == best else 500e12 for work in works]
+        rates = [(800e12 if rest else 700e12) if work == best else 500e12 for work in works]
         times = (Timing(w, (w.flops / rate,) * 9) for w, rate in zip(works, rates, strict=True))
         return Comparison(tuple(times))
 
     found = sweep.find_peak(H200, "bf16", measure)  # type: ignore[arg-type]
-    assert found.timings[0].work == Gemm(8192, 8192, 4096)
-    assert found.timings[0].tflops == pytest.approx(800)
+    assert found.bursts.timings[0].work == Gemm(8192, 8192, 4096)
+    assert found.bursts.timings[0].tflops == pytest.approx(800)
+    assert found.sustained.timings[0].tflops == pytest.approx(700)
 
 
 def test_a_sweep_is_drawn(tmp_path: Path) -> None:

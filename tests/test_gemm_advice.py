@@ -24,7 +24,7 @@ def fake(seconds: Callable[[Work], float], noise: float = 0.002, bias: float = 0
     """A device on which a product takes as long as a rule says, a little noisily."""
     draw = random.Random(0)
 
-    def measure(works: Sequence[Work], *, null: bool = False) -> Comparison:
+    def measure(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
         def timing(work: Work, factor: float = 1.0) -> Timing:
             samples = (seconds(work) * factor * draw.gauss(1, noise) for _ in range(11))
             return Timing(work, tuple(samples))
@@ -173,7 +173,9 @@ def test_fp8_sizes_that_cannot_be_are_refused_with_the_nearest() -> None:
 def test_a_size_that_could_not_be_measured_is_said_so() -> None:
     """The rest of the advice is not lost for it."""
 
-    def short_of_memory(works: Sequence[Work], *, null: bool = False) -> Comparison:
+    def short_of_memory(
+        works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+    ) -> Comparison:
         if len(works) > 1:
             raise errors.PytracerError("out of memory for all that")
         return fake(like_hopper)(works, null=null)
@@ -198,7 +200,7 @@ def test_compiled_products_are_measured_compiled() -> None:
     """What torch.compile pads by itself is not ours to promise."""
     seen: list[Work] = []
 
-    def watched(works: Sequence[Work], *, null: bool = False) -> Comparison:
+    def watched(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
         seen.extend(works)
         return fake(like_hopper)(works, null=null)
 

@@ -141,8 +141,8 @@ def advise(
         shapes.check(use.work)
     comparisons: list[Comparison] = []
 
-    def measured(works: Sequence[Work], *, null: bool = False) -> Comparison:
-        found = measure([_as_run(work, compiled) for work in works], null=null)
+    def measured(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
+        found = measure([_as_run(work, compiled) for work in works], null=null, rest=rest)
         comparisons.append(found)
         return found
 

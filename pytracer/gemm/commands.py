@@ -237,9 +237,9 @@ def _bias_text(chosen: Sequence[tuple[sweep.Group, Comparison]]) -> str:
 def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, keep: Keep) -> Done:
     cuda = timer.device.type == "cuda"
     dtypes = _dtypes(options, timer, tuple(shapes.DTYPES) if cuda else _CPU_DTYPES)
-    found: dict[str, Comparison] = {}
+    found: dict[str, sweep.Peak] = {}
     document: dict[str, Any] = {}
-    parts = sum(len(sweep.peak_candidates(timer.facts, dtype)) // 4 + 2 for dtype in dtypes)
+    parts = sum(len(sweep.peak_candidates(timer.facts, dtype)) // 4 + 3 for dtype in dtypes)
     timer.settings = replace(timer.settings, seconds=min(options.seconds / 2 / parts, 2.0))
     for dtype in dtypes:
         progress(f"{dtype}: {len(sweep.peak_candidates(timer.facts, dtype))} candidates")
@@ -249,28 +249,34 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
     known = sweep.learn_kernels(
         [
             timing.work
-            for comparison in found.values()
-            for timing in comparison.timings
+            for peak in found.values()
+            for timing in peak.bursts.timings
             if isinstance(timing.work, Gemm)
         ],
         timer.device,
     )
     document = _peak_document(timer, found, known)
-    lines = [report.peak_text(dtype, rows[0]) for dtype, rows in document["peaks"].items()]
+    lines = [
+        report.peak_text(dtype, rows[0], document["sustained"][dtype])
+        for dtype, rows in document["peaks"].items()
+    ]
     lines.append(report.gauges_text(document["clocks"], document["notes"]))
     return Done(document, "\n".join(line for line in lines if line))
 
 
 def _peak_document(
-    timer: Timer, found: dict[str, Comparison], kernels: dict[Gemm, Any]
+    timer: Timer, found: dict[str, sweep.Peak], kernels: dict[Gemm, Any]
 ) -> dict[str, Any]:
-    peaks = {dtype: comparison.timings[0].tflops for dtype, comparison in found.items()}
+    peaks = {dtype: peak.bursts.timings[0].tflops for dtype, peak in found.items()}
     known = Knowledge(timer.facts, kernels, peaks, {})
     return {
-        **_head(timer, list(found.values())),
+        **_head(timer, [one for peak in found.values() for one in (peak.bursts, peak.sustained)]),
         "peaks": {
-            dtype: [sweep.explain(timing, known) for timing in comparison.timings]
-            for dtype, comparison in found.items()
+            dtype: [sweep.explain(timing, known) for timing in peak.bursts.timings]
+            for dtype, peak in found.items()
+        },
+        "sustained": {
+            dtype: sweep.explain(peak.sustained.timings[0], known) for dtype, peak in found.items()
         },
     }
 

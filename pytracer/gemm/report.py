@@ -101,15 +101,15 @@ def _named(found: Dimension) -> str:
     return found.name if found.name == str(found.value) else f"{found.name} {found.value}"
 
 
-def peak_text(dtype: str, row: dict[str, Any]) -> str:
-    """The best of one dtype on one line."""
+def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str:
+    """The best of one dtype on one line: for a moment, and without a pause."""
     share = row["datasheet_share"]
     of = f", {share:.1%} of the datasheet" if share else ""
     time = row["microseconds"]
     noise = (time["high"] - time["low"]) / 2 / time["median"]
     return (
-        f"{dtype:<5} {_number(row['tflops']):>6} TFLOP/s +-{noise:.1%}{of}, "
-        f"with {row['m']}x{row['n']}x{row['k']}"
+        f"{dtype:<5} {_number(row['tflops']):>6} TFLOP/s +-{noise:.1%}{of}; "
+        f"{_number(sustained['tflops'])} without a pause; {row['m']}x{row['n']}x{row['k']}"
     )
 
 

@@ -101,7 +101,9 @@ class Comparison:
 class Measure(Protocol):
     """What times candidates: a Timer, or a stand-in in a test."""
 
-    def __call__(self, works: Sequence[Work], *, null: bool = False) -> Comparison:
+    def __call__(
+        self, works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+    ) -> Comparison:
         """Times these in the same rounds."""
 
 
@@ -139,12 +141,16 @@ class Timer:
         self._random = random.Random(0)
         self._warm = False
 
-    def __call__(self, works: Sequence[Work], *, null: bool = False) -> Comparison:
+    def __call__(
+        self, works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+    ) -> Comparison:
         """Times these in the same rounds.
 
         Args:
             works: the candidates; ratios are to the first.
             null: run the first one twice, as two candidates.
+            rest: seconds of quiet before each round. A GPU that has worked for a tenth of a second
+                is held down by its power; one that has rested runs at its full clock.
 
         Raises:
             errors.UsageError: a product that cannot be.
@@ -162,7 +168,7 @@ class Timer:
                 for work, count in zip(candidates, sets, strict=True):
                     prepared = prepare(work, self.device, count)
                     ready.append(self._ready(prepared))
-                return self._run(ready, null=null)
+                return self._run(ready, null=null, rest=rest)
         finally:
             ready.clear()  # graphs and their operands, before the next candidates are allocated
 
@@ -216,13 +222,18 @@ class Timer:
             )
         return room - scratch
 
-    def _run(self, ready: list[_Ready], *, null: bool) -> Comparison:
+    def _run(self, ready: list[_Ready], *, null: bool, rest: float) -> Comparison:
         settings = self.settings
-        self._warm_up(ready)
+        most_seconds = settings.seconds + rest * settings.least_rounds
+        if rest:
+            self._clock.round(ready)
+        else:
+            self._warm_up(ready)
         seconds: list[list[float]] = [[] for _ in ready]
         order = list(range(len(ready)))
         began = time.perf_counter()
         while True:
+            time.sleep(rest)
             self._random.shuffle(order)
             for which, value in zip(
                 order, self._clock.round([ready[i] for i in order]), strict=True
@@ -235,7 +246,7 @@ class Timer:
             if rounds >= settings.most_rounds:
                 stopped = "rounds"
                 break
-            if time.perf_counter() - began > settings.seconds and rounds >= 2:
+            if time.perf_counter() - began > most_seconds and rounds >= 2:
                 stopped = "time"
                 break
         gauges = self._clock.finish()
