@@ -1,6 +1,7 @@
 """Throughput against each dimension, with what explains its steps. Needs matplotlib."""
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = [
-        (group["title"], _varied(group["rows"]), group["rows"]) for group in document["groups"]
+        (group["title"], varied, sorted(group["rows"], key=lambda row: row[varied]))
+        for group in document["groups"]
+        if (varied := _varied(group["rows"]))
     ]
-    panels = [panel for panel in panels if panel[1]]
     if not panels:
         raise errors.UsageError("nothing to draw: no group varies one dimension alone")
     wide = min(3, len(panels))
@@ -44,7 +46,8 @@ def draw(document: dict[str, Any], path: Path) -> None:
     for spare in axes.flat[len(panels) :]:
         spare.set_visible(False)
     for ax, (title, dimension, rows) in zip(axes.flat, panels, strict=False):
-        _panel(ax, title, dimension, sorted(rows, key=lambda row: row[dimension]))
+        _panel(ax, title, dimension, rows)
+    _legend(figure, panels)
     figure.suptitle(
         f"{document['device']['name']}, torch {document['device']['torch']}", fontsize=10
     )
@@ -64,7 +67,6 @@ def _panel(ax: Any, title: str, dimension: str, rows: list[dict[str, Any]]) -> N
     sizes = [row[dimension] for row in rows]
     rates = [row["tflops"] for row in rows]
     ax.plot(sizes, rates, color="0.7", linewidth=1, zorder=1)
-    drawn: set[int] = set()
     for row in rows:
         aligned = min(row["alignment_bytes"].values())
         time = row["microseconds"]
@@ -78,30 +80,47 @@ def _panel(ax: Any, title: str, dimension: str, rows: list[dict[str, Any]]) -> N
             marker=_MARKS[aligned],
             color="tab:red" if older else "tab:blue",
             markerfacecolor="none" if aligned < 128 else None,
-            label=None if aligned in drawn else f"{aligned} bytes",
             linestyle="none",
             zorder=2,
         )
-        drawn.add(aligned)
-    _wave_boundaries(ax, dimension, rows)
-    ax.set_title(
-        title + (" (red: an older generation's kernel)" if _any_older(rows) else ""), fontsize=8
-    )
+    for boundary in _wave_boundaries(dimension, rows):
+        ax.axvline(boundary, color="0.5", linestyle=":", linewidth=1)
+    ax.set_title(title, fontsize=8)
     ax.set_xlabel(dimension)
     ax.set_ylabel("TFLOP/s")
-    ax.set_ylim(bottom=0)
-    ax.legend(fontsize=6, title="aligned to", title_fontsize=6, loc="lower left")
+    ax.set_ylim(0, 1.1 * max(rates))
 
 
-def _any_older(rows: list[dict[str, Any]]) -> bool:
-    return any(row["older_kernel"] for row in rows)
+def _legend(figure: Any, panels: list[tuple[str, str, list[dict[str, Any]]]]) -> None:
+    """One for all panels: what marks, colours and lines say."""
+    from matplotlib.lines import Line2D
+
+    rows = [row for _, _, of_panel in panels for row in of_panel]
+    blank: dict[str, Any] = {"linestyle": "none", "color": "tab:blue"}
+    found = [
+        Line2D(
+            [],
+            [],
+            marker=_MARKS[aligned],
+            markerfacecolor="none" if aligned < 128 else None,
+            label=f"aligned to {aligned} bytes",
+            **blank,
+        )
+        for aligned in sorted({min(row["alignment_bytes"].values()) for row in rows})
+    ]
+    if any(row["older_kernel"] for row in rows):
+        old = {**blank, "color": "tab:red"}
+        found.append(Line2D([], [], marker="s", label="an older generation's kernel", **old))
+    if any(True for _, name, of_panel in panels for _ in _wave_boundaries(name, of_panel)):
+        found.append(Line2D([], [], color="0.5", linestyle=":", label="one more wave of tiles"))
+    figure.legend(handles=found, fontsize=7, ncols=4, loc="outside lower center")
 
 
-def _wave_boundaries(ax: Any, dimension: str, rows: list[dict[str, Any]]) -> None:
-    """A line between neighbours of which one needs another wave."""
+def _wave_boundaries(dimension: str, rows: list[dict[str, Any]]) -> Iterator[float]:
+    """Between neighbours of one tile, of which the larger needs another wave."""
     for before, after in itertools.pairwise(rows):
-        if not (before["tiling"] and after["tiling"]):
+        one, other = before["tiling"], after["tiling"]
+        if not (one and other) or any(one[name] != other[name] for name in ("tile_m", "tile_n")):
             continue
-        if before["tiling"]["waves"] < after["tiling"]["waves"]:
-            between = (before[dimension] + after[dimension]) / 2
-            ax.axvline(between, color="0.5", linestyle=":", linewidth=1)
+        if one["waves"] < other["waves"]:
+            yield (before[dimension] + after[dimension]) / 2
