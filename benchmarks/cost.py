@@ -47,6 +47,7 @@ from pytracer.export import cost_text  # noqa: E402
 
 PARTS = ("shapes", "operators", "phases", "models", "compiled")  # those that take longest last
 WARM_UP, STEPS = 4, 5
+CALLS = 5  # of a product by itself, in a graph
 
 # "Data Movement Is All You Need" (arXiv 2007.00072), table 1: BERT-large on a V100, in percent.
 PUBLISHED = {
@@ -196,7 +197,7 @@ def bias_share(own: list[cost.Record]) -> float:
 def products_alone(
     module: nn.Module, x: torch.Tensor, gradient: torch.Tensor, row: cost.Row
 ) -> dict[str, float]:
-    """The three products one by one, without autograd, by CUDA events: a second opinion."""
+    """The three products without autograd, each by itself, by CUDA events: a second opinion."""
     weight = module.weight.detach()
     x = x.detach()
 
@@ -218,7 +219,7 @@ def products_alone(
             "weight_gradient": lambda: convolution_gradient(False),
         }
     with torch.no_grad():
-        times = {way: seconds_of(run) for way, run in ways.items()}
+        times = seconds_of(ways)
     flops = row.forward_flops / STEPS
     return {
         **{f"{way}_tflops": flops / taken / 1e12 for way, taken in times.items()},
@@ -227,20 +228,35 @@ def products_alone(
     }
 
 
-def seconds_of(run: Callable[[], Any]) -> float:
-    """Of one call on the device, the median of some rounds."""
-    for _ in range(5):
+def seconds_of(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Of one call of each on the device, the median of some rounds, in which they take turns: a
+    clock that sinks does so for all. Replays of graphs, for small ones wait for no launch."""
+    graphs = {way: graph_of(run) for way, run in ways.items()}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    for number in range(12):
+        for way, graph in graphs.items():
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if number >= 3:
+                times[way].append(begin.elapsed_time(end) / 1e3 / CALLS)
+    return {way: statistics.median(taken) for way, taken in times.items()}
+
+
+def graph_of(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
+    """Several calls; what a library chooses at the first is chosen before."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
         run()
-    times = []
-    for _ in range(7):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(10):
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS):
             run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / 10)
-    return statistics.median(times)
+    return graph
 
 
 def shapes(report: "Report", device: str, quick: bool) -> None:
