@@ -108,6 +108,24 @@ def test_an_old_driver_has_no_reserve_of_its_own() -> None:
     assert (gpu["used"], gpu["driver_reserve"]) == (700 * MIB, None)
 
 
+def test_a_device_that_changes_while_it_is_read_is_read_again() -> None:
+    """Its bytes and its processes are two questions: a context may come up between them."""
+
+    class Busy(FakeNvml):
+        asked = 0
+
+        def nvmlDeviceGetComputeRunningProcesses(self, handle: str) -> list[Any]:  # noqa: N802
+            found = super().nvmlDeviceGetComputeRunningProcesses(handle)
+            self.asked += 1
+            if self.asked == 1:
+                self.devices[handle] |= {"used": 500 * MIB, "processes": {7: 500 * MIB}}
+            return found
+
+    gpu = device_memory.read_gpus(Busy("GPU-aaa"), ["aaa"])["aaa"]
+    assert gpu["used"] == 1100 * MIB
+    assert gpu["processes"] == [{"pid": 7, "bytes": 500 * MIB}]
+
+
 def test_a_process_in_two_lists_counts_once_and_only_its_name_is_kept() -> None:
     nvml = FakeNvml("GPU-aaa")
     nvml.devices["GPU-aaa"]["processes"] = {7: 50 * MIB, 8: None}
@@ -604,6 +622,7 @@ def test_what_was_probed_and_what_is_hidden_is_shown() -> None:
 
 
 @pytest.mark.cuda
+@pytest.mark.alone
 @pytest.mark.parametrize("condition", ["lazy", "eager", "other process", "limit", "warm"])
 @pytest.mark.parametrize("workload", ["mlp", "convnet"])
 def test_the_ledger_closes_on_the_device(workload: str, condition: str) -> None:

@@ -30,6 +30,8 @@ import torch
 
 Document = dict[str, Any]
 
+_TRIES = 4  # to read a device and its processes while nothing changes
+
 _HOST = {
     "VmRSS": "resident",
     "RssAnon": "anonymous",
@@ -204,17 +206,23 @@ def _read_gpu(nvml: Any, uuid: str) -> Document:
         handle = handle or _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare_uuid(uuid))
     if handle is None:
         return {}
+    found = _memory(nvml, handle)
+    for _ in range(_TRIES):
+        processes = _processes(nvml, handle)
+        before, found = found, _memory(nvml, handle)
+        if found == before:
+            break  # else another process took or gave back some between the questions
+    return {**found, "processes": processes} if found else {}
+
+
+def _memory(nvml: Any, handle: Any) -> Document:
     memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle, nvml.nvmlMemory_v2)
     reserve = None if memory is None else int(memory.reserved)
     memory = memory or _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
     if memory is None:
         return {}
-    return {
-        "total": int(memory.total),
-        "used": int(memory.used) + (reserve or 0),
-        "driver_reserve": reserve,
-        "processes": _processes(nvml, handle),
-    }
+    used = int(memory.used) + (reserve or 0)
+    return {"total": int(memory.total), "used": used, "driver_reserve": reserve}
 
 
 def _processes(nvml: Any, handle: Any) -> list[Document] | None:

@@ -40,7 +40,7 @@ class Settings:
     noise: float = 0.003  # half the interval, as a share of the median
     seconds: float = 2.0  # for one comparison, without allocating
     least_rounds: int = 9
-    most_rounds: int = 200
+    most_rounds: int = 1000
     sample_seconds: float = 0.001
     warm_seconds: float = 0.1
     library: str | None = None  # of CUDA's two: "cublas" or "cublaslt"; None: torch's own choice
