@@ -225,6 +225,20 @@ def test_memory_bound_contractions_are_explained_by_the_measured_peaks() -> None
     assert verdict(wide) == (OFF, "")
 
 
+@pytest.mark.parametrize(("backward_gb", "explained"), [(8, True), (4, False)])
+def test_products_as_fast_as_memory_are_explained_by_it(backward_gb: int, explained: bool) -> None:
+    """2.7 times: a convolution with kernels of 1x1 and few channels, whose backward is further from
+    a copy than its forward. Further than half is something else's doing."""
+    records = linear(2.7)
+    thin = [
+        replace(records[0], flops=10**9, kernel_bytes=4 * 10**9),
+        replace(records[1], flops=2 * 10**9, kernel_bytes=backward_gb * 10**9),
+    ]
+    found, cause = verdict(thin, PEAKS)
+    said = f"bound by memory: 100% of a copy's bandwidth forward, {backward_gb / 10.8:.0%} backward"
+    assert (found, cause) == ((EXPLAINED, said) if explained else (OFF, ""))
+
+
 def test_compiled_regions_are_explained() -> None:
     fused = [
         record("triton_poi_fused_0", "forward", 1, kind="element-wise", flops=None, bytes=None),

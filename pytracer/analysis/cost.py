@@ -35,6 +35,7 @@ TEXTBOOK_CONTRACTION = 2.0
 # How far from an expected ratio a measured one may be.
 _CONTRACTION_BAND = (0.9, 1.2)
 _BYTES_BAND, _BYTES_ROOM = 0.1, 0.15
+_NEAR_A_COPY = 0.5  # of its bandwidth, from which on memory is what a kernel waits for
 _SHORT_KERNEL_NS = 10_000  # below, a launch costs as much as its kernel does
 _SHORT_OPERATOR_NS = 20_000  # the same of operators on the CPU
 _MOST_WITHOUT_MODEL = 0.2  # of a row's forward time
@@ -595,7 +596,9 @@ _NO_ARITHMETIC = {
     "tensors turned into another layout": re.compile(
         r"nchwToNhwc|nhwcToNchw|convertTensor|tensorTransform|transpose", re.IGNORECASE
     ),
-    "parts of a product added up": re.compile(r"splitK.*reduce|reduce_?splitk", re.IGNORECASE),
+    "parts of a product added up": re.compile(
+        r"splitK.*reduce|reduce_?(splitk|wgrad)", re.IGNORECASE
+    ),
 }
 
 
@@ -663,8 +666,7 @@ def _roofline(
     """What the slower of arithmetic and memory allows each contraction, at the measured peaks."""
     if rates is None or not contracts or rates.copy is None:
         return ""
-    best = [0.0, 0.0]
-    by_memory = False
+    best, moved = [0.0, 0.0], [0.0, 0.0]  # seconds: of all at the peaks, of what memory bounds
     for side, records in enumerate((forward, backward)):
         for record in records:
             rate = rates.flops(record.dtype)
@@ -672,11 +674,19 @@ def _roofline(
                 return ""
             computing = (record.flops or 0) / rate if record.flops and rate else 0.0
             moving = (record.kernel_bytes or 0) / rates.copy
-            by_memory |= bool(record.flops) and moving > computing
             best[side] += max(computing, moving)
-    if not by_memory or not best[0] or not within(ratio, best[1] / best[0], True):
+            if record.flops and moving > computing:
+                moved[side] += moving
+    if not any(moved) or not best[0]:
         return ""
-    return f"bound by memory, not by arithmetic: {best[1] / best[0]:.2f}x at the device's peaks"
+    if within(ratio, best[1] / best[0], True):
+        return f"bound by memory, not by arithmetic: {best[1] / best[0]:.2f}x at the device's peaks"
+    shares = [moved[0] / _time(forward) * 1e9, moved[1] / _time(backward) * 1e9]
+    if min(shares) < _NEAR_A_COPY:
+        return ""
+    return (
+        f"bound by memory: {shares[0]:.0%} of a copy's bandwidth forward, {shares[1]:.0%} backward"
+    )
 
 
 def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], clock: str) -> str:
