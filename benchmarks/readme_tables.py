@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
 from benchmarks import cost_tables  # noqa: E402
+from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
@@ -49,7 +50,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def overhead_table(cases: list[dict[str, Any]]) -> str:
-    """A column per case: the median ratio to the plain step and its quartiles."""
+    """A column per case: the median ratio to the plain step, and where it lies."""
     titles = []
     for case in cases:
         plain = case["modes"]["plain"]["step_ms"]
@@ -65,10 +66,9 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
     lines.append(
         "| the plain step again | " + " | ".join(_cell(c, "plain again") for c in cases) + " |"
     )
-    lines += ["", "Median (quartiles) over interleaved rounds; a cell in bold is over its limit."]
-    lines += [
-        "Then, where single steps were timed: the median of all steps over that of plain ones."
-    ]
+    lines += ["", "The median over interleaved rounds, in brackets where it lies with 95 %"]
+    lines.append("confidence; in bold if over its limit. Then, where single steps were timed, the")
+    lines.append("median of all of them over that of plain ones.")
     lines.append(f"The limits: {'; '.join(_limits(case) for case in cases)}.")
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
@@ -92,7 +92,16 @@ def _cell(case: dict[str, Any], name: str) -> str:
     digits = 2 if ratio["median"] < 2 else 1
     places = 3 if ratio["median"] < 2 else 1
     of_steps = f", {entry['steps_ratio']:.{places}f}" if "steps_ratio" in entry else ""
-    return f"{median} ({ratio['q1']:.{digits}f}-{ratio['q3']:.{digits}f}){of_steps}"
+    low, high = _interval(entry)
+    return f"{median} ({low:.{digits}f}-{high:.{digits}f}){of_steps}"
+
+
+def _interval(entry: dict[str, Any]) -> tuple[float, float]:
+    """Of the median; of few blocks that is their range."""
+    ratio, rows = entry["ratio"], entry["samples"]
+    if "low" not in ratio and "plain_step_ms" in rows[0]:
+        ratio = vars(statistics.median([row["step_ms"] / row["plain_step_ms"] for row in rows]))
+    return ratio.get("low", ratio.get("min")), ratio.get("high", ratio.get("max"))
 
 
 def _machine(case: dict[str, Any]) -> str:
