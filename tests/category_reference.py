@@ -109,6 +109,11 @@ class Reference:
         outside = self.made_in(a) in ("other", "data", "before")
         if not outside:
             labelled.pop("inputs", None)
+        is_replica = self.made_in(a) == "forward" and (
+            self.innermost(a.start, "op").name == "Broadcast"
+        )
+        if is_replica and "weights" not in labelled:
+            return "weights", "replica"
         for category in ("weights", "gradients", "optimizer_state", "inputs"):
             if category in labelled:
                 return category, self.label_role(a, labelled[category], category)

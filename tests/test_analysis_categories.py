@@ -106,6 +106,17 @@ def test_what_a_node_frees_was_saved_for_it() -> None:
     assert verdict(t.b, block) == ("activations", "saved")
 
 
+def test_what_data_parallel_broadcasts_is_a_copy_of_the_weights() -> None:
+    """Though autograd saves it; on two H200s these are as many bytes as the model has."""
+    b = TraceBuilder()
+    with b.module("Encoder"), b.op("Broadcast", grad=True):
+        copy = b.alloc(100)
+    b.saved(copy)
+    with b.backward(), b.node("BroadcastBackward"):
+        b.free(copy)
+    assert verdict(b, copy) == ("weights", "replica")
+
+
 def test_what_the_capture_saw_saved_needs_no_backward() -> None:
     t = Training()
     block = t.forward()

@@ -5,7 +5,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | category        | shown by                                                                     |
 |-----------------|------------------------------------------------------------------------------|
 | weights         | a label (parameter, buffer; master: float32, of an optimizer and no module,  |
-|                 | beside 16-bit weights); or a cast of a parameter under autocast (casts.py)   |
+|                 | beside 16-bit weights); or a cast of a parameter under autocast (casts.py);  |
+|                 | or what DataParallel broadcasts to another GPU (replica)                     |
 | gradients       | a label                                                                      |
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
@@ -85,6 +86,7 @@ ROLES = (
     "graph",
     "output",  # made by a forward, and kept by the program
     "carried",  # the same, and handed to a later call
+    "replica",
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
 
@@ -138,6 +140,7 @@ def categories(trace: Trace) -> Categories:
     )
     out.choose(copies.is_copy, "weights", ROLE["autocast_copy"])
     out.label[copies.is_copy] = copies.label[copies.is_copy]
+    out.choose(_replicas(trace, facts), "weights", ROLE["replica"])
     out.choose(labelled("gradients"), "gradients", label_role)
     out.choose(labelled("optimizer_state"), "optimizer_state", label_role)
     out.choose(labelled("inputs"), "inputs", label_role)
@@ -285,6 +288,14 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
     before = facts.moments.made_phase == MISSING
     began_outside = bool(np.isin(began_in, (OTHER, DATA)).all())
     found: Mask = facts.saved & facts.outside & (~before | began_outside)
+    return found
+
+
+def _replicas(trace: Trace, facts: _Facts) -> Mask:
+    """DataParallel's copies of the weights, several to a block, which autograd saves as well."""
+    op = facts.tree.op[facts.moments.made_scope]
+    found: Mask = scopes.scopes_named(trace, lambda name: name == "Broadcast")[op]
+    found &= facts.moments.made_phase == FORWARD
     return found
 
 
