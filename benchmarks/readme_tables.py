@@ -1,10 +1,11 @@
-"""Writes the tables of README.md and docs/cost.md from benchmarks/results/*.json, between markers.
+"""Writes the tables of README.md, docs/cost.md and docs/gemm.md from benchmarks/results/*.json.
 
-    python benchmarks/readme_tables.py           # rewrites them
-    python benchmarks/readme_tables.py --check   # fails if they say something else
+    python benchmarks/readme_tables.py             # rewrites them
+    python benchmarks/readme_tables.py --check     # fails if they say something else
+    python benchmarks/readme_tables.py --pictures  # and draws those of docs/images
 
-A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; the one of matrix
-products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and `gemm:end`;
+A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; those of matrix
+products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
 those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
 and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
 and `books:begin`.
@@ -19,12 +20,13 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import cost_tables  # noqa: E402
+from benchmarks import cost_tables, gemm_tables  # noqa: E402
 from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 COST_PAGE = ROOT / "docs" / "cost.md"
+GEMM_PAGE = ROOT / "docs" / "gemm.md"
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -110,34 +112,6 @@ def _machine(case: dict[str, Any]) -> str:
     return f"{device}, torch {facts['torch']}, Python {facts['python']}, {facts['date'][:10]}"
 
 
-def gemm_table(result: dict[str, Any]) -> str:
-    """GPT-2's vocabulary and its paddings, by role: TFLOP/s, and whose kernel ran."""
-    rows = result["parts"]["vocabulary"]["rows"]
-    titles = list(dict.fromkeys(row["group"] for row in rows))
-    sizes = sorted({_vocabulary(row) for row in rows})
-    cells = {(_vocabulary(row), row["group"]): row for row in rows}
-    lines = ["| vocabulary | " + " | ".join(titles) + " |", "|---|" + "---|" * len(titles)]
-    for size in sizes:
-        found = [_rate(cells.get((size, title))) for title in titles]
-        lines.append(f"| {size} | " + " | ".join(found) + " |")
-    device, facts = result["device"], result["machine"]
-    lines += ["", "TFLOP/s in bf16, medians, and the generation the kernel was written for."]
-    lines.append(f"Measured on {device['name']}, torch {facts['torch']}, {facts['date'][:10]}.")
-    return "\n".join(lines)
-
-
-def _vocabulary(row: dict[str, Any]) -> int:
-    return int(row[{"forward": "n", "dgrad": "k", "wgrad": "m"}[row["role"]]])
-
-
-def _rate(row: dict[str, Any] | None) -> str:
-    if row is None:
-        return "-"
-    kernel = row["kernel"]
-    generation = f" (sm{kernel['arch']})" if kernel and kernel["arch"] else ""
-    return f"{row['tflops']:.0f}{generation}"
-
-
 def attribution_table(document: dict[str, Any]) -> str:
     """A row per training: the share of the peak's bytes that each tool has wrong or unknown."""
     tools = ("pytracer", "torch.profiler", "MemTracker")
@@ -196,17 +170,24 @@ def between(text: str, name: str, content: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if it would")
+    parser.add_argument("--pictures", action="store_true", help="draw docs/images too: matplotlib")
     arguments = parser.parse_args()
     cases = results()
     if not cases:
         raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")
     if not README.exists():
         raise SystemExit("there is no README.md")
-    before = {page: page.read_text() for page in (README, COST_PAGE)}
+    before = {page: page.read_text() for page in (README, COST_PAGE, GEMM_PAGE)}
     after = dict(before)
     after[README] = between(after[README], "overhead", overhead_table(cases))
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
-        after[README] = between(after[README], "gemm", gemm_table(json.loads(path.read_text())))
+        document = json.loads(path.read_text())
+        after[README] = between(after[README], "gemm", gemm_tables.vocabulary(document))
+        for part in ("peaks", "alignment", "methods", "claims"):
+            text = getattr(gemm_tables, part)(document)
+            after[GEMM_PAGE] = between(after[GEMM_PAGE], f"gemm-{part}", text)
+        if arguments.pictures:
+            gemm_tables.pictures(document, ROOT / "docs" / "images")
     for path in sorted(RESULTS.glob("cost-nvidia-*.json"))[:1]:
         document = json.loads(path.read_text())
         after[README] = between(after[README], "cost", cost_tables.summary(document))

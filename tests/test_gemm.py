@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from benchmarks import readme_tables
+from benchmarks import gemm_tables
 from pytracer import errors
 from pytracer.gemm import device, kernels, model, operands, plot, shapes, statistics, sweep
 from pytracer.gemm.device import Facts
@@ -569,7 +569,7 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
         "device": H200.document(),
         "machine": {"torch": "2.11.0", "date": "2026-11-21T10:00:00"},
     }
-    lines = readme_tables.gemm_table(result).splitlines()
+    lines = gemm_tables.vocabulary(result).splitlines()
     assert lines[0] == "| vocabulary | eager forward | eager dgrad | eager wgrad |"
     assert lines[2:4] == [
         "| 50257 | 95 (sm80) | 95 (sm80) | 95 (sm80) |",

@@ -1,0 +1,144 @@
+"""Tables and pictures of what benchmarks/gemm.py left, for README.md and docs/gemm.md; see
+readme_tables.py."""
+
+from pathlib import Path
+from typing import Any
+
+Document = dict[str, Any]
+
+# What the curves vary in single elements, and what the table varies by alignment.
+_CURVES = ("bf16", "fp16", "tf32", "fp32")
+_ELEMENTS = (1, 2, 4, 8, 16, 32, 64)
+_METHODS = ("ours", "event loop", "do_bench")
+
+
+def vocabulary(document: Document) -> str:
+    """GPT-2's vocabulary and its paddings, by role: TFLOP/s, and whose kernel ran."""
+    rows = document["parts"]["vocabulary"]["rows"]
+    titles = list(dict.fromkeys(row["group"] for row in rows))
+    sizes = sorted({_size(row) for row in rows})
+    cells = {(_size(row), row["group"]): row for row in rows}
+    found = [[str(size), *(_rate(cells.get((size, title))) for title in titles)] for size in sizes]
+    note = "TFLOP/s in bf16, medians, and the generation the kernel was written for."
+    return "\n".join([_table(["vocabulary", *titles], found), "", note, machine(document)])
+
+
+def _size(row: Document) -> int:
+    return int(row[{"forward": "n", "dgrad": "k", "wgrad": "m"}[row["role"]]])
+
+
+def _rate(row: Document | None) -> str:
+    if row is None:
+        return "-"
+    kernel = row["kernel"]
+    generation = f" (sm{kernel['arch']})" if kernel and kernel["arch"] else ""
+    return f"{row['tflops']:.0f}{generation}"
+
+
+def peaks(document: Document) -> str:
+    """The most of each dtype, for a moment and without a pause, and do_bench's beside it."""
+    heads = [
+        "TFLOP/s",
+        "after a rest",
+        "do_bench",
+        "without a pause",
+        "do_bench",
+        "datasheet",
+        "of",
+    ]
+    rows = []
+    for dtype, found in document["parts"]["peaks"].items():
+        ours, theirs = found["tflops"], found["do_bench_tflops"]
+        row = found["row"]
+        rows.append(
+            [
+                dtype,
+                f"{max(ours['bursts']):.0f}",
+                f"{max(theirs['bursts']):.0f}",
+                f"{min(ours['sustained'][1:]):.0f} to {max(ours['sustained'][1:]):.0f}",
+                f"{min(theirs['sustained']):.0f} to {max(theirs['sustained']):.0f}",
+                f"{row['datasheet_share']:.0%}",
+                f"{row['m']}x{row['n']}x{row['k']}",
+            ]
+        )
+    return "\n".join([_table(heads, rows), "", machine(document)])
+
+
+def alignment(document: Document) -> str:
+    """What a dimension's alignment costs: the share of the best aligned."""
+    groups = _groups(document, "alignment")
+    rows = []
+    for title, of_group in groups.items():
+        if " to " in title:
+            continue
+        dimension = title.rpartition(" ")[2]
+        rates = {_alignment(row[dimension]): row["tflops"] for row in of_group}
+        best = rates[max(rates)]
+        rows.append([title, *(f"{rates[each] / best:.2f}" for each in _ELEMENTS)])
+    heads = ["a multiple of", *map(str, _ELEMENTS)]
+    return "\n".join([_table(heads, rows), "", machine(document)])
+
+
+def _alignment(size: int) -> int:
+    return size & -size
+
+
+def methods(document: Document) -> str:
+    """Three ways to time one product, five times each: the median and how far apart they are."""
+    rows = []
+    for product, found in document["parts"]["peers"].items():
+        cells = [found[name] for name in _METHODS if name in found]
+        rows.append(
+            [
+                product,
+                *(f"{each['median_microseconds']:.2f} us, {each['spread']:.1%}" for each in cells),
+            ]
+        )
+    return "\n".join([_table(["product", *_METHODS], rows), "", machine(document)])
+
+
+def claims(document: Document) -> str:
+    """What was promised or published, and what was measured."""
+    words = {True: "holds", False: "does not hold", None: ""}
+    rows = [
+        [each["claim"], each["measured"], each["limit"], words[each["holds"]]]
+        for each in document["claims"]
+        if each["holds"] is not None or each["limit"] == "reported"
+    ]
+    return _table(["", "measured", "to hold", ""], rows)
+
+
+def pictures(document: Document, folder: Path) -> None:
+    """The curves, and where waves of tiles fill. Needs matplotlib."""
+    from pytracer.gemm import plot
+
+    name = document["device"]["name"].rpartition(" ")[2].lower()
+    curves = [
+        {"title": title, "rows": rows}
+        for title, rows in _groups(document, "alignment").items()
+        if " to " in title and title.split()[0] in _CURVES
+    ]
+    filled = [{"title": t, "rows": rows} for t, rows in _groups(document, "waves").items()]
+    for kind, groups in (("alignment", curves), ("waves", filled)):
+        shown = {"device": document["device"], "groups": groups}
+        plot.draw(shown, folder / f"gemm-{kind}-{name}.svg")
+
+
+def machine(document: Document) -> str:
+    """Where and when."""
+    facts = document["machine"]
+    return (
+        f"Measured on {document['device']['name']}, torch {facts['torch']}, {facts['date'][:10]}."
+    )
+
+
+def _groups(document: Document, part: str) -> dict[str, list[Document]]:
+    found: dict[str, list[Document]] = {}
+    for row in document["parts"][part]["rows"]:
+        found.setdefault(row["group"], []).append(row)
+    return found
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = ["| " + " | ".join(heads) + " |", "|---|" + "---|" * (len(heads) - 1)]
+    return "\n".join([*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
