@@ -202,6 +202,18 @@ def test_spawned_processes_find_the_programs_classes(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
 
 
+def assert_each_rank_has_a_file_and_rank_0_talks(
+    ran: subprocess.CompletedProcess[str], folder: Path
+) -> None:
+    assert ran.returncode == 0, ran.stderr
+    for rank in (0, 1):
+        loaded = pytracer.load(folder / f"out.rank{rank}.pytrace")
+        assert loaded.data.meta["rank"] == rank
+        assert loaded.peak.by_category["weights"] >= (32 * 32 + 32) * 4
+        assert loaded.peak.by_category["communication"] > 0  # the buckets: both ranks train
+    assert ran.stderr.count("\npeak ") == 1
+
+
 @pytest.mark.slow
 def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) -> None:
     write(tmp_path, "ddp.py", """
@@ -219,12 +231,32 @@ def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) ->
     ran = python("-m", "torch.distributed.run", "--nproc-per-node", 2, "--standalone", "-m",
                  "pytracer", "run", "-o", "out.pytrace", "ddp.py",
                  folder=tmp_path, OMP_NUM_THREADS="1")  # fmt: skip
-    assert ran.returncode == 0, ran.stderr
-    for rank in (0, 1):
-        loaded = pytracer.load(tmp_path / f"out.rank{rank}.pytrace")
-        assert loaded.data.meta["rank"] == rank
-        assert loaded.peak.by_category["weights"] >= (32 * 32 + 32) * 4
-    assert ran.stderr.count("\npeak ") == 1
+    assert_each_rank_has_a_file_and_rank_0_talks(ran, tmp_path)
+
+
+@pytest.mark.slow
+def test_under_accelerate_launch_too(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    write(tmp_path, "train.py", """
+        import torch
+        from accelerate import Accelerator
+        accelerator = Accelerator()
+        assert accelerator.num_processes == 2, accelerator.state
+        model = torch.nn.Linear(32, 32)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model, optimizer = accelerator.prepare(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            accelerator.backward(model(torch.ones(8, 32)).sum())
+            optimizer.step()
+        accelerator.end_training()
+        """)  # fmt: skip
+    # Without a GPU it would not join the processes unless it is told to use the CPU.
+    ran = python("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", 2,
+                 "--num_machines", 1, "--mixed_precision", "no", "--dynamo_backend", "no",
+                 "-m", "pytracer", "run", "-o", "out.pytrace", "train.py",
+                 folder=tmp_path, OMP_NUM_THREADS="1", ACCELERATE_USE_CPU="true")  # fmt: skip
+    assert_each_rank_has_a_file_and_rank_0_talks(ran, tmp_path)
 
 
 @pytest.mark.parametrize(
