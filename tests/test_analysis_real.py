@@ -342,6 +342,42 @@ def test_two_optimizers_of_plain_tensors_do_not_share_names() -> None:
     assert t.bytes_per_parameter().per_parameter["weights"] == 4.0
 
 
+def test_what_deepspeeds_optimizers_hold_is_what_it_is() -> None:
+    """Made before the trace, and known to its engine alone; tests/test_distributed.py runs it."""
+
+    class Bucket:
+        def __init__(self) -> None:
+            self.buffer = [torch.zeros(10)]
+
+    class Zero:
+        __module__ = "deepspeed.runtime.zero.stage3"
+
+        def __init__(self) -> None:
+            self.fp16_partitioned_groups_flat = [torch.zeros(20)]
+            self.fp32_partitioned_groups_flat = [torch.zeros(30, requires_grad=True)]
+            self.fp32_partitioned_groups_flat[0].grad = torch.zeros(30)
+            self.averaged_gradients = {0: [torch.zeros(40)]}
+            self.ipg_buckets = {torch.float32: Bucket()}
+            self.other = torch.zeros(1000)
+
+    engine = nn.Sequential(nn.Linear(5, 5, bias=False))
+    engine.__dict__["optimizer"] = Zero()
+    with trace(report=False, devices="cpu") as t:
+        engine(torch.ones(2, 5)).sum().backward()
+    rows = t.allocations()
+    known = rows[
+        (rows.phase.isna()) & rows.category.isin(["weights", "gradients", "communication"])
+    ]
+    assert sorted(zip(known.category, known.role, known.requested_bytes, strict=True)) == [
+        ("communication", "bucket", 40),
+        ("gradients", "master", 120),
+        ("gradients", "parameter", 160),
+        ("weights", "master", 120),
+        ("weights", "parameter", 80),
+        ("weights", "parameter", 100),
+    ]
+
+
 @pytest.mark.cuda
 def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> None:
     """An average of the weights in a dictionary, data that lies on the device."""

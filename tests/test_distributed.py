@@ -1,6 +1,7 @@
 """Distributed training: shards are weights, gathered weights and buckets are communication."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -125,3 +126,66 @@ def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
     assert found["most"]["communication"] >= shard
     assert {"all_gather", "reduce_scatter"} <= set(found["roles"])
     assert found["at_peak"]["unknown"] == 0
+
+
+# DeepSpeed starts its own process group from torchrun's variables.
+ZERO = """
+import json, sys
+import torch
+import deepspeed
+from torch import nn
+from pytracer import trace
+
+net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
+parameters = sum(p.numel() for p in net.parameters())
+engine, *_ = deepspeed.initialize(
+    model=net,
+    optimizer=torch.optim.AdamW(net.parameters()),
+    config={
+        "train_micro_batch_size_per_gpu": 4,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": int(sys.argv[1]), "reduce_bucket_size": 100_000,
+                              "stage3_param_persistence_threshold": 0},
+        "zero_allow_untested_optimizer": True,
+    },
+)
+with trace(devices="cpu", report=False) as t:
+    for _ in range(3):
+        engine.backward(engine(torch.randn(4, 256, dtype=torch.bfloat16)).sum())
+        engine.step()
+summary = t.summary()
+with open(f"{sys.argv[2]}.{engine.global_rank}", "w") as file:
+    json.dump({"parameters": parameters, "at_end": summary.at_end.to_dict(),
+               "most": summary.own_peak.to_dict()}, file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_deepspeeds_shards_masters_and_buckets_are_what_they_are(
+    stage: int, tmp_path: Path
+) -> None:
+    """Of two ranks each: half of the masters and of the state; at stage 3 half of the weights too."""
+    pytest.importorskip("deepspeed")
+    (tmp_path / "zero.py").write_text(ZERO)
+    ran = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+         "zero.py", str(stage), str(tmp_path / "found")],
+        cwd=tmp_path,
+        env={**os.environ, "DS_ACCELERATOR": "cpu", "OMP_NUM_THREADS": "1",
+             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    for rank in (0, 1):
+        found = json.loads((tmp_path / f"found.{rank}").read_text())
+        count = found["parameters"]
+        weights = (count if stage == 3 else 2 * count) + 2 * count
+        assert found["at_end"]["weights"] == weights
+        assert found["at_end"]["optimizer_state"] == pytest.approx(4 * count, rel=0.001)
+        assert found["most"]["gradients"] >= 2 * count
+        assert found["most"]["communication"] > 0
+        assert found["most"]["functional"] < 0.1 * count
+        assert found["most"]["unknown"] == 0
