@@ -56,8 +56,8 @@ SYSTEMS = (
     System("DataLoader: pin_memory, num_workers", "bandwidth and resident memory", ("D1",)),
     System(
         "DeepSpeed: ZeRO, offload, NVMe",
-        "stages 1 to 3 and offload through torch's own; DeepSpeed itself where it is installed is "
-        "not driven by this",
+        "stages 1 to 3 and offload through torch's own; in traces of DeepSpeed itself shards, "
+        "masters and buckets are told apart, but no claim is judged by it",
         ("Z1",),
         ("deepspeed",),
     ),
