@@ -46,7 +46,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
-        epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step.",
+        epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step. "
+        "Exit codes: 0 done, 1 it failed, 2 asked wrongly, 3 over a limit, 4 no readable trace; "
+        "`run` has the program's own.",
     )
     parser.add_argument("-V", "--version", action="version", version=f"pytracer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

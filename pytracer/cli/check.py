@@ -111,7 +111,8 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
     if options.max_increase is not None and options.baseline is None:
         raise errors.UsageError("--max-increase is over a --baseline: name one")
     if not limits and options.max_increase is None:
-        raise errors.UsageError("check against what? say --max-peak 40GiB, or see check -h")
+        limit = "--max-peak 40GiB" if options.baseline is None else "--max-increase 5%"
+        raise errors.UsageError(f"check against what? say {limit}, or see check -h")
     return limits
 
 

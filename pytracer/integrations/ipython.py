@@ -1,5 +1,7 @@
 """`%load_ext pytracer`, then `%%memtrace` in front of a cell or `%memtrace` in front of a line."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class
@@ -31,11 +33,23 @@ class MemoryMagics(Magics):  # type: ignore[misc]
             options[name] = value
         targets = [self.shell.user_ns[word] for word in words] if cell is not None else []
         code = cell if cell is not None else " ".join(words)
-        with trace(*targets, report=False, **options) as traced:
-            result = self.shell.run_cell(code)
-        self.shell.user_ns["memtrace"] = traced
-        print(traced)  # noqa: T201 - a magic's result is what it prints
-        result.raise_error()
+        tracing = trace(*targets, report=False, **options)
+        try:
+            with tracing, _untold(self.shell):
+                self.shell.run_cell(code).raise_error()
+        finally:
+            self.shell.user_ns["memtrace"] = tracing
+            print(tracing)  # noqa: T201 - a magic's result is what it prints
+
+
+@contextlib.contextmanager
+def _untold(shell: Any) -> Iterator[None]:
+    """Whoever runs the magic shows the cell's error: it is not to be seen twice."""
+    shell._showtraceback = lambda *_: None
+    try:
+        yield
+    finally:
+        del shell._showtraceback
 
 
 def register(shell: Any) -> None:
