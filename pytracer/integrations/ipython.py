@@ -13,16 +13,17 @@ _OPTIONS = {"--stacks": ("stacks", True), "--category": ("detail", "category")}
 
 
 @magics_class
-class MemoryMagics(Magics):  # type: ignore[misc]
+class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
     """The magics; the last trace is left in the variable `memtrace`."""
 
-    @line_cell_magic  # type: ignore[untyped-decorator]
+    @line_cell_magic  # type: ignore[untyped-decorator, unused-ignore]
     def memtrace(self, line: str, cell: str | None = None) -> None:
         """Traces a cell (or the rest of the line) and shows the table.
 
         `%%memtrace --stacks` also takes Python lines; `--category` is quicker and knows no ops.
         The names of models and optimizers may follow: `%%memtrace model optimizer`.
         """
+        shell: Any = self.shell
         words = line.split()
         options: dict[str, Any] = {}
         while words and words[0].startswith("--"):
@@ -31,14 +32,14 @@ class MemoryMagics(Magics):  # type: ignore[misc]
                 raise errors.UsageError(f"%memtrace has no {word}; it has {', '.join(_OPTIONS)}")
             name, value = _OPTIONS[word]
             options[name] = value
-        targets = [self.shell.user_ns[word] for word in words] if cell is not None else []
+        targets = [shell.user_ns[word] for word in words] if cell is not None else []
         code = cell if cell is not None else " ".join(words)
         tracing = trace(*targets, report=False, **options)
         try:
-            with tracing, _untold(self.shell):
-                self.shell.run_cell(code).raise_error()
+            with tracing, _untold(shell):
+                shell.run_cell(code).raise_error()
         finally:
-            self.shell.user_ns["memtrace"] = tracing
+            shell.user_ns["memtrace"] = tracing
             print(tracing)  # noqa: T201 - a magic's result is what it prints
 
 

@@ -31,5 +31,5 @@ def test_the_targets_may_be_named_and_errors_are_the_cells_own(shell, capsys) ->
     shell.run_cell("import torch\nmodel = torch.nn.Linear(8, 8)")
     result = shell.run_cell("%%memtrace model\nmodel(torch.ones(2, 8)); 1 / 0")
     assert isinstance(result.error_in_exec, ZeroDivisionError)
-    assert capsys.readouterr().out.count("ZeroDivisionError: division by zero") == 1
+    assert capsys.readouterr().out.count(": division by zero") == 1
     assert shell.user_ns["memtrace"].peak.by_category["weights"] == (64 + 8) * 4
