@@ -6,15 +6,16 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 |-----------------|------------------------------------------------------------------------------|
 | weights         | a label (parameter, buffer; master: float32, of an optimizer and no module,  |
 |                 | beside 16-bit weights); or a cast of a parameter under autocast (casts.py);  |
-|                 | or what DataParallel broadcasts to another GPU (replica)                     |
+|                 | or a parameter that DataParallel copies to another GPU (replica)             |
 | gradients       | a label                                                                      |
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
 |                 | autograd saved it (target: the loss uses it)                                 |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
 | communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
-| activations     | autograd saved it, or it was made in forward and freed inside an autograd    |
-|                 | node (saved); made in recompute and alive after it (recomputed)              |
+| activations     | autograd saved it, but not what one backward node makes and lets go itself;  |
+|                 | or it was made in forward and freed inside an autograd node (saved); made in |
+|                 | recompute and alive after it (recomputed)                                    |
 | workspaces      | the second block of a matrix product that outlives the trace                 |
 | communication   | a label; or made inside an op or annotation of a collective; or DDP's bucket |
 | graph_pools     | its place is a private pool                                                  |
@@ -292,7 +293,10 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
 
 
 def _replicas(trace: Trace, facts: _Facts) -> Mask:
-    """DataParallel's copies of the weights, several to a block, which autograd saves as well."""
+    """DataParallel's copies of the parameters, several to a block, which autograd saves as well.
+
+    Where operators are recorded and grad mode is on: else nothing says what makes them.
+    """
     op = facts.tree.op[facts.moments.made_scope]
     found: Mask = scopes.scopes_named(trace, lambda name: name == "Broadcast")[op]
     found &= facts.moments.made_phase == FORWARD

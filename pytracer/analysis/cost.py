@@ -35,7 +35,7 @@ TEXTBOOK_CONTRACTION = 2.0
 # How far from an expected ratio a measured one may be.
 _CONTRACTION_BAND = (0.9, 1.2)
 _BYTES_BAND, _BYTES_ROOM = 0.1, 0.15
-_NEAR_A_COPY = 0.5  # of its bandwidth, from which on memory is what a kernel waits for
+_NEAR_A_COPY = 0.75  # of its bandwidth
 _SHORT_KERNEL_NS = 10_000  # below, a launch costs as much as its kernel does
 _SHORT_OPERATOR_NS = 20_000  # the same of operators on the CPU
 _MOST_WITHOUT_MODEL = 0.2  # of a row's forward time
@@ -548,7 +548,8 @@ def _cause(
     bound = _roofline(ratio, contracts, forward, backward, rates)
     if bound:
         return bound
-    return _slow_calls(ratio > counted, forward, backward, clock)
+    slow = _slow_calls(ratio > counted, forward, backward, clock)
+    return slow or _by_memory(contracts, forward, backward, rates)
 
 
 def _why_counted(
@@ -592,13 +593,12 @@ def _added(backward: list[Record]) -> list[tuple[int, str]]:
 
 
 # Kernels that compute nothing of the operator's own, by what they are called.
+_PARTS = "parts of a product added up"
 _NO_ARITHMETIC = {
     "tensors turned into another layout": re.compile(
         r"nchwToNhwc|nhwcToNchw|convertTensor|tensorTransform|transpose", re.IGNORECASE
     ),
-    "parts of a product added up": re.compile(
-        r"splitK.*reduce|reduce_?(splitk|wgrad)", re.IGNORECASE
-    ),
+    _PARTS: re.compile(r"splitK.*reduce|reduce_?(splitk|wgrad)", re.IGNORECASE),
 }
 
 
@@ -664,29 +664,49 @@ def _roofline(
     rates: "_Rates | None",
 ) -> str:
     """What the slower of arithmetic and memory allows each contraction, at the measured peaks."""
-    if rates is None or not contracts or rates.copy is None:
+    sides = [_at_peaks(side, rates) for side in (forward, backward)] if contracts else []
+    if not sides or not all(sides):
         return ""
-    best, moved = [0.0, 0.0], [0.0, 0.0]  # seconds: of all at the peaks, of what memory bounds
-    for side, records in enumerate((forward, backward)):
-        for record in records:
-            rate = rates.flops(record.dtype)
-            if record.flops and rate is None:
-                return ""
-            computing = (record.flops or 0) / rate if record.flops and rate else 0.0
-            moving = (record.kernel_bytes or 0) / rates.copy
-            best[side] += max(computing, moving)
-            if record.flops and moving > computing:
-                moved[side] += moving
-    if not any(moved) or not best[0]:
+    (ahead, moving), (back, moving_back) = sides
+    if not (moving or moving_back) or not ahead or not within(ratio, back / ahead, True):
         return ""
-    if within(ratio, best[1] / best[0], True):
-        return f"bound by memory, not by arithmetic: {best[1] / best[0]:.2f}x at the device's peaks"
-    shares = [moved[0] / _time(forward) * 1e9, moved[1] / _time(backward) * 1e9]
+    return f"bound by memory, not by arithmetic: {back / ahead:.2f}x at the device's peaks"
+
+
+def _at_peaks(records: list[Record], rates: "_Rates | None") -> tuple[float, float]:
+    """Seconds at the device's peaks: of all, and of those contractions that memory bounds.
+
+    Zeros where a peak is not known.
+    """
+    whole = moved = 0.0
+    for record in records:
+        rate = rates.flops(record.dtype) if rates else None
+        if rates is None or rates.copy is None or (record.flops and rate is None):
+            return 0.0, 0.0
+        computing = record.flops / rate if record.flops and rate else 0.0
+        moving = (record.kernel_bytes or 0) / rates.copy
+        whole += max(computing, moving)
+        moved += moving if record.flops and moving > computing else 0.0
+    return whole, moved
+
+
+def _by_memory(
+    contracts: bool, forward: list[Record], backward: list[Record], rates: "_Rates | None"
+) -> str:
+    """Contractions that are nearly as fast as a copy of their bytes, one side more than the other."""
+    if not contracts:
+        return ""
+    shares, added = [], _NO_ARITHMETIC[_PARTS]
+    for side in (forward, backward):
+        rest = _time(side) - _in_kernels(side, added)
+        shares.append(_at_peaks(side, rates)[1] / rest * 1e9 if rest else 0.0)
     if min(shares) < _NEAR_A_COPY:
         return ""
-    return (
+    text = (
         f"bound by memory: {shares[0]:.0%} of a copy's bandwidth forward, {shares[1]:.0%} backward"
     )
+    parts = _in_kernels(backward, added)
+    return f"{text}, and {_PARTS}: {parts / _time(backward):.0%} of backward" if parts else text
 
 
 def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], clock: str) -> str:

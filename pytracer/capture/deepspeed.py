@@ -1,39 +1,71 @@
-"""Where DeepSpeed's ZeRO keeps weights, gradients and buckets: not where modules and torch's optimizers do.
+"""Where DeepSpeed keeps weights, gradients and buckets: not in modules and torch's optimizers.
 
-Its engine is a module whose `optimizer` holds them. Nothing of DeepSpeed is imported; what another
-version of it calls otherwise is not found here, and is then what other evidence says.
+Its engine is a module whose `optimizer` holds them. Nothing of DeepSpeed is imported and none of
+its code is run; what a version of it calls otherwise is not found here, and is then what other
+evidence says.
 """
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-# Attributes of its optimizers, of stages 1 to 3, and what the tensors in them are.
-_HELD = {
+Held = tuple[str, str, torch.Tensor]  # category, role, tensor
+
+# Attributes of its optimizers, and what the tensors in them are.
+_ATTRIBUTES = {
+    # ZeRO of stages 1 and 2
     "bit16_groups_flat": ("weights", "parameter"),
-    "fp16_partitioned_groups_flat": ("weights", "parameter"),  # this rank's part
     "single_partition_of_fp32_groups": ("weights", "master"),
+    # and of stage 3
+    "fp16_partitioned_groups_flat": ("weights", "parameter"),  # this rank's part
     "fp32_partitioned_groups_flat": ("weights", "master"),
     "grad_partitions_flat_buffer": ("gradients", "parameter"),
+    # of all three
     "averaged_gradients": ("gradients", "parameter"),
     "ipg_buckets": ("communication", "bucket"),
+    # BF16_Optimizer
+    "bf16_groups_flat": ("weights", "parameter"),
+    "fp32_groups_flat_partition": ("weights", "master"),
+    "fp32_groups_gradients_flat": ("gradients", "master"),
 }
 
 
-def optimizer_of(module: torch.nn.Module) -> Any:
-    """An engine's, or None of any other module."""
+class Engines:
+    """The engines that were met, by weak references."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._known: list[weakref.ref[torch.nn.Module]] = []
+
+    def add(self, module: torch.nn.Module) -> list[Held]:
+        """What a new one holds; nothing of other modules and of one that is known."""
+        self._known = [known for known in self._known if known() is not None]
+        if _optimizer_of(module) is None or any(known() is module for known in self._known):
+            return []
+        self._known.append(weakref.ref(module))
+        return list(_held_by(module))
+
+    def tensors(self) -> Iterator[Held]:
+        """All that they hold now."""
+        for reference in self._known:
+            engine = reference()
+            if engine is not None:
+                yield from _held_by(engine)
+
+
+def _optimizer_of(module: torch.nn.Module) -> Any:
     found = vars(module).get("optimizer")
     return found if type(found).__module__.startswith("deepspeed.") else None
 
 
-def tensors_of(optimizer: Any) -> Iterator[tuple[str, str, torch.Tensor]]:
-    """Category, role and tensor of all that it holds now."""
-    held = vars(optimizer)
-    for name, (category, role) in _HELD.items():
+def _held_by(engine: torch.nn.Module) -> Iterator[Held]:
+    held = getattr(_optimizer_of(engine), "__dict__", {})
+    for name, (category, role) in _ATTRIBUTES.items():
         for tensor in _tensors_in(held.get(name)):
             yield category, role, tensor
-            if role == "master" and tensor.grad is not None:
+            if role == "master" and tensor.is_leaf and tensor.grad is not None:
                 yield "gradients", role, tensor.grad
 
 
@@ -48,4 +80,4 @@ def _tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
         for item in value:
             yield from _tensors_in(item, depth - 1)
     else:  # a bucket
-        yield from _tensors_in(getattr(value, "buffer", None), depth - 1)
+        yield from _tensors_in(getattr(value, "__dict__", {}).get("buffer"), depth - 1)

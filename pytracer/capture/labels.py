@@ -62,7 +62,7 @@ class Labels:
         self._module_names: dict[int, str] = {}
         self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
-        self._engines: list[weakref.ref[torch.nn.Module]] = []  # DeepSpeed's, of the roots
+        self._engines = deepspeed.Engines()
         self._parameter_names: dict[int, str] = {}
         self._group_names: dict[str, int] = {}  # of parameters of no known module, and their ids
         # Optimizers may step before a module is called. What had been labelled by then has a
@@ -93,10 +93,9 @@ class Labels:
         prefix = f"{type(module).__name__}." if self._roots else ""
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
-        if deepspeed.optimizer_of(module) is not None:
-            self._engines.append(weakref.ref(module))
-            adopt(tensor for _, _, tensor in self._deepspeed())
-            self._label_deepspeed()
+        held = self._engines.add(module)
+        adopt(tensor for _, _, tensor in held)
+        self._label_held(held)
 
     def _look_again(self) -> None:
         """Modules come and go, and parameters are replaced: where one died another may stand."""
@@ -171,6 +170,7 @@ class Labels:
                 yield parameter.grad if may_read and parameter.is_leaf else None
         for optimizer in self._optimizers:
             yield from tensors_in(_state_of(optimizer.reference()))
+        yield from (tensor for _, _, tensor in self._engines.tensors())
 
     def before_root(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -188,7 +188,7 @@ class Labels:
     def after_backward(self) -> None:
         """Gradients are where they are, whatever op allocated their blocks."""
         self._watched.label_gradients()
-        self._label_deepspeed()
+        self._label_held(self._engines.tensors())
 
     def before_optimizer(self, optimizer: Any) -> None:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
@@ -196,7 +196,7 @@ class Labels:
         known.watch_parameters(self)
         if not self._watched.label_gradients_of(known.parameters()):
             self._watched.label()  # something is to be written down of a step that does nothing
-        self._label_deepspeed()
+        self._label_held(self._engines.tensors())
         known.label_state_of_old(self)
 
     def after_optimizer(self, optimizer: Any) -> None:
@@ -220,20 +220,12 @@ class Labels:
         self.label_workspaces()
         self._watched.label()
         self._watched.label_gradients()
-        self._label_deepspeed()
+        self._label_held(self._engines.tensors())
         for optimizer in optimizers:
             optimizer.label_state(self)
 
-    def _deepspeed(self) -> Iterator[tuple[str, str, torch.Tensor]]:
-        for engine in self._engines:
-            optimizer = deepspeed.optimizer_of(known) if (known := engine()) is not None else None
-            if optimizer is not None:
-                yield from deepspeed.tensors_of(optimizer)
-
-    def _label_deepspeed(self) -> None:
-        if self._engines:
-            self._watched.label()  # weights that are gathered now
-        for category, role, tensor in self._deepspeed():
+    def _label_held(self, held: Iterable[deepspeed.Held]) -> None:
+        for category, role, tensor in held:
             self._label_as(schema.CATEGORY[category], role, [tensor])
 
     @unheard
