@@ -36,31 +36,25 @@ def _rate(row: Document | None) -> str:
 
 
 def peaks(document: Document) -> str:
-    """The most of each dtype, for a moment and without a pause, and do_bench's beside it."""
+    """The most of each dtype, for a moment and sustained, and do_bench's beside it."""
     heads = [
         "TFLOP/s",
         "after a rest",
-        "do_bench",
-        "without a pause",
+        "sustained",
+        "do_bench, rested",
         "do_bench",
         "datasheet",
-        "of",
+        "m x n x k",
     ]
     rows = []
-    for dtype, found in document["parts"]["peaks"].items():
-        ours, theirs = found["tflops"], found["do_bench_tflops"]
-        row = found["row"]
-        rows.append(
-            [
-                dtype,
-                f"{max(ours['bursts']):.0f}",
-                f"{max(theirs['bursts']):.0f}",
-                f"{min(ours['sustained'][1:]):.0f} to {max(ours['sustained'][1:]):.0f}",
-                f"{min(theirs['sustained']):.0f} to {max(theirs['sustained']):.0f}",
-                f"{row['datasheet_share']:.0%}",
-                f"{row['m']}x{row['n']}x{row['k']}",
-            ]
-        )
+    for dtype, found in document["parts"].get("peaks", {}).items():
+        both, row = (found["tflops"], found["do_bench_tflops"]), found["row"]
+        bursts = [f"{max(each['bursts']):.0f}" for each in both]
+        ranges = [f"{min(each['sustained']):.0f} to {max(each['sustained']):.0f}" for each in both]
+        share = row["datasheet_share"]
+        size = f"{row['m']}x{row['n']}x{row['k']}"
+        cells = [value for pair in zip(bursts, ranges, strict=True) for value in pair]
+        rows.append([dtype, *cells, f"{share:.0%}" if share else "-", size])
     return "\n".join([_table(heads, rows), "", machine(document)])
 
 
@@ -86,15 +80,13 @@ def _alignment(size: int) -> int:
 def methods(document: Document) -> str:
     """Three ways to time one product, five times each: the median and how far apart they are."""
     rows = []
-    for product, found in document["parts"]["peers"].items():
-        cells = [found[name] for name in _METHODS if name in found]
-        rows.append(
-            [
-                product,
-                *(f"{each['median_microseconds']:.2f} us, {each['spread']:.1%}" for each in cells),
-            ]
-        )
+    for product, found in document["parts"].get("peers", {}).items():
+        rows.append([product, *(_timed(found.get(name)) for name in _METHODS)])
     return "\n".join([_table(["product", *_METHODS], rows), "", machine(document)])
+
+
+def _timed(found: Document | None) -> str:
+    return f"{found['median_microseconds']:.2f} us, {found['spread']:.1%}" if found else "-"
 
 
 def claims(document: Document) -> str:
@@ -120,6 +112,8 @@ def pictures(document: Document, folder: Path) -> None:
     ]
     filled = [{"title": t, "rows": rows} for t, rows in _groups(document, "waves").items()]
     for kind, groups in (("alignment", curves), ("waves", filled)):
+        if not groups:
+            continue
         shown = {"device": document["device"], "groups": groups}
         plot.draw(shown, folder / f"gemm-{kind}-{name}.svg")
 
@@ -134,7 +128,7 @@ def machine(document: Document) -> str:
 
 def _groups(document: Document, part: str) -> dict[str, list[Document]]:
     found: dict[str, list[Document]] = {}
-    for row in document["parts"][part]["rows"]:
+    for row in document["parts"].get(part, {}).get("rows", ()):
         found.setdefault(row["group"], []).append(row)
     return found
 

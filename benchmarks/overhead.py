@@ -6,12 +6,13 @@
 
 How it measures:
 
-* Everything runs in one process, in rounds. A round runs a block of steps in every mode, in an
-  order drawn anew, with a plain block before and after each. A block's ratio is its time over the
-  mean of its two neighbours', a fraction of a second away: a machine that slows down for a while
-  slows all three. Median, quartiles and range are over rounds. "steps" is the median of all the
-  mode's steps over that of all plain ones, which few slow blocks do not move; not where the GPU is
-  the limit, and a step's time on the host not the step's.
+* Everything runs in one process, in rounds. A round runs a block of steps in each mode that has a
+  limit, and every third or fourth round in the others, in an order drawn anew, with a plain block
+  before and after each. A block's ratio is its time over the mean of its two neighbours', a fraction
+  of a second away: a machine that slows down for a while slows all three. The median over rounds is
+  printed with where it lies with 95 % confidence, and the quartiles. "steps" is the median of all
+  the mode's steps over that of the plain ones of the same rounds, which few slow blocks do not move;
+  not where the GPU is the limit, and a step's time on the host not the step's.
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
 * "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
@@ -309,7 +310,7 @@ def run_rounds(
 ) -> dict[str, Samples]:
     """Rounds of blocks until the time is up."""
     samples = {mode.name: Samples() for mode in modes}
-    # What decides is a mode with a limit in this case.
+    # A mode with a limit in this case is to be known best.
     every = {mode.name: 1 if mode.name in case.limits else mode.every for mode in modes}
     deadline = time.monotonic() + seconds
     shuffled = random.Random(0)
@@ -421,13 +422,15 @@ def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dic
             for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
                 entry[figure] = statistics.median(row[figure] for row in own.rows)
             if case.host_bound:
-                entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name])
+                rounds = {row["round"] for row in own.rows}  # the machine was another in others
+                entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name], rounds)
         summary[mode.name] = entry
     return summary
 
 
-def median_step(samples: Samples) -> float:
-    return statistics.median(taken for row in samples.rows for taken in row["steps_ms"])
+def median_step(samples: Samples, rounds: set[int] | None = None) -> float:
+    rows = [row for row in samples.rows if rounds is None or row["round"] in rounds]
+    return statistics.median(taken for row in rows for taken in row["steps_ms"])
 
 
 def print_summary(case: Case, result: dict[str, Any]) -> None:

@@ -69,8 +69,13 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
         "| the plain step again | " + " | ".join(_cell(c, "plain again") for c in cases) + " |"
     )
     lines += ["", "The median over interleaved rounds, in brackets where it lies with 95 %"]
-    lines.append("confidence; in bold if over its limit. Then, where single steps were timed, the")
-    lines.append("median of all of them over that of plain ones.")
+    lines.append(
+        "confidence (of fewer than six blocks: their range). Then, where single steps were"
+    )
+    lines.append(
+        "timed, the median of all of them over that of plain ones. In bold what is over its"
+    )
+    lines.append("limit.")
     lines.append(f"The limits: {'; '.join(_limits(case) for case in cases)}.")
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
@@ -93,9 +98,11 @@ def _cell(case: dict[str, Any], name: str) -> str:
         median = f"**{median}**"
     digits = 2 if ratio["median"] < 2 else 1
     places = 3 if ratio["median"] < 2 else 1
-    of_steps = f", {entry['steps_ratio']:.{places}f}" if "steps_ratio" in entry else ""
+    of_steps = f"{entry['steps_ratio']:.{places}f}" if "steps_ratio" in entry else ""
+    if of_steps and limit is not None and entry["steps_ratio"] > limit:
+        of_steps = f"**{of_steps}**"
     low, high = _interval(entry)
-    return f"{median} ({low:.{digits}f}-{high:.{digits}f}){of_steps}"
+    return ", ".join(filter(None, [f"{median} ({low:.{digits}f}-{high:.{digits}f})", of_steps]))
 
 
 def _interval(entry: dict[str, Any]) -> tuple[float, float]:
@@ -172,6 +179,8 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; fail if it would")
     parser.add_argument("--pictures", action="store_true", help="draw docs/images too: matplotlib")
     arguments = parser.parse_args()
+    if arguments.check and arguments.pictures:
+        parser.error("--check writes nothing, --pictures does")
     cases = results()
     if not cases:
         raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")

@@ -199,7 +199,9 @@ def _only_slower(measured: Measured) -> Verdict:
     )
     copies = found["ddp_communication_most"] / found["parameters"]
     view = found["ddp_bucket_view_communication_most"] / found["parameters"]
-    text += f"; DDP's buckets {copies:.1f} B per parameter, {view:.1f} as views of gradients"
+    text += (
+        f"; DDP's buckets at most {copies:.1f} B per parameter, {view:.1f} as views of gradients"
+    )
     text += "".join(f"; {way} is not measured: {why}" for way, why in found["lost"].items())
     if "data_parallel" in measured:
         peaks = measured["data_parallel"]

@@ -102,14 +102,14 @@ def _named(found: Dimension) -> str:
 
 
 def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str:
-    """The best of one dtype on one line: for a moment, and without a pause."""
+    """The best of one dtype on one line: for a moment, and round after round."""
     share = row["datasheet_share"]
     of = f", {share:.1%} of the datasheet" if share else ""
     time = row["microseconds"]
     noise = (time["high"] - time["low"]) / 2 / time["median"]
     return (
         f"{dtype:<5} {_number(row['tflops']):>6} TFLOP/s +-{noise:.1%}{of}; "
-        f"{_number(sustained['tflops'])} without a pause; {row['m']}x{row['n']}x{row['k']}"
+        f"{_number(sustained['tflops'])} sustained; {row['m']}x{row['n']}x{row['k']}"
     )
 
 

@@ -142,10 +142,13 @@ def full_waves(multiprocessors: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most a device does in one dtype: for a moment, and for as long as one likes."""
+    """The most a device does in one dtype: for a moment, and round after round.
 
-    bursts: Comparison  # the fastest products, best first, each round of them after a rest
-    sustained: Comparison  # the best one alone, without a pause
+    Both are of the fastest products, in the same order: best first for a moment.
+    """
+
+    bursts: Comparison  # each round after a rest
+    sustained: Comparison  # by then the device has been at work for seconds
 
 
 def find_peak(facts: Facts, dtype: str, measure: Measure) -> Peak:
@@ -156,10 +159,14 @@ def find_peak(facts: Facts, dtype: str, measure: Measure) -> Peak:
         timings += measure(candidates[part : part + _FINALISTS]).timings
     timings.sort(key=lambda timing: -timing.tflops)
     finalists = [timing.work for timing in timings[:_FINALISTS]]
-    last = measure(finalists, null=True, rest=rest_before(facts))
-    best_first = tuple(sorted(last.timings, key=lambda timing: -timing.tflops))
-    sustained = measure([best_first[0].work])
-    return Peak(replace(last, timings=best_first, null=None), sustained)
+    sustained = measure(finalists)
+    bursts = measure(finalists, null=True, rest=rest_before(facts))
+    order = sorted(range(len(finalists)), key=lambda i: -bursts.timings[i].tflops)
+    return Peak(_in_order(bursts, order), _in_order(sustained, order))
+
+
+def _in_order(found: Comparison, order: Sequence[int]) -> Comparison:
+    return replace(found, timings=tuple(found.timings[i] for i in order), null=None)
 
 
 def rest_before(facts: Facts) -> float:

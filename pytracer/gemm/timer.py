@@ -149,8 +149,8 @@ class Timer:
         Args:
             works: the candidates; ratios are to the first.
             null: run the first one twice, as two candidates.
-            rest: seconds of quiet before each round. A GPU that has worked for a tenth of a second
-                is held down by its power; one that has rested runs at its full clock.
+            rest: seconds of quiet before each round. A GPU that has worked for a while is held down
+                by its power; one that has rested runs at its full clock for a moment.
 
         Raises:
             errors.UsageError: a product that cannot be.
