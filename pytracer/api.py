@@ -325,7 +325,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             measures it, so no other may run meanwhile, and steps take longer.
         schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
             at `t.step()`, or at every `optimizer.step()` if that is never called. `steps()` counts
-            those that were recorded: the first one is its step 0.
+            those that were recorded: the first one is its step 0. Of a schedule that repeats the
+            last cycle that was not cut short is kept; with `path=` each has a file.
         devices: "cpu", "cuda" or both; by default CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
@@ -377,6 +378,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._step = 0
         self._cycle = 0
         self._user_steps = False
+        self._is_whole = False  # what is kept: a schedule's cycle from its begin to its end
         self.waits = True  # at the end, until a GPU has come as far: for its last phases' times
 
     # ---------------------------------------------------------------- the block
@@ -391,6 +393,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._entered = True
         self._data = None
         self._step = self._cycle = 0
+        self._user_steps = self._is_whole = False
         if self._report is None:
             self._report_now = _has_no_name(sys._getframe(1))
         if self._schedule is not None:
@@ -417,7 +420,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if failed and self._session is not None:
             self._session.failed = True
         try:
-            self._stop(wait=error is None and self.waits)
+            self._stop(wait=error is None and self.waits, cut_short=self._schedule is not None)
         except errors.CannotWrite as problem:
             if error is None:
                 raise
@@ -446,10 +449,15 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         """The user's word that a training step ends here."""
         if not self._entered:
             raise errors.CaptureError("step() belongs inside the `with trace():` block")
-        self._user_steps = True
+        # Until now optimizers' steps were taken for the user's. This is the end of the first.
+        taken, self._user_steps = (not self._user_steps and self._step > 0), True
         if self._session is not None:
             self._session.mark_step()
-        self._next_step()
+        if taken:
+            self._step = 1
+            self._follow_schedule()
+        else:
+            self._next_step()
 
     @property
     def recording(self) -> bool:
@@ -534,6 +542,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._step += 1
         if ended:
             self._stop()
+            self._is_whole = True
         self._follow_schedule()
 
     def _optimizer_stepped(self) -> None:
@@ -552,15 +561,17 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if self._cost:
             self._start_measuring(session)
 
-    def _stop(self, *, wait: bool = True) -> None:
+    def _stop(self, *, wait: bool = True, cut_short: bool = False) -> None:
         session, self._session = self._session, None
         if session is not None:
             self._stop_measuring(session)
             data = session.stop(wait=wait)
             self._cycle += 1
-            # A schedule may have opened a window in which nothing came any more.
-            keep = self._data is None or session.failed or (data and data.has_allocations)
-            if data is not None and keep:
+            # A schedule may have opened a window in which nothing came any more, or too little.
+            better = (
+                data is not None and data.has_allocations and not (cut_short and self._is_whole)
+            )
+            if data is not None and (self._data is None or session.failed or better):
                 self._data = data
 
     def _stop_listening(self) -> None:

@@ -1,6 +1,8 @@
 """A long run: the first steps are kept, the later ones watched in case memory runs out."""
 
-from collections.abc import Callable
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from pytracer import errors
@@ -94,16 +96,24 @@ class Recording:
         return watch
 
     def _start(self, **more: Any) -> Any:
-        try:
-            return self._make(report=False, **more).__enter__()
-        except errors.PytracerError as problem:
-            self._problem(str(problem))
-            return None
+        started = None
+        with self._told():
+            started = self._make(report=False, **more).__enter__()
+        return started
 
     def _close(self, traced: Any, error: BaseException | None) -> None:
-        if not traced.recording:
-            return
-        try:
-            traced.__exit__(None if error is None else type(error), error, None)
-        except errors.PytracerError as problem:
-            self._problem(str(problem))
+        if traced.recording:
+            with self._told():
+                traced.__exit__(None if error is None else type(error), error, None)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong or is warned of is a line of ours, and not the program's."""
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                yield
+            except errors.PytracerError as problem:
+                self._problem(str(problem))
+        for warning in warned:
+            self._problem(str(warning.message))

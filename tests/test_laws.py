@@ -178,6 +178,33 @@ def test_a_schedule_leaves_its_last_window_that_recorded_something(steps):
     assert len(t.steps()) == 2
 
 
+def test_a_schedule_counts_the_users_steps_from_the_first_on():
+    """Though an optimizer has stepped before the user's first word."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    recorded = []
+    with trace(devices="cpu", schedule=schedule, report=False) as t:
+        for number in range(6):
+            model(torch.randn(2, 4)).sum().backward()
+            if C.status()["recording"]:
+                recorded.append(number)
+            optimizer.step()
+            t.step()
+    assert recorded == [2, 3]
+    assert len(t.steps()) == 2
+
+
+def test_a_schedule_keeps_its_last_cycle_that_was_not_cut_short():
+    model = nn.Linear(4, 4)
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
+    with trace(devices="cpu", schedule=schedule, report=False) as t:
+        for _ in range(7):  # the second one has begun with the seventh
+            model(torch.randn(2, 4)).sum().backward()
+            t.step()
+    assert len(t.steps()) == 2
+
+
 # ---------------------------------------------------------------------- CUDA's allocator
 
 

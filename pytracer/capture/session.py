@@ -4,6 +4,7 @@ import json
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -221,11 +222,17 @@ class Session:
             return self._trace(C.end_and_read_session(session))
         C.end_session(session)
         self._clock.append(C.read_clock())
+        problem = ""
         try:
             self._streamer.finish(self._meta())
+        except C.FileError as error:  # a full disk: what came before it is there
+            problem = str(error)
+        try:
             columns, report = C.read_file(str(self.options.path))
         except C.FileError as error:
-            raise errors.CannotWrite(str(error)) from None
+            raise errors.CannotWrite(problem or str(error)) from None
+        if problem:
+            warnings.warn(problem, RuntimeWarning, stacklevel=6)
         return Trace.from_columns(columns, report)
 
     def _trace(self, columns: dict[str, Any]) -> Trace:
