@@ -96,10 +96,11 @@ class Recording:
         return watch
 
     def _start(self, **more: Any) -> Any:
-        started = None
+        started: Any = None
         with self._told():
-            started = self._make(report=False, **more).__enter__()
-        return started
+            started = self._make(report=False, **more)
+            started.__enter__()
+        return started if started is not None and started.recording else None
 
     def _close(self, traced: Any, error: BaseException | None) -> None:
         if traced.recording:

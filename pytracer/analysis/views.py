@@ -674,9 +674,10 @@ def _goes_on(trace: Trace) -> bool:
 
 
 class OwnTime(NamedTuple):
-    """What recording took, by timing one in 61 of its calls, and its share of the trace's length.
+    """What recording took, by timing one in 61 of its calls, and its share of the steps' time.
 
-    Without torch's own price for telling of every operator.
+    Without torch's own price for telling of every operator. Where no step is known the share is of
+    the whole trace.
     """
 
     ns: int
@@ -689,9 +690,13 @@ def own_time(trace: Trace) -> OwnTime | None:
     clock = trace.clock.ticks
     if not isinstance(ticks, int) or ticks < 0 or len(clock) < 2 or clock[-1] <= clock[0]:
         return None
-    share = ticks / int(clock[-1] - clock[0])
     whole = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0])
-    return OwnTime(round(share * whole), share)
+    taken = ticks / int(clock[-1] - clock[0]) * whole
+    line = phases.timeline(trace)
+    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
+    spans = np.maximum(np.diff(trace.time_ns(np.append(line.ticks, last))), 0)
+    stepping = int(spans[np.isin(line.phase, [PHASE[name] for name in TIMED])].sum())
+    return OwnTime(round(taken), taken / (stepping or whole))
 
 
 def _time_ns(trace: Trace, tick: int) -> int:
