@@ -62,7 +62,7 @@ def shapes(document: Document) -> str:
                 each["id"],
                 _number(each.get("flop_ratio")),
                 _number(each.get("time_ratio")),
-                "1" if each["first_layer"] else "2",
+                _number(each.get("expected_ratio")),
                 rates,
                 _verdict(each),
             ]
@@ -79,7 +79,8 @@ def _verdict(each: Document) -> str:
 
 def operators(document: Document) -> str:
     """What is bound by bandwidth: the ratios, and how near to a copy."""
-    heads = ["operator", "expected", "time", "of the copy's bandwidth", "verdict", "below 75 %"]
+    copy = "of the copy's bandwidth"
+    heads = ["operator", "expected", "bytes here", "time", copy, "verdict", "below 75 %"]
     rows = []
     for each in document.get("operators", ()):
         shares = [each[way].get("of_copy") for way in ("forward", "backward")]
@@ -91,9 +92,9 @@ def operators(document: Document) -> str:
         ]
         expected = _number(each["expected"])
         ratio = _number(each.get("time_ratio"))
-        rows.append(
-            [each["operator"], expected, ratio, " / ".join(texts), _verdict(each), "; ".join(below)]
-        )
+        moved = _number(each.get("expected_ratio"))
+        cells = [each["operator"], expected, moved, ratio, " / ".join(texts), _verdict(each)]
+        rows.append([*cells, "; ".join(below)])
     return _table(document, heads, rows)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -321,3 +322,20 @@ def test_a_million_events_are_summarised_in_a_second(
     assert code == 0
     assert "1,000,000 events" in out
     assert took < 2
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_screen_that_cannot_be_written_is_one_line(here: Path, more: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "pytracer", "summary", "run.pytrace", *more],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ran.returncode, ran.stderr) == (
+        1,
+        "pytracer: the output: No space left on device\n",
+    )

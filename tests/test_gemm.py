@@ -554,6 +554,20 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
             plot.check(tmp_path / name, overwrite=False)
 
 
+def test_a_line_stands_where_the_same_tile_needs_one_more_wave() -> None:
+    def row(n: int, waves: int, tile_n: int = 256) -> dict[str, Any]:
+        return {"n": n, "tiling": {"tile_m": 128, "tile_n": tile_n, "waves": waves}}
+
+    rows = [
+        row(100, 1),
+        row(200, 1),
+        row(300, 2),
+        row(400, 3, tile_n=128),
+        {"n": 500, "tiling": None},
+    ]
+    assert list(plot._wave_boundaries("n", rows)) == [250]
+
+
 def test_the_readmes_table_is_made_from_what_was_measured() -> None:
     """A row per vocabulary, a column per role, the rate and whose kernel ran."""
     slow, fast = shapes.linear(8192, 50257, 768, "bf16"), shapes.linear(8192, 50304, 768, "bf16")

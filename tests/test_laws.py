@@ -195,6 +195,26 @@ def test_a_schedule_counts_the_users_steps_from_the_first_on():
     assert len(t.steps()) == 2
 
 
+def test_a_trace_inside_another_counts_its_own_steps():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step() -> None:
+        model(torch.randn(2, 4)).sum().backward()
+        optimizer.step()
+
+    with trace(devices="cpu", report=False) as outer:
+        step()
+        step()
+        with trace(devices="cpu", report=False) as inner:
+            step()
+        with trace(devices="cpu", report=False) as empty:
+            pass
+    assert [len(t.steps()) for t in (outer, inner, empty)] == [3, 1, 0]
+    assert inner.steps().start_ns[0] >= 0
+    assert inner.peak.step == 0
+
+
 def test_a_schedule_keeps_its_last_cycle_that_was_not_cut_short():
     model = nn.Linear(4, 4)
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)

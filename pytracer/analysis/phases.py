@@ -213,12 +213,16 @@ def timeline(trace: Trace) -> Timeline:
             out.go(tick, base)
     ticks = np.array(out.ticks, np.uint64)
     phase = np.array(out.phase, np.uint8)
+    ends = _step_ends(trace, ticks[phase == FORWARD])
+    # A trace inside another has that one's scopes as well: what it began in is its first stretch.
+    began = trace.clock.ticks[0] if len(trace.clock.ticks) else np.uint64(0)
+    first = max(int(np.searchsorted(ticks, began, side="right")) - 1, 0)
     return Timeline(
-        ticks,
-        phase,
-        np.array(out.interval, np.int64),
+        np.append(np.uint64(0), ticks[first + 1 :]),
+        phase[first:],
+        np.array(out.interval, np.int64)[first:],
         np.array(out.kept_from, np.uint64),
-        _step_ends(trace, ticks[phase == FORWARD]),
+        ends[ends >= began],
     )
 
 

@@ -30,14 +30,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run.run(options, program)
     command: Callable[[argparse.Namespace], int] = options.run
     try:
-        return command(options)
+        code = command(options)
+        sys.stdout.flush()
+        return code
     except errors.PytracerError as error:
         print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        # `pytracer ... | head`: the reader has seen enough.
+    except OSError as error:
+        # Nothing more is to be tried when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        if isinstance(error, BrokenPipeError):  # `pytracer ... | head`: who reads has seen enough
+            return 0
+        what = error.filename or "the output"
+        print(f"pytracer: {what}: {error.strerror or error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

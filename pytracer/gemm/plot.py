@@ -9,7 +9,7 @@ from pytracer import errors
 
 _FORMATS = (".png", ".svg")
 # How an operand's alignment is drawn: the fewer bytes, the emptier the mark.
-_MARKS = {1: "x", 2: "x", 4: "+", 8: "v", 16: "s", 32: "s", 64: "o", 128: "o"}
+_MARKS = {1: "1", 2: "x", 4: "+", 8: "v", 16: "s", 32: "D", 64: "^", 128: "o"}
 
 
 def check(path: Path, *, overwrite: bool) -> None:
@@ -94,10 +94,11 @@ def _panel(ax: Any, title: str, dimension: str, rows: list[dict[str, Any]]) -> N
 def _legend(figure: Any, panels: list[tuple[str, str, list[dict[str, Any]]]]) -> None:
     """One for all panels: what marks, colours and lines say."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
     rows = [row for _, _, of_panel in panels for row in of_panel]
     blank: dict[str, Any] = {"linestyle": "none", "color": "tab:blue"}
-    found = [
+    found: list[Any] = [
         Line2D(
             [],
             [],
@@ -109,9 +110,8 @@ def _legend(figure: Any, panels: list[tuple[str, str, list[dict[str, Any]]]]) ->
         for aligned in sorted({min(row["alignment_bytes"].values()) for row in rows})
     ]
     if any(row["older_kernel"] for row in rows):
-        old = {**blank, "color": "tab:red"}
-        found.append(Line2D([], [], marker="s", label="an older generation's kernel", **old))
-    if any(True for _, name, of_panel in panels for _ in _wave_boundaries(name, of_panel)):
+        found.append(Patch(color="tab:red", label="an older generation's kernel"))
+    if any(next(_wave_boundaries(name, of_panel), None) for _, name, of_panel in panels):
         found.append(Line2D([], [], color="0.5", linestyle=":", label="one more wave of tiles"))
     figure.legend(handles=found, fontsize=7, ncols=4, loc="outside lower center")
 
