@@ -327,7 +327,7 @@ def test_a_million_events_are_summarised_in_a_second(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a disk that is full")
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_screen_that_cannot_be_written_is_one_line(here: Path, more: list[str]) -> None:
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "pytracer", "summary", "run.pytrace", *more],
             env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},

@@ -78,6 +78,8 @@ def test_the_paddings_of_gpt2s_vocabulary() -> None:
     """Multiples of 8, 16 and 32, 64 and 128, 256 elements."""
     assert shapes.paddings(50257, 2) == [50264, 50272, 50304, 50432]
     assert shapes.paddings(50432, 2) == []
+    assert shapes.paddings(20, 2) == [24, 32]  # more than twice as much cannot pay
+    assert shapes.paddings(1, 2) == [8]
 
 
 @given(st.integers(1, 10_000))

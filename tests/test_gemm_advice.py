@@ -399,7 +399,7 @@ def test_advice_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> Non
     (vocab,) = answer["dimensions"]
     assert (vocab["name"], vocab["value"]) == ("vocab", 33)
     measured = {one["value"]: one for one in vocab["candidates"]}
-    assert measured.keys() == {36, 40, 48, 64, 128}
+    assert measured.keys() == {36, 40, 48, 64}
     assert vocab["advised"] is None or measured[vocab["advised"]]["faster"]
 
 

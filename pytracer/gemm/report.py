@@ -80,14 +80,15 @@ def _dimension(advice: Advice, found: Dimension) -> Iterable[str]:
     step = advice.model.step_seconds
     for one in found.candidates:
         gain = one.gain
-        saved = f"{_number(gain.median * 1e3)} ms a step"
-        between = f"({_number(gain.low * 1e3)} to {_number(gain.high * 1e3)}"
-        between += f", bias up to {_number(one.doubt * 1e3)})"
-        share = f", {gain.median / step:.1%} of the step" if step else ""
+        word, sign = ("saves", 1e3) if gain.median >= 0 else ("costs", -1e3)
+        low, high = sorted((gain.low * sign, gain.high * sign))
+        saved = f"{word} {_number(gain.median * sign)} ms a step"
+        between = f"({_number(low)} to {_number(high)}, bias up to {_number(one.doubt * 1e3)})"
+        share = f", {abs(gain.median) / step:.1%} of the step" if step else ""
         memory = sum(one.added_bytes.values()) / 2**20
         verdict = "faster" if one.faster else "not faster"
         mark = "->" if found.advised and found.advised.value == one.value else "  "
-        yield f"{mark} {one.value:>7}  {verdict:<10} saves {saved} {between}{share}; +{_number(memory)} MiB"
+        yield f"{mark} {one.value:>7}  {verdict:<10} {saved} {between}{share}; +{_number(memory)} MiB"
     for size, why in found.refused.items():
         yield f"   {size:>7}  not measured: {why}"
     if found.advised:

@@ -244,9 +244,13 @@ def _with(base: Gemm, dimension: str, size: int) -> Gemm:
 
 
 def paddings(value: int, itemsize: int) -> list[int]:
-    """The sizes worth trying instead: the next multiples of 16, 32, ... 512 bytes."""
+    """The sizes worth trying instead: the next multiples of 16, 32, ... 512 bytes.
+
+    The next one of all is always tried; none that is more than twice as much.
+    """
     units = [max(1, size // itemsize) for size in (16, 32, 64, 128, 256, 512)]
-    return sorted({-(-value // unit) * unit for unit in units} - {value})
+    found = sorted({-(-value // unit) * unit for unit in units} - {value})
+    return [size for size in found if size <= 2 * value] or found[:1]
 
 
 _RANGE = re.compile(r"(\d+):(\d+)(?::(\d+))?")
