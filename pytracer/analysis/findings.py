@@ -186,7 +186,7 @@ def _growth(
     by = f"`{keeper}` keeps" if keeper else "something keeps"
     # A graph goes when its output is detached; a tensor on its own stays, detached or not.
     graph = not keeper or _has_graph(now, keeper)
-    instead = "x.detach()" if graph else "x.mean().item()"
+    instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"

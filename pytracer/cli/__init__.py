@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from pytracer import errors
 from pytracer.cli import check, export, measure, output, run, show
@@ -16,13 +17,14 @@ from pytracer.version import __version__
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
-    parser = _parser()
+    parser, commands = _parsers()
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)
         hint = "; the script's own options go after the script" if options.command == "run" else ""
-        parser.error(f"unrecognized arguments: {words}{hint}")
+        of_command = commands.choices.get(options.command, parser)
+        of_command.error(f"unrecognized arguments: {words}{hint}")
     if options.command is None:
         parser.print_help()
         return errors.UsageError.exit_code
@@ -48,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parsers() -> tuple[argparse.ArgumentParser, Any]:
+    """The whole, and the commands' own."""
     parser = argparse.ArgumentParser(
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
@@ -72,4 +75,4 @@ def _parser() -> argparse.ArgumentParser:
         show.add_doctor,
     ):
         add(commands)
-    return parser
+    return parser, commands

@@ -274,6 +274,8 @@ def sizes(text: str) -> tuple[int, ...]:
             raise errors.UsageError(
                 f"{part!r} is no size; write 4096, or 4096,8192, or 4088:4104, or 4088:4104:4"
             ) from None
+        if not new and int(part.partition(":")[0]) > 0:
+            raise errors.UsageError(f"{part!r} is no size: it ends before it begins")
         if not new or new[0] < 1:
             raise errors.UsageError(f"{part!r}: sizes are whole numbers from 1 up")
         if len(found) + len(new) > _MOST_SIZES:

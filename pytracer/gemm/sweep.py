@@ -91,9 +91,10 @@ def grid_groups(
             for gemm in works:
                 shapes.check(gemm)
             parts = range(0, len(works), _MOST_IN_A_GROUP)
-            for part in parts:
+            for number, part in enumerate(parts, 1):
                 chosen = tuple(works[part : part + _MOST_IN_A_GROUP])
-                groups.append(Group(f"{dtype} {role}", chosen))
+                which = f", {number} of {len(parts)}" if len(parts) > 1 else ""
+                groups.append(Group(f"{dtype} {role}{which}", chosen))
     return groups
 
 
