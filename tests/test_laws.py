@@ -17,6 +17,7 @@ from torch import nn
 
 from pytracer import load, trace
 from pytracer._native import C
+from pytracer.analysis import views
 from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 
@@ -213,6 +214,28 @@ def test_a_trace_inside_another_counts_its_own_steps():
     assert [len(t.steps()) for t in (outer, inner, empty)] == [3, 1, 0]
     assert inner.steps().start_ns[0] >= 0
     assert inner.peak.step == 0
+
+
+def test_a_trace_that_begins_within_a_forward_has_times_of_its_own(tmp_path):
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with trace(devices="cpu", report=False) as self.inner:
+                return super().forward(x)
+
+    model = Model(4, 4)
+    with trace(devices="cpu", report=False):
+        model(torch.randn(2, 4)).sum().backward()
+        model(torch.randn(2, 4))
+    own = model.inner.data
+    whole = int(own.clock.unix_ns[-1] - own.clock.unix_ns[0])
+    taken = views.own_time(own)
+    assert taken is not None
+    assert taken.share < 1
+    assert sum(views._host_times(own, "forward", 1)) <= whole
+    model.inner.export_chrome_trace(tmp_path / "inner.json")
+    events = json.loads((tmp_path / "inner.json").read_text())["traceEvents"]
+    # Not since the machine was started; what was open already began a little earlier.
+    assert max(event.get("dur", 0) for event in events) <= 1e6
 
 
 def test_a_schedule_keeps_its_last_cycle_that_was_not_cut_short():

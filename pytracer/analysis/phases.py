@@ -71,6 +71,12 @@ class Timeline:
     # which what is still alive counts as kept; NEVER for all others.
     kept_from: U64
     step_ends: U64
+    began: int = 0  # when the trace did
+
+    @property
+    def begins(self) -> U64:
+        """When each stretch begins; the first one, which is before anything, with the trace."""
+        return np.maximum(self.ticks, np.uint64(self.began))
 
     def stretch_at(self, ticks: U64) -> NDArray[np.intp]:
         """The stretch each tick lies in."""
@@ -217,12 +223,14 @@ def timeline(trace: Trace) -> Timeline:
     # A trace inside another has that one's scopes as well: what it began in is its first stretch.
     began = trace.clock.ticks[0] if len(trace.clock.ticks) else np.uint64(0)
     first = max(int(np.searchsorted(ticks, began, side="right")) - 1, 0)
+    intervals, interval = np.unique(out.interval[first:], return_inverse=True)
     return Timeline(
         np.append(np.uint64(0), ticks[first + 1 :]),
         phase[first:],
-        np.array(out.interval, np.int64)[first:],
-        np.array(out.kept_from, np.uint64),
+        interval.astype(np.int64),
+        np.array(out.kept_from, np.uint64)[intervals],
         ends[ends >= began],
+        int(began),
     )
 
 

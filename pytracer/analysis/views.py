@@ -657,7 +657,7 @@ def phase_medians(trace: Trace) -> PhaseMedians | None:
 def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
     line = phases.timeline(trace)
     last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
-    times = trace.time_ns(np.append(line.ticks, last))
+    times = trace.time_ns(np.append(line.begins, last))
     step = line.step_at(line.ticks)
     those = np.flatnonzero((line.phase == PHASE[phase]) & (step < steps))
     sums = np.zeros(steps, np.int64)
@@ -694,7 +694,7 @@ def own_time(trace: Trace) -> OwnTime | None:
     taken = ticks / int(clock[-1] - clock[0]) * whole
     line = phases.timeline(trace)
     last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
-    spans = np.maximum(np.diff(trace.time_ns(np.append(line.ticks, last))), 0)
+    spans = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
     stepping = int(spans[np.isin(line.phase, [PHASE[name] for name in TIMED])].sum())
     return OwnTime(round(taken), taken / (stepping or whole))
 

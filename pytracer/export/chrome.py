@@ -422,7 +422,7 @@ class _Document:
     def _phases(self) -> _Rows:
         """What the main thread was doing; `other` is left blank."""
         line = phases.timeline(self._trace)
-        begin = self._times(line.ticks)
+        begin = self._times(line.begins)
         end = np.append(begin[1:], self._end_ns)
         names = np.array([self._texts.add(name) for name in PHASES])
         shown = (line.phase != phases.OTHER) & (end > begin)

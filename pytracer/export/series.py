@@ -100,7 +100,7 @@ def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
 def _phases(trace: Trace, last: int) -> tuple[Band, ...]:
     """The main thread's phases, without what is between them."""
     line = phases.timeline(trace)
-    begins = np.append(trace.time_ns(line.ticks), last) if len(line.ticks) else np.zeros(1)
+    begins = np.append(trace.time_ns(line.begins), last) if len(line.ticks) else np.zeros(1)
     bands = []
     for i, phase in enumerate(line.phase.tolist()):
         begin, end = max(int(begins[i]), 0), min(int(begins[i + 1]), last)
