@@ -139,9 +139,15 @@ def test_an_event_takes_at_most_64_bytes_of_host_memory() -> None:
 
 
 def processor_time(run: Callable[[], object]) -> float:
-    before = time.process_time()
-    run()
-    return time.process_time() - before
+    """The least of several, in batches apart: others may slow the machine down for a while."""
+    least = float("inf")
+    for _ in range(4):
+        for _ in range(15):
+            before = time.process_time()
+            run()
+            least = min(least, time.process_time() - before)
+        time.sleep(0.2)
+    return least
 
 
 @pytest.mark.slow
@@ -153,11 +159,11 @@ def test_tracing_costs_a_fraction_of_a_step() -> None:
         workload = models.tiny()
         for _ in range(5):
             workload.step()
-        plain = min(processor_time(workload.step) for _ in range(30))
+        plain = processor_time(workload.step)
         with pytracer.trace(workload.model, workload.optimizer, stacks=True, report=False):
             workload.step()
-            traced = min(processor_time(workload.step) for _ in range(30))
-        again = min(processor_time(workload.step) for _ in range(30))
+            traced = processor_time(workload.step)
+        again = processor_time(workload.step)
     finally:
         torch.set_num_threads(threads)
     assert traced < 1.6 * plain
