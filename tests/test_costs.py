@@ -160,10 +160,14 @@ def test_tracing_costs_a_fraction_of_a_step() -> None:
         for _ in range(5):
             workload.step()
         plain = processor_time(workload.step)
-        with pytracer.trace(workload.model, workload.optimizer, stacks=True, report=False):
-            workload.step()
-            traced = processor_time(workload.step)
-        again = processor_time(workload.step)
+        traced = again = float("inf")
+        for _ in range(3):  # against the step before any trace: others slow the machine for seconds
+            with pytracer.trace(workload.model, workload.optimizer, stacks=True, report=False):
+                workload.step()
+                traced = min(traced, processor_time(workload.step))
+            again = min(again, processor_time(workload.step))
+            if traced < 1.6 * plain and again < 1.25 * plain:
+                break
     finally:
         torch.set_num_threads(threads)
     assert traced < 1.6 * plain
