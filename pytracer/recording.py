@@ -79,13 +79,15 @@ class Recording:
         self._close_first(error)
 
     def _begin_first(self) -> None:
-        self.first = self._start(**self._keep)
+        with self._warnings_told():
+            self.first = self._start(**self._keep)
         self._open = self.first is not None
 
     def _close_first(self, error: BaseException | None) -> None:
         if self._open:
             self._open = False
-            self._close(self.first, error)
+            with self._warnings_told():
+                self._close(self.first, error)
             if error is None:
                 self._ready(self.first)
 
@@ -96,25 +98,29 @@ class Recording:
         return watch
 
     def _start(self, **more: Any) -> Any:
-        started: Any = None
-        with self._told():
-            started = self._make(report=False, **more)
-            started.__enter__()
-        return started if started is not None and started.recording else None
+        try:
+            return self._make(report=False, **more).__enter__()
+        except errors.PytracerError as problem:
+            self._problem(str(problem))
+            return None
 
     def _close(self, traced: Any, error: BaseException | None) -> None:
-        if traced.recording:
-            with self._told():
-                traced.__exit__(None if error is None else type(error), error, None)
+        if not traced.recording:
+            return
+        try:
+            traced.__exit__(None if error is None else type(error), error, None)
+        except errors.PytracerError as problem:
+            self._problem(str(problem))
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        """What goes wrong or is warned of is a line of ours, and not the program's."""
+    def _warnings_told(self) -> Iterator[None]:
+        """They are lines of ours, and not the program's.
+
+        For the first trace only: Python shows every warning of the program's again after this, and
+        a window begins each few steps.
+        """
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            try:
-                yield
-            except errors.PytracerError as problem:
-                self._problem(str(problem))
+            yield
         for warning in warned:
             self._problem(str(warning.message))

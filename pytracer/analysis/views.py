@@ -655,14 +655,20 @@ def phase_medians(trace: Trace) -> PhaseMedians | None:
 
 
 def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
-    line = phases.timeline(trace)
-    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
-    times = trace.time_ns(np.append(line.begins, last))
+    line, durations = phases.timeline(trace), _durations(trace)
     step = line.step_at(line.ticks)
     those = np.flatnonzero((line.phase == PHASE[phase]) & (step < steps))
     sums = np.zeros(steps, np.int64)
-    np.add.at(sums, step[those], np.maximum(np.diff(times)[those], 0))
+    np.add.at(sums, step[those], durations[those])
     return [int(each) for each in sums]
+
+
+def _durations(trace: Trace) -> I64:
+    """Of each stretch of the timeline on the host, in ns; the last one ends with the last event."""
+    line = phases.timeline(trace)
+    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
+    found: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
+    return found
 
 
 def _goes_on(trace: Trace) -> bool:
@@ -692,10 +698,8 @@ def own_time(trace: Trace) -> OwnTime | None:
         return None
     whole = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0])
     taken = ticks / int(clock[-1] - clock[0]) * whole
-    line = phases.timeline(trace)
-    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
-    spans = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
-    stepping = int(spans[np.isin(line.phase, [PHASE[name] for name in TIMED])].sum())
+    those = np.isin(phases.timeline(trace).phase, [PHASE[name] for name in TIMED])
+    stepping = int(_durations(trace)[those].sum())
     return OwnTime(round(taken), taken / (stepping or whole))
 
 
