@@ -12,6 +12,7 @@ not been measured. Whatever is left when the time is up is skipped, and the file
 * gpt2: advice on GPT-2 124M, and the same training step with the advised size: what was predicted
   and what is measured. The padded model must have nothing left to gain.
 * vocabulary: GPT-2's 50257 and larger sizes in a linear layer's three roles, eager and compiled.
+* libraries: some of these, and square products, by cuBLAS and by cuBLASLt in the same rounds.
 * alignment: n, k and m from 4088 to 4104; and each alignment from 1 to 128 elements.
 * waves: n across full waves of tiles.
 * peers: a plain event loop and do_bench beside ours, several times each.
@@ -45,8 +46,8 @@ import overhead  # noqa: E402
 
 from pytracer import errors  # noqa: E402
 from pytracer.gemm import advice, presets, shapes, sweep  # noqa: E402
-from pytracer.gemm.operands import precision, prepare  # noqa: E402
-from pytracer.gemm.shapes import ROLES, Gemm  # noqa: E402
+from pytracer.gemm.operands import as_asked, prepare  # noqa: E402
+from pytracer.gemm.shapes import LIBRARIES, ROLES, Gemm  # noqa: E402
 from pytracer.gemm.statistics import median, ratio  # noqa: E402
 from pytracer.gemm.sweep import Group, Knowledge  # noqa: E402
 from pytracer.gemm.timer import Comparison, Settings, Timer, Timing  # noqa: E402
@@ -244,6 +245,33 @@ def vocabulary(bench: Bench) -> dict[str, Any]:
             None,
         )
     return {"rows": bench.rows(done), "gains": gains}
+
+
+def libraries(bench: Bench) -> dict[str, Any]:
+    """What torch would do if it asked the other of CUDA's two libraries."""
+    if not bench.cuda:
+        return {"rows": [], "ratios": {}}
+    products = {
+        **{
+            f"vocabulary {size}, {role}": gemm
+            for size in (50257, 50264, 50304)
+            for role, gemm in shapes.linear(8192, size, 768, "bf16").items()
+        },
+        **{f"square, {dtype}": Gemm(4096, 4096, 4096, dtype) for dtype in ("bf16", "fp16", "tf32")},
+    }
+    done = []
+    for title, gemm in products.items():
+        (group,) = sweep.through([Group(title, (gemm,))], LIBRARIES)
+        done.append((group, bench.measure(group.works, null=True)))
+    ratios = {group.title: vars(comparison.ratio(1)) for group, comparison in done}
+    medians = [one["median"] for one in ratios.values()]
+    bench.claim(
+        f"cublaslt's time over cublas's, {len(medians)} products: least, median, most",
+        f"{min(medians):.2f}, {statistics.median(medians):.2f}, {max(medians):.2f}",
+        "reported",
+        None,
+    )
+    return {"rows": bench.rows(done), "ratios": ratios}
 
 
 def gpt2(bench: Bench) -> dict[str, Any]:
@@ -510,7 +538,7 @@ def event_loop(bench: Bench, gemm: Gemm, times: int = 100) -> float:
     """What most scripts do: warm up, then many calls on the same operands between two events."""
     call = prepare(gemm, bench.device, 1).calls[0]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    with precision(gemm.dtype):
+    with as_asked(gemm):
         for _ in range(10):
             call()
         begin.record()
@@ -529,7 +557,7 @@ def do_bench(bench: Bench, gemm: Any, rest: float = 0.0) -> float:
     torch.cuda.synchronize()
     time.sleep(rest)
     moment = {"warmup": 1, "rep": 20} if rest else {}
-    with precision(gemm.dtype):
+    with as_asked(gemm):
         return float(run(call, return_mode="median", **moment)) / 1e3
 
 
@@ -537,6 +565,7 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "peaks": peaks,
     "gpt2": gpt2,
     "vocabulary": vocabulary,
+    "libraries": libraries,
     "alignment": alignment,
     "waves": waves,
     "peers": peers,

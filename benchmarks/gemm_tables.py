@@ -35,6 +35,18 @@ def _rate(row: Document | None) -> str:
     return f"{row['tflops']:.0f}{generation}"
 
 
+def libraries(document: Document) -> str:
+    """CUDA's two libraries in the same rounds: each rate, whose kernel ran, and the ratio."""
+    ratios = document["parts"].get("libraries", {}).get("ratios", {})
+    rows = []
+    for title, of_group in _groups(document, "libraries").items():
+        ratio = ratios[title]
+        taken = f"{ratio['median']:.3f} ({ratio['low']:.3f} to {ratio['high']:.3f})"
+        rows.append([title, *(_rate(row) for row in of_group), taken])
+    heads = ["TFLOP/s", "cuBLAS", "cuBLASLt", "cuBLASLt's time over cuBLAS's"]
+    return "\n".join([_table(heads, rows), "", machine(document)])
+
+
 def peaks(document: Document) -> str:
     """The most of each dtype, for a moment and sustained, and do_bench's beside it."""
     heads = [

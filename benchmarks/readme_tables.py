@@ -192,7 +192,7 @@ def main() -> int:
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
         document = json.loads(path.read_text())
         after[README] = between(after[README], "gemm", gemm_tables.vocabulary(document))
-        for part in ("peaks", "alignment", "methods", "claims"):
+        for part in ("peaks", "alignment", "libraries", "methods", "claims"):
             text = getattr(gemm_tables, part)(document)
             after[GEMM_PAGE] = between(after[GEMM_PAGE], f"gemm-{part}", text)
         if arguments.pictures:

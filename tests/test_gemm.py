@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 from benchmarks import gemm_tables
 from pytracer import errors
-from pytracer.gemm import device, kernels, model, operands, plot, shapes, statistics, sweep
+from pytracer.gemm import device, kernels, model, operands, plot, report, shapes, statistics, sweep
 from pytracer.gemm.device import Facts
 from pytracer.gemm.shapes import DTYPES, CrossEntropy, Gemm
 from pytracer.gemm.timer import Comparison, Settings, Timer, Timing
@@ -525,6 +525,30 @@ def test_fp8_is_swept_where_it_can_be() -> None:
     assert len(by_title["fp8 forward m"]) == 8
 
 
+def test_two_libraries_take_turns_in_the_same_rounds() -> None:
+    """So that their ratio is not the clock's; what one cannot multiply is left to the other."""
+    group = sweep.Group("bf16", (Gemm(32, 32, 32), Gemm(32, 48, 32, "fp8")))
+    (both,) = sweep.through([group], shapes.LIBRARIES)
+    assert [(work.dtype, work.library) for work in both.works] == [
+        ("bf16", "cublas"),
+        ("bf16", "cublaslt"),
+        ("fp8", "cublaslt"),
+    ]
+    with pytest.raises(errors.UsageError, match="fp8 by cublaslt only"):
+        sweep.through([sweep.Group("fp8", group.works[1:])], ("cublas",))
+    assert str(both.works[1]) == "32x32x32 bf16 forward by cublaslt"
+
+
+def test_a_table_names_libraries_where_they_were_asked_for() -> None:
+    known = sweep.Knowledge(H200, {}, {}, {})
+    by = [Timing(Gemm(32, 32, 32, library=name), (1e-6,)) for name in (None, "cublaslt")]
+    plain, named = (sweep.explain(timing, known) for timing in by)
+    assert "library" not in report.table([plain])
+    head, _, last = report.table([plain, named]).splitlines()
+    assert head.split()[5] == "library"
+    assert last.split()[5] == "cublaslt"
+
+
 def test_the_best_is_found() -> None:
     """find-peak returns the fastest first, from a device with one size that is best; a device
     that has rested does more than one that is held down by its power, and both are told."""
@@ -568,6 +592,13 @@ def test_a_line_stands_where_the_same_tile_needs_one_more_wave() -> None:
         {"n": 500, "tiling": None},
     ]
     assert list(plot._wave_boundaries("n", rows)) == [250]
+
+
+def test_each_library_has_a_line_of_its_own() -> None:
+    rows = [{"n": n, "library": library} for n in (1, 2) for library in shapes.LIBRARIES]
+    drawn = dict(plot._by_library({"title": "bf16 n", "rows": rows}))
+    assert list(drawn) == ["bf16 n by cublas", "bf16 n by cublaslt"]
+    assert [row["n"] for row in drawn["bf16 n by cublas"]] == [1, 2]
 
 
 def test_the_readmes_table_is_made_from_what_was_measured() -> None:
@@ -618,6 +649,32 @@ def test_gpu_every_dtype_and_role_runs_and_is_right() -> None:
     assert timer([CrossEntropy(256, 1001)]).timings[0].time.median > 0
     assert timer([Gemm(64, 64, 64, batch=8)]).timings[0].time.median > 0
     assert timer([Gemm(512, 333, 384, compiled=True)]).timings[0].time.median > 0
+
+
+@pytest.mark.cuda
+def test_gpu_a_library_is_asked_and_named_and_put_back() -> None:
+    """The kernels' names are of the library that was timed, and torch's choice is as it was."""
+    gpu = torch.device("cuda")
+    before = torch.backends.cuda.preferred_blas_library()
+    works = [Gemm(1024, 1024, 1024, library=name) for name in (None, *shapes.LIBRARIES)]
+    found = Timer(gpu, QUICK)(works)
+    assert [timing.work.library for timing in found.timings if isinstance(timing.work, Gemm)] == [
+        None,
+        *shapes.LIBRARIES,
+    ]
+    asked: list[str] = []
+    real = torch.mm
+
+    def watched(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        asked.append(str(torch.backends.cuda.preferred_blas_library()))
+        return real(a, b, out=out)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "mm", watched)
+        named = kernels.names_of(works, gpu)
+    assert set(named) == set(works)
+    assert asked[-3:] == [str(before), "_BlasBackend.Cublas", "_BlasBackend.Cublaslt"]
+    assert torch.backends.cuda.preferred_blas_library() == before
 
 
 @pytest.mark.cuda

@@ -196,16 +196,17 @@ def test_the_whole_steps_share_is_said_where_the_step_is_known() -> None:
     json.dumps(document(found))
 
 
-def test_compiled_products_are_measured_compiled() -> None:
-    """What torch.compile pads by itself is not ours to promise."""
+def test_products_are_measured_as_they_will_run() -> None:
+    """What torch.compile pads by itself is not ours to promise, nor what another library does."""
     seen: list[Work] = []
 
     def watched(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
         seen.extend(works)
         return fake(like_hopper)(works, null=null)
 
-    advise(GPT2, watched, compiled=True)
-    assert all(work.compiled for work in seen if isinstance(work, Gemm))
+    advise(GPT2, watched, compiled=True, library="cublaslt")
+    products = [work for work in seen if isinstance(work, Gemm)]
+    assert all(work.compiled and work.library == "cublaslt" for work in products)
 
 
 @pytest.mark.parametrize("name", presets.MODELS)
@@ -339,6 +340,8 @@ def test_rows_that_a_trace_does_not_show_exactly_are_asked_for() -> None:
         ("sweep --m 1,2 --around waves", 2, "one size each"),
         ("sweep --device cpu --m 1000000 --n 1000000 --dtype fp32", 1, "has room for"),
         ("sweep --device cpu --m 32 --dtype int8 --n 12", 2, "multiples of 8"),
+        ("sweep --library mkl", 2, "--library 'mkl'"),
+        ("sweep --device cpu --library cublas", 2, "cpu has one library"),
         ("sweep --plot a.gif", 2, ".png or a .svg"),
         ("sweep --seconds 0", 2, "--seconds"),
         ("find-peak --device banana", 2, "no device"),

@@ -134,15 +134,22 @@ def advise(
     measure: Measure,
     *,
     compiled: bool = False,
+    library: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Advice:
     """Measures a model's products, then every padding that could help."""
+
+    def as_run(work: Work) -> Work:
+        if not isinstance(work, Gemm):
+            return work
+        return replace(work, compiled=compiled, library=library)
+
     for use in uses(model):
-        shapes.check(use.work)
+        shapes.check(as_run(use.work))
     comparisons: list[Comparison] = []
 
     def measured(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
-        found = measure([_as_run(work, compiled) for work in works], null=null, rest=rest)
+        found = measure([as_run(work) for work in works], null=null, rest=rest)
         comparisons.append(found)
         return found
 
@@ -158,10 +165,6 @@ def advise(
     advice = Advice(model, (), reference, tuple(dimensions), tuple(comparisons))
     products.sort(key=lambda pair: -advice.lost(*pair))
     return replace(advice, products=tuple(products))
-
-
-def _as_run(work: Work, compiled: bool) -> Work:
-    return replace(work, compiled=True) if compiled and isinstance(work, Gemm) else work
 
 
 def _reference(

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from pytracer.gemm.presets import MODELS
-from pytracer.gemm.shapes import DTYPES, ROLES
+from pytracer.gemm.shapes import DTYPES, LIBRARIES, ROLES
 
 _MEANING = {
     "vocab": "classes of the output layer",
@@ -54,7 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--dtype", help=f"of {', '.join(DTYPES)} (default: {default})")
         command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
         command.add_argument(
-            "--library", choices=("cublas", "cublaslt"), help="CUDA's (default: torch's choice)"
+            "--library", help=f"CUDA's: of {', '.join(LIBRARIES)} (default: torch's choice)"
         )
         command.add_argument(
             "--seconds", type=float, default=100.0, help="about how long to measure (default 100)"

@@ -9,9 +9,9 @@ from pytracer import errors
 from pytracer.gemm import device as devices, presets, report, shapes, sweep
 from pytracer.gemm.advice import advise, document as advice_document
 from pytracer.gemm.presets import Model
-from pytracer.gemm.shapes import ROLES, Gemm
+from pytracer.gemm.shapes import LIBRARIES, ROLES, Gemm
 from pytracer.gemm.sweep import Knowledge
-from pytracer.gemm.timer import Comparison, Settings, Timer, Timing
+from pytracer.gemm.timer import Comparison, Timer, Timing
 
 Progress = Callable[[str], None]
 Keep = Callable[[dict[str, Any]], None]
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace, traced: Model | None, progress: Progress, k
     if options.seconds <= 0:
         raise errors.UsageError(f"--seconds {options.seconds}: it must be more than 0")
     device = devices.pick(options.device)
-    timer = Timer(device, Settings(library=options.library))
+    timer = Timer(device)
     if options.what == "sweep":
         return _sweep(options, timer, progress, keep)
     if options.what == "find-peak":
@@ -61,9 +61,24 @@ def _listed(text: str, allowed: Sequence[str], option: str) -> tuple[str, ...]:
 
 def _dtypes(options: argparse.Namespace, timer: Timer, default: Sequence[str]) -> tuple[str, ...]:
     if options.dtype is None:
-        return tuple(name for name in default if name in devices.dtypes(timer.facts))
+        libraries = _libraries(options, timer)
+        return tuple(
+            name
+            for name in default
+            if name in devices.dtypes(timer.facts)
+            and any(shapes.possible(Gemm(32, 32, 32, name, library=one)) for one in libraries)
+        )
     wanted = _listed(options.dtype, tuple(shapes.DTYPES), "dtype")
     devices.require_dtypes(timer.facts, wanted)
+    return wanted
+
+
+def _libraries(options: argparse.Namespace, timer: Timer) -> tuple[str | None, ...]:
+    if options.library is None:
+        return (None,)
+    wanted = _listed(options.library, LIBRARIES, "library")
+    if timer.device.type != "cuda":
+        raise errors.UsageError(f"--library {options.library}: {timer.device} has one library")
     return wanted
 
 
@@ -101,12 +116,14 @@ def _sweep(options: argparse.Namespace, timer: Timer, progress: Progress, keep: 
         from pytracer.gemm import plot
 
         plot.check(options.plot, overwrite=options.force)
-    groups = _groups(options, timer, dtypes, roles)
+    libraries = _libraries(options, timer)
+    groups = sweep.through(_groups(options, timer, dtypes, roles), libraries)
     for group in groups:
         timer.require_room([*group.works, group.works[0]])
-    calibration = [
-        group for dtype in dtypes for group in sweep.calibration_groups(timer.facts, dtype)
-    ]
+    calibration = sweep.through(
+        [group for dtype in dtypes for group in sweep.calibration_groups(timer.facts, dtype)],
+        libraries,
+    )
     each = options.seconds / 2 / (len(groups) + len(calibration))
     timer.settings = replace(timer.settings, seconds=min(each, 2.0))
     done: list[tuple[sweep.Group, Comparison]] = []
@@ -237,13 +254,15 @@ def _bias_text(chosen: Sequence[tuple[sweep.Group, Comparison]]) -> str:
 def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, keep: Keep) -> Done:
     cuda = timer.device.type == "cuda"
     dtypes = _dtypes(options, timer, tuple(shapes.DTYPES) if cuda else _CPU_DTYPES)
+    libraries = _libraries(options, timer)
     found: dict[str, sweep.Peak] = {}
     document: dict[str, Any] = {}
-    parts = sum(len(sweep.peak_candidates(timer.facts, dtype)) // 4 + 3 for dtype in dtypes)
+    counts = {d: len(libraries) * len(sweep.peak_candidates(timer.facts, d)) for d in dtypes}
+    parts = sum(count // 4 + 3 for count in counts.values())
     timer.settings = replace(timer.settings, seconds=min(options.seconds / 2 / parts, 2.0))
     for dtype in dtypes:
-        progress(f"{dtype}: {len(sweep.peak_candidates(timer.facts, dtype))} candidates")
-        found[dtype] = sweep.find_peak(timer.facts, dtype, timer)
+        progress(f"{dtype}: {counts[dtype]} candidates")
+        found[dtype] = sweep.find_peak(timer.facts, dtype, timer, libraries)
         document = _peak_document(timer, found, {})
         keep(document)
     known = sweep.learn_kernels(
@@ -293,8 +312,11 @@ def _advise(
             raise errors.UsageError(f"--step-ms {options.step_ms}: it must be more than 0")
         model = replace(model, step_seconds=options.step_ms / 1e3)
     devices.require_dtypes(timer.facts, [model.dtype])
+    libraries = _libraries(options, timer)
+    if len(libraries) > 1:
+        raise errors.UsageError(f"--library {options.library}: advice is for one of them")
     timer.settings = replace(timer.settings, seconds=min(options.seconds / 40, 2.0))
-    found = advise(model, timer, compiled=options.compiled, progress=progress)
+    found = advise(model, timer, compiled=options.compiled, library=libraries[0], progress=progress)
     progress("asking which kernels ran")
     works = [timing.work for _, timing in found.products if isinstance(timing.work, Gemm)]
     found = replace(found, kernels=sweep.learn_kernels(works, timer.device))

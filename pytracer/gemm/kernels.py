@@ -14,7 +14,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from pytracer import errors
-from pytracer.gemm.operands import Prepared, precision, prepare
+from pytracer.gemm.operands import Prepared, as_asked, prepare
 from pytracer.gemm.shapes import Gemm
 
 _MOST_AT_ONCE = 64
@@ -144,7 +144,7 @@ def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for prepared in batch:
             torch.cuda._sleep(1000)
-            with precision(prepared.work.dtype):
+            with as_asked(prepared.work):
                 prepared.calls[0]()
         torch.cuda.synchronize()
     events = [event for event in profile.events() if event.device_type == DeviceType.CUDA]

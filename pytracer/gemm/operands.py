@@ -6,7 +6,7 @@ operands in the cache that the call before it filled.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
         errors.PytracerError: the result is wrong, or the device cannot do it.
     """
     try:
-        with precision(work.dtype), torch.random.fork_rng(_cuda_devices(device)):
+        with as_asked(work), torch.random.fork_rng(_cuda_devices(device)):
             torch.manual_seed(0)
             if isinstance(work, CrossEntropy):
                 return _cross_entropy(work, device, sets)
@@ -59,11 +59,19 @@ def _cuda_devices(device: torch.device) -> list[torch.device]:
 
 
 @contextmanager
-def precision(dtype: str) -> Iterator[None]:
-    """TF32 on for tf32 and off for fp32, whatever the program around us chose."""
-    if dtype not in ("tf32", "fp32"):
+def as_asked(work: Work) -> Iterator[None]:
+    """The precision and the library of a product, whatever the program around us chose."""
+    with ExitStack() as stack:
+        if work.dtype in ("tf32", "fp32"):
+            stack.enter_context(_precision(work.dtype))
+        if isinstance(work, Gemm) and work.library is not None:
+            stack.enter_context(_library(work.library))
         yield
-        return
+
+
+@contextmanager
+def _precision(dtype: str) -> Iterator[None]:
+    """TF32 on for tf32 and off for fp32."""
     settings: Any = torch.backends.cuda.matmul
     name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
     values: dict[str, Any] = {"tf32": True, "fp32": False}
@@ -75,6 +83,16 @@ def precision(dtype: str) -> Iterator[None]:
         yield
     finally:
         setattr(settings, name, before)
+
+
+@contextmanager
+def _library(name: str) -> Iterator[None]:
+    before = torch.backends.cuda.preferred_blas_library()
+    torch.backends.cuda.preferred_blas_library(name)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.preferred_blas_library(before)
 
 
 @contextmanager

@@ -33,9 +33,10 @@ def draw(document: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     panels = [
-        (group["title"], varied, sorted(group["rows"], key=lambda row: row[varied]))
+        (title, varied, sorted(rows, key=lambda row: row[varied]))
         for group in document["groups"]
-        if (varied := _varied(group["rows"]))
+        for title, rows in _by_library(group)
+        if (varied := _varied(rows))
     ]
     if not panels:
         raise errors.UsageError("nothing to draw: no group varies one dimension alone")
@@ -55,6 +56,13 @@ def draw(document: dict[str, Any], path: Path) -> None:
         figure.savefig(path, dpi=150)
     except OSError as error:
         raise errors.CannotWrite(f"cannot write {path}: {error.strerror}") from None
+
+
+def _by_library(group: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """What one library did is one line, also where two took turns."""
+    for library in dict.fromkeys(row["library"] for row in group["rows"]):
+        rows = [row for row in group["rows"] if row["library"] == library]
+        yield f"{group['title']} by {library}" if library else group["title"], rows
 
 
 def _varied(rows: list[dict[str, Any]]) -> str:

@@ -9,15 +9,18 @@ from pytracer.gemm.shapes import CrossEntropy, Gemm
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Products as they were measured, in the order given."""
-    head = f"{'m':>6}{'n':>7}{'k':>6}  {'dtype':<5} {'role':<8}{'align':>9}{'us':>11}"
+    named = any(row["library"] for row in rows)
+    library = f" {'library':<8}" if named else ""
+    head = f"{'m':>6}{'n':>7}{'k':>6}  {'dtype':<5} {'role':<8}{library}{'align':>9}{'us':>11}"
     lines = [f"{head}{'+-':>7}{'TFLOP/s':>9}{'of best':>8}  kernel".rstrip()]
     for row in rows:
         time = row["microseconds"]
         noise = (time["high"] - time["low"]) / 2 / time["median"]
         aligned = "/".join(str(size) for size in row["alignment_bytes"].values())
         share = f"{row['peak_share']:.0%}" if row["peak_share"] else "-"
+        library = f" {row['library'] or '-':<8}" if named else ""
         lines.append(
-            f"{row['m']:>6}{row['n']:>7}{row['k']:>6}  {row['dtype']:<5} {row['role']:<8}"
+            f"{row['m']:>6}{row['n']:>7}{row['k']:>6}  {row['dtype']:<5} {row['role']:<8}{library}"
             f"{aligned:>9}{_number(time['median']):>11}{noise:>7.1%}"
             f"{_number(row['tflops']):>9}{share:>8}  {_kernel(row)}".rstrip()
         )
@@ -111,6 +114,7 @@ def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str
     return (
         f"{dtype:<5} {_number(row['tflops']):>6} TFLOP/s +-{noise:.1%}{of}; "
         f"{_number(sustained['tflops'])} sustained; {row['m']}x{row['n']}x{row['k']}"
+        f"{' by ' + row['library'] if row['library'] else ''}"
     )
 
 

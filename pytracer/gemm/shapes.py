@@ -21,6 +21,7 @@ from typing import Any
 from pytracer import errors
 
 ROLES = ("forward", "dgrad", "wgrad")
+LIBRARIES = ("cublas", "cublaslt")  # CUDA's two; torch has both, and a choice of its own
 MOST_ALIGNED = 128  # bytes: a cache line, and the widest pattern that Hopper's loads know
 STEPS = (1, 2, 4, 8, 16, 32, 64)  # elements below a multiple of 128: each is the alignment itself
 
@@ -62,6 +63,7 @@ class Gemm:
     role: str = "forward"
     batch: int = 1
     compiled: bool = False  # through torch.compile, which may pad by itself
+    library: str | None = None  # of LIBRARIES; None: as torch chooses
 
     @property
     def flops(self) -> int:
@@ -113,7 +115,8 @@ class Gemm:
         """As a person would write it."""
         sizes = f"{self.m}x{self.n}x{self.k}"
         batch = f"{self.batch} times " if self.batch > 1 else ""
-        return f"{batch}{sizes} {self.dtype} {self.role}{' compiled' if self.compiled else ''}"
+        how = (" compiled" if self.compiled else "", f" by {self.library}" if self.library else "")
+        return f"{batch}{sizes} {self.dtype} {self.role}{''.join(how)}"
 
 
 @dataclass(frozen=True)
@@ -194,6 +197,8 @@ def _check_multiples(gemm: Gemm) -> None:
         raise errors.UsageError(f"int8 needs m to be more than 16, and m is {gemm.m}")
     if kind.bytes == 1 and gemm.batch > 1:
         raise errors.UsageError(f"torch has no batched {gemm.dtype} product")
+    if kind.bytes == 1 and gemm.library == "cublas":
+        raise errors.UsageError(f"torch multiplies {gemm.dtype} by cublaslt only")
 
 
 def possible(work: Work) -> bool:

@@ -98,6 +98,22 @@ def grid_groups(
     return groups
 
 
+def through(groups: Iterable[Group], libraries: Sequence[str | None]) -> list[Group]:
+    """The same products by each of these libraries, in the same rounds; None is torch's choice.
+
+    Raises:
+        errors.UsageError: none of them multiplies this dtype.
+    """
+    found = []
+    for group in groups:
+        works = [replace(work, library=name) for name in libraries for work in group.works]
+        able = tuple(work for work in works if shapes.possible(work))
+        if not able:
+            shapes.check(works[0])
+        found.append(replace(group, works=able))
+    return found
+
+
 def run(groups: Iterable[Group], measure: Measure) -> Iterator[tuple[Group, Comparison]]:
     """Measures group after group; each runs its first product twice, to know its own bias."""
     for group in groups:
@@ -152,9 +168,12 @@ class Peak:
     sustained: Comparison  # by then the device has been at work for seconds
 
 
-def find_peak(facts: Facts, dtype: str, measure: Measure) -> Peak:
+def find_peak(
+    facts: Facts, dtype: str, measure: Measure, libraries: Sequence[str | None] = (None,)
+) -> Peak:
     """The fastest products of this dtype: all once, then the finalists together."""
-    candidates = peak_candidates(facts, dtype)
+    (all_of_them,) = through([Group(dtype, tuple(peak_candidates(facts, dtype)))], libraries)
+    candidates = all_of_them.works
     timings: list[Timing] = []
     for part in range(0, len(candidates), _FINALISTS):
         timings += measure(candidates[part : part + _FINALISTS]).timings
@@ -264,6 +283,7 @@ def explain(timing: Timing, known: Knowledge, *, samples: bool = True) -> dict[s
         "role": gemm.role,
         "layout": gemm.layout,
         "compiled": gemm.compiled,
+        "library": gemm.library,
         "alignment_bytes": gemm.alignment,
         "microseconds": {
             "median": time.median * 1e6,

@@ -16,7 +16,6 @@ import math
 import random
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -24,7 +23,7 @@ import torch
 
 from pytracer import errors
 from pytracer.gemm import device as devices, statistics
-from pytracer.gemm.operands import Prepared, precision, prepare
+from pytracer.gemm.operands import Prepared, as_asked, prepare
 from pytracer.gemm.shapes import Work, check
 
 _HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
@@ -43,7 +42,6 @@ class Settings:
     most_rounds: int = 1000
     sample_seconds: float = 0.001
     warm_seconds: float = 0.1
-    library: str | None = None  # of CUDA's two: "cublas" or "cublaslt"; None: torch's own choice
 
 
 @dataclass(frozen=True)
@@ -164,17 +162,15 @@ class Timer:
         ready: list[_Ready] = []
         self._clock.start()
         try:
-            with self._library():
-                for work, count in zip(candidates, sets, strict=True):
-                    prepared = prepare(work, self.device, count)
-                    ready.append(self._ready(prepared))
-                return self._run(ready, null=null, rest=rest)
+            for work, count in zip(candidates, sets, strict=True):
+                ready.append(self._ready(prepare(work, self.device, count)))
+            return self._run(ready, null=null, rest=rest)
         finally:
             ready.clear()  # graphs and their operands, before the next candidates are allocated
 
     def _ready(self, prepared: Prepared) -> _Ready:
         try:
-            with precision(prepared.work.dtype):
+            with as_asked(prepared.work):
                 return self._clock.ready(prepared, self._sample_seconds)
         except RuntimeError as error:  # out of memory is one
             first_line = str(error).partition("\n")[0]
@@ -186,11 +182,6 @@ class Timer:
     def _sample_seconds(self) -> float:
         # A CPU is interrupted more often: longer samples lose less to it.
         return self.settings.sample_seconds * (1 if self.device.type == "cuda" else 3)
-
-    def _library(self) -> AbstractContextManager[Any]:
-        if self.settings.library is None or self.device.type != "cuda":
-            return nullcontext()
-        return _BlasLibrary(self.settings.library)
 
     def _sets(self, candidates: Sequence[Work]) -> list[int]:
         """How many sets of operands each gets: enough to outgrow the cache, if there is room."""
@@ -310,7 +301,7 @@ class _Cpu:
     def round(self, ready: Sequence[_Ready]) -> list[float]:
         found = []
         for one in ready:
-            with precision(one.prepared.work.dtype):
+            with as_asked(one.prepared.work):
                 found.append(_elapsed(one.run) / one.calls)
         return found
 
@@ -417,18 +408,3 @@ class _CudaClock:
 
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)
-
-
-class _BlasLibrary:
-    """One of CUDA's two libraries for a while."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._before: Any = None
-
-    def __enter__(self) -> None:
-        self._before = torch.backends.cuda.preferred_blas_library()
-        torch.backends.cuda.preferred_blas_library(self._name)
-
-    def __exit__(self, *_: object) -> None:
-        torch.backends.cuda.preferred_blas_library(self._before)
