@@ -193,3 +193,28 @@ def test_deepspeeds_shards_masters_and_buckets_are_what_they_are(
         layer = 2 * (256 * 256 + 256)  # gathered, it may outlive the phase
         assert found["most"]["functional"] < (1.1 * layer if stage == 3 else 0.1 * count)
         assert found["most"]["unknown"] == 0
+
+
+@pytest.mark.cuda
+def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
+    """To the byte what the model has, in each step; and the gradients that come back are known."""
+    import torch
+
+    from pytracer import trace
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    base = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
+    net = torch.nn.DataParallel(base, device_ids=[0, 1])
+    optimizer = torch.optim.AdamW(base.parameters())
+    with trace(net, optimizer, report=False) as t:
+        for _ in range(3):
+            net(torch.randn(16, 512, device="cuda:0")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = t.allocations()
+    replicas = rows[(rows.device == "cuda:1") & (rows.role == "replica")]
+    assert set(replicas.category) == {"weights"}
+    held = replicas.groupby("step").requested_bytes.sum()
+    assert set(held) == {4 * 4 * 512 * 512}
+    assert not (rows.category == "unknown").any()
