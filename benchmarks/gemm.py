@@ -69,7 +69,7 @@ class Bench:
         self.until = self.began + 60 * minutes
         slug = re.sub(r"[^a-z0-9]+", "-", self.facts.name.lower()).strip("-")
         self.target = out / f"gemm-{slug if self.cuda else 'cpu'}.json"
-        self.biases: list[float] = []
+        self.biases: list[dict[str, Any]] = []
         self.unnamed: list[tuple[dict[str, Any], Timing]] = []
         self.document: dict[str, Any] = {
             "machine": overhead.machine(),
@@ -87,7 +87,11 @@ class Bench:
     def measure(self, works: Any, *, null: bool = False, rest: float = 0.0) -> Comparison:
         found = self.timer(works, null=null, rest=rest)
         if found.bias is not None:
-            self.biases.append(found.bias.median - 1)
+            first = found.timings[0]
+            self.biases.append({
+                "product": str(first.work), "beside": len(found.timings) - 1,
+                "rounds": len(first.seconds), "stopped": found.stopped, **vars(found.bias),
+            })  # fmt: skip
         return found
 
     def rows(self, done: list[tuple[Group, Comparison]]) -> list[dict[str, Any]]:
@@ -609,7 +613,7 @@ def main() -> int:
         bench.write()
     bench.name_kernels()
     if bench.biases:
-        off = sorted(abs(value) for value in bench.biases)
+        off = sorted(abs(one["median"] - 1) for one in bench.biases)
         bench.document["biases"] = bench.biases
         bench.claim(
             f"the same product twice, {len(off)} times: median and largest difference",

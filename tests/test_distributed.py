@@ -195,6 +195,8 @@ def test_deepspeeds_shards_masters_and_buckets_are_what_they_are(
         assert found["most"]["unknown"] == 0
 
 
+# DataParallel's threads begin without a CUDA context, and torch says so once.
+@pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 @pytest.mark.cuda
 def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
     """To the byte what the model has, in each step; and the gradients that come back are known."""

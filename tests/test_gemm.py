@@ -473,6 +473,24 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
     assert noisy.doubt > 0.05
 
 
+def test_each_order_runs_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is first in one round is last in the next: places in a round are shared fairly."""
+    timer = Timer(CPU, dataclasses.replace(QUICK, least_rounds=40, most_rounds=40, noise=0.0))
+    orders: list[list[int]] = []
+
+    def round_of(ready: list[Any]) -> list[float]:
+        orders.append([one.prepared.work.n for one in ready])
+        return [1.0 for _ in ready]
+
+    monkeypatch.setattr(timer._clock, "round", round_of)
+    timer([Gemm(8, n, 8, "fp32") for n in range(8, 13)])
+    orders = orders[-40:]  # without the warm-up
+    assert all(
+        one == list(reversed(other)) for one, other in zip(orders[::2], orders[1::2], strict=True)
+    )
+    assert len(set(map(tuple, orders))) > 20
+
+
 def test_a_device_that_is_to_rest_rests_before_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is not warmed up: that is what it is to recover from."""
     done: list[str] = []

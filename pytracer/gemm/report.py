@@ -11,7 +11,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     """Products as they were measured, in the order given."""
     named = any(row["library"] for row in rows)
     library = f" {'library':<8}" if named else ""
-    head = f"{'m':>6}{'n':>7}{'k':>6}  {'dtype':<5} {'role':<8}{library}{'align':>9}{'us':>11}"
+    head = f"{'m':>6}{'n':>7}{'k':>6}  {'dtype':<5} {'role':<8}{library}{'align':>12}{'us':>11}"
     lines = [f"{head}{'+-':>7}{'TFLOP/s':>9}{'of best':>8}  kernel".rstrip()]
     for row in rows:
         time = row["microseconds"]
@@ -21,7 +21,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         library = f" {row['library'] or '-':<8}" if named else ""
         lines.append(
             f"{row['m']:>6}{row['n']:>7}{row['k']:>6}  {row['dtype']:<5} {row['role']:<8}{library}"
-            f"{aligned:>9}{_number(time['median']):>11}{noise:>7.1%}"
+            f"{aligned:>12}{_number(time['median']):>11}{noise:>7.1%}"
             f"{_number(row['tflops']):>9}{share:>8}  {_kernel(row)}".rstrip()
         )
     return "\n".join(lines)

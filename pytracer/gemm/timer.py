@@ -1,8 +1,9 @@
 """How long products take: interleaved, paired, and repeated until it is known well enough.
 
-What is compared runs in rounds. In each round every candidate runs once, in an order drawn anew,
-and ratios are taken within a round: a device that slows down slows all of them. One candidate may
-run twice under two names; how far that ratio is from 1 is what a ratio is worth (the null).
+What is compared runs in rounds. In each round every candidate runs once, in an order drawn anew or
+in the last one backwards, and ratios are taken within a round: a device that slows down slows all
+of them. One candidate may run twice under two names; how far that ratio is from 1 is what a ratio
+is worth (the null).
 
 On CUDA a sample is one replay of a graph of many calls, between two events. The device waits in a
 kernel of its own until the host has queued the first, and each takes longer than queuing the next:
@@ -225,7 +226,10 @@ class Timer:
         began = time.perf_counter()
         while True:
             time.sleep(rest)
-            self._random.shuffle(order)
+            if len(seconds[0]) % 2:
+                order.reverse()  # so that what comes first, and after what, weighs nothing
+            else:
+                self._random.shuffle(order)
             for which, value in zip(
                 order, self._clock.round([ready[i] for i in order]), strict=True
             ):
