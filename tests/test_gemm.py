@@ -653,7 +653,11 @@ def test_gpu_the_same_product_twice_is_equally_fast() -> None:
     found = timer([Gemm(4096, 4096, 4096)], null=True, rest=sweep.rest_before(timer.facts))
     assert found.bias is not None
     assert abs(found.bias.median - 1) < 0.005
-    assert found.timings[0].cold
+    first = found.timings[0]
+    assert first.cold
+    assert found.null is not None
+    assert found.null.calls == first.calls
+    assert first.calls % first.sets == 0  # each place in memory weighs the same
 
 
 @pytest.mark.cuda

@@ -28,7 +28,8 @@ from pytracer.gemm.operands import Prepared, as_asked, prepare
 from pytracer.gemm.shapes import Work, check
 
 _HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
-_MOST_CALLS = 256  # in a sample
+_MOST_SETS = 256  # of operands
+_MOST_CALLS = 1024  # in a sample
 _READ_EVERY_SECONDS = 0.05
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
 
@@ -37,7 +38,7 @@ _MEMORY_SHARE = 0.8  # of what is free that operands may take
 class Settings:
     """When a measurement is good enough, and when it has taken long enough."""
 
-    noise: float = 0.003  # half the interval, as a share of the median
+    noise: float = 0.0025  # half the interval, as a share of the median
     seconds: float = 2.0  # for one comparison, without allocating
     least_rounds: int = 9
     most_rounds: int = 1000
@@ -188,7 +189,7 @@ class Timer:
         """How many sets of operands each gets: enough to outgrow the cache, if there is room."""
         room = self.require_room(candidates)
         cold = 3 * self.facts.cache_bytes
-        wanted = [min(max(2, -(-cold // work.bytes)), _MOST_CALLS) for work in candidates]
+        wanted = [min(max(2, -(-cold // work.bytes)), _MOST_SETS) for work in candidates]
         needed = sum(w * work.held_bytes for w, work in zip(wanted, candidates, strict=True))
         if needed > room:
             wanted = [1] * len(candidates)
@@ -313,10 +314,6 @@ class _Cpu:
         return []  # nothing is left running, and there is nothing to read
 
 
-def _in_turn(prepared: Prepared, count: int) -> list[Callable[[], Any]]:
-    return [prepared.calls[i % len(prepared.calls)] for i in range(count)]
-
-
 def _elapsed(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
@@ -331,6 +328,7 @@ class _CudaClock:
         self._gauges = gauges
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
+        self._turns: dict[tuple[Work, int], int] = {}
         self._read_at = -math.inf
         self.readings: list[dict[str, Any]] = []
 
@@ -339,19 +337,27 @@ class _CudaClock:
         self._pool = torch.cuda.graph_pool_handle()
 
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
-        """Captures as many calls as fill a sample, and at least every set of operands once."""
+        """Captures as many turns through all sets of operands as fill a sample.
+
+        Whole turns, and of one product always as many: so each set, which is a place in memory,
+        weighs the same, and what a replay costs by itself is the same share of a sample.
+        """
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream(self._device)
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
             with torch.cuda.stream(self._stream):
                 for call in prepared.calls[:3]:
                     call()
-                each = self._each(prepared)
-                fill = min(math.ceil(sample_seconds / each), _MOST_CALLS)
-                count = max(1, fill, len(prepared.calls))
                 self._stream.synchronize()
-                graph = self._capture(_in_turn(prepared, count))
-        return _Ready(prepared, graph.replay, count)
+                graph = self._capture(prepared.calls)
+                known = (prepared.work, len(prepared.calls))
+                if known not in self._turns:
+                    fill = math.ceil(sample_seconds / self._elapsed(graph))
+                    self._turns[known] = max(1, min(fill, _MOST_CALLS // len(prepared.calls)))
+                turns = self._turns[known]
+                if turns > 1:
+                    graph = self._capture(prepared.calls * turns)
+        return _Ready(prepared, graph.replay, len(prepared.calls) * turns)
 
     def _capture(self, calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
         """A graph of these calls.
@@ -368,15 +374,15 @@ class _CudaClock:
             graph.capture_end()
         return graph
 
-    def _each(self, prepared: Prepared) -> float:
-        """About how long a call takes, from a few in a row."""
+    def _elapsed(self, graph: torch.cuda.CUDAGraph) -> float:
+        """About how long a replay takes: not the first, with which it is sent to the device."""
+        graph.replay()
         begin, end = _event(), _event()
         begin.record()
-        for call in _in_turn(prepared, 5):
-            call()
+        graph.replay()
         end.record()
         end.synchronize()
-        return max(float(begin.elapsed_time(end)) / 5 / 1000, 1e-6)
+        return max(float(begin.elapsed_time(end)) / 1000, 1e-6)
 
     def round(self, ready: Sequence[_Ready]) -> list[float]:
         """One replay each, queued well before the device comes to it."""
