@@ -41,7 +41,7 @@ sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
 from benchmarks import architectures, models  # noqa: E402
 from pytracer import trace  # noqa: E402
-from pytracer.analysis import cost  # noqa: E402
+from pytracer.analysis import cost, cost_verdicts, measured_costs  # noqa: E402
 from pytracer.cost import peaks  # noqa: E402
 from pytracer.export import cost_text  # noqa: E402
 
@@ -88,7 +88,9 @@ def row_facts(row: cost.Row) -> dict[str, Any]:
     return {name: value for name, value in vars(row).items() if value not in (None, "", 0)}
 
 
-def rates(records: Iterable[cost.Record], found: cost.Measured, phase: str) -> dict[str, Any]:
+def rates(
+    records: Iterable[measured_costs.Record], found: measured_costs.Measured, phase: str
+) -> dict[str, Any]:
     """Bytes that the kernels move, their time, and what share of the copy's bandwidth that is."""
     those = [r for r in records if r.phase == phase and r.kernel_bytes is not None]
     time_ns = sum(r.time_ns for r in those)
@@ -173,7 +175,7 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
 
     t = traced(step, module, device=device)
     row = max(cost.rows(t.data, "op"), key=lambda row: row.forward_flops)
-    found = cost.measured(t.data)
+    found = measured_costs.measured(t.data)
     own = [record for record in found.records if record.pair == row.name]
     result = {"shape": shape.name, "first_layer": first, **row_facts(row)}
     result["kernels"] = kernel_times(own)
@@ -187,7 +189,7 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
     return result
 
 
-def bias_share(own: list[cost.Record]) -> float:
+def bias_share(own: list[measured_costs.Record]) -> float:
     """Of backward, what sums the bias's gradient: no part of the products."""
     backward = [record for record in own if record.phase == "backward"]
     sums = sum(record.time_ns for record in backward if record.op == "aten::sum")
@@ -358,7 +360,7 @@ def run_operator(
 
 def one_operator(
     name: str, build: Callable[[torch.dtype], Any], dtype: torch.dtype, device: str
-) -> tuple[int, cost.Row, cost.Measured, list[cost.Record]]:
+) -> tuple[int, cost.Row, measured_costs.Measured, list[measured_costs.Record]]:
     """The bytes it makes, its row, what was measured, and the operator's own records: not what the
     step around it does."""
     function, leaves = build(dtype)
@@ -371,14 +373,14 @@ def one_operator(
             leaf.grad = None
 
     t = traced(step, device=device)
-    found = cost.measured(t.data)
+    found = measured_costs.measured(t.data)
     main = next(row for row in cost.rows(t.data, "op") if row.forward_ns)
     own = [record for record in found.records if record.pair == main.name]
     own += [] if name != "embedding" else [r for r in found.records if r.node == "AccumulateGrad"]
     return made.nbytes, main, found, own
 
 
-def kernel_times(records: Iterable[cost.Record]) -> dict[str, dict[str, float]]:
+def kernel_times(records: Iterable[measured_costs.Record]) -> dict[str, dict[str, float]]:
     """Milliseconds of each kernel in one step, by phase."""
     times: dict[str, dict[str, float]] = {}
     for record in records:
@@ -390,9 +392,9 @@ def kernel_times(records: Iterable[cost.Record]) -> dict[str, dict[str, float]]:
 
 def why_below(
     way: str,
-    own: list[cost.Record],
-    found: cost.Measured,
-    wide: tuple[int, cost.Row, cost.Measured, list[cost.Record]] | None,
+    own: list[measured_costs.Record],
+    found: measured_costs.Measured,
+    wide: tuple[int, cost.Row, measured_costs.Measured, list[measured_costs.Record]] | None,
 ) -> str:
     """Why it moves its bytes more slowly than a copy does, where something that was measured shows
     it: one operator among several, or arithmetic. The other way moves as many bytes faster, or
@@ -491,7 +493,7 @@ def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, 
     model = build(name, device, quick)
     module = torch.compile(model.module) if compiled else model.module
     t = traced(lambda: model.step(module), model.module, model.optimizer, device=device, steps=3)
-    found = cost.measured(t.data)
+    found = measured_costs.measured(t.data)
     classes = cost.rows(t.data, "class")
     modules = cost.rows(t.data, "module")
     total = cost.summarised(found, {name: found.records}, "op")[0]
@@ -555,7 +557,12 @@ def weigh_verdicts(rows: list[cost.Row]) -> dict[str, Any]:
             "rows": sum(row.verdict == verdict for row in rows),
             "time_share": sum(row.time_ns for row in rows if row.verdict == verdict) / total,
         }
-        for verdict in (cost.CONFIRMED, cost.EXPLAINED, cost.OFF, cost.NONE)
+        for verdict in (
+            cost_verdicts.CONFIRMED,
+            cost_verdicts.EXPLAINED,
+            cost_verdicts.OFF,
+            cost_verdicts.NONE,
+        )
     }
 
 
@@ -622,7 +629,7 @@ def differences(
     return dict(sorted(found.items(), key=lambda each: -abs(each[1][0] - each[1][1]))[:20])
 
 
-def flop_counter(model: Model, found: cost.Measured) -> dict[str, Any]:
+def flop_counter(model: Model, found: measured_costs.Measured) -> dict[str, Any]:
     """Per step, forward and backward, as torch counts; beside ours, and where they differ."""
     try:
         with FlopCounterMode(display=False) as counter:
@@ -648,7 +655,7 @@ def flop_counter(model: Model, found: cost.Measured) -> dict[str, Any]:
     }
 
 
-def modules_flops(model: Model, found: cost.Measured) -> dict[str, Any]:
+def modules_flops(model: Model, found: measured_costs.Measured) -> dict[str, Any]:
     """Every module's forward, as torch counts it and as our rows add up: how many are equal, and
     those that are not."""
     with FlopCounterMode(display=False, depth=99) as counter:
@@ -721,7 +728,7 @@ def run_phases(model: Model) -> dict[str, Any]:
                 rounds.setdefault(kind, {}).setdefault(name, []).extend(times[2:])
         print(f"phases, round {number}", flush=True)
     t = by_trace(cost=True)[1]
-    records = cost.measured(t.data).records
+    records = measured_costs.measured(t.data).records
     medians = {
         kind: {n: statistics.median(v) for n, v in each.items()} for kind, each in rounds.items()
     }
@@ -823,7 +830,7 @@ def line_of(part: str, result: dict[str, Any]) -> str:
 
 
 def alone_text(result: dict[str, Any]) -> str:
-    if "alone" not in result or result.get("verdict") == cost.CONFIRMED:
+    if "alone" not in result or result.get("verdict") == cost_verdicts.CONFIRMED:
         return ""
     alone = result["alone"]
     rates = "/".join(
@@ -862,7 +869,7 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
         "outliers_unexplained": [
             each["id"]
             for each in (*inner, *first)
-            if each.get("verdict") == cost.OFF and not each.get("as_alone")
+            if each.get("verdict") == cost_verdicts.OFF and not each.get("as_alone")
         ],
         "operators_within_0.15": [e["operator"] for e in judged if e["within_0.15"]],
         "operators_outside": [e["operator"] for e in judged if e["within_0.15"] is False],
@@ -894,7 +901,7 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
 def is_outlier(shape: dict[str, Any]) -> bool:
     """Not about twice as long in backward, or of a first layer once."""
     ratio, textbook = shape.get("time_ratio"), 1.0 if shape["first_layer"] else 2.0
-    return ratio is None or not cost.within(ratio, textbook, True)
+    return ratio is None or not cost_verdicts.within(ratio, textbook, True)
 
 
 def main() -> int:

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from pytracer.analysis import cost
-from pytracer.analysis.cost import CONFIRMED, EXPLAINED, NONE, OFF, Measured, Record, judge
+from pytracer.analysis import cost, measured_costs
+from pytracer.analysis.cost_verdicts import CONFIRMED, EXPLAINED, NONE, OFF, judge
+from pytracer.analysis.measured_costs import Measured, Record
 
 MS = 1_000_000
 PEAKS = {"copy_bytes_per_s": 4e12, "flops_per_s": {"bfloat16": 700e12}}
@@ -66,7 +67,7 @@ def measured(records: list[Record], peaks: dict[str, Any] | None = None) -> Meas
 
 
 def rates(peaks: dict[str, Any] | None) -> Any:
-    return cost._Rates(measured([], peaks), peaks)
+    return measured_costs.Rates(measured([], peaks), peaks)
 
 
 @pytest.mark.parametrize(

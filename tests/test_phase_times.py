@@ -18,7 +18,7 @@ from torch import nn
 
 from pytracer import load, trace
 from pytracer._native import C
-from pytracer.analysis import cost, device_times, views
+from pytracer.analysis import device_times, measured_costs, views
 from pytracer.capture import phase_times, session
 from pytracer.capture.phase_times import PhaseTimes
 from pytracer.schema import PHASE
@@ -404,7 +404,7 @@ def test_times_on_a_gpu_are_those_of_its_kernels() -> None:
         for _ in range(6):
             step()
     steps = t.steps()
-    records = cost.measured(t.data).records
+    records = measured_costs.measured(t.data).records
     for phase in ("forward", "backward", "optimizer"):
         kernels = sum(r.time_ns for r in records if r.phase == phase)
         events = 6 * int(steps[f"device_{phase}_ns"].median())  # the first waits for the profiler

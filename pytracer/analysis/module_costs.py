@@ -8,7 +8,7 @@ forward. One that several modules call counts in the first that did.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pytracer.analysis import cost
+from pytracer.analysis import measured_costs
 from pytracer.analysis.once import once_per_trace
 from pytracer.errors import PytracerError
 from pytracer.trace import Trace
@@ -33,7 +33,7 @@ class ModuleCost:
 def per_call(trace: Trace) -> dict[str, ModuleCost]:
     """By the module's path; empty where no costs were measured, or what is there is damaged."""
     try:
-        found = cost.measured(trace)
+        found = measured_costs.measured(trace)
     except PytracerError:
         return {}
     calls = {module: count for module, count, _ in found.module_calls}
@@ -62,7 +62,7 @@ class _Totals:
     bytes: list[int] = field(default_factory=lambda: [0, 0])
     time_ns: list[int] = field(default_factory=lambda: [0, 0])
 
-    def add(self, record: cost.Record) -> None:
+    def add(self, record: measured_costs.Record) -> None:
         side = {"forward": 0, "backward": 1, "recompute": 1}.get(record.phase)
         if side is not None:
             self.flops[side] += record.flops or 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytracer.analysis import cost
+from pytracer.analysis import cost, measured_costs
 from pytracer.claims import models
 from pytracer.claims.claim import (
     CONFIRMED,
@@ -127,7 +127,7 @@ def operator_classes(lab: Lab) -> dict[str, Any]:
     with lab.traced("training", net, cost=True, detail="category") as t:
         for _ in range(3):
             step()
-    records = cost.measured(t.data).records
+    records = measured_costs.measured(t.data).records
     groups = {"contraction": "contraction", "normalisation": "normalisation"}
     groups["element_wise"] = "element-wise"
     time = sum(r.time_ns for r in records)

@@ -84,17 +84,17 @@ def _cost(options: argparse.Namespace) -> int:
         if options.json:
             output.print_json({"peaks": measured})
         return 0
-    from pytracer.analysis import cost
+    from pytracer.analysis import cost, measured_costs
     from pytracer.cost import peaks as device_peaks
     from pytracer.export.cost_text import render
 
     trace = output.read(options.file).data
-    name = cost.measured(trace).device_name
+    name = measured_costs.measured(trace).device_name
     peaks = measured.get(name) or device_peaks.cached(name)
     if options.json:
         rows = [vars(row) for row in cost.rows(trace, by, peaks)]
         missing = [vars(each) for each in cost.uncounted(trace)]
-        found = {k: v for k, v in vars(cost.measured(trace)).items() if k != "records"}
+        found = {k: v for k, v in vars(measured_costs.measured(trace)).items() if k != "records"}
         output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
         return 0
     print(render(trace, by, peaks, each=options.each))

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pytracer.analysis import cost, owners
+from pytracer.analysis import cost, measured_costs, owners
 from pytracer.analysis.cost import Row
 from pytracer.export.table import size_text, time_text
 from pytracer.trace import Trace
@@ -23,7 +23,7 @@ def render(
     width: int = 100,
 ) -> str:
     """The table. Layers that differ only in their number share a row, unless `each`."""
-    found = cost.measured(trace)
+    found = measured_costs.measured(trace)
     rows = _rows(trace, by, peaks, each=each)
     shown = rows if by == "class" or each else rows[:_MOST_ROWS]
     total = sum(row.time_ns for row in rows)
@@ -41,8 +41,8 @@ def render(
 def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
     if by != "module" or each:
         return cost.rows(trace, by, peaks)
-    found = cost.measured(trace)
-    groups: dict[str, list[cost.Record]] = {}
+    found = measured_costs.measured(trace)
+    groups: dict[str, list[measured_costs.Record]] = {}
     for record in found.records:
         groups.setdefault(owners.layers_alike(record.module), []).append(record)
     if bare := groups.pop("*", []):
@@ -96,7 +96,7 @@ def _causes(rows: list[Row], width: int) -> list[str]:
 
 def _foot(
     trace: Trace,
-    found: cost.Measured,
+    found: measured_costs.Measured,
     rows: list[Row],
     peaks: Mapping[str, Any] | None,
     width: int,
@@ -129,7 +129,7 @@ def _foot(
     return lines
 
 
-def _peaks(found: cost.Measured, peaks: Mapping[str, Any] | None) -> str:
+def _peaks(found: measured_costs.Measured, peaks: Mapping[str, Any] | None) -> str:
     known = found.peaks if found.peaks is not None else peaks
     if not known:
         return "not measured here yet: pytracer cost --measure-peaks"
