@@ -258,6 +258,7 @@ def test_a_trace_shows_its_linear_layers(tmp_path: Path, autocast: bool) -> None
     assert (found.batch, found.seq, found.rows) == (3, 31, 93)
     assert found.itemsize == (2 if autocast else 4)
     assert found.parameter_itemsize == 4
+    assert (found.trained, found.gradient_bytes, found.state_bytes) == (True, 4, 8)
     assert found.step_seconds is not None
     assert found.device == "cpu"
 
@@ -304,6 +305,21 @@ def test_a_model_of_a_trace_is_that_model(tmp_path: Path) -> None:
     elsewhere = presets.traced(found, "bf16", "cuda")
     assert elsewhere.step_seconds is None
     assert any("traced on cpu" in note for note in elsewhere.notes)
+
+
+def test_of_an_evaluation_only_forward_products_are_measured() -> None:
+    """And padding costs no gradients and no optimizer state there."""
+    layer = torch.nn.Linear(64, 33)
+    with pytracer.trace(layer, report=False) as t, torch.no_grad():
+        layer(torch.randn(64, 64))
+    model = presets.traced(linear_layers(t.data), "bf16", "cpu")
+    assert [use.role for use in uses(model)] == ["forward"]
+    advice = advise(model, fake(like_hopper))
+    (found,) = advice.dimensions
+    added = found.candidates[0].added_bytes
+    assert added["weights"] > 0
+    assert added["gradients"] == added["optimizer_state"] == 0
+    assert "no backward" in report.advice_text(advice)
 
 
 def test_a_trace_without_linear_layers_is_refused() -> None:

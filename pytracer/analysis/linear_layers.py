@@ -17,7 +17,7 @@ from pytracer.analysis import phases, sound
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.owners import layers_alike, numbers_text
-from pytracer.analysis.views import main_device, step_rows
+from pytracer.analysis.views import main_device, parameter_rows, step_rows
 from pytracer.schema import CATEGORY
 from pytracer.trace import Trace
 
@@ -46,6 +46,9 @@ class LinearLayers:
     seq: int
     itemsize: int  # bytes of an element, as the products were computed
     parameter_itemsize: int
+    gradient_bytes: int  # of each parameter, at most
+    state_bytes: int  # the optimizer's, of each parameter
+    trained: bool  # there was a backward
     step_seconds: float | None  # the median of a traced step, the first left out
     device: str  # where: "cuda:0"
 
@@ -95,9 +98,19 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
         rows = _rows(calls, own, itemsize)
     layers = _layers(trace, calls, weights, rows, itemsize)
     batch, seq = _batch_and_seq(trace, rows)
-    first = next(iter(own.values()))
+    device = main_device(trace)
+    bytes_of = {row.category: row.per_parameter for row in parameter_rows(trace, device)}
     return LinearLayers(
-        layers, batch, seq, itemsize, first.itemsize, _step_seconds(trace), main_device(trace)
+        layers=layers,
+        batch=batch,
+        seq=seq,
+        itemsize=itemsize,
+        parameter_itemsize=next(iter(own.values())).itemsize,
+        gradient_bytes=round(bytes_of["gradients"]),
+        state_bytes=round(bytes_of["optimizer_state"]),
+        trained=bool((allocations(trace).phase == phases.BACKWARD_PHASE).any()),
+        step_seconds=_step_seconds(trace),
+        device=device,
     )
 
 

@@ -96,7 +96,7 @@ class Advice:
 
 
 def uses(model: Model) -> list[Use]:
-    """Every product of a training step; equal ones of a layer are counted, not listed."""
+    """Every product of a step; equal ones of a layer are counted, not listed."""
     found = [
         Use(gemm, layer.name, role, layer.count)
         for layer in model.layers
@@ -353,7 +353,7 @@ def added_bytes(before: Model, after: Model) -> dict[str, int]:
     parameters = after.parameters - before.parameters
     return {
         "weights": parameters * before.parameter_bytes,
-        "gradients": parameters * before.parameter_bytes,
+        "gradients": parameters * before.gradient_bytes,
         "optimizer_state": parameters * before.optimizer_bytes,
         "activations": after.output_bytes - before.output_bytes,
     }

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from pytracer import errors
 from pytracer.gemm import shapes
-from pytracer.gemm.shapes import DTYPES, Gemm
+from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,9 @@ class Model:
     layers: tuple[Layer, ...]
     dtype: str = "bf16"
     tied: bool = True  # the last layer's weight is the embedding's
+    roles: tuple[str, ...] = ROLES  # of the products that a step runs: all, if it trains
     parameter_bytes: int = 4  # float32 under autocast
+    gradient_bytes: int = 4  # per parameter
     optimizer_bytes: int = 8  # per parameter: Adam's two moments in float32
     step_seconds: float | None = None
     notes: tuple[str, ...] = field(default=())
@@ -52,8 +54,10 @@ class Model:
         return replace(self, sizes={**self.sizes, name: value})
 
     def products(self, layer: Layer) -> dict[str, Gemm]:
-        """The three products of a layer's training step, by role."""
-        return shapes.linear(self.rows, self.size(layer.out), self.size(layer.inner), self.dtype)
+        """The products of a layer in a step, by role."""
+        out, inner = self.size(layer.out), self.size(layer.inner)
+        three = shapes.linear(self.rows, out, inner, self.dtype)
+        return {role: three[role] for role in self.roles}
 
     def uses(self, layer: Layer, name: str) -> bool:
         """Whether a size is part of this layer's products."""
@@ -186,6 +190,9 @@ class TracedLayers(Protocol):
     seq: int
     itemsize: int
     parameter_itemsize: int
+    gradient_bytes: int
+    state_bytes: int
+    trained: bool
     step_seconds: float | None
     device: str
 
@@ -212,17 +219,23 @@ def traced(found: Any, dtype: str | None, device: str) -> Model:
     if shown.device.partition(":")[0] != device:
         notes.append(f"traced on {shown.device}, and measured here on {device}")
         step_seconds = None
+    if not shown.trained:
+        notes.append("the trace has no backward, so only forward products were measured")
     sizes = {"batch": shown.batch, "seq": shown.seq}
     layers = []
     for one in shown.layers:
         sizes |= {str(one.out): one.out, str(one.inner): one.inner}
-        layers.append(Layer(one.name, (str(one.out), 1), (str(one.inner), 1), one.count, one.loss))
+        loss = one.loss and shown.trained  # which is timed forward and backward
+        layers.append(Layer(one.name, (str(one.out), 1), (str(one.inner), 1), one.count, loss))
     return Model(
         "traced",
         sizes,
         tuple(layers),
         chosen,
+        roles=ROLES if shown.trained else ROLES[:1],
         parameter_bytes=shown.parameter_itemsize,
+        gradient_bytes=shown.gradient_bytes,
+        optimizer_bytes=shown.state_bytes,
         step_seconds=step_seconds,
         notes=tuple(notes),
     )
