@@ -696,6 +696,17 @@ def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:
     assert [r.module for r in records if "cast" in r.notes and r.phase == "forward"]
 
 
+def test_more_than_a_peak_is_explained() -> None:
+    """Beside a peak that is too low, shares are over 100 %; a reader is told what that may be."""
+    layer = nn.Linear(64, 64)
+    with trace(layer, cost=True) as t:
+        layer(torch.ones(64, 64)).sum().backward()
+    for rate, is_said in ((1, True), (1e18, False)):
+        peaks = {"copy_bytes_per_s": rate, "flops_per_s": {"float32": rate}}
+        meta = {**t.data.meta, "cost": {**t.data.meta["cost"], "peaks": peaks}}
+        assert ("over 100 % of a peak" in render(replace(t.data, meta=meta))) is is_said
+
+
 # ---------------------------------------------------------------- peaks
 
 

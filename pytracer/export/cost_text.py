@@ -12,6 +12,7 @@ from pytracer.trace import Trace
 _NAME = 28
 _MOST_ROWS = 24
 _MOST_EXPLAINED = 4  # rows named of each cause
+_MUCH_OVER_PEAK = 1.05
 
 
 def render(
@@ -62,16 +63,17 @@ def _line(row: Row) -> str:
             (row.expected_ratio, 8),
         )
     )
+    share = _of_peak(row)
+    of_peak = "" if share is None else f"{share:.0%}"
     return (
         f"{name:<{_NAME}}{_time(row.forward_ns):>9}{_time(backward):>10}"
-        f"{row.time_share:>8.1%}{ratios}{_of_peak(row):>9}  {row.verdict}"
+        f"{row.time_share:>8.1%}{ratios}{of_peak:>9}  {row.verdict}"
     )
 
 
-def _of_peak(row: Row) -> str:
+def _of_peak(row: Row) -> float | None:
     """Of the matrix rate, or of the copy's bandwidth: what the row's operators are bound by."""
-    share = row.of_peak_flops if row.kind == "contraction" else row.of_peak_bandwidth
-    return "" if share is None else f"{share:.0%}"
+    return row.of_peak_flops if row.kind == "contraction" else row.of_peak_bandwidth
 
 
 def _time(nanoseconds: int) -> str:
@@ -110,6 +112,12 @@ def _foot(
     lines = _paragraph("ratios", ratios, width)
     lines += _paragraph("measured", measured, width)
     lines += _paragraph("peaks", _peaks(found, peaks), width)
+    if any((_of_peak(row) or 0) > _MUCH_OVER_PEAK for row in rows):
+        text = (
+            "over 100 % of a peak is what a cache serves faster than memory, or a peak that was "
+            "measured while the device was busy (again: pytracer cost --measure-peaks)"
+        )
+        lines += _paragraph("note", text, width)
     for missing in ("FLOPs", "bytes"):
         names = [
             f"{each.op} {each.time_ns / max(total, 1):.1%}"
