@@ -1,5 +1,8 @@
 """Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
 
+from collections import deque
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -448,3 +451,48 @@ def test_a_long_list_costs_no_more_than_its_end() -> None:
     (row,) = [row for row in t.data.meta["variables"] if row["name"] == "history"]
     assert 0 < len(row["addresses"]) <= 300
     assert len(history) < len(long)
+
+
+def leak(keep: Callable[[torch.Tensor], object]) -> str:
+    """The evidence for a leak in training that `keep` has a hand in, beside an honest `loss`."""
+    layer = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with trace(layer, optimizer, devices="cpu", report=False) as t:
+        for _ in range(6):
+            out = layer(torch.randn(64, 64))
+            keep(out)
+            loss = out.square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert loss is not None
+    found = t.findings()
+    return str(found[found.kind == "growth"].evidence.iloc[0])
+
+
+def test_a_keeper_that_is_not_seen_is_not_said_to_be_the_loss() -> None:
+    """It is overwritten in every step; what a closure keeps has no name here."""
+
+    def closure() -> Callable[[torch.Tensor], object]:
+        hidden: list[torch.Tensor] = []
+        return hidden.append
+
+    assert "something keeps" in leak(closure())
+
+
+def test_a_deque_is_looked_into() -> None:
+    replay: deque[torch.Tensor] = deque(maxlen=100)
+    assert "`replay` keeps" in leak(replay.append)
+
+
+def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:
+    """What it holds itself is one number."""
+    layer = torch.nn.Linear(64, 64)
+    with trace(layer, devices="cpu", report=False) as t:
+        total = torch.zeros(())
+        for _ in range(6):
+            loss = layer(torch.randn(64, 64)).square().mean()
+            total = total + loss
+    found = t.findings()
+    assert "`total` keeps" in found[found.kind == "growth"].evidence.iloc[0]
+    assert loss is not None

@@ -222,7 +222,7 @@ def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
 
 
 def _keeper(now: Situation, own: Mask, kind: U64) -> str:
-    """The variable that held most of these at the end; else the one with the largest graph.
+    """The variable that held most of these at the end, itself or in its graph; else nothing.
 
     A variable is overwritten in each step, so it is known by what the last one put into it. Where
     nothing like it is there any more at the end, the variable is gone too.
@@ -235,20 +235,19 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
     held: dict[str, int] = {}
     count: dict[str, int] = {}
-    nodes: dict[str, int] = {}
     for row in variables:
-        if not isinstance(row.get("addresses"), list):
-            continue
-        name, graph = str(row.get("name", "")), row.get("graph_nodes")
-        distinct = {address for address in row["addresses"] if isinstance(address, int)}
+        name, distinct = str(row.get("name", "")), set[int]()
+        for which in ("addresses", "graph_addresses"):
+            listed = row.get(which)
+            for address in listed if isinstance(listed, list) else ():
+                if isinstance(address, int):
+                    distinct.add(address)
         held[name] = sum(size.get(address, 0) for address in distinct)
         count[name] = len(distinct & size.keys())
-        nodes[name] = graph if isinstance(graph, int) else 0
     most = max(held, key=lambda name: held[name], default="")
     if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
         return most
-    largest = max(nodes, key=lambda name: nodes[name], default="")
-    return largest if largest and nodes[largest] else ""
+    return ""
 
 
 def _has_graph(now: Situation, variable: str) -> bool:

@@ -61,6 +61,18 @@ class GraphWalks:
 
 def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
     """Every tensor that the graph behind the outputs has saved."""
+    for node in nodes(outputs):
+        yield from saved_by(node)
+
+
+def saved_by(node: Any) -> Iterator[torch.Tensor]:
+    """What this node has saved."""
+    for name in _saved_names(node.__class__):
+        yield from _tensors(node, name)
+
+
+def nodes(outputs: Any) -> Iterator[Any]:
+    """Every node of the graph behind the outputs, once."""
     if isinstance(outputs, torch.Tensor):
         outputs = (outputs,)
     # Tensors, or gradient edges, which name a node.
@@ -71,8 +83,7 @@ def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
         if node is None or node in seen:
             continue
         seen.add(node)
-        for name in _saved_names(node.__class__):
-            yield from _tensors(node, name)
+        yield node
         left += [following for following, _ in node.next_functions]
 
 

@@ -9,19 +9,22 @@ import contextlib
 import inspect
 import itertools
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
 from pytracer._native import C
+from pytracer.capture import graph
 from pytracer.capture.labels import unheard
 
 _MOST_ITEMS = 300  # of one container
 _MOST_VISITS = 3_000  # of one variable
 _DEEPEST_CONTAINER = 3
-_MOST_NODES = 5_000  # of one variable's graph; beyond that it is large enough to name
+_MOST_NODES = 5_000  # of one variable's graph
+_MOST_SAVED = 2_000  # tensors in it: enough to know it by
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
 _LIBRARIES = ("/torch/", "/pytracer/", "<frozen ")
@@ -67,15 +70,15 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
     for name, value in _with_attributes(variables):
         if name.startswith("__"):
             continue
-        addresses, nodes = set(), 0
-        for tensor in _tensors(value):
-            with contextlib.suppress(Exception):  # no storage, a view that lost its base, ...
-                addresses.add(_address(tensor))
-                if tensor.requires_grad and not tensor.is_leaf:
-                    nodes += _graph_nodes(tensor.grad_fn, _MOST_NODES - nodes)
-        addresses.discard(0)
+        tensors = list(_tensors(value))
+        addresses, (nodes, saved) = _addresses(tensors), _graph(tensors)
         if addresses or nodes:
-            yield {"name": name, "addresses": sorted(addresses), "graph_nodes": nodes}
+            yield {
+                "name": name,
+                "addresses": sorted(addresses),
+                "graph_nodes": nodes,
+                "graph_addresses": sorted(saved),
+            }
 
 
 def _with_attributes(variables: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
@@ -106,6 +109,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             todo.extend((part, depth - 1) for part in inner)
         elif depth and type(item) in (list, tuple):
             todo.extend((part, depth - 1) for part in item[-_MOST_ITEMS:])
+        elif depth and type(item) is deque:
+            with contextlib.suppress(RuntimeError):  # another thread is putting something in
+                last = itertools.islice(reversed(item), _MOST_ITEMS)
+                todo.extend([(part, depth - 1) for part in last])
+
+
+def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
+    found = set()
+    for tensor in tensors:
+        with contextlib.suppress(Exception):  # no storage, a view that lost its base, ...
+            found.add(_address(tensor))
+    return found - {0}
 
 
 def _address(tensor: torch.Tensor) -> int:
@@ -115,14 +130,12 @@ def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _graph_nodes(root: Any, most: int) -> int:
-    """How many autograd nodes a tensor keeps alive, counted as far as `most`."""
-    seen: set[Any] = set()
-    todo = [root]
-    while todo and len(seen) < most:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        todo.extend(following for following, _ in node.next_functions)
-    return len(seen)
+def _graph(tensors: Iterable[torch.Tensor]) -> tuple[int, set[int]]:
+    """How many autograd nodes these keep alive, and where what those have saved is."""
+    ends = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+    count, saved = 0, set[int]()
+    for node in itertools.islice(graph.nodes(ends), _MOST_NODES):
+        count += 1
+        if len(saved) < _MOST_SAVED:
+            saved |= _addresses(graph.saved_by(node))
+    return count, saved
