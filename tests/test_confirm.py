@@ -14,7 +14,16 @@ import pytest
 
 from pytracer import errors
 from pytracer.claims import catalog, commands, report, runner, systems, worker
-from pytracer.claims.claim import CONFIRMED, DEPENDS, FAILED, REFUTED, SKIPPED, Claim, Verdict
+from pytracer.claims.claim import (
+    CONFIRMED,
+    DEPENDS,
+    FAILED,
+    REFUTED,
+    SKIPPED,
+    SOURCES,
+    Claim,
+    Verdict,
+)
 from pytracer.claims.experiment import EXPERIMENTS, Experiment, Lab, Missing
 from pytracer.cli import main
 
@@ -452,10 +461,26 @@ def test_every_system_that_the_documents_name_has_an_entry(name: str) -> None:
 
 def test_systems_name_claims_that_there_are_and_what_is_not_installed(monkeypatch) -> None:
     monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: None)
-    for system in systems.found():
+    shown = {system["name"]: system for system in systems.found({})}
+    for system in shown.values():
         assert set(system["claims"]) <= set(IDS)
-    apex = next(s for s in systems.found() if s["name"] == "apex")
-    assert apex["status"] == "SKIPPED: not installed: pip install apex"
+    assert shown["apex"]["status"] == "SKIPPED: not installed: pip install apex"
+    assert "pip install nvidia-ml-py" in shown["NVML, pynvml, nvidia-smi"]["status"]
+
+
+def test_a_system_is_measured_only_as_far_as_its_claims_were_judged(monkeypatch) -> None:
+    """Whoever confirms one claim is not told that all systems were measured."""
+    monkeypatch.setattr(systems.importlib.util, "find_spec", lambda name: name)
+
+    def status(verdicts: dict[str, str], name: str) -> str:
+        return next(s["status"] for s in systems.found(verdicts) if s["name"] == name)
+
+    assert status({"F3": REFUTED}, "Accelerate") == "not in this run"
+    assert status({"F3": REFUTED}, "fp32, fp16, bf16, tf32") == "measured: F3"
+    assert status({"A2": SKIPPED}, "Accelerate") == "SKIPPED"
+    assert status({"A2": FAILED}, "Accelerate") == "FAILED"
+    assert status({"A2": CONFIRMED}, "Accelerate") == "measured"
+    assert status({}, "pipeline and tensor parallel") == "described"
 
 
 @pytest.mark.parametrize("each", catalog.CLAIMS, ids=lambda c: c.id)
@@ -796,13 +821,37 @@ def test_an_unknown_claim_is_one_line_with_those_that_there_are(capsys) -> None:
     assert all(name in said for name in IDS)
 
 
-def test_the_list_has_every_claim(capsys) -> None:
+def test_the_list_has_every_claim_and_what_its_documents_are(capsys) -> None:
     assert main(["confirm", "--list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
+    text = capsys.readouterr().out
+    claims, _, documents = text.partition("\nThe documents\n")
+    lines = claims.splitlines()
+    assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == [
         c.id for c in catalog.CLAIMS
     ]
-    assert max(map(len, lines)) <= 80
+    assert max(map(len, text.splitlines())) <= 80
+    assert documents.splitlines() == [f"{name}   {title}" for name, title in SOURCES.items()]
+
+
+def test_the_page_in_the_docs_names_the_documents() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "confirm.md").read_text()
+    for name, title in SOURCES.items():
+        assert f"- {name}: {title}" in page
+
+
+def test_where_nothing_is_kept_nothing_is_judged_and_no_folder_made(tmp_path: Path, capsys) -> None:
+    folder = tmp_path / "none"
+    assert main(["confirm", "F3", "--device", "cpu", "--kept", "--out", str(folder)]) == 2
+    assert "without --kept" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+def test_a_page_without_traces_says_nothing_of_their_memory() -> None:
+    outcome = runner.Outcome(runner.Plan(Path("out"), "cpu", "small"), [], {})
+    document = report.document(outcome)
+    for page in (report.markdown_page(document), report.html_page(document, {})):
+        assert "is unknown" not in page
+        assert "Where the memory was" not in page
 
 
 def test_the_screen_is_80_columns_wide() -> None:

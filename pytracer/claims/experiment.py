@@ -22,11 +22,13 @@ from pytracer.schema import CATEGORY_ORDER
 
 Run = Callable[["Lab"], dict[str, Any]]
 
-INSTALL = {
-    "transformers": "pip install 'pytracer[claims]'",
-    "accelerate": "pip install 'pytracer[claims]'",
-    "bitsandbytes": "pip install bitsandbytes",
-}
+# Packages that have another name where they are installed from.
+_DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
+
+
+def how_to_install(package: str) -> str:
+    """The command that brings a package."""
+    return f"pip install {_DISTRIBUTIONS.get(package, package)}"
 
 
 class Missing(Exception):
@@ -51,9 +53,7 @@ class Experiment:
             return f"needs {self.gpus} GPUs; {torch.cuda.device_count()} visible here"
         for package in self.needs:
             if importlib.util.find_spec(package) is None:
-                return (
-                    f"{package} is not installed: {INSTALL.get(package, f'pip install {package}')}"
-                )
+                return f"{package} is not installed: {how_to_install(package)}"
         return ""
 
 

@@ -29,7 +29,7 @@ _WIDTH = 80
 
 def listed(claims: Sequence[Claim]) -> dict[str, Any]:
     """The claims, without measurements."""
-    return {"claims": [_described(claim) for claim in claims]}
+    return {"claims": [_described(claim) for claim in claims], "sources": dict(SOURCES)}
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
@@ -46,7 +46,7 @@ def document(outcome: Outcome) -> dict[str, Any]:
         "verdicts": counts,
         "claims": [_row(row, outcome.plan.device) for row in outcome.rows],
         "experiments": outcome.results,
-        "systems": list(systems.found()),
+        "systems": list(systems.found({r.claim.id: r.verdict.verdict for r in outcome.rows})),
     }
 
 
@@ -78,6 +78,7 @@ def list_text(claims: Sequence[Claim]) -> str:
     for claim in claims:
         lines += [f"{claim.id:4} {' '.join(claim.sources):9} " + _cut(claim.quote, _WIDTH - 15)]
         lines += _wrapped(claim.rule, 5)
+    lines += ["", "The documents", *(f"{name}   {title}" for name, title in SOURCES.items())]
     return "\n".join(lines)
 
 
@@ -153,13 +154,8 @@ def markdown_page(found: Document) -> str:
         lines.append(f"- **{row['id']}**: {row['rule']}.{arithmetic}")
         if row["without_gpu"]:
             lines.append(f"  Without a GPU: {row['without_gpu']}")
-    lines += ["", "## Where the memory was", ""]
-    names = _shown_categories(found)
-    lines.append(f"Bytes at the peak of each trace. {_unknown_text(found)}")
-    lines += ["", f"| trace | peak | {' | '.join(names)} |", "|---|" + "---:|" * (len(names) + 1)]
-    for name, trace in _traces(found):
-        sizes = [_size(each, trace["categories"][each]["at_peak"]) for each in names]
-        lines.append(f"| {name} | {size_text(trace['peak_bytes'])} | {' | '.join(sizes)} |")
+    if any(_traces(found)):
+        lines += ["", "## Where the memory was", "", *_memory_rows(found)]
     ledgers = [(n, t) for n, t in _traces(found) if t["device"] != "cpu" and _is_a_training(n)]
     if ledgers:
         lines += ["", "## From the tensors to nvidia-smi", "", *_ledger_rows(ledgers)]
@@ -180,9 +176,18 @@ def _made_on(found: Document) -> str:
     return f"{text} {_SMALL}" if found["device"] == "cpu" else text
 
 
-def _unknown_text(found: Document) -> str:
-    worst = max((t["unknown_share"] for _, t in _traces(found)), default=0.0)
-    return f"Of no trace more than {worst:.3%} is unknown."
+def _memory_text(found: Document) -> str:
+    worst = max(t["unknown_share"] for _, t in _traces(found))
+    return f"Bytes at the peak of each trace. Of no trace more than {worst:.3%} is unknown."
+
+
+def _memory_rows(found: Document) -> Iterator[str]:
+    names = _shown_categories(found)
+    yield from (_memory_text(found), "")
+    yield from (f"| trace | peak | {' | '.join(names)} |", "|---|" + "---:|" * (len(names) + 1))
+    for name, trace in _traces(found):
+        sizes = [_size(each, trace["categories"][each]["at_peak"]) for each in names]
+        yield f"| {name} | {size_text(trace['peak_bytes'])} | {' | '.join(sizes)} |"
 
 
 def _traces(found: Document) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -245,10 +250,7 @@ def html_page(found: Document, pictures: Mapping[str, str]) -> str:
         f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{_TITLE}</h1><p>{_safe(_made_on(found))}</p>",
         *_claims_html(found),
-        "<h2>Where the memory was</h2>",
-        f"<p>Bytes at the peak of each trace. {_safe(_unknown_text(found))}</p>",
-        *_legend(found),
-        *(_trace_html(name, trace, pictures.get(name, "")) for name, trace in _traces(found)),
+        *_memory_html(found, pictures),
         *_systems_html(found),
         "<h2>The documents</h2><ul>",
         *(f"<li>{_safe(name)}: {_safe(title)}</li>" for name, title in SOURCES.items()),
@@ -289,6 +291,15 @@ def _claims_html(found: Document) -> Iterator[str]:
             f'<td class="v {verdict}">{verdict}</td><td>{said}</td><td>{"".join(here)}</td></tr>'
         )
     yield "</table>"
+
+
+def _memory_html(found: Document, pictures: Mapping[str, str]) -> Iterator[str]:
+    if not any(_traces(found)):
+        return
+    yield f"<h2>Where the memory was</h2><p>{_safe(_memory_text(found))}</p>"
+    yield from _legend(found)
+    for name, trace in _traces(found):
+        yield _trace_html(name, trace, pictures.get(name, ""))
 
 
 def _legend(found: Document) -> Iterator[str]:

@@ -73,7 +73,17 @@ def run(
     plan: Plan,
     progress: Progress = lambda _: None,
 ) -> Outcome:
-    """Runs what these claims need, in the order they need it."""
+    """Runs what these claims need, in the order they need it.
+
+    Raises:
+        errors.UsageError: only what is kept is wanted, and nothing is.
+        errors.CannotWrite: the folder cannot be made.
+    """
+    if plan.kept_only and not plan.folder.is_dir():
+        raise errors.UsageError(
+            f"nothing is kept in {plan.folder}, which is no folder: measure without --kept first, "
+            "or name another with --out"
+        )
     try:
         plan.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

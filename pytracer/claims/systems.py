@@ -1,11 +1,12 @@
 """Every system that the documents name, and what of this stands for it."""
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer.claims.experiment import INSTALL
+from pytracer.claims.claim import CONFIRMED, DEPENDS, FAILED, REFUTED, SKIPPED
+from pytracer.claims.experiment import how_to_install
 
 
 @dataclass(frozen=True)
@@ -99,17 +100,27 @@ SYSTEMS = (
 )
 
 
-def found() -> Iterator[dict[str, Any]]:
-    """Each as it is on this machine."""
+def found(verdicts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Each as it is on this machine, by the verdicts of this run."""
     for system in SYSTEMS:
-        absent = [name for name in system.packages if importlib.util.find_spec(name) is None]
-        status = "measured" if system.claims else "described"
-        if absent:
-            ways = ", ".join(INSTALL.get(name, f"pip install {name}") for name in absent)
-            status = f"SKIPPED: not installed: {ways}"
         yield {
             "name": system.name,
             "how": system.how,
             "claims": list(system.claims),
-            "status": status,
+            "status": _status(system, verdicts),
         }
+
+
+def _status(system: System, verdicts: Mapping[str, str]) -> str:
+    absent = [name for name in system.packages if importlib.util.find_spec(name) is None]
+    if absent:
+        return f"SKIPPED: not installed: {', '.join(map(how_to_install, absent))}"
+    if not system.claims:
+        return "described"
+    judged = [c for c in system.claims if verdicts.get(c) in (CONFIRMED, REFUTED, DEPENDS)]
+    if judged:
+        return "measured" if len(judged) == len(system.claims) else f"measured: {', '.join(judged)}"
+    for verdict in (FAILED, SKIPPED):
+        if verdict in map(verdicts.get, system.claims):
+            return verdict
+    return "not in this run"

@@ -28,9 +28,7 @@ def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise errors.UsageError(
-            'Parquet needs pyarrow: pip install "pytracer[parquet]", or pip install pyarrow'
-        ) from None
+        raise errors.UsageError("Parquet needs pyarrow: pip install pyarrow") from None
     folder = Path(folder)
     try:
         if folder.exists() and not folder.is_dir():

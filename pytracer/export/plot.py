@@ -28,9 +28,7 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
         from matplotlib import pyplot as plt
         from matplotlib.transforms import blended_transform_factory
     except ImportError:
-        raise errors.UsageError(
-            'a plot needs matplotlib: pip install "pytracer[plot]", or pip install matplotlib'
-        ) from None
+        raise errors.UsageError("a plot needs matplotlib: pip install matplotlib") from None
     shown = series(trace, _POINTS, device)
     axes: Any = ax if ax is not None else plt.subplots(figsize=(10, 4.5))[1]
     times = shown.times_ns / 1e6
