@@ -13,6 +13,7 @@ def summary(document: Document) -> str:
     found = document["summary"]
     median = _number(found["median_time_ratio"])
     explained = len(found["outliers"]) - len(found["outliers_unexplained"])
+    judged = [each["verdict"] for each in document.get("operators", ()) if each.get("verdict")]
     lines = [
         (
             f"- Of {found['shapes']} linear and convolution shapes {found['flop_ratio_is_2']} do exactly "
@@ -21,9 +22,8 @@ def summary(document: Document) -> str:
             f"{len(found['outliers'])} that take another time {explained} are explained."
         ),
         (
-            f"- {len(found['operators_within_0.15'])} of "
-            f"{len(found['operators_within_0.15']) + len(found['operators_outside'])} operators that "
-            "are bound by bandwidth take as long as their bytes, within 0.15."
+            f"- Of {len(judged)} operators that are bound by bandwidth {judged.count('confirmed')} take "
+            "as many times as long in backward as they move bytes, within 10 % or 0.15."
         ),
         "",
         *_rows(["share of time", *CLASSES, "backward by forward"], _model_rows(document)),
@@ -91,7 +91,8 @@ def operators(document: Document) -> str:
             if "below_because" in each[way]
         ]
         expected = _number(each["expected"])
-        ratio = _number(each.get("time_ratio"))
+        # One digit more: two would round what is just outside to what is inside.
+        ratio = _number(each.get("time_ratio"), 3)
         moved = _number(each.get("expected_ratio"))
         cells = [each["operator"], expected, moved, ratio, " / ".join(texts), _verdict(each)]
         rows.append([*cells, "; ".join(below)])
@@ -154,5 +155,5 @@ def _rows(heads: list[str], rows: list[list[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def _number(value: Any) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def _number(value: Any, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
