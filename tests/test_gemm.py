@@ -567,6 +567,48 @@ def test_a_table_names_libraries_where_they_were_asked_for() -> None:
     assert last.split()[5] == "cublaslt"
 
 
+def measured(sizes: dict[int, float], bias: float = 0.0) -> dict[str, Any]:
+    """A group of a sweep whose n was varied, at these TFLOP/s."""
+    rows = [
+        {"m": 512, "n": n, "k": 512, "library": None, "tflops": rate} for n, rate in sizes.items()
+    ]
+    null = {"low": 1 - bias, "median": 1.0, "high": 1.0} if bias else None
+    return {"title": "bf16 forward n", "bias": null, "rows": rows}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bias", "said"),
+    [
+        (
+            {4088: 97, 4092: 40, 4095: 13, 4096: 100},
+            0.001,
+            "worst 4095, 7.7 times as long per FLOP as the best, 4096; multiples of 8 within 3%",
+        ),
+        ({4092: 40, 4095: 100}, 0.0, "worst 4092, 2.5 times as long per FLOP as the best, 4095"),
+        ({4095: 99, 4096: 100}, 0.0, "all within 1% of the best per FLOP"),
+        (
+            {4095: 80, 4096: 100},
+            0.3,
+            "all within 25% of the best per FLOP, and the measurement may be off by as much",
+        ),
+    ],
+)
+def test_a_sweep_says_what_the_worst_alignment_costs(
+    sizes: dict[int, float], bias: float, said: str
+) -> None:
+    """Nobody has to find it in a hundred rows; and noise is not told as a finding."""
+    assert report.conclusions([measured(sizes, bias)]) == [f"bf16 forward n: {said}"]
+
+
+def test_a_sweep_through_two_libraries_says_it_of_each() -> None:
+    group = measured({4095: 50, 4096: 100})
+    group["rows"] = [dict(row, library=name) for name in ("a", "b") for row in group["rows"]]
+    assert [line.partition(":")[0] for line in report.conclusions([group])] == [
+        "bf16 forward n, a",
+        "bf16 forward n, b",
+    ]
+
+
 def test_the_best_is_found() -> None:
     """find-peak returns the fastest first, from a device with one size that is best; a device
     that has rested does more than one that is held down by its power, and both are told."""

@@ -83,8 +83,8 @@ def test_nothing_is_advised_that_was_not_measured_faster() -> None:
     vocab = of(found, "vocab")
     assert vocab.advised is None
     assert not any(one.faster for one in vocab.candidates)
-    assert "none of 50264, 50272, 50304, 50432 was measured faster" in vocab.reason
-    assert "not faster" in report.advice_text(found)
+    assert "none of 50264, 50272, 50304, 50432 is proven faster" in vocab.reason
+    assert "not proven faster" in report.advice_text(found)
 
 
 def test_a_gain_within_the_measurements_own_bias_is_no_gain() -> None:
@@ -95,11 +95,15 @@ def test_a_gain_within_the_measurements_own_bias_is_no_gain() -> None:
         return like_nothing(work) * (1.01 if odd else 1.0)
 
     assert of(advise(GPT2, fake(slightly, 0.0005, bias=0.0)), "vocab").advised is not None
-    assert of(advise(GPT2, fake(slightly, 0.0005, bias=0.02)), "vocab").advised is None
+    doubtful = advise(GPT2, fake(slightly, 0.0005, bias=0.02))
+    assert of(doubtful, "vocab").advised is None
+    line = next(x for x in report.advice_text(doubtful).splitlines() if x.lstrip()[:5] == "50264")
+    assert "not proven faster saves" in line
+    assert "within the bias of up to" in line
 
 
 def test_a_multiple_of_8_that_does_not_help_is_said_so() -> None:
-    """Where only 128 bytes help, the smaller paddings are listed as not faster."""
+    """Where only 128 bytes help, the smaller paddings are said not to be proven."""
 
     def picky(work: Work) -> float:
         odd = isinstance(work, Gemm) and min(work.alignment.values()) < 128
@@ -107,7 +111,7 @@ def test_a_multiple_of_8_that_does_not_help_is_said_so() -> None:
 
     vocab = of(advise(GPT2, fake(picky)), "vocab")
     assert vocab.advised.value == 50304
-    assert vocab.reason.endswith("50304 was measured faster, 50264, 50272 not")
+    assert vocab.reason.endswith("50304 was measured faster, of 50264, 50272 that is not proven")
 
 
 def test_an_aligned_model_has_nothing_to_gain() -> None:
@@ -300,8 +304,13 @@ def test_a_model_of_a_trace_is_that_model(tmp_path: Path) -> None:
     found = linear_layers(pytracer.load(traced(tmp_path / "t.pytrace", autocast=True)).data)
     model = presets.traced(found, None, "cpu")
     assert (model.dtype, model.rows, model.step_seconds) == ("bf16", 93, found.step_seconds)
-    advice = advise(model, fake(like_hopper))
+    told: list[str] = []
+    advice = advise(model, fake(like_hopper), progress=told.append)
     assert of(advice, "257").advised.value == 264
+    text = report.advice_text(advice)
+    assert text.startswith("traced in bf16: batch 3, seq 31, sizes 192, 64, 256, 257\n")
+    assert "\nsize 257: rows of bf16 are 2 bytes aligned" in text
+    assert "padding size 257: head, loss" in told
     elsewhere = presets.traced(found, "bf16", "cuda")
     assert elsewhere.step_seconds is None
     assert any("traced on cpu" in note for note in elsewhere.notes)

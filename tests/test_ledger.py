@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pytracer import errors, load, trace
+from pytracer import LoadedTrace, errors, load, trace
 from pytracer.analysis import fragmentation, ledger
 from pytracer.analysis.ledger import Ledger, Row
 from pytracer.capture import device_memory, hooks
@@ -563,6 +563,17 @@ def test_a_saved_trace_has_the_same_ledger(tmp_path: Path, capsys: Any) -> None:
     assert main(["ledger", str(path), "--at", "peak"]) == 0
     assert "none: there is no figure to close with" in capsys.readouterr().out
     assert kept.nbytes == 4 * MIB
+
+
+def test_of_a_memory_snapshot_it_says_that_a_snapshot_does_not_tell(tmp_path: Path) -> None:
+    """Torch's file has no reading of the process, which is no fault of this machine."""
+    b = TraceBuilder()
+    b.alloc(100)
+    snapshot = load(LoadedTrace(b.trace()).export_memory_snapshot(tmp_path / "train.pickle"))
+    (note,) = ledger.ledger(snapshot.data).notes
+    assert note == "A memory snapshot does not tell what the process held."
+    (note,) = ledger.ledger(b.trace()).notes
+    assert "/proc" in note
 
 
 def test_a_file_that_is_written_while_recording_has_it_too(tmp_path: Path) -> None:

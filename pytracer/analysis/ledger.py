@@ -436,7 +436,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
         notes.append(
             'Resident memory is read when a trace begins and ends; the ledger at "end" closes.'
             if used is not None and heap is not None
-            else "What the process holds could not be read here: there is no /proc."
+            else _why_no_resident(trace)
         )
         top = Row("resident memory, as far as known", explained, 0, "sum", at)
         return Ledger("cpu", at, (top, *parts), None, None, tuple(notes))
@@ -458,6 +458,12 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
         Row("residual", residual, 1, "difference", "end"),
     )
     return Ledger("cpu", at, rows_out, residual, limit, tuple(notes))
+
+
+def _why_no_resident(trace: Trace) -> str:
+    if "imported" in trace.meta:
+        return "A memory snapshot does not tell what the process held."
+    return "What the process holds could not be read here: there is no /proc."
 
 
 def _host(trace: Trace, when: str) -> dict[str, int]:

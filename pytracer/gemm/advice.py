@@ -47,6 +47,11 @@ class Candidate:
     added_bytes: dict[str, int]  # by category
     faster: bool
 
+    @property
+    def within_doubt(self) -> bool:
+        """Whether it was timed faster, but by no more than the null was off."""
+        return 0 < self.gain.low <= self.doubt
+
 
 @dataclass(frozen=True)
 class Part:
@@ -207,7 +212,8 @@ def _dimension(
     try:
         rounds, parts = _measured(model, name, values, measured, progress)
     except errors.PytracerError as error:
-        return Dimension(name, value, (), (), None, f"{name} {value} was not measured: {error}")
+        reason = f"{called(name, value)} was not measured: {error}"
+        return Dimension(name, value, (), (), None, reason)
     candidates = tuple(
         _candidate(model, name, size, rounds, column) for column, size in enumerate(values, 1)
     )
@@ -227,7 +233,7 @@ def _measured(
     rounds: list[_Rounds] = []
     parts: list[Part] = []
     for use, padded in _affected(model, name, values):
-        progress(f"{name} {model.sizes[name]}: {use.layer} {use.role}")
+        progress(f"padding {called(name, model.sizes[name])}: {use.layer}, {use.role}")
         works = [use.work, *padded]
         # Sizes that do not change a product need not be timed twice.
         distinct = list(dict.fromkeys(works))
@@ -320,6 +326,11 @@ def _chosen(candidates: Sequence[Candidate]) -> Candidate | None:
     )
 
 
+def called(name: str, value: int) -> str:
+    """A size as people read it: a trace's sizes have no names but their values."""
+    return f"size {value}" if name == str(value) else f"{name} {value}"
+
+
 def _reason(
     name: str,
     value: int,
@@ -328,7 +339,7 @@ def _reason(
     advised: Candidate | None,
 ) -> str:
     aligned = misaligned(model)[name]
-    where = name if name == str(value) else f"{name} {value}"
+    where = called(name, value)
     if name == "seq":
         where = f"{model.rows} tokens ({where})"
     head = f"{where}: rows of {model.dtype} are {aligned} bytes aligned"
@@ -336,11 +347,11 @@ def _reason(
         return f"{head}, and no larger size could be measured"
     if advised is None:
         tried = ", ".join(str(candidate.value) for candidate in candidates)
-        return f"{head}, and none of {tried} was measured faster"
+        return f"{head}, and none of {tried} is proven faster"
     not_faster = [one.value for one in candidates if one.value < advised.value and not one.faster]
     if not_faster:
         listed = ", ".join(map(str, not_faster))
-        return f"{head}; {advised.value} was measured faster, {listed} not"
+        return f"{head}; {advised.value} was measured faster, of {listed} that is not proven"
     return f"{head}; {advised.value} was measured faster"
 
 

@@ -57,7 +57,10 @@ def add(parser: argparse.ArgumentParser) -> None:
             "--library", help=f"CUDA's: of {', '.join(LIBRARIES)} (default: torch's choice)"
         )
         command.add_argument(
-            "--seconds", type=float, default=100.0, help="about how long to measure (default 100)"
+            "--seconds",
+            type=float,
+            default=100.0,
+            help="about how long to time products, which are prepared besides (default 100)",
         )
         command.add_argument("--json", action="store_true", help="one JSON document on stdout")
         command.add_argument("-o", "--output", type=Path, help="write the JSON document there")

@@ -140,7 +140,8 @@ def _sweep(options: argparse.Namespace, timer: Timer, progress: Progress, keep: 
     document = _sweep_document(timer, chosen, done, known)
     rows = [row for group in document["groups"] for row in group["rows"]]
     text = [
-        report.table(rows),
+        report.table(rows) + "\n",
+        *report.conclusions(document["groups"]),
         _bias_text(chosen),
         report.gauges_text(document["clocks"], document["notes"]),
     ]
@@ -243,8 +244,8 @@ def _bias_text(chosen: Sequence[tuple[sweep.Group, Comparison]]) -> str:
         return ""
     off.sort()
     return (
-        f"the same product twice differed by {off[len(off) // 2]:.2%} in the middle, "
-        f"{off[-1]:.2%} at most"
+        f"how far the measurement itself may be off: the same product, timed twice, differed by "
+        f"{off[len(off) // 2]:.2%} (median of {len(off)}), {off[-1]:.2%} at most"
     )
 
 

@@ -220,8 +220,7 @@ class Gauges:
         self._nvml: Any = None
         self.problem = ""
         if device.type != "cuda":
-            self.problem = "clocks are read on CUDA devices only"
-            return
+            return  # there is none to ask
         try:
             import pynvml
         except ImportError:

@@ -1,9 +1,9 @@
 """What was measured, as text: one table a screen wide, and a verdict in words."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pytracer.gemm.advice import Advice, Dimension
+from pytracer.gemm.advice import Advice, Dimension, called
 from pytracer.gemm.shapes import CrossEntropy, Gemm
 
 
@@ -27,6 +27,53 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+_HARDLY = 0.05  # of throughput: what is this close to the best does not matter
+
+
+def conclusions(groups: Sequence[dict[str, Any]]) -> list[str]:
+    """A line for each group and library: what the worst of its sizes costs against the best."""
+    lines = []
+    for group in groups:
+        bias = group["bias"]
+        doubt = max(abs(bias["low"] - 1), abs(bias["high"] - 1)) if bias else 0.0
+        for library in dict.fromkeys(row["library"] for row in group["rows"]):
+            rows = [row for row in group["rows"] if row["library"] == library]
+            title = f"{group['title']}, {library}" if library else group["title"]
+            if len(rows) > 1:
+                lines.append(f"{title}: {_conclusion(rows, doubt)}")
+    return lines
+
+
+def _conclusion(rows: Sequence[dict[str, Any]], doubt: float) -> str:
+    """Per FLOP, so that a size is not worse for being larger."""
+    best, worst = (pick(rows, key=lambda row: row["tflops"]) for pick in (max, min))
+    times = best["tflops"] / worst["tflops"]
+    if times - 1 <= max(_HARDLY, doubt):
+        off = ", and the measurement may be off by as much" if times - 1 > _HARDLY else ""
+        return f"all within {times - 1:.0%} of the best per FLOP{off}"
+    varied = [name for name in ("m", "n", "k") if len({row[name] for row in rows}) > 1]
+    text = (
+        f"worst {_place(worst, varied)}, {times:.1f} times as long per FLOP as the best, "
+        f"{_place(best, varied)}"
+    )
+    enough = _enough(rows, varied[0]) if len(varied) == 1 else ""
+    return f"{text}; {enough}" if enough else text
+
+
+def _place(row: dict[str, Any], varied: Sequence[str]) -> str:
+    return "x".join(str(row[name]) for name in varied)
+
+
+def _enough(rows: Sequence[dict[str, Any]], dimension: str) -> str:
+    """The alignment, in elements, from which on nothing is lost that is worth padding for."""
+    best = max(row["tflops"] for row in rows)
+    for unit in sorted({row[dimension] & -row[dimension] for row in rows}):
+        aligned = [row["tflops"] for row in rows if row[dimension] % unit == 0]
+        if len(aligned) > 1 and (times := best / min(aligned)) - 1 <= _HARDLY:
+            return f"multiples of {unit} within {times - 1:.0%}"
+    return ""
+
+
 def _kernel(row: dict[str, Any]) -> str:
     kernel = row["kernel"]
     if kernel is None:
@@ -45,19 +92,30 @@ def _kernel(row: dict[str, Any]) -> str:
 def advice_text(advice: Advice) -> str:
     """What to pad, and what it gains; or that there is nothing to gain."""
     model = advice.model
-    sizes = ", ".join(
-        str(value) if name == str(value) else f"{name} {value}"
-        for name, value in model.sizes.items()
-    )
-    lines = [f"{model.name} in {model.dtype}: {sizes}", ""]
+    lines = [f"{model.name} in {model.dtype}: {_sizes(model.sizes)}", ""]
     lines += _products(advice)
     lines.append("")
     if not advice.dimensions:
         lines.append("Nothing to pad: every size is a multiple of 128 bytes already.")
     for found in advice.dimensions:
         lines += [*_dimension(advice, found), ""]
+    if any(found.candidates for found in advice.dimensions):
+        lines += [_BRACKETS]
     lines += [f"Note: {note}" for note in model.notes]
     return "\n".join(lines).rstrip()
+
+
+_BRACKETS = (
+    "In brackets: where the gain lies with 95 %; and the bias, which is how far the same product, "
+    "timed twice, was off."
+)
+
+
+def _sizes(sizes: Mapping[str, int]) -> str:
+    """A trace's layers have sizes without names."""
+    named = [f"{name} {value}" for name, value in sizes.items() if name != str(value)]
+    others = [str(value) for name, value in sizes.items() if name == str(value)]
+    return ", ".join([*named, *([f"sizes {', '.join(others)}"] if others else [])])
 
 
 def _products(advice: Advice, most: int = 8) -> Iterable[str]:
@@ -86,23 +144,20 @@ def _dimension(advice: Advice, found: Dimension) -> Iterable[str]:
         word, sign = ("saves", 1e3) if gain.median >= 0 else ("costs", -1e3)
         low, high = sorted((gain.low * sign, gain.high * sign))
         saved = f"{word} {_number(gain.median * sign)} ms a step"
-        between = f"({_number(low)} to {_number(high)}, bias up to {_number(one.doubt * 1e3)})"
+        bias = f"{'within the bias of' if one.within_doubt else 'bias'} up to"
+        between = f"({_number(low)} to {_number(high)}, {bias} {_number(one.doubt * 1e3)})"
         share = f", {abs(gain.median) / step:.1%} of the step" if step else ""
         memory = sum(one.added_bytes.values()) / 2**20
-        verdict = "faster" if one.faster else "not faster"
+        verdict = "faster" if one.faster else "not proven faster"
         mark = "->" if found.advised and found.advised.value == one.value else "  "
-        yield f"{mark} {one.value:>7}  {verdict:<10} {saved} {between}{share}; +{_number(memory)} MiB"
+        yield f"{mark} {one.value:>7}  {verdict:<17} {saved} {between}{share}; +{_number(memory)} MiB"
     for size, why in found.refused.items():
         yield f"   {size:>7}  not measured: {why}"
     if found.advised:
         parts = ", ".join(
             f"{name} {size / 2**20:.1f} MiB" for name, size in found.advised.added_bytes.items()
         )
-        yield f"   {_named(found)} -> {found.advised.value} costs {parts}"
-
-
-def _named(found: Dimension) -> str:
-    return found.name if found.name == str(found.value) else f"{found.name} {found.value}"
+        yield f"   {called(found.name, found.value)} -> {found.advised.value} costs {parts}"
 
 
 def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str:
