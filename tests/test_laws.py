@@ -228,9 +228,6 @@ def test_a_trace_that_begins_within_a_forward_has_times_of_its_own(tmp_path):
         model(torch.randn(2, 4))
     own = model.inner.data
     whole = int(own.clock.unix_ns[-1] - own.clock.unix_ns[0])
-    taken = views.own_time(own)
-    assert taken is not None
-    assert taken.share < 1
     assert sum(views._host_times(own, "forward", 1)) <= whole
     model.inner.export_chrome_trace(tmp_path / "inner.json")
     events = json.loads((tmp_path / "inner.json").read_text())["traceEvents"]

@@ -256,7 +256,32 @@ def test_a_smaller_batch_is_no_help_against_what_has_nothing_to_do_with_it() -> 
     assert smaller in a_request_in_forward("aten::log_softmax")
     alone = a_request_in_forward("aten::empty")
     assert smaller not in alone
-    assert "half of the request at a time, at train.py:30" in alone
+    assert "half of the request at a time, at train.py:30, if half fits" in alone
+
+
+def test_a_request_too_large_to_be_recorded_is_no_exact_number_and_is_not_halved() -> None:
+    def page(asked: int) -> str:
+        b = TraceBuilder()
+        with b.op("aten::empty", at=("/home/user/train.py:30",)):
+            b.oom(asked)
+        return render(b.trace())
+
+    assert "asked     at least 256 TiB for aten::empty" in page((1 << 48) - 1)
+    assert "half of" not in page((1 << 48) - 1)
+    assert "asked     128 TiB for aten::empty" in page(1 << 47)
+    assert "half of" in page(1 << 47)
+
+
+def test_a_page_of_later_steps_says_what_it_cannot_know_on_the_cpu_only() -> None:
+    """Of a GPU what was alive before is known."""
+    known = a_full_device()
+    unknown = TraceBuilder()
+    unknown.oom(TOO_MUCH)
+    for b, told in ((known, False), (unknown, True)):
+        b.meta["first_step"] = 85
+        page = render(b.trace())
+        assert "   step 85, " in page
+        assert ("What was made before step 85 is not in this page" in page) == told
 
 
 def test_a_failure_in_backward_names_the_forward_behind_it() -> None:

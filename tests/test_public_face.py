@@ -85,6 +85,12 @@ def test_a_prompt_shows_one_line(tmp_path: Path) -> None:
     assert again == repr(t).replace("trace:", "LoadedTrace:")
 
 
+def test_several_keys_as_the_readme_has_them(traced: trace) -> None:
+    assert traced.by(["module", "op"]).index.names == ["module", "op"]
+    with pytest.raises(errors.UsageError, match=r'one list, as in by\(\["module", "op"\]\)'):
+        traced.by("module", "op")  # type: ignore[arg-type]
+
+
 def test_a_diff_with_a_file_says_how_to_load_it(traced: trace) -> None:
     with pytest.raises(errors.UsageError, match=r"'a.pytrace' is none: t.diff\(load\(file\)\)"):
         traced.diff("a.pytrace")  # type: ignore[arg-type]

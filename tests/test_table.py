@@ -1,11 +1,15 @@
 """The one screen, exactly as people see it, at fixed widths."""
 
 import textwrap
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
 
+from pytracer.analysis import views
 from pytracer.export.table import render, size_text, time_text
 from pytracer.trace import Trace
+from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 2**20
@@ -65,7 +69,7 @@ recorded  0 events, 0 scopes
 
 def test_two_devices_something_lost_something_unknown() -> None:
     b = TraceBuilder()
-    b.meta["own_ticks"] = 135  # of ns, as the builder counts them; its step takes 5,000
+    b.meta["own_ticks"] = 135
     b.losses["lost_alloc"] = 1234
     b.alloc(5000)
     b.seed(3 * MIB, device="cuda:0")
@@ -89,8 +93,30 @@ hint      3.00 MiB were allocated before the trace and belong to no
 lost      1,234 lost_alloc: alloc events did not fit into the recording.
           Raise max_events, trace fewer steps, or write to a file with
           path=.
-recorded  4 events, 2 scopes, in about 135 ns (2.7%)
+recorded  4 events, 2 scopes
 """)
+
+
+def test_what_recording_took_is_shown_only_where_it_is_known() -> None:
+    """One in 61 calls is timed: of a few calls nothing follows, nor of a file that was cut."""
+
+    def last_line(steps: int, own_ticks: int, status: str = "complete") -> str:
+        b = training(steps=steps)
+        b.meta["own_ticks"] = own_ticks
+        trace = replace(b.trace(), file_report={"status": status})
+        return render(trace).splitlines()[-1]
+
+    assert last_line(20, 15_000) == "recorded  866 events, 500 scopes, in about 15.0 us (0.9%)"
+    assert last_line(2, 15_000) == "recorded  92 events, 50 scopes"
+    assert last_line(20, 0) == "recorded  866 events, 500 scopes"
+    assert last_line(20, 15_000, "truncated") == "recorded  866 events, 500 scopes"
+
+
+@given(programs)
+def test_the_quick_look_at_a_window_finds_the_peak(trace: Trace) -> None:
+    peak = views.peak(trace)
+    found = views.highest(trace, peak.device)
+    assert (found.bytes, found.step) == (peak.bytes, peak.step or 0)
 
 
 def test_memory_ran_out() -> None:

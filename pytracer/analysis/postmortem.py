@@ -14,6 +14,7 @@ from pytracer.schema import ACTION, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PH
 from pytracer.trace import Trace
 
 _MIB = 1 << 20
+_MOST_BYTES = (1 << 48) - 1  # an event's; a larger request is recorded as this
 _WORTH = 0.01  # of what is alive: a change that frees less is not one
 _BATCHES = ("forward", "recompute", "backward")
 _OUT_OF_NOTHING = re.compile(
@@ -35,6 +36,11 @@ class Failure:
     limit: int | None  # what the allocator may hold
     device_free: int | None
     missing: int | None  # by how much it failed
+
+    @property
+    def asked_is_least(self) -> bool:
+        """Whether more was asked for than an event can say."""
+        return self.asked >= _MOST_BYTES
 
     @property
     def fragmented(self) -> int | None:
@@ -274,7 +280,9 @@ def _optimizer(now: Situation, failed: Failure) -> _Rows:
 
 
 def _pieces(now: Situation, failed: Failure) -> _Rows:
-    if failed.moment.phase != "optimizer" and failed.asked > failed.moment.bytes // 4:
-        where = owners.short_line(failed.place.line) or failed.place.op or failed.place.module
-        if where:
-            yield f"half of the request at a time, at {where}", failed.asked // 2, False
+    if failed.asked_is_least or failed.moment.phase == "optimizer":
+        return
+    where = owners.short_line(failed.place.line) or failed.place.op or failed.place.module
+    if where and failed.asked > failed.moment.bytes // 4:
+        unknown = ", if half fits" if failed.missing is None else ""
+        yield f"half of the request at a time, at {where}{unknown}", failed.asked // 2, False

@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 
 At: TypeAlias = Literal["peak", "end"] | int
 
+# What allocations can be grouped by.
+KEYS = tuple(
+    "module op line phase free_phase category role name shape dtype step pool".split()  # noqa: SIM905
+)
+
 BEFORE = -1  # an event position: before the first event
 
 
@@ -176,9 +181,16 @@ def position_of(trace: Trace, at: At = "peak", device: str | None = None) -> int
     if at == "end":
         return len(trace.events.ticks) - 1
     if isinstance(at, bool) or not isinstance(at, int | np.integer):
-        raise errors.UsageError(f'at={at!r}: a moment is "peak", "end" or a time in nanoseconds')
+        raise _no_moment(at)
     times = trace.time_ns(trace.events.ticks)
     return int(np.searchsorted(times, at, side="right")) - 1
+
+
+def _no_moment(at: object) -> errors.UsageError:
+    several = '; several keys are one list, as in by(["module", "op"])' if at in KEYS else ""
+    return errors.UsageError(
+        f'at={at!r}: a moment is "peak", "end" or a time in nanoseconds{several}'
+    )
 
 
 def levels_of(trace: Trace, device: str | None = None) -> tuple[NDArray[np.intp], I64, int]:
@@ -192,6 +204,35 @@ def peak(trace: Trace, device: str | None = None) -> Peak:
     name = device or main_device(trace)
     level = _peaks(trace).get(name, _Level(0, BEFORE))
     return replace(moment(trace, level.position, name), bytes=level.bytes)
+
+
+def first_step(trace: Trace) -> int:
+    """How many steps the program had made when the trace began; 0 where that is not known."""
+    known = trace.meta.get("first_step")
+    return known if isinstance(known, int) and known > 0 else 0
+
+
+class Highest(NamedTuple):
+    """The most bytes on a device, and in which step."""
+
+    device: str
+    bytes: int
+    step: int
+
+
+def highest(trace: Trace, device: str) -> Highest:
+    """As `peak`, without what takes long: for traces that nobody may ever look at."""
+    found, changes = matching.lifetimes(trace), matching.changes(trace)
+    here = (_device_of_place(trace) == device)[found.place]
+    own = here[changes.allocation]
+    levels = np.cumsum(changes.bytes[own])
+    start = int(found.bytes[here & (found.start < 0)].sum())
+    at = int(levels.argmax()) if len(levels) else 0
+    if len(levels) == 0 or levels[at] <= 0:
+        return Highest(device, start, 0)
+    tick = trace.events.ticks[changes.position[own][at]]
+    step = phases.timeline(trace).step_at(np.array([tick]))[0]
+    return Highest(device, start + int(levels[at]), int(step))
 
 
 def moment(trace: Trace, position: int, device: str) -> Peak:
@@ -456,8 +497,7 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
         return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
     if key == "pool":
         return texts.pools(alloc.place[which])
-    known = "module, op, line, phase, free_phase, category, role, name, shape, dtype, step, pool"
-    raise errors.UsageError(f"cannot group by {key!r}; there is: {known}")
+    raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
 
 
 def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[[int], str]]:
@@ -679,6 +719,9 @@ def _goes_on(trace: Trace) -> bool:
     return bool((training & (line.ticks > last)).any())
 
 
+_FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing
+
+
 class OwnTime(NamedTuple):
     """What recording took, by timing one in 61 of its calls, and its share of the steps' time.
 
@@ -691,10 +734,14 @@ class OwnTime(NamedTuple):
 
 
 def own_time(trace: Trace) -> OwnTime | None:
-    """None where it was not measured: in files by others, and by killed programs."""
+    """None where it was not measured: in files by others, by killed programs, of too few calls."""
     ticks = trace.meta.get("own_ticks")
     clock = trace.clock.ticks
-    if not isinstance(ticks, int) or ticks < 0 or len(clock) < 2 or clock[-1] <= clock[0]:
+    is_whole = trace.file_report.get("status", "complete") == "complete"
+    calls = len(trace.events.ticks) + len(trace.scopes.ticks)  # at least
+    if not is_whole or calls < _FEWEST_CALLS or len(clock) < 2 or clock[-1] <= clock[0]:
+        return None
+    if not isinstance(ticks, int) or ticks <= 0:
         return None
     whole = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0])
     taken = ticks / int(clock[-1] - clock[0]) * whole

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from pytracer.analysis import owners, postmortem
+from pytracer.analysis import owners, postmortem, views
 from pytracer.analysis.postmortem import Change, Failure, Held
 from pytracer.export.table import (
     Paint,
@@ -26,7 +26,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
     if failed is None:
         return ""
     lines = [
-        *_head(failed, width),
+        *_head(trace, failed, width),
         "",
         *category_lines(failed.moment, width, Paint(color)),
         "",
@@ -37,14 +37,21 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _head(failed: Failure, width: int) -> Iterator[str]:
-    moment = failed.moment
+def _head(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
+    moment, began = failed.moment, views.first_step(trace)
     phase = f"in {moment.phase}" if moment.phase != "other" else "between phases"
-    when = f"step {moment.step}, {phase}, {time_text(moment.time_ns)} after the start"
+    when = (
+        f"step {(moment.step or 0) + began}, {phase}, {time_text(moment.time_ns)} after the start"
+    )
     yield f"out of memory on {moment.device}   {when}"[:width]
     yield ""
-    yield from paragraph("asked", f"{size_text(failed.asked)}{_by(failed.place)}", width)
+    asked = f"{'at least ' * failed.asked_is_least}{size_text(failed.asked)}"
+    yield from paragraph("asked", f"{asked}{_by(failed.place)}", width)
     yield from paragraph("alive", ", ".join(_room(failed)), width)
+    if began and moment.device == "cpu":
+        text = f"What was made before step {began} is not in this page, but for what a model or an "
+        text += "optimizer has: record more steps to see it."
+        yield from paragraph("before", text, width)
 
 
 def _by(place: owners.Place) -> str:

@@ -93,7 +93,8 @@ def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[
     when = "before the first event"
     if peak.phase is not None:
         phase = f"in {peak.phase}" if peak.phase != "other" else "between phases"
-        when = f"step {peak.step}, {phase}, {time_text(peak.time_ns)} after the start"
+        step = (peak.step or 0) + views.first_step(trace)
+        when = f"step {step}, {phase}, {time_text(peak.time_ns)} after the start"
     yield paint(head, _BOLD) + f"   {when}"[: max(width - len(head), 0)]
     others = [name for name in views.devices(trace) if name != peak.device]
     if others:
