@@ -23,6 +23,7 @@ class Recording:
         keep: dict[str, Any],
         ready: Callable[[Any], None],
         problem: Callable[[str], None],
+        watched: Callable[[Any, int], None] | None = None,
     ) -> None:
         """Nothing is recorded until `begin`.
 
@@ -34,11 +35,13 @@ class Recording:
             keep: what to tell `make` for the steps to keep.
             ready: called with their trace when it is whole.
             problem: told when nothing can be recorded.
+            watched: called with each later window's trace before it is dropped, and its first step.
         """
         self._make, self._keep = make, keep
         self._skip, self._steps, self._wants_watch = skip, steps, watch
-        self._ready, self._problem = ready, problem
+        self._ready, self._problem, self._watched = ready, problem, watched
         self._watch: Any = None
+        self._watch_began = 0
         self._open = False
         self.first: Any = None
         self.steps_seen = 0
@@ -69,13 +72,13 @@ class Recording:
             if self._wants_watch and self.first is not None:
                 self._watch = self._start_watch()
         elif self._watch is not None and (since - (self._steps or 0)) % _WATCH_STEPS == 0:
-            self._close(self._watch, None)
+            self._close_watch(None)
             self._watch = self._start_watch()
 
     def end(self, error: BaseException | None = None) -> None:
         """No more steps; or none because of this."""
         if self._watch is not None:
-            self._close(self._watch, error)
+            self._close_watch(error)
         self._close_first(error)
 
     def _begin_first(self) -> None:
@@ -92,10 +95,18 @@ class Recording:
                 self._ready(self.first)
 
     def _start_watch(self) -> Any:
-        watch = self._start()
+        watch, self._watch_began = self._start(), self.steps_seen
         if watch is not None:
             watch.waits = False  # nobody reads it unless memory runs out: the GPU need not catch up
         return watch
+
+    def _close_watch(self, error: BaseException | None) -> None:
+        self._close(self._watch, error)
+        with contextlib.suppress(errors.PytracerError):  # it has nothing, which was told
+            # A window counts its steps from 0; this is where the program was by then.
+            self._watch.data.meta["first_step"] = self._watch_began
+            if self._watched is not None:
+                self._watched(self._watch, self._watch_began)
 
     def _start(self, **more: Any) -> Any:
         try:

@@ -9,6 +9,8 @@ import importlib.machinery
 import io
 import os
 import runpy
+import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -52,7 +54,17 @@ class Plan:
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restart != "0":
             parts.append(f"restart{restart}")
-        return path.with_name(".".join(parts) + (path.suffix or ".pytrace"))
+        path = path.with_name(".".join(parts) + (path.suffix or ".pytrace"))
+        return path if self.output or self.force else _not_there(path)
+
+
+def _not_there(path: Path) -> Path:
+    """train.pytrace, or train.1.pytrace, ...: a second run of a training must not end it."""
+    stem, number = path.stem, 0
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{stem}.{number}{path.suffix}")
+    return path
 
 
 def rank() -> int:
@@ -87,8 +99,8 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         raise errors.UsageError(f"-o {path} is the script itself")
     refuse_to_overwrite(path, overwrite=plan.force)
     _refuse_launchers(plan)
+    _refuse_missing_cuda(plan)
     execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
-    path.unlink(missing_ok=True)
     traced = Traced(plan, path, tell)
 
     def run() -> int:
@@ -131,6 +143,15 @@ def _refuse_launchers(plan: Plan) -> None:
         f"{launcher} runs the training in processes of its own, where nothing would be recorded. "
         f"Put it in front:  {launcher} [its options] {module} run train.py"
     )
+
+
+def _refuse_missing_cuda(plan: Plan) -> None:
+    """Asked of another process: in this one torch is the program's to import."""
+    if plan.devices != ("cuda",):
+        return
+    ask = "import sys, torch; sys.exit(3 if torch.cuda.device_count() == 0 else 0)"
+    if subprocess.run([sys.executable, "-c", ask], capture_output=True).returncode == 3:
+        raise errors.UsageError("--device cuda: there is no CUDA device here")
 
 
 def _prepare_script(plan: Plan) -> Callable[[], None]:
@@ -263,8 +284,8 @@ class Teller(Protocol):
     def line(self, text: str) -> None:
         """One line, on every rank."""
 
-    def recorded(self, traced: Any, path: Path) -> None:
-        """The steps to keep are on disk."""
+    def recorded(self, traced: Any, path: Path, which: str) -> None:
+        """The steps to keep are on disk; which they are, if the program goes on."""
 
     def page(self, text: str) -> None:
         """An explanation."""
@@ -276,8 +297,10 @@ class Traced:
     def __init__(self, plan: Plan, path: Path, tell: Teller) -> None:
         """Nothing is recorded until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
-        self._file = path.absolute()  # wherever the program goes
+        self._file = _File(path.absolute())  # wherever the program goes
         self._recording: Recording | None = None
+        self._peak: Any = None  # of the steps to keep
+        self._later = ""
         self._why = ""
 
     def begin(self) -> None:
@@ -289,36 +312,88 @@ class Traced:
             skip=self._plan.skip,
             steps=self._plan.steps,
             watch=self._plan.watch,
-            keep={"path": self._file, "max_events": _MOST_EVENTS},
-            ready=lambda traced: self._tell.recorded(traced, self._path),
+            keep={"path": self._file.path, "max_events": _MOST_EVENTS},
+            ready=self._ready,
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
+            watched=self._watched,
         )
         recording.begin()
         register_optimizer_step_post_hook(lambda *_: recording.stepped())
 
     def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
         """The program is over, has failed, or gave up with an exit code of its own."""
+        well = error is None and not gave_up  # else it says itself why it came no further
         if self._recording is None:
-            if error is None and not gave_up:  # else it says itself why it came no further
+            if well:
                 self._tell.line("the program never imported torch: nothing is recorded")
             return
         self._recording.end(error)
-        steps, skip = self._recording.steps_seen, self._plan.skip
-        if self._recording.first is not None and error is not None:
+        recorded = _has_tensors(self._recording.first)
+        self._file.settle(recorded=recorded)
+        if recorded and error is not None:
             self._why = self._explanation(self._recording, error)
-        elif steps < skip:
-            self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
+        elif self._later:
+            self._tell.line(self._later)
+        elif not recorded and well:
+            self._say_why_not(self._recording)
 
     def say_why(self) -> None:
         """Below the traceback: what memory has to do with it."""
         if self._why:
             self._tell.page(self._why)
 
+    def _say_why_not(self, recording: Recording) -> None:
+        steps, skip = recording.steps_seen, self._plan.skip
+        if steps < skip:
+            self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
+        elif recording.first is not None:  # else it was told as it began
+            where = f" on {self._plan.devices[0]}" if self._plan.devices else ""
+            self._tell.line(f"the program made no tensors{where}: nothing is recorded")
+
+    def _ready(self, traced: Any) -> None:
+        """The steps to keep are over, or the program is."""
+        if not _has_tensors(traced):
+            return
+        self._file.settle(recorded=True)
+        if rank() == 0:
+            self._peak = traced.peak
+        self._tell.recorded(traced, self._path, self._which())
+
+    def _which(self) -> str:
+        """The steps to keep, if all have come: others may follow."""
+        skip, steps = self._plan.skip, self._plan.steps
+        if self._recording is None or steps is None or self._recording.steps_seen - skip < steps:
+            return ""
+        if skip:
+            return f"steps {skip} to {skip + steps - 1}"
+        return f"the first {steps} steps" if steps > 1 else "the first step"
+
+    def _watched(self, traced: Any, first_step: int) -> None:
+        """Remembers the step that went highest, if that is higher than what was kept."""
+        if self._peak is None:
+            return
+        from pytracer.analysis import views
+        from pytracer.export.table import size_text
+
+        found = views.highest(traced.data, self._peak.device)
+        if found.bytes <= self._peak.bytes:
+            return
+        self._peak, step = found, first_step + found.step
+        # The CPU's blocks from before the window are not known to it.
+        least = "at least " if found.device == "cpu" else ""
+        skip = self._plan.skip
+        option = f"--schedule {skip},0,{step + 1 - skip}" if skip else f"--steps {step + 1}"
+        self._later = (
+            f"later, step {step} went to {least}{size_text(found.bytes)}; {option} keeps it"
+        )
+
     def _trace(self, **more: Any) -> Any:
         import torch
 
         from pytracer.api import trace
 
+        if "path" in more:
+            self._file.make_room()
         # CUDA is not asked whether it is there: that would fix which devices it may use.
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
         return trace(devices=devices, **self._plan.options, **more)
@@ -326,11 +401,57 @@ class Traced:
     def _explanation(self, recording: Recording, error: BaseException) -> str:
         from pytracer.api import free_name, is_out_of_memory
 
-        path = self._path
+        path, which = self._path, self._which()
+        kept = f"{which[:1].upper()}{which[1:]} are in {path}" if which else "Recorded until then"
+        look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
-            return f"Recorded until then; look at it:  pytracer summary {path}"
+            later = f"\n{self._later}" if self._later else ""
+            return f"{kept}; look at it:  {look}{later}"
+        page = recording.last.post_mortem()
+        if not page:
+            return f"{self._not_traced(which)}\n{kept}; look at it:  {look}"
         if recording.watched:
             owner = str(rank()) if world_size() > 1 else None
             path = recording.last.save(free_name(f"{self._plan.name}-oom", owner))
-        page = recording.last.post_mortem()
-        return f"{page}\nsaved     {path}; look again:  pytracer summary {path}"
+            look = f"pytracer summary {shlex.quote(str(path))}"
+        return f"{page}\nsaved     {path}; look again:  {look}"
+
+    def _not_traced(self, which: str) -> str:
+        if which and not self._plan.watch:
+            return f"What failed came after {which} and was not traced: without --no-watch it is"
+        return "What failed is not in the trace: it was on a device or a thread that is not traced"
+
+
+def _has_tensors(traced: Any) -> bool:
+    try:
+        return traced is not None and traced.data.has_allocations
+    except errors.PytracerError:  # it could not be kept, which was told
+        return False
+
+
+class _File:
+    """Where the trace goes. What is there already comes back if nothing is recorded."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is touched until `make_room`."""
+        self.path = path
+        self._before: Path | None = None
+        self._owner = os.getpid()
+
+    def make_room(self) -> None:
+        """Something is about to be written."""
+        if self.path.exists():
+            self._before = self.path.with_name(f"{self.path.name}.before")
+            self.path.replace(self._before)
+
+    def settle(self, *, recorded: bool) -> None:
+        """It has been written; or there was nothing to write."""
+        if self._owner != os.getpid():  # the program forked: the file is its parent's
+            return
+        before, self._before = self._before, None
+        if not recorded:
+            self.path.unlink(missing_ok=True)
+        if before is not None and recorded:
+            before.unlink(missing_ok=True)
+        elif before is not None:
+            before.replace(self.path)

@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "integrations": {*WORDS, "api", "capture", "export", "recording", "trace"},
     "demo": {*WORDS, "api"},
     "recording": {"errors"},
-    "runner": {*WORDS, "api", "export", "recording"},
+    "runner": {*WORDS, "analysis", "api", "export", "recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "export", "gemm", "integrations", "runner", "trace"},

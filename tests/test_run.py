@@ -25,7 +25,7 @@ import os, sys
 assert "torch" not in sys.modules, "torch was imported before the program asked for it"
 os.environ["OMP_NUM_THREADS"] = "1"  # counts only if torch is not there yet
 import torch
-print(torch.get_num_threads(), torch.cuda.is_initialized())
+print(torch.get_num_threads(), torch.cuda.is_initialized(), torch.ones(1).item())
 """
 
 LOOK_AROUND = """
@@ -131,9 +131,65 @@ def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: 
     assert document["peak"]["bytes"] == ours.peak.bytes
     # The first five steps are kept; the others are watched and thrown away.
     assert len(ours.steps()) == 5
-    again = python("-m", "pytracer", "run", "plain.py", folder=tmp_path)
-    assert again.returncode == 1
-    assert again.stderr == ("pytracer: plain.pytrace exists; -f replaces it\n")
+
+
+def test_a_second_run_of_a_training_is_not_refused_and_keeps_the_first_ones_file(
+    tmp_path: Path,
+) -> None:
+    """A loop that starts a training again after a crash must not be ended by us."""
+    write(tmp_path, "train.py", TRAIN, "step()\n")
+    for name in ("train.pytrace", "train.1.pytrace", "train.2.pytrace"):
+        ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+        assert ran.returncode == 0
+        assert f"Written to {name}." in ran.stderr
+        assert f"pytracer summary {name}" in ran.stderr
+    first = (tmp_path / "train.pytrace").read_bytes()
+    refused = python("-m", "pytracer", "run", "-o", "train.pytrace", "train.py", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr == "pytracer: train.pytrace exists; -f replaces it\n"
+    assert (tmp_path / "train.pytrace").read_bytes() == first
+    assert python("-m", "pytracer", "run", "-f", "train.py", folder=tmp_path).returncode == 0
+    assert (tmp_path / "train.pytrace").read_bytes() != first
+    assert len(list(tmp_path.glob("*.pytrace*"))) == 3
+
+
+@pytest.mark.parametrize("force", [[], ["-f"]])
+def test_a_program_that_makes_no_tensors_leaves_no_file_and_replaces_none(
+    force: list[str], tmp_path: Path
+) -> None:
+    """`train.py --help` imports torch, too."""
+    write(tmp_path, "train.py", "import argparse, sys, torch\n"
+          "if len(sys.argv) > 1: argparse.ArgumentParser().parse_args()\n"
+          "torch.ones(3)\n")  # fmt: skip
+    asked = python("-m", "pytracer", "run", *force, "train.py", "--help", folder=tmp_path)
+    assert (asked.returncode, asked.stdout[:6]) == (0, "usage:")
+    assert asked.stderr == "pytracer: the program made no tensors: nothing is recorded\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    good = (tmp_path / "train.pytrace").read_bytes()
+    for word in ("--help", "--no-such-option"):
+        python("-m", "pytracer", "run", *force, "train.py", word, folder=tmp_path)
+        assert (tmp_path / "train.pytrace").read_bytes() == good
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "train.pytrace"]
+
+
+def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN,
+          "for i in range(30):\n    step()\n    if i in (11, 27): torch.empty(i << 18)\n")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    assert "\nThe first 5 steps (--steps all: every step):\npeak " in ran.stderr
+    last = ran.stderr.splitlines()[-1]
+    # Made after the optimizer's 28th step, in what will be step 28.
+    assert re.fullmatch(r"pytracer: later, step 28 went to at least 27.\d MiB; "
+                        r"--steps 29 keeps it", last)  # fmt: skip
+    ran = python("-m", "pytracer", "run", "--schedule", "2,1,2", "train.py", folder=tmp_path)
+    assert "\nSteps 3 to 4 (--steps all: every step):\npeak " in ran.stderr
+    assert ran.stderr.endswith("; --schedule 3,0,26 keeps it\n")
+    ran = python("-m", "pytracer", "run", "--steps", 29, "train.py", folder=tmp_path)
+    assert re.search(r"\npeak 27\.\d MiB on cpu   step 28, ", ran.stderr)
+    assert "later" not in ran.stderr
+    ran = python("-m", "pytracer", "run", "--steps", "all", "train.py", folder=tmp_path)
+    assert "(--steps all" not in ran.stderr
 
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
@@ -170,6 +226,50 @@ def test_memory_that_runs_out_after_the_kept_steps_is_explained(tmp_path: Path) 
     assert f"pytracer summary {saved.name}" in page
     assert pytracer.load(saved).data.meta["failed"]
     assert len(pytracer.load(tmp_path / "train.pytrace").steps()) == 5
+
+
+def test_the_page_of_a_late_failure_counts_steps_from_the_programs_first(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "kept = []\nfor i in range(60):\n"
+          "    step()\n    kept.append(torch.ones(1 << 18))\ntorch.empty(1 << 44)\n")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    assert "out of memory on cpu   step 60, between phases" in ran.stderr
+    # Of 60 MiB these windows know 15: which is said.
+    assert "before    What was made before step 45 is not in this page" in ran.stderr
+    (saved,) = tmp_path.glob("train-oom-*.pytrace")
+    loaded = pytracer.load(saved)
+    assert loaded.post_mortem() in ran.stderr
+    assert " on cpu   step 60, " in loaded.table().splitlines()[0]
+
+
+def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "for _ in range(8): step()\ntorch.empty(1 << 44)\n")
+    ran = python("-m", "pytracer", "run", "--no-watch", "train.py", folder=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-2:] == [
+        "What failed came after the first 5 steps and was not traced: without --no-watch it is",
+        "The first 5 steps are in train.pytrace; look at it:  pytracer summary train.pytrace",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"), [(3, "Recorded until then"), (8, "The first 5 steps are in")]
+)
+def test_a_program_that_fails_is_told_what_is_in_the_file(
+    steps: int, kept: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "my train.py", TRAIN, f"for _ in range({steps}): step()\nraise ValueError\n")
+    ran = python("-m", "pytracer", "run", "my train.py", folder=tmp_path)
+    last = ran.stderr.splitlines()[-1]
+    assert last.startswith(kept)
+    assert last.endswith("pytracer summary 'my train.pytrace'")  # a shell takes it as it is
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_refused_before_the_program_runs(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", "print('runs')\n", TRAIN)
+    ran = python("-m", "pytracer", "run", "--device", "cuda", "train.py", folder=tmp_path)
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr == "pytracer: --device cuda: there is no CUDA device here\n"
 
 
 def test_a_killed_program_leaves_a_readable_file(tmp_path: Path) -> None:
@@ -291,6 +391,7 @@ def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> 
         (["--steps", "x", "args.py"], 'x is neither a number of steps nor "all"'),
         (["--steps", "0", "args.py"], "0 is not a positive number"),
         (["--schedule", "a", "args.py"], "a is not WAIT,WARMUP,ACTIVE"),
+        (["--steps", "5", "--schedule", "1,1,1", "args.py"], "not allowed with argument --steps"),
     ],
 )
 def test_a_wrong_option_is_told_in_the_users_words(given, said, capsys) -> None:

@@ -1,6 +1,7 @@
 """`pytracer run`: somebody else's program, recorded."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ _RUN_HELP = """\
 Runs a script as Python would, with its arguments, and records its memory:
 
   pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
+                                              (the next time into train.1.pytrace)
   pytracer run -o run.pytrace -m my.training  a module, as python -m
   pytracer run --steps 50 --stacks train.py   more steps, and Python lines
   torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
@@ -20,8 +22,9 @@ Runs a script as Python would, with its arguments, and records its memory:
 
 A step ends at every optimizer.step(). The first steps are written to the file as they happen, so
 that a killed process leaves one. The rest is watched, 20 steps at a time and without keeping
-them: if an allocation fails later on, it is explained and saved as well. --no-watch stops
-tracing after the first steps. A program without steps is recorded to its end.
+them: if an allocation fails later on, it is explained and saved as well, and a step that went
+higher than the first ones is named. --no-watch stops tracing after the first steps. A program
+without steps is recorded to its end; of one that makes no tensors no file is left.
 
 Options for pytracer come before the script; what comes after it is the script's own. Its exit
 code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
@@ -39,12 +42,20 @@ def add_run(commands: Any) -> None:
         usage="pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
         allow_abbrev=False,  # without_program knows the whole words only
     )
-    parser.add_argument("-o", "--output", type=Path, help="default: SCRIPT.pytrace")
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     parser.add_argument(
-        "--steps", type=_steps, default=5, metavar="N", help='steps to keep (default 5; or "all")'
+        "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
     )
-    parser.add_argument(
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        # As text: argparse takes a 5 for the default, and not for something that was given.
+        "--steps",
+        type=_steps,
+        default="5",
+        metavar="N",
+        help='steps to keep (default 5; or "all")',
+    )
+    which.add_argument(
         "--schedule",
         type=_schedule,
         metavar="WAIT,WARMUP,ACTIVE",
@@ -54,8 +65,19 @@ def add_run(commands: Any) -> None:
         "--no-watch", action="store_true", help="do not trace the steps after those"
     )
     parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
-    parser.add_argument("--detail", choices=("op", "category"), default="op")
-    parser.add_argument("--saved-tensors", choices=("auto", "hooks"), default="auto")
+    parser.add_argument(
+        "--detail",
+        choices=("op", "category"),
+        default="op",
+        help="category: no operators, at a fraction of the cost (default: op)",
+    )
+    parser.add_argument(
+        "--saved-tensors",
+        choices=("auto", "hooks"),
+        default="auto",
+        help="hooks: see each tensor autograd saves as it is saved, rather than read the graph "
+        "(default: auto)",
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
     parser.set_defaults(run=None)
@@ -122,7 +144,8 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
     )
     prepared: Callable[[], int]
     try:
-        prepared = runner.prepare(plan, _Teller(options.json, options.force))
+        tell = _Teller(options.json, options.force)
+        prepared = runner.prepare(plan, tell)
     except errors.PytracerError as error:
         print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
         return error.exit_code
@@ -144,16 +167,18 @@ class _Teller:
         if self._rank == 0:
             print(f"pytracer: {text}", file=sys.stderr)
 
-    def recorded(self, traced: Any, path: Path) -> None:
+    def recorded(self, traced: Any, path: Path, which: str) -> None:
         if self._rank != 0:
             return
         from pytracer.export.table import wants_color
 
         with output.patience("analysing"):
             table = traced.table(color=wants_color(sys.stderr))
-        print(f"\n{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
-        print(f"  pytracer summary {path}", file=sys.stderr)
-        print(f"  pytracer export {path}    a timeline for Perfetto", file=sys.stderr)
+        of = f"{which[:1].upper()}{which[1:]} (--steps all: every step):\n" if which else ""
+        file = shlex.quote(str(path))
+        print(f"\n{of}{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
+        print(f"  pytracer summary {file}", file=sys.stderr)
+        print(f"  pytracer export {file}    a timeline for Perfetto", file=sys.stderr)
         try:
             output.write_json(self._json, output.summary_document(traced))
         except errors.CannotWrite as problem:  # the training goes on
