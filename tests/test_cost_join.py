@@ -32,7 +32,8 @@ from pytracer.cost.calls import (
     join,
     module_calls,
 )
-from pytracer.export.cost_text import render
+from pytracer.export.cost_text import peaks_text, render
+from pytracer.export.table import time_text
 
 # ---------------------------------------------------------------- by hand
 
@@ -722,10 +723,43 @@ def test_peaks_are_measured_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert found["copy_bytes_per_s"] > 1e6
     assert found["flops_per_s"]["float32"] > 1e6
     kept = tmp_path / "pytracer" / "peaks.json"
-    for damage in ("{", "[]", json.dumps({f"{name}, torch {torch.__version__}": {"copy": 3}})):
+    for damage in ("{", "[]", json.dumps({peaks._key(name): {"copy": 3}})):
         kept.write_text(damage)
         assert peaks.cached(name) is None
     assert peaks.measure("cpu").keys() == found.keys()
+
+
+def test_one_thread_is_no_threads_and_what_was_kept_as_such_is_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(peaks, "_processor", lambda: "a CPU")
+    names = {}
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        names[threads] = peaks.device_name("cpu")
+    assert names == {1: "a CPU, 1 thread", 2: "a CPU, 2 threads"}
+    known = {"copy_bytes_per_s": 1e10, "flops_per_s": {"float32": 1e11}}
+    peaks._write(f"a CPU, 1 threads, torch {torch.__version__}", known)
+    assert peaks.cached(names[1]) == peaks.cached("a CPU, 1 threads") == known
+    assert peaks.cached(names[2]) is None
+
+
+def test_peaks_are_written_as_vendors_count() -> None:
+    known = {"copy_bytes_per_s": 25.14e9, "flops_per_s": {"float32": 93.1e9, "half": 7.9e14}}
+    assert peaks_text(known) == "float32 93.1 GFLOP/s, half 790 TFLOP/s, copy 25.1 GB/s"
+
+
+def test_all_the_time_that_has_a_share_is_told() -> None:
+    """The optimizer's milliseconds are in neither column of times."""
+    layer = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with trace(layer, optimizer, cost=True) as t:
+        layer(torch.ones(64, 64)).sum().backward()
+        optimizer.step()
+    (row,) = (row for row in cost.rows(t.data, "class") if row.name == "optimizer")
+    told = f"the optimizer {time_text(row.optimizer_ns)} ("
+    assert told in " ".join(render(t.data).split())
 
 
 def test_a_trace_keeps_the_peaks_that_were_known(

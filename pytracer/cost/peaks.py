@@ -27,7 +27,8 @@ def device_name(device: str) -> str:
     """What measurements of the device are kept under."""
     if device == "cuda":
         return torch.cuda.get_device_name()
-    return f"{_processor()}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{_processor()}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _processor() -> str:
@@ -149,7 +150,9 @@ def _file() -> Path:
 
 
 def _key(name: str) -> str:
-    return f"{name}, torch {torch.__version__}"
+    # Peaks of one thread have always been kept in the plural, and older traces name them so.
+    kept_as = f"{name}s" if name.endswith(", 1 thread") else name
+    return f"{kept_as}, torch {torch.__version__}"
 
 
 def _read() -> dict[str, Any]:

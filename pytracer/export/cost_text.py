@@ -6,7 +6,7 @@ from typing import Any
 
 from pytracer.analysis import cost, measured_costs, owners
 from pytracer.analysis.cost import Row
-from pytracer.export.table import size_text, time_text
+from pytracer.export.table import time_text
 from pytracer.trace import Trace
 
 _NAME = 28
@@ -111,6 +111,7 @@ def _foot(
         ratios += "; off: not as expected, and no cause that was seen fits (docs/cost.md)"
     lines = _paragraph("ratios", ratios, width)
     lines += _paragraph("measured", measured, width)
+    lines += _paragraph("besides", _besides(rows, total), width)
     lines += _paragraph("peaks", _peaks(found, peaks), width)
     if any((_of_peak(row) or 0) > _MUCH_OVER_PEAK for row in rows):
         text = (
@@ -137,19 +138,34 @@ def _foot(
     return lines
 
 
+def _besides(rows: list[Row], total: int) -> str:
+    """What has a share and is in neither column of times."""
+    sums = {
+        "the optimizer": sum(row.optimizer_ns for row in rows),
+        "elsewhere": sum(row.other_ns for row in rows),
+    }
+    said = [f"{what} {time_text(ns)} ({ns / total:.1%})" for what, ns in sums.items() if ns]
+    return f"forward and backward: {', '.join(said)}" if said else ""
+
+
 def _peaks(found: measured_costs.Measured, peaks: Mapping[str, Any] | None) -> str:
     known = found.peaks if found.peaks is not None else peaks
     if not known:
         return "not measured here yet: pytracer cost --measure-peaks"
-    rates = [f"{name} {_flops(rate)}" for name, rate in known["flops_per_s"].items()]
-    return f"{', '.join(rates)}, copy {size_text(round(known['copy_bytes_per_s']))}/s"
+    return peaks_text(known)
 
 
-def _flops(rate: float) -> str:
-    for unit, size in (("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9)):
+def peaks_text(peaks: Mapping[str, Any]) -> str:
+    """What a device can do at most: `bfloat16 790 TFLOP/s, copy 4.17 TB/s`, as vendors count."""
+    rates = [f"{name} {_rate(rate, 'FLOP')}" for name, rate in peaks["flops_per_s"].items()]
+    return ", ".join([*rates, f"copy {_rate(peaks['copy_bytes_per_s'], 'B')}"])
+
+
+def _rate(rate: float, unit: str) -> str:
+    for prefix, size in (("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
         if rate >= size:
-            return f"{rate / size:.3g} {unit}"
-    return f"{rate:.3g} FLOP/s"
+            return f"{rate / size:.3g} {prefix}{unit}/s"
+    return f"{rate:.3g} {unit}/s"
 
 
 def _paragraph(title: str, text: str, width: int) -> list[str]:
