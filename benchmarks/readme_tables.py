@@ -76,6 +76,8 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
         "timed, the median of all of them over that of plain ones. In bold what is over its"
     )
     lines.append("limit.")
+    if any(_is_of_few(case, name) for case in cases for name in ROWS):
+        lines.append(f"† Of fewer than half the blocks of its column ({_fewer(cases)}): rougher.")
     lines.append(f"The limits: {'; '.join(_limits(case) for case in cases)}.")
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
@@ -85,6 +87,33 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
 def _limits(case: dict[str, Any]) -> str:
     each = ", ".join(f"{name} {limit}" for name, limit in case["limits"].items())
     return f"{case['case'].removeprefix('gpt2-')}: {each}"
+
+
+def _blocks(case: dict[str, Any]) -> dict[str, int]:
+    """How many each row is of."""
+    return {
+        name: len(entry["samples"])
+        for name, entry in case["modes"].items()
+        if name in (*ROWS, "plain again") and "ratio" in entry
+    }
+
+
+def _is_of_few(case: dict[str, Any], name: str) -> bool:
+    blocks = _blocks(case)
+    return 2 * blocks.get(name, sys.maxsize) < max(blocks.values())
+
+
+def _fewer(cases: list[dict[str, Any]]) -> str:
+    """`host-bound: 4 to 11 of 33`."""
+    found = []
+    for case in cases:
+        blocks = _blocks(case)
+        few = sorted({count for name, count in blocks.items() if _is_of_few(case, name)})
+        if few:
+            between = f"{few[0]} to {few[-1]}" if len(few) > 1 else str(few[0])
+            title = case["case"].removeprefix("gpt2-")
+            found.append(f"{title}: {between} of {max(blocks.values())}")
+    return "; ".join(found)
 
 
 def _cell(case: dict[str, Any], name: str) -> str:
@@ -101,6 +130,7 @@ def _cell(case: dict[str, Any], name: str) -> str:
     of_steps = f"{entry['steps_ratio']:.{places}f}" if "steps_ratio" in entry else ""
     if of_steps and limit is not None and entry["steps_ratio"] > limit:
         of_steps = f"**{of_steps}**"
+    median += "†" * _is_of_few(case, name)
     low, high = _interval(entry)
     return ", ".join(filter(None, [f"{median} ({low:.{digits}f}-{high:.{digits}f})", of_steps]))
 
