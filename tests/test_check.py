@@ -60,9 +60,29 @@ def test_a_number_of_bytes_is_itself(number) -> None:
     assert budgets.parse_size(str(number)) == budgets.parse_size(f"{number} B") == number
 
 
-def test_within_the_budget_is_0(saved, capsys) -> None:
-    assert main(["check", str(saved), "--max-peak", "40GiB", "--max-growth", "0"]) == 0
-    assert capsys.readouterr().out.startswith("Within the budget: the peak is ")
+def test_within_the_budget_is_0_and_says_what_was_looked_at(saved, capsys) -> None:
+    limits = ["--max-peak", "40GiB", "--max", "activations=30MiB", "--max-growth", "0"]
+    assert main(["check", str(saved), *limits]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "Within the budget:",
+        "  peak 31.0 MiB of 40.0 GiB",
+        "  activations 20.0 MiB of 30.0 MiB, at its own peak",
+        "  growth_per_step 0 B of 0 B",
+    ]
+
+
+def test_a_category_over_its_limit_is_said_to_be_so_at_its_own_peak(saved, capsys) -> None:
+    """The table beside it has categories at the peak of the whole."""
+    assert main(["check", str(saved), "--max", "activations=15MiB"]) == 3
+    over = "over      activations 20.0 MiB at its own peak, limit 15.0 MiB: 5.00 MiB too much"
+    assert over in capsys.readouterr().out
+
+
+def test_what_is_typed_next_can_be_copied_into_a_shell(saved, tmp_path, capsys) -> None:
+    file = tmp_path / "my run.pytrace"
+    file.write_bytes(saved.read_bytes())
+    assert main(["check", str(file), "--max-peak", "1"]) == 3
+    assert capsys.readouterr().out.endswith(f"pytracer export '{file}'\n")
 
 
 def test_over_the_budget_is_3_with_the_table_and_what_is_over(saved, capsys) -> None:
@@ -82,6 +102,8 @@ def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
     out = capsys.readouterr().out
     grown = next(line for line in out.splitlines() if line.startswith("activations"))
     assert grown.split() == ["activations", "20.0", "MiB", "24.0", "MiB", "+4.00", "MiB"]
+    _, _, modules = out.partition("\nmodules\n")
+    assert modules.splitlines()[0].split()[0].startswith("h.")  # apart from the categories
     assert out.endswith(f"pytracer diff {saved} {larger}\n")
     assert max(map(len, out.splitlines())) <= 80 + len(f"{saved} {larger}")
     assert main([*command[:-1], "50%"]) == 0

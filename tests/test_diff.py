@@ -8,7 +8,9 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
 from pytracer.analysis import views
+from pytracer.analysis.budgets import differences
 from pytracer.analysis.diff import KEYS, diff
+from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
 from pytracer.trace import Trace
 from tests.golden import same_as_golden
@@ -172,6 +174,26 @@ def test_the_frame_has_a_row_per_key_and_na_for_what_is_not_known() -> None:
     assert list(frame.columns[:2]) == ["category", "module"]
     assert frame["change"].sum() == other.peak.bytes - one.peak.bytes
     assert frame["module"].isna().any()
+
+
+def test_a_child_of_a_sequential_is_shown_as_the_table_shows_it() -> None:
+    """`[0]`: a bare 0 beside an amount is no name."""
+
+    def program(size: int) -> Trace:
+        b = TraceBuilder()
+        for name in ("0", "h.0"):
+            with b.module(name), b.op("aten::mm"):
+                b.alloc(size)
+        return b.trace()
+
+    before, after = program(MIB), program(2 * MIB)
+    found = diff(before, after, ("module", "step"))
+    lines = render(found).splitlines()
+    assert "   +1.00 MiB  grew    [0]  0" in lines
+    assert "   +1.00 MiB  grew    h.0  0" in lines
+    assert {row.key[0] for row in found.rows} == {"0", "h.0"}  # programs read the name itself
+    rows = difference_lines(differences(after, before))
+    assert [row.split()[0] for row in rows[rows.index("modules") + 1 :]] == ["[0]", "h.0"]
 
 
 def test_the_screen() -> None:

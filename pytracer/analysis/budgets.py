@@ -38,7 +38,7 @@ def parse_size(size: int | str) -> int:
 
 @dataclass(frozen=True)
 class Exceeded:
-    """A limit that does not hold. Sizes are bytes."""
+    """A limit that does not hold (or, of `measured`, one that may). Sizes are bytes."""
 
     name: str
     limit: int
@@ -48,7 +48,14 @@ class Exceeded:
 def check(
     trace: Trace, limits: Mapping[str, int | str], device: str | None = None
 ) -> list[Exceeded]:
-    """The limits that do not hold, in the order given; a category's is on its own peak.
+    """The limits that do not hold, in the order given; see `measured`."""
+    return [row for row in measured(trace, limits, device) if row.found > row.limit]
+
+
+def measured(
+    trace: Trace, limits: Mapping[str, int | str], device: str | None = None
+) -> list[Exceeded]:
+    """What is limited beside its limit, in the order given; a category's is on its own peak.
 
     Raises:
         errors.UsageError: there is no such limit, no such size, or too little to tell.
@@ -64,8 +71,7 @@ def check(
             found = own_peak[name]
         else:
             raise errors.UsageError(f"no limit is called {name!r}; there is: {', '.join(LIMITS)}")
-        if found > (limit := parse_size(size)):
-            rows.append(Exceeded(name, limit, found))
+        rows.append(Exceeded(name, parse_size(size), found))
     return rows
 
 

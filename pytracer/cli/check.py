@@ -1,6 +1,7 @@
 """`pytracer check`: a trace held against a budget."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ def add_check(commands: Any) -> None:
         help="hold a saved trace against a budget; exit code 3 if it is exceeded",
         description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000 (bytes).",
     )
-    check.add_argument("file", type=Path, help="a .pytrace file")
+    check.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
     check.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
     check.add_argument(
         "--max",
@@ -37,7 +38,6 @@ def _check(options: argparse.Namespace) -> int:
     from pytracer.analysis import budgets
     from pytracer.api import load
     from pytracer.export import budget
-    from pytracer.export.table import size_text
 
     limits = _limits(options)
     with output.patience(f"reading {options.file}"):
@@ -47,7 +47,8 @@ def _check(options: argparse.Namespace) -> int:
             assert baseline is not None
             allowed = _increase(options.max_increase, baseline.peak.bytes)
             limits["peak"] = min(limits.get("peak", allowed), allowed)
-        exceeded = loaded.check(**limits)
+        measured = budgets.measured(loaded.data, limits)
+        exceeded = [row for row in measured if row.found > row.limit]
         if not exceeded:
             _require_whole(options.file, loaded)
         changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
@@ -68,10 +69,10 @@ def _check(options: argparse.Namespace) -> int:
         print("\n".join((*budget.difference_lines(changed), "")))
     if exceeded:
         print("\n".join(budget.exceeded_lines(exceeded)))
-        closer = f"diff {options.baseline}" if options.baseline else "export"
-        print(f"Look closer with:  pytracer {closer} {options.file}")
+        closer = ["diff", str(options.baseline)] if options.baseline else ["export"]
+        print(f"Look closer with:  pytracer {shlex.join([*closer, str(options.file)])}")
         return errors.BudgetExceeded.exit_code
-    print(f"Within the budget: the peak is {size_text(loaded.peak.bytes)}.")
+    print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
     return 0
 
 

@@ -3,16 +3,31 @@
 from collections.abc import Sequence
 
 from pytracer.analysis.budgets import Difference, Exceeded
+from pytracer.export.diff import module_text
 from pytracer.export.table import size_text
+from pytracer.schema import CATEGORY_ORDER
 
 
 def exceeded_lines(rows: Sequence[Exceeded]) -> list[str]:
     """`over      peak 37.0 MiB, limit 30.0 MiB: 7.00 MiB too much`."""
     return [
-        f"over      {row.name} {size_text(row.found)}, limit {size_text(row.limit)}: "
+        f"over      {row.name} {size_text(row.found)}{_own(row)}, limit {size_text(row.limit)}: "
         f"{size_text(row.found - row.limit)} too much"
         for row in rows
     ]
+
+
+def kept_lines(rows: Sequence[Exceeded]) -> list[str]:
+    """`activations 3.25 MiB of 10.0 MiB, at its own peak`: each limit that was looked at."""
+    return [
+        f"  {row.name} {size_text(row.found)} of {size_text(row.limit)}{_own(row, ', ')}"
+        for row in rows
+    ]
+
+
+def _own(row: Exceeded, before: str = " ") -> str:
+    """A category may be largest when the whole is not: the table shows it at the whole's peak."""
+    return f"{before}at its own peak" if row.name in CATEGORY_ORDER else ""
 
 
 def difference_lines(rows: Sequence[Difference]) -> list[str]:
@@ -20,10 +35,14 @@ def difference_lines(rows: Sequence[Difference]) -> list[str]:
     if not rows:
         return ["No category and no module differs from the baseline at the peak."]
     lines = [f"{'at the peak':<34}{'before':>12}{'now':>12}{'change':>13}"]
-    for row in rows:
-        change = row.now - row.before
-        text = f"{'+' if change > 0 else ''}{size_text(change)}"
-        lines.append(
-            f"{row.name[-33:]:<34}{size_text(row.before):>12}{size_text(row.now):>12}{text:>13}"
-        )
-    return lines
+    modules = [row for row in rows if row.kind == "module"]
+    lines += [_difference(row, row.name) for row in rows if row.kind != "module"]
+    if modules:
+        lines.append("modules")
+    return [*lines, *(_difference(row, f"  {module_text(row.name)[-31:]}") for row in modules)]
+
+
+def _difference(row: Difference, name: str) -> str:
+    change = row.now - row.before
+    text = f"{'+' if change > 0 else ''}{size_text(change)}"
+    return f"{name:<34}{size_text(row.before):>12}{size_text(row.now):>12}{text:>13}"

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from pytracer.analysis.diff import Diff, Side
+from pytracer.analysis import owners
+from pytracer.analysis.diff import Diff, Row, Side
 from pytracer.export.table import size_text
 
 _MOST_ROWS = 6  # of one line or two each
@@ -65,7 +66,7 @@ def _rows(found: Diff, width: int) -> Iterator[str]:
         return
     for row in rows[:_MOST_ROWS]:
         head = f"{signed(row.change):>12}  {row.kind:<7}"
-        texts = [text for text in row.key if text] or ["(not known)"]
+        texts = _texts(found, row) or ["(not known)"]
         if len(f"{head} {'  '.join(texts)}") <= width:
             yield f"{head} {'  '.join(texts)}"
             continue
@@ -76,6 +77,19 @@ def _rows(found: Diff, width: int) -> Iterator[str]:
     if left:
         more = signed(sum(row.change for row in left))
         yield f"{more:>12}  in {len(left):,} other row{'s' if len(left) > 1 else ''}"
+
+
+def _texts(found: Diff, row: Row) -> list[str]:
+    shown = (
+        module_text(text) if key == "module" else text
+        for key, text in zip(found.keys, row.key, strict=True)
+    )
+    return [text for text in shown if text]
+
+
+def module_text(name: str) -> str:
+    """A child of a Sequential is a number, and shown as in the table: `[0]`."""
+    return owners.numbers_text([name]) if name.isdecimal() else name
 
 
 def _short(text: str, width: int) -> str:
