@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from pytracer import cli, doctor, load
+from pytracer.analysis import views
 from pytracer.cli import main
 from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
@@ -21,6 +22,7 @@ from tests.csrc.make_snapshot_corpus import Calls, snapshot
 from tests.golden import same_as_golden
 from tests.test_diff import training
 from tests.test_snapshot import recorded_bytes
+from tests.trace_builder import TraceBuilder
 
 MIB = 1 << 20
 
@@ -38,6 +40,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     training().trace().save("run.pytrace")
     training(activation=6 * MIB, layers=5).trace().save("later.pytrace")
+    TraceBuilder().trace().save("stepless.pytrace")
     whole = Path("run.pytrace").read_bytes()
     Path("corrupt.pytrace").write_bytes(whole[:8] + bytes(len(whole) - 8))
     Path("cut.pytrace").write_bytes(whole[: len(whole) // 2])
@@ -118,6 +121,35 @@ def test_the_doctors_screen(
     code, out, err = run(capsys, "doctor")
     assert (code, err) == (1, "")
     same_as_golden("doctor", out)
+
+
+def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> None:
+    _, commands = cli._parsers()
+    for name in ("run", "demo", "diff", "check", "ledger", "export", "summary"):
+        for option in commands.choices[name]._actions:
+            assert option.help, (name, option.dest)
+    text = run(capsys, "diff", "-h")[1]
+    assert all(key in text for key in views.KEYS)
+
+
+def test_snapshots_are_taken_where_the_help_says_so(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command, *more in (["check", "--max-peak", "1GiB"], ["ledger"]):
+        assert "or a memory snapshot" in " ".join(run(capsys, command, "-h")[1].split())
+        assert run(capsys, command, "snapshot.pickle", *more)[0] == 0
+
+
+def test_a_second_demo_replaces_its_own_file_and_no_other(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        code, out, _ = run(capsys, "demo", "--steps", "1", "--device", "cpu")
+        assert code == 0
+        assert "pytracer summary pytracer-demo.pytrace" in out
+    for name in ("pytracer-demo.pytrace", "run.pytrace"):
+        code, _, err = run(capsys, "demo", "-o", name)
+        assert (code, err) == (1, f"pytracer: {name} exists; -f replaces it\n")
 
 
 def test_json_is_one_versioned_document(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +265,8 @@ def test_an_output_that_cannot_be_written(
         ("export run.pytrace -o out.html --format chrome", ".json"),
         ("diff run.pytrace", "second trace, or --steps"),
         ("diff run.pytrace --steps 1", "not two steps"),
-        ("diff run.pytrace --steps 0,7", "no step 7"),
+        ("diff run.pytrace --steps 0,7", "no step 7: run.pytrace has 2, from 0"),
+        ("diff run.pytrace stepless.pytrace --steps 0,0", "no step 0: stepless.pytrace has none"),
         ("diff run.pytrace --steps -1,0", ""),
         ("diff run.pytrace later.pytrace --by colour", "cannot group by 'colour'"),
         ("diff run.pytrace later.pytrace --by ,", "cannot group by ''"),

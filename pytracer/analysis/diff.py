@@ -79,6 +79,7 @@ def diff(
     by: str | Sequence[str] = KEYS,
     at: At = "peak",
     steps: tuple[int, int] | None = None,
+    names: tuple[str, str] = ("the trace", "the trace"),
 ) -> Diff:
     """Compares two traces, or two steps: of one trace or of two.
 
@@ -88,6 +89,7 @@ def diff(
         by: what to tell apart.
         at: the moment of each trace; with steps, the peak within the step.
         steps: the step of each.
+        names: what to call them if there is no such step.
 
     Raises:
         errors.UsageError: a key, a moment or a step that does not exist.
@@ -100,7 +102,8 @@ def diff(
         keys = tuple(key for key in keys if key != "line")
         note = "only one of them has Python lines: compared without"
     wanted = steps or (None, None)
-    old_moment, new_moment = _moment(before, at, wanted[0]), _moment(after, at, wanted[1])
+    old_moment = _moment(before, at, wanted[0], names[0])
+    new_moment = _moment(after, at, wanted[1], names[1])
     first, second = _by_key(before, keys, old_moment), _by_key(after, keys, new_moment)
     if "line" in keys:
         first = _with_lines_of(first, second, keys.index("line"))
@@ -128,7 +131,7 @@ def frame(found: Diff) -> "pd.DataFrame":
     return pd.DataFrame(columns)
 
 
-def _moment(trace: Trace, at: At, step: int | None) -> int:
+def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
     """The event after which the trace is looked at."""
     if step is None:
         return views.position_of(trace, at)
@@ -139,7 +142,8 @@ def _moment(trace: Trace, at: At, step: int | None) -> int:
     own = np.flatnonzero(of_position == step)
     count = len(views.step_rows(trace))
     if not 0 <= step < count or isinstance(step, bool):
-        raise errors.UsageError(f"there is no step {step}: the trace has {count}, from 0")
+        there = f"{count}, from 0" if count else "none"
+        raise errors.UsageError(f"there is no step {step}: {name} has {there}")
     before = int(own[0]) - 1 if len(own) else int(np.searchsorted(of_position, step)) - 1
     start = int(levels[before]) if before >= 0 else at_start
     if len(own) == 0 or levels[own].max() <= start:

@@ -1,6 +1,7 @@
 """`pytracer export`: a trace for a viewer, a notebook or a browser."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,10 +94,13 @@ def _export_chrome(options: argparse.Namespace, loaded: Any, target: Path) -> in
     if options.json:
         output.print_json({**vars(written), "path": str(written.path)})
         return 0
-    print(f"Written to {written.path}: {written.events:,} events, {written.file_bytes:,} bytes.")
+    from pytracer.export.table import size_text
+
+    size = size_text(written.file_bytes)
+    print(f"Written to {written.path}: {written.events:,} events, {size}.")
     left_out = ", ".join(f"{count:,} {what}" for what, count in written.left_out.items())
     for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
         print(note, file=sys.stderr)
     print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
-    print(f"The same on one screen:  pytracer summary {options.file}")
+    print(f"The same on one screen:  pytracer summary {shlex.quote(str(options.file))}")
     return 0

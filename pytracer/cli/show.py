@@ -2,6 +2,7 @@
 
 import argparse
 import platform
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,17 @@ from pytracer import errors
 from pytracer.cli import output
 from pytracer.version import __version__
 
+_DEMO_FILE = Path("pytracer-demo.pytrace")
+
 
 def add_demo(commands: Any) -> None:
     """Its arguments."""
     demo = commands.add_parser(
         "demo", help="trace a small transformer's training steps and show the table"
     )
-    demo.add_argument("-o", "--output", type=Path, default=Path("pytracer-demo.pytrace"))
+    demo.add_argument(
+        "-o", "--output", type=Path, help=f"default: {_DEMO_FILE}, which each demo replaces"
+    )
     demo.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     demo.add_argument("--steps", type=output.positive, default=3, help="training steps (default 3)")
     demo.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
@@ -31,18 +36,20 @@ def _demo(options: argparse.Namespace) -> int:
     from pytracer.export.files import refuse_to_overwrite
     from pytracer.export.table import wants_color
 
-    refuse_to_overwrite(options.output, overwrite=options.force)
+    target = options.output or _DEMO_FILE
+    refuse_to_overwrite(target, overwrite=options.force or options.output is None)
     if options.device == "cuda" and not torch.cuda.is_available():
         raise errors.UsageError("--device cuda: there is no CUDA device here")
 
     with output.patience("tracing"):
         traced = run(options.steps, options.device)
-    written = traced.save(options.output, overwrite=True)
+    written = traced.save(target, overwrite=True)
     if options.json:
         output.print_json({**output.summary_document(traced), "path": str(written)})
         return 0
     print(traced.table(color=wants_color(sys.stdout)))
-    print(f"\nWritten to {written}. Look again with:  pytracer summary {written}")
+    again = shlex.join(["pytracer", "summary", str(written)])
+    print(f"\nWritten to {written}. Look again with:  {again}")
     return 0
 
 
@@ -68,8 +75,9 @@ def _summary(options: argparse.Namespace) -> int:
     if loaded.data.meta.get("failed"):
         print(f"\n{loaded.post_mortem()}")
     output.say_if_damaged(options.file, loaded)
-    print(f"\nOver time:         pytracer export {options.file}", file=sys.stderr)
-    print(f"Against a budget:  pytracer check {options.file} --max-peak SIZE", file=sys.stderr)
+    file = shlex.quote(str(options.file))
+    print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
+    print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
     return 0
 
 
@@ -83,10 +91,12 @@ def add_diff(commands: Any) -> None:
     diff.add_argument(
         "--by",
         default="category,module,op,line,phase",
-        help="what to tell apart (default: category,module,op,line,phase)",
+        metavar="KEY,...",
+        help="what to tell apart (default: category,module,op,line,phase); also role, name, shape, "
+        "dtype, step, pool, free_phase",
     )
     diff.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
-    diff.add_argument("--steps", type=_two_steps, help="a step of each, from 0: 1,3")
+    diff.add_argument("--steps", type=_two_steps, metavar="A,B", help="a step of each, from 0: 1,3")
     output.add_json(diff)
     diff.set_defaults(run=_diff)
 
@@ -107,8 +117,9 @@ def _diff(options: argparse.Namespace) -> int:
     after_path = options.after or options.before
     before = output.read(options.before)
     after = output.read(options.after) if options.after else before
+    names = str(options.before), str(after_path)
     found = diff.diff(
-        before.data, after.data, options.by.split(","), at=options.at, steps=options.steps
+        before.data, after.data, options.by.split(","), options.at, options.steps, names
     )
     if options.json:
         output.print_json(
@@ -120,7 +131,7 @@ def _diff(options: argparse.Namespace) -> int:
             }
         )
         return 0
-    print(render(found, (str(options.before), str(after_path))))
+    print(render(found, names))
     return 0
 
 
@@ -130,7 +141,10 @@ def add_ledger(commands: Any) -> None:
         "ledger", help="a device's bytes row by row, from tensors to what nvidia-smi shows"
     )
     ledger.add_argument(
-        "file", type=Path, nargs="?", help="a .pytrace file (default: the devices as they are now)"
+        "file",
+        type=Path,
+        nargs="?",
+        help="a .pytrace file or a memory snapshot of torch (default: the devices as they are now)",
     )
     ledger.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
     ledger.add_argument("--device", help="default: the one that the program trained on")
