@@ -220,10 +220,11 @@ size_t adopt_cpu_tensors(const py::list& tensors) {
     return adopted;
   }
   for (py::handle object : tensors) {
-    const at::Tensor& tensor = tensor_of(object);
-    if (tensor.device().is_cpu() && tensor.has_storage()) {
-      adopted += cpu_allocator::adopt(*tensor.storage().unsafeGetStorageImpl()) ? 1 : 0;
-    }
+    labels::each_part(tensor_of(object), [&](const at::Tensor& part) {
+      if (part.device().is_cpu() && part.has_storage()) {
+        adopted += cpu_allocator::adopt(*part.storage().unsafeGetStorageImpl()) ? 1 : 0;
+      }
+    });
   }
   return adopted;
 }

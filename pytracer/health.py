@@ -90,7 +90,8 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unmatched_labels",
             "info",
-            "tensors in memory that the allocator did not serve (files, numpy, shared memory)",
+            "tensors in memory that the allocator did not serve (files, numpy, shared memory, "
+            "copy.deepcopy and pickle on the CPU)",
             "Nothing to do: they are in no category because they are not its bytes.",
         ),
         Counter(

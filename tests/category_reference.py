@@ -24,6 +24,7 @@ class Allocation:
     size: int
     place: int
     labels: list[int] = field(default_factory=list)  # rows of the label table, in time
+    labelled_at: list[int] = field(default_factory=list)  # rows of the event table
     saved: bool = False
 
 
@@ -67,6 +68,7 @@ class Reference:
             action = ACTIONS[trace.events.action[position]]
             if number >= 0 and action == "label":
                 rows[number].labels.append(int(trace.events.bytes[position]))
+                rows[number].labelled_at.append(position)
             if number >= 0 and action == "saved":
                 rows[number].saved = True
         return rows
@@ -107,7 +109,7 @@ class Reference:
             category = CATEGORIES[self.trace.labels.category[row]]
             labelled.setdefault(category, row)
         outside = self.made_in(a) in ("other", "data", "before")
-        if not outside:
+        if not outside and not self.for_a_later_forward(a):
             labelled.pop("inputs", None)
         is_replica = self.made_in(a) == "forward" and (
             self.innermost(a.start, "op").name == "Broadcast"
@@ -158,6 +160,21 @@ class Reference:
             CATEGORIES[self.trace.labels.category[row]] == "inputs" for row in a.labels
         )
         return "functional", "carried" if was_handed else "output"
+
+    def for_a_later_forward(self, a: Allocation) -> bool:
+        """Given to another forward than waited for its backward while no model made it."""
+        around = self.around(a.start)
+        ops = {scope.number for scope in around if scope.kind == "op"}
+        if self.made_in(a) != "forward" or not ops or any(s.kind == "module" for s in around):
+            return False
+        if ops & set(self.trace.scopes.forward.tolist()):
+            return False
+        for row, position in zip(a.labels, a.labelled_at, strict=True):
+            stretch = self.line.stretch_at(self.trace.events.ticks[position : position + 1])[0]
+            is_input = CATEGORIES[self.trace.labels.category[row]] == "inputs"
+            if is_input and self.line.interval[stretch] != self.interval(a):
+                return True
+        return False
 
     def maker(self, a: Allocation) -> tuple[str, str]:
         return self.innermost(a.start, "module").name, self.innermost(a.start, "op").name

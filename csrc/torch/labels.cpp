@@ -3,6 +3,8 @@
 #include "../core/recorder.h"
 #include "interceptors.h"
 
+#include <ATen/SparseCsrTensorImpl.h>
+#include <ATen/SparseTensorImpl.h>
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -37,6 +39,11 @@ Block block_of(const at::Tensor& tensor) {
   return block_at(storage->_mutable_data_ptr_no_checks().get(), tensor.device());
 }
 
+bool is_compressed(c10::Layout layout) {
+  return layout == c10::kSparseCsr || layout == c10::kSparseCsc || layout == c10::kSparseBsr ||
+         layout == c10::kSparseBsc;
+}
+
 bool record(const Block& block, uint32_t label) {
   if (block.address != 0) {
     Recorder::get().record(Action::kLabel, block.place, block.address, label);
@@ -46,8 +53,31 @@ bool record(const Block& block, uint32_t label) {
 
 }  // namespace
 
+void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor&)> found) {
+  if (!tensor.defined()) {
+    return;
+  }
+  // A subclass in Python may say that it is sparse and be no such thing.
+  bool is_torchs_own = !tensor.key_set().has(c10::DispatchKey::Python);
+  if (is_torchs_own && tensor.is_sparse()) {
+    auto* parts = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
+    found(parts->indices());
+    found(parts->values());
+  } else if (is_torchs_own && is_compressed(tensor.layout())) {
+    auto* parts = static_cast<at::SparseCsrTensorImpl*>(tensor.unsafeGetTensorImpl());
+    found(parts->compressed_indices());
+    found(parts->plain_indices());
+    found(parts->values());
+  } else {
+    found(tensor);
+  }
+}
+
 bool record(const at::Tensor& tensor, uint32_t label) {
-  return record(block_of(tensor), label);
+  bool is_known = false;
+  each_part(tensor,
+            [&](const at::Tensor& part) { is_known = record(block_of(part), label) || is_known; });
+  return is_known;
 }
 
 namespace {
@@ -168,11 +198,16 @@ size_t Watched::each(LabelOne label_one) {
 
   Shelf last;
   size_t gone = 0;
+  size_t unknown = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
     Entry entry = entries_[i];  // a copy: another thread may add to them meanwhile
     py::object tensor = find(entry, last);
     entries_[i].tensor = tensor.ptr();
     if (tensor) {
+      // Who stands there in turns (a shard and the whole, under FSDP) is new but once. Weights that
+      // were computed (functional_call, MAML) come and go.
+      bool is_leaf = THPVariable_Unpack(tensor.ptr()).is_leaf();
+      unknown += is_leaf && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       label_one(THPVariable_Unpack(tensor.ptr()), entry);
     } else {
       ++gone;
@@ -185,7 +220,7 @@ size_t Watched::each(LabelOne label_one) {
       known_.emplace(entries_[i].tensor, i);
     }
   }
-  return gone;
+  return gone + unknown;
 }
 
 size_t Watched::label() {
@@ -222,10 +257,11 @@ size_t Watched::label_gradients_of(const py::list& tensors) {
 }
 
 void record_saved(const at::Tensor& tensor) {
-  Block block = block_of(tensor);
-  if (block.address != 0) {
-    Recorder::get().record(Action::kSaved, block.place, block.address, tensor.nbytes());
-  }
+  each_part(tensor, [](const at::Tensor& part) {
+    if (Block block = block_of(part); block.address != 0) {
+      Recorder::get().record(Action::kSaved, block.place, block.address, part.nbytes());
+    }
+  });
 }
 
 }  // namespace pytracer::labels

@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
 #include <cstdint>
 #include <unordered_map>
@@ -13,7 +14,7 @@
 namespace pytracer::labels {
 
 // The block that backs the tensor is what `label` (a row of the label table) says.
-// False when the tensor has no storage of its own (meta, sparse, undefined).
+// A sparse tensor is its indices and values. False when there is no storage (meta, undefined).
 bool record(const at::Tensor& tensor, uint32_t label);
 bool record_block(const void* address, c10::Device device, uint32_t label);
 
@@ -33,8 +34,8 @@ class Watched {
            uint32_t label,
            uint32_t gradient_label,
            bool instead);
-  // Labels the blocks that back the tensors that stand there now, or their gradients. Returns
-  // how many places have gone since the last time.
+  // Labels the blocks that back the tensors that stand there now, or their gradients. Returns at
+  // how many places nobody stands any more, or somebody who is not known.
   size_t label();
   // Nothing, where several threads train: see interceptors::may_read_gradients.
   size_t label_gradients();
@@ -69,5 +70,9 @@ class Watched {
 };
 
 void record_saved(const at::Tensor& tensor);
+
+// The tensors with a storage that this one is made of: itself, or a sparse one's parts. Asked of
+// torch's own fields: no operator runs.
+void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor&)> found);
 
 }  // namespace pytracer::labels

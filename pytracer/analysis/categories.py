@@ -10,7 +10,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | gradients       | a label                                                                      |
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
-|                 | autograd saved it (target: the loss uses it)                                 |
+|                 | autograd saved it (target: the loss uses it); or made by no module and with  |
+|                 | no graph while a forward waits for its backward, and given to a later one    |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
 | communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
 | activations     | autograd saved it, but not what one backward node makes and lets go itself;  |
@@ -43,6 +44,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytracer.analysis import phases, saves, scopes, sound
 from pytracer.analysis.casts import autocast_copies
@@ -59,7 +61,7 @@ from pytracer.analysis.phases import (
     Moments,
 )
 from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
-from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, PHASES, U8, U32
+from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32
 from pytracer.trace import Trace
 
 # What FSDP calls the stretches in which it gathers weights and reduces gradients: the second and the
@@ -68,6 +70,8 @@ _FSDP = re.compile(
     r"FSDP::(\w*(all_gather|prefetch)|pre_forward|pre_backward|(?P<reduces>\w*reduce))"
     r"|FullyShardedDataParallel\._(pre_forward|pre_backward|post_backward_prefetch)"
 )
+
+_OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
 
 # Roles that are inferred; those of labels are rows of the trace's string table. A role is a
 # number: below len(ROLES) one of these, above it a row of the string table.
@@ -206,7 +210,8 @@ class _Facts:
 def _facts(trace: Trace) -> _Facts:
     found, tree, moments = lifetimes(trace), scopes.tree(trace), phases.moments(trace)
     outside = np.isin(moments.made_phase, (OTHER, DATA, MISSING))
-    label, label_category, many_names, handed = _labels(trace, found, outside)
+    label, label_category, many_names, handed = _labels(trace, found, moments, outside)
+    owned = np.isin(label_category, _OWNED)
     made_op = tree.op[moments.made_scope]
     return _Facts(
         found=found,
@@ -215,20 +220,22 @@ def _facts(trace: Trace) -> _Facts:
         label=label,
         label_category=label_category,
         many_names=many_names,
-        saved=saves.saved(trace, found, moments),
+        saved=saves.saved(trace, found, moments, owned),
         handed=handed,
         outside=outside,
         in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
     )
 
 
-def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mask, Mask]:
+def _labels(
+    trace: Trace, found: Lifetimes, moments: Moments, outside: Mask
+) -> tuple[U32, U8, Mask, Mask]:
     """Per allocation: the label that says most and its category, and two things seen by the way."""
     events = np.flatnonzero(trace.events.action == ACTION["label"])
     about = found.allocation_of_event[events]
     row = trace.events.bytes[events]
     good = (about >= 0) & (row < len(sound.labels(trace).category))
-    about, row = about[good], row[good].astype(np.uint32)
+    events, about, row = events[good], about[good], row[good].astype(np.uint32)
     category = sound.labels(trace).category[row]
 
     label = np.zeros(len(found.start), np.uint32)
@@ -242,7 +249,8 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
     for name in reversed(_LABEL_ORDER):
         these = category == CATEGORY[name]
         if name == "inputs":
-            these &= outside[about]  # what a forward made is handed on, not put in
+            # What a forward made is handed on, not put in: unless it is the next one's batch.
+            these &= outside[about] | _for_a_later_forward(trace, moments, events, about)
         for rank in (0, 1, 2):  # those that say more come later
             which = these & (says[row] == rank)
             blocks, rows = about[which], row[which]
@@ -252,6 +260,26 @@ def _labels(trace: Trace, found: Lifetimes, outside: Mask) -> tuple[U32, U8, Mas
             other = sound.labels(trace).name[rows] != sound.labels(trace).name[label[blocks]]
             many_names[blocks[other]] = True
     return label, sound.labels(trace).category[label], many_names, handed
+
+
+def _for_a_later_forward(
+    trace: Trace, moments: Moments, events: NDArray[np.intp], about: I64
+) -> Mask:
+    """Of these labels: given to another forward than the one that waited while the block was made.
+
+    By no module and with no graph: a batch that is fetched ahead.
+    """
+    tree, line = scopes.tree(trace), phases.timeline(trace)
+    scope = moments.made_scope[about]
+    now = line.interval[line.stretch_at(trace.events.ticks[events])]
+    found: Mask = (moments.made_phase[about] == FORWARD) & (moments.made_interval[about] != now)
+    found &= (tree.op[scope] != 0) & (tree.module[scope] == 0)
+    if found.any():
+        made_nodes = np.zeros(len(tree.kind), np.bool_)
+        made_nodes[tree.forward] = True
+        made_nodes[0] = False
+        found &= scopes.nearest(tree.parent, made_nodes)[scope] == 0
+    return found
 
 
 # Labels of a block that has several: the one furthest to the left counts.

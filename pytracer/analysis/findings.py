@@ -22,6 +22,7 @@ Size = Callable[[int], str]
 
 _WORTH = 0.01  # of the peak: less is noise
 _MOST_LINES = 3  # of lines that grow
+_NO_GRAPH_KEEPS = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
 _MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
 _PART = 10  # a tenth of a growth is worth a line of its own
 _CACHE_SHARE = 0.2  # of what is reserved at the peak
@@ -396,12 +397,13 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), _calls(now.trace)
     if len(calls.numbers) < 2 or not (tree.kind == OP).any():
         return
-    in_vain = np.append(_in_vain(now, calls), False)  # -1: in no call
+    in_vain = _in_vain(now, calls) & ~_of_frozen_modules(now.trace, calls)
+    in_vain = np.append(in_vain, False)  # -1: in no call
     ends = np.append(tree.end[calls.numbers], NEVER)
     made_in = calls.of_scope[alloc.scope]
     freed = phases.moments(now.trace).freed_ticks
     outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
-    outlived &= views.on_device(now.trace, now.device)
+    outlived &= views.on_device(now.trace, now.device) & ~np.isin(alloc.category, _NO_GRAPH_KEEPS)
     # What the call's last op returned is its result, which it would keep in any case.
     last = np.zeros(len(ends), np.uint32)
     np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
@@ -427,6 +429,16 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         "wrap them in `with torch.no_grad():`"
         + (", or keep numbers of them: loss.item()" if most > each else ""),
     )
+
+
+def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
+    """Calls of modules without anything to train: a graph begins where something is."""
+    listed = trace.meta.get("frozen_modules")
+    frozen = set(
+        filter(lambda name: isinstance(name, str), listed if isinstance(listed, list) else ())
+    )
+    found: Mask = scopes.scopes_named(trace, frozen.__contains__)[calls.numbers]
+    return found
 
 
 def held(now: Situation, rest: Mask) -> Iterator[Finding]:

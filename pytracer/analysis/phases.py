@@ -16,6 +16,8 @@ The rules, in the order in which they are tried for an event:
      A trace that ends within a training step, or an allocation that fails in it, leaves it forward.
    - `backward`, `optimizer` and `data` last as long as their scope.
    - everything else is `other`: between a step and the next forward, clipping gradients, logging.
+   A thread that runs no module, no node, no backward and no optimizer of its own trains nothing:
+   what it makes (the next batch, say) is `other`, whatever the main thread does meanwhile.
 
 An *interval* is one instance of a phase on the timeline. What interrupts it (data fetched during
 forward, a closure called by an optimizer) does not end it.
@@ -363,8 +365,21 @@ def moments(trace: Trace) -> Moments:
     """The program's side of each allocation: an end is where it gave the block back."""
     found = lifetimes(trace)
     made = _at(trace, found.start, np.uint64(0))
+    made[2][_made_beside(trace, found.start, made[1])] = OTHER
     freed = _at(trace, found.end, NEVER)
     return Moments(*made, *freed)
+
+
+def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
+    """Made by a thread that has no part in the training, where the scopes tell such threads."""
+    tree = scopes.tree(trace)
+    if not (tree.kind == NODE).any():
+        return np.zeros(len(position), np.bool_)  # the engine's threads would look like that, too
+    kinds = (MODULE, NODE, BACKWARD, OPTIMIZER)
+    training = np.append(tree.thread[np.isin(tree.kind, kinds)], main_thread(trace))
+    beside = ~np.isin(trace.events.thread[position], training) & (position >= 0)
+    found: Mask = beside & (scope_phases(trace)[scope] == UNSAID)
+    return found
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:

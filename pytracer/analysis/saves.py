@@ -20,15 +20,15 @@ from pytracer.schema import ACTION, U64
 from pytracer.trace import Trace
 
 
-def saved(trace: Trace, found: Lifetimes, moments: Moments) -> Mask:
-    """Per allocation, whether autograd saved it."""
+def saved(trace: Trace, found: Lifetimes, moments: Moments, owned: Mask) -> Mask:
+    """Per allocation, whether autograd saved it. `owned`: weights and the like, known by labels."""
     result = np.zeros(len(found.start), np.bool_)
     about = found.allocation_of_event[trace.events.action == ACTION["saved"]]
     result[about[about >= 0]] = True
     result &= ~_let_go_at_once(trace, moments)
     options = trace.meta.get("options")
     if isinstance(options, dict) and options.get("saved_tensors") == "auto" and result.any():
-        result |= _alike(trace, found, moments, result)
+        result |= _alike(trace, found, moments, result, owned)
     return result
 
 
@@ -43,8 +43,12 @@ def _let_go_at_once(trace: Trace, moments: Moments) -> Mask:
     return within
 
 
-def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask) -> Mask:
-    """The blocks at backwards whose graph was not read that are like those that were saved."""
+def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned: Mask) -> Mask:
+    """The blocks at backwards whose graph was not read that are like those that were saved.
+
+    A size that no graph was read of (batches vary) is judged by the other sizes, if all of them
+    were saved. A copy of a weight is made as a weight may be, and is none: those tell nothing.
+    """
     backwards = _backwards(trace)
     first = np.searchsorted(backwards.begin, moments.made_ticks)
     is_there = moments.freed_ticks > np.append(backwards.begin, scopes.NEVER)[first]
@@ -54,10 +58,15 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask) -> Mas
     open_ = ~saved & (np.where(outside, unread, is_there & ~was_read))
     if not open_.any():
         return open_
-    kind = _kinds(scopes.tree(trace), found, moments)
-    open_[open_] = np.isin(kind[open_], kind[saved])
-    open_[open_] = outside[open_] | ~np.isin(kind[open_], kind[is_there & was_read & ~saved])
-    return open_
+    tree, tells = scopes.tree(trace), saved & ~owned
+    kind, of_any_size = (_kinds(tree, found, moments, sizes=sizes) for sizes in (True, False))
+    left = is_there & was_read & ~saved  # at a graph that was read, and not in it
+    read = _alive_at(backwards.begin[backwards.read], moments)
+    judged = tells | np.where(outside, read & ~saved, left)
+    like = np.isin(kind, kind[tells]) & (outside | ~np.isin(kind, kind[left]))
+    never = np.isin(of_any_size, of_any_size[judged & ~saved])
+    other_sizes = ~np.isin(kind, kind[judged]) & np.isin(of_any_size, of_any_size[tells]) & ~never
+    return open_ & (like | other_sizes)
 
 
 @dataclass(frozen=True)
@@ -85,11 +94,11 @@ def _alive_at(times: U64, moments: Moments) -> Mask:
     return alive
 
 
-def _kinds(tree: Tree, found: Lifetimes, moments: Moments) -> U64:
+def _kinds(tree: Tree, found: Lifetimes, moments: Moments, *, sizes: bool) -> U64:
     """A number for everything that must be the same of two blocks that are alike."""
     scope = moments.made_scope
     columns = (tree.name[tree.op[scope]], tree.name[tree.module[scope]], moments.made_phase)
-    kind = found.bytes.astype(np.uint64)
+    kind = found.bytes.astype(np.uint64) * np.uint64(sizes)
     for column in columns:  # the overflow mixes the bits
         kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
     return kind

@@ -79,7 +79,7 @@ class Labels:
         """The module's path in the user's model. Asked once per module."""
         name = self._module_names.get(id(module))
         if name is None:
-            self._look_again()  # it may have been added since we looked
+            self.look_again()  # it may have been added since we looked
             name = self._module_names.get(id(module))
         if name is None:
             self.add_root(module)
@@ -97,7 +97,7 @@ class Labels:
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
-    def _look_again(self) -> None:
+    def look_again(self) -> None:
         """Modules come and go, and parameters are replaced: where one died another may stand."""
         for root, prefix in self._roots:
             known = root()
@@ -141,7 +141,10 @@ class Labels:
             adopt([tensor, tensor.grad if tensor.is_leaf else None])
         elif name not in self._group_names:
             known = self.parameter_name(tensor)
-            if known in self._group_names:
+            if not known:  # it has taken another's place
+                self._parameter_names[id(tensor)] = name
+                adopt([tensor])
+            elif known in self._group_names:
                 self._watched.add(tensor, holder, path, weight, gradient, instead=True)
                 self._parameter_names[id(tensor)] = self.renamed[known] = name
 
@@ -177,7 +180,7 @@ class Labels:
     ) -> None:
         """The outermost module is entered: weights are where they are, inputs are new."""
         if self._watched.label():
-            self._look_again()
+            self.look_again()
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
         inputs = [t for t in tensors_in((args, kwargs)) if id(t) not in is_cache]
@@ -213,8 +216,19 @@ class Labels:
 
     @unheard
     def label_everything(self) -> None:
-        """At the end of a trace: one last look at all that is known."""
+        """At the end of a trace: one last look at all that is known, and what modules got since."""
+        self.look_again()
         self._label(self._optimizers)
+
+    def frozen_modules(self) -> list[str]:
+        """Outermost modules of which nothing is trained: a call of theirs keeps no graph."""
+        found = []
+        for root, _ in self._roots:
+            module = root()
+            trained = [p.requires_grad for p in module.parameters()] if module is not None else []
+            if trained and not any(trained):
+                found.append(self._module_names[id(module)])
+        return found
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
@@ -321,6 +335,8 @@ class _Optimizer:
         if sizes == self._group_sizes:
             return  # groups grow; nobody exchanges their members in between steps
         self._group_sizes = sizes
+        if any(not labels.parameter_name(parameter) for parameter in self.parameters()):
+            labels.look_again()
         for g, group in enumerate(groups):
             for p, parameter in enumerate(group["params"]):
                 labels.watch_parameter(parameter, optimizer, g, p)
@@ -352,6 +368,8 @@ class _Optimizer:
         state = _state_of(self.reference())
         if len(state) != self._entries:
             self.label_state(labels)
+            self._turn = 0
+            self._replaced(state)  # to compare with after the next step
         elif state and (self._moving or self._replaced(state)):
             self._moving = True
             self.label_state(labels)

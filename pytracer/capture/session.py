@@ -98,6 +98,7 @@ class Session:
     _counters: dict[str, Any] = field(default_factory=dict)
     _variables: list[dict[str, Any]] = field(default_factory=list)
     _ddp_buckets: list[int] = field(default_factory=list)
+    _frozen: list[str] = field(default_factory=list)
     _renamed: dict[str, str] = field(default_factory=dict)
     _before: dict[str, Any] = field(default_factory=dict)
     _memory: DeviceMemory = field(init=False)
@@ -183,6 +184,7 @@ class Session:
         self._counters["end"] = _allocator_counters(self.options.devices)
         quietly(HOOKS.labels.label_everything)
         self._ddp_buckets = quietly(HOOKS.labels.bucket_sizes) or []
+        self._frozen = quietly(HOOKS.labels.frozen_modules) or []
         self._renamed = HOOKS.labels.renamed
 
     def _stop_listening(self) -> None:
@@ -262,6 +264,7 @@ class Session:
                 "allocator_settings": allocator_settings(),
                 "counters": self._counters,
                 "ddp_buckets": self._ddp_buckets,
+                "frozen_modules": self._frozen,
                 "renamed": self._renamed,
                 "device_memory": self._memory.document(),
                 "phase_times": self._phases.document(),

@@ -1,0 +1,242 @@
+"""Programs that train in less usual ways, and what their bytes are."""
+
+import copy
+import queue
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from pytracer import trace
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def net(width: int = 64) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
+
+
+def fetch(rows: int = 32, width: int = 64) -> Batch:
+    return torch.randn(rows, width), torch.randint(0, 10, (rows,))
+
+
+def learn(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
+    functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def categories(rows: pd.DataFrame, *ops: str) -> set[str]:
+    return set(rows[rows.op.isin(ops)].category)
+
+
+@pytest.fixture(params=["auto", "hooks"])
+def saved_tensors(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_batches_that_another_thread_makes_are_inputs(saved_tensors: str) -> None:
+    """Whatever the training does meanwhile."""
+    model, batches = net(), queue.Queue[Batch | None](2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def prefetch() -> None:
+        for _ in range(12):
+            batches.put(fetch())
+        batches.put(None)
+
+    with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+        thread = threading.Thread(target=prefetch)
+        thread.start()
+        while (batch := batches.get()) is not None:
+            learn(model, optimizer, batch)
+        thread.join()
+    assert categories(t.allocations(), "aten::randn", "aten::randint") == {"inputs"}
+
+
+def test_a_batch_that_is_fetched_before_backward_is_the_next_forwards_input() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        following = fetch()
+        for _ in range(5):
+            features, wanted = following
+            loss = functional.cross_entropy(model(features), wanted)
+            following = fetch()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model(following[0])
+    assert categories(t.allocations(), "aten::randn") == {"inputs"}
+
+
+def test_targets_of_any_size_are_inputs() -> None:
+    """Graphs are not read before every backward, and no two batches need be alike."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        for rows in range(20, 50):
+            learn(model, optimizer, fetch(rows))
+    assert categories(t.allocations(), "aten::randn", "aten::randint") == {"inputs"}
+
+
+def test_a_copy_of_the_weights_is_no_target() -> None:
+    """Though a weight may have been made by the same operator, and autograd saves that."""
+    original, best = net(), {}
+    with trace(report=False) as t:
+        model = copy.deepcopy(original)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(40):
+            learn(model, optimizer, fetch())
+            if step % 5 == 0:
+                best = {name: value.clone() for name, value in model.state_dict().items()}
+    assert best
+    rows = t.allocations()
+    copies = rows[(rows.op == "aten::clone") & (rows.category != "weights")]
+    assert len(copies) == 8 * 4
+    assert set(copies.category) == {"functional"}
+
+
+class HandWritten(torch.optim.Optimizer):
+    """Momentum that is made anew in each step."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            state = self.state[parameter]
+            before = state.get("m", torch.zeros_like(parameter))
+            state["m"] = 0.9 * before + parameter.grad
+            parameter -= 0.1 * state["m"]
+
+
+def test_state_that_is_made_anew_in_each_step_is_state_from_the_first() -> None:
+    model = net()
+    optimizer = HandWritten(model.parameters())
+    with trace(model, optimizer, report=False) as t:
+        for _ in range(3):
+            learn(model, optimizer, fetch())
+    assert t.summary().own_peak.functional == 0
+    assert t.summary().at_end.optimizer_state == sum(4 * p.numel() for p in model.parameters())
+
+
+def test_sparse_gradients_are_gradients() -> None:
+    """Their indices and their values, each a tensor of its own."""
+    words = nn.Embedding(1000, 64, sparse=True)
+    optimizer = torch.optim.SparseAdam(words.parameters())
+    with trace(words, optimizer, report=False) as t:
+        for _ in range(2):
+            words(torch.randint(0, 1000, (50,))).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert t.summary().own_peak.gradients >= 50 * 64 * 4 + 50 * 8
+    assert t.summary().own_peak.functional < 1000
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_buffer_is_weights(layout: torch.layout) -> None:
+    class Graph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            dense = torch.eye(200)
+            sparse = dense.to_sparse() if layout is torch.sparse_coo else dense.to_sparse_csr()
+            self.register_buffer("edges", sparse)
+            self.layer = nn.Linear(16, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(torch.sparse.mm(self.edges, x))
+
+    model = Graph()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        model(torch.randn(200, 16)).sum().backward()
+        optimizer.step()
+    rows = t.allocations()
+    edges = rows[rows.name == "edges"]
+    assert set(edges.category) == {"weights"}
+    assert edges.requested_bytes.sum() >= 200 * 4 + 200 * 8
+
+
+def test_a_buffer_that_the_first_forward_makes_is_weights() -> None:
+    class Rotary(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if not hasattr(self, "table"):
+                self.register_buffer("table", torch.randn(4096, 16))
+            return x * self.table[: len(x)]
+
+    model = nn.Sequential(nn.Linear(16, 16), Rotary())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        for _ in range(2):
+            model(torch.randn(8, 16)).sum().backward()
+            optimizer.step()
+    rows = t.allocations()
+    assert list(rows[rows.requested_bytes == 4096 * 16 * 4].category) == ["weights"]
+
+
+def named_state(t: trace) -> set[str]:
+    assert "foreign_parameters" not in t.health().index
+    rows = t.allocations()
+    return set(rows[rows.category == "optimizer_state"].name)
+
+
+def test_parameters_that_take_others_places_have_their_names() -> None:
+    model = net()
+    with trace(model, report=False) as t:
+        model(torch.randn(2, 64)).sum().backward()
+        model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()}, assign=True)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(3):
+            learn(model, optimizer, fetch())
+    assert named_state(t) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+def test_a_parameter_that_a_module_gets_later_has_its_name() -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    with trace(model, optimizer, report=False) as t:
+        for step in range(4):
+            if step == 2:
+                model[0].scale = nn.Parameter(torch.ones(64))
+                model[0].register_forward_hook(lambda layer, _, out: out * layer.scale)
+                optimizer.add_param_group({"params": [model[0].scale]})
+            learn(model, optimizer, fetch())
+    assert "0.scale" in named_state(t)
+
+
+def test_a_frozen_teacher_needs_no_no_grad() -> None:
+    """It keeps no graph: what it returns is all that there is of it."""
+
+    class Teacher(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            found = []
+            for layer in self.layers:
+                x = layer(x).relu()
+                found.append(x)
+            return found
+
+    teacher, student = Teacher().requires_grad_(requires_grad=False), Teacher()
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with trace(student, optimizer, report=False) as t:
+        for _ in range(4):
+            x = torch.randn(256, 64)
+            pairs = zip(teacher(x), student(x), strict=True)
+            loss = sum(((a - b) ** 2).mean() for a, b in pairs)
+            assert isinstance(loss, torch.Tensor)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "evaluation" not in set(t.findings().kind)
