@@ -206,8 +206,8 @@ size_t Watched::each(LabelOne label_one) {
     if (tensor) {
       // Who stands there in turns (a shard and the whole, under FSDP) is new but once. Weights that
       // were computed (functional_call, MAML) come and go.
-      bool is_leaf = THPVariable_Unpack(tensor.ptr()).is_leaf();
-      unknown += is_leaf && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
+      bool may_be_new = tensor.ptr() != entry.tensor && THPVariable_Unpack(tensor.ptr()).is_leaf();
+      unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       label_one(THPVariable_Unpack(tensor.ptr()), entry);
     } else {
       ++gone;
