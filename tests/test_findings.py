@@ -496,3 +496,23 @@ def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:
     found = t.findings()
     assert "`total` keeps" in found[found.kind == "growth"].evidence.iloc[0]
     assert loss is not None
+
+
+def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -> None:
+    """The loss itself is what backward begins from; its mean taken by hand keeps a number only."""
+    layer = torch.nn.Linear(64, 64)
+    evidence = {}
+    for reduction in ("mean", "none"):
+        with trace(layer, devices="cpu", report=False) as t:
+            for _ in range(3):
+                out = layer(torch.randn(512, 64))
+                loss = torch.nn.functional.mse_loss(out, torch.rand(512, 64), reduction=reduction)
+                loss = loss.mean() if reduction == "none" else loss
+                loss.backward()
+                del out
+        found = t.findings()
+        evidence[reduction] = found[found.kind == "held"].change.tolist()
+    assert evidence == {
+        "mean": ['reduction="none", and take the mean of that yourself'],
+        "none": [],
+    }

@@ -90,13 +90,13 @@ def test_a_page_of_many_events_stays_small() -> None:
 
 def test_plot_needs_matplotlib_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(errors.UsageError, match=r"pip install matplotlib$"):
+    with pytest.raises(errors.PytracerError, match=r"pip install matplotlib$"):
         LoadedTrace(training().trace()).plot()
 
 
 def test_parquet_needs_pyarrow_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(errors.UsageError, match=r"pip install pyarrow$"):
+    with pytest.raises(errors.PytracerError, match=r"pip install pyarrow$"):
         LoadedTrace(training().trace()).to_parquet(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -458,6 +458,16 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     call = calls.before(moments.made_ticks)
     unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
     which &= ~(unused & (began | np.append(_in_vain(now, calls), False)[call]))
+    reduced = which & _behind_numbers(now)
+    if reduced.any():
+        yield now.found(
+            "held",
+            reduced,
+            f"{now.size(now.bytes(reduced))} of activations are held: torch keeps every element of "
+            "a loss behind the number that it returns",
+            'reduction="none", and take the mean of that yourself',
+        )
+    which &= ~reduced
     if not which.any():
         return
     variable = _keeper(now, which, _kinds(now.trace))
@@ -471,6 +481,15 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
         if variable
         else "del it before loss.backward(), or return only the loss",
     )
+
+
+def _behind_numbers(now: Situation) -> Mask:
+    """What is like a block of many elements behind a variable of one."""
+    alloc, kind = allocations(now.trace), _kinds(now.trace)
+    listed = [row.get("behind_numbers") for row in _variables(now)]
+    addresses = [a for each in listed if isinstance(each, list) for a in each if type(a) is int]
+    there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
+    return np.isin(kind, kind[there])
 
 
 def _following_backward(trace: Trace) -> tuple[Mask, U64]:

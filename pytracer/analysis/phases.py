@@ -373,13 +373,15 @@ def moments(trace: Trace) -> Moments:
 def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     """Made by a thread that has no part in the training, where the scopes tell such threads."""
     tree = scopes.tree(trace)
-    if not (tree.kind == NODE).any():
-        return np.zeros(len(position), np.bool_)  # the engine's threads would look like that, too
-    kinds = (MODULE, NODE, BACKWARD, OPTIMIZER)
-    training = np.append(tree.thread[np.isin(tree.kind, kinds)], main_thread(trace))
-    beside = ~np.isin(trace.events.thread[position], training) & (position >= 0)
-    found: Mask = beside & (scope_phases(trace)[scope] == UNSAID)
-    return found
+    thread = trace.events.thread[position]
+    found: Mask = (thread != main_thread(trace)) & (position >= 0)
+    # Without nodes the engine's threads would look like that, too.
+    if found.any() and (tree.kind == NODE).any():
+        trains = np.isin(tree.kind, (MODULE, NODE, BACKWARD, OPTIMIZER))
+        found &= ~np.isin(thread, tree.thread[trains])
+        found &= scope_phases(trace)[scope] == UNSAID
+        return found
+    return np.zeros(len(position), np.bool_)
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:

@@ -58,15 +58,19 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     open_ = ~saved & (np.where(outside, unread, is_there & ~was_read))
     if not open_.any():
         return open_
-    tree, tells = scopes.tree(trace), saved & ~owned
-    kind, of_any_size = (_kinds(tree, found, moments, sizes=sizes) for sizes in (True, False))
+    rows, tells = np.flatnonzero(open_), saved & ~owned
+    kind = _kinds(scopes.tree(trace), found, moments)
     left = is_there & was_read & ~saved  # at a graph that was read, and not in it
+    like = np.isin(kind[rows], kind[tells])
+    like &= outside[rows] | ~np.isin(kind[rows], kind[left])
     read = _alive_at(backwards.begin[backwards.read], moments)
-    judged = tells | np.where(outside, read & ~saved, left)
-    like = np.isin(kind, kind[tells]) & (outside | ~np.isin(kind, kind[left]))
-    never = np.isin(of_any_size, of_any_size[judged & ~saved])
-    other_sizes = ~np.isin(kind, kind[judged]) & np.isin(of_any_size, of_any_size[tells]) & ~never
-    return open_ & (like | other_sizes)
+    unlike = np.where(outside, read & ~saved, left)
+    of_new_sizes = ~np.isin(kind[rows], kind[tells | unlike])
+    if of_new_sizes.any():
+        kind = _kinds(scopes.tree(trace), found, moments, sizes=False)
+        of_new_sizes &= np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
+    open_[rows] = like | of_new_sizes
+    return open_
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def _alive_at(times: U64, moments: Moments) -> Mask:
     return alive
 
 
-def _kinds(tree: Tree, found: Lifetimes, moments: Moments, *, sizes: bool) -> U64:
+def _kinds(tree: Tree, found: Lifetimes, moments: Moments, *, sizes: bool = True) -> U64:
     """A number for everything that must be the same of two blocks that are alike."""
     scope = moments.made_scope
     columns = (tree.name[tree.op[scope]], tree.name[tree.module[scope]], moments.made_phase)

@@ -78,6 +78,7 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
                 "addresses": sorted(addresses),
                 "graph_nodes": nodes,
                 "graph_addresses": sorted(saved),
+                "behind_numbers": sorted(_addresses(filter(_is_number_of_many, tensors))),
             }
 
 
@@ -121,6 +122,14 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
         with contextlib.suppress(Exception):  # no storage, a view that lost its base, ...
             found.add(_address(tensor))
     return found - {0}
+
+
+def _is_number_of_many(tensor: torch.Tensor) -> bool:
+    """One element that has the memory of many: some of torch's losses reduce in place."""
+    with contextlib.suppress(Exception):  # as above
+        if tensor.numel() == 1 and _address(tensor):
+            return tensor.untyped_storage().nbytes() > 64 * tensor.element_size()
+    return False
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -106,12 +106,11 @@ def _measure_peaks() -> dict[str, Any]:
     import torch
 
     from pytracer.cost import peaks
+    from pytracer.export.cost_text import peaks_text
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     name, found = peaks.device_name(device), peaks.measure(device)
-    rates = ", ".join(f"{k} {v / 1e12:.3g}" for k, v in found["flops_per_s"].items())
-    copied = found["copy_bytes_per_s"] / 1e9
-    print(f"{name}: {rates} TFLOP/s, copy {copied:.4g} GB/s", file=sys.stderr)
+    print(f"{name}: {peaks_text(found)}", file=sys.stderr)
     return {name: found}
 
 

@@ -21,14 +21,14 @@ def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
     """Writes `allocations.parquet`, `timeline.parquet`, `steps.parquet` and `summary.parquet`.
 
     Raises:
-        errors.UsageError: pyarrow is not installed.
+        errors.PytracerError: pyarrow is not installed.
         errors.CannotWrite: the folder holds something already, or cannot be written to.
     """
     try:
         import pyarrow as pa
         from pyarrow import parquet
     except ImportError:
-        raise errors.UsageError("Parquet needs pyarrow: pip install pyarrow") from None
+        raise errors.PytracerError("Parquet needs pyarrow: pip install pyarrow") from None
     folder = Path(folder)
     try:
         if folder.exists() and not folder.is_dir():

@@ -22,13 +22,13 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
     """Draws on the axes, or on new ones, and returns them.
 
     Raises:
-        errors.UsageError: matplotlib is not installed.
+        errors.PytracerError: matplotlib is not installed.
     """
     try:
         from matplotlib import pyplot as plt
         from matplotlib.transforms import blended_transform_factory
     except ImportError:
-        raise errors.UsageError("a plot needs matplotlib: pip install matplotlib") from None
+        raise errors.PytracerError("a plot needs matplotlib: pip install matplotlib") from None
     shown = series(trace, _POINTS, device)
     axes: Any = ax if ax is not None else plt.subplots(figsize=(10, 4.5))[1]
     times = shown.times_ns / 1e6
