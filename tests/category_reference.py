@@ -26,6 +26,7 @@ class Allocation:
     labels: list[int] = field(default_factory=list)  # rows of the label table, in time
     labelled_at: list[int] = field(default_factory=list)  # rows of the event table
     saved: bool = False
+    saved_at: list[int] = field(default_factory=list)  # rows of the event table
 
 
 @dataclass
@@ -54,6 +55,7 @@ class Reference:
         self.line = phases.timeline(trace)
         self.allocations = self._read()
         self._makers: set[tuple[str, str]] | None = None
+        self._ahead: set[tuple[str, str, str, int]] | None = None
 
     def _read(self) -> list[Allocation]:
         trace = self.trace
@@ -71,6 +73,7 @@ class Reference:
                 rows[number].labelled_at.append(position)
             if number >= 0 and action == "saved":
                 rows[number].saved = True
+                rows[number].saved_at.append(position)
         return rows
 
     # ------------------------------------------------------------ what surrounds an event
@@ -121,6 +124,8 @@ class Reference:
                 return category, self.label_role(a, labelled[category], category)
         if a.saved and outside and self.forward_is_known(a):
             return "inputs", "target"
+        if self.forward_is_known(a) and self.kind(a) in self.kinds_fetched_ahead():
+            return "inputs", "target"
 
         if self.recomputed(a):
             return "activations", "recomputed"
@@ -161,20 +166,46 @@ class Reference:
         )
         return "functional", "carried" if was_handed else "output"
 
+    def kind(self, a: Allocation) -> tuple[str, str, str, int]:
+        return (*self.maker(a), self.made_in(a), a.size)
+
+    def kinds_fetched_ahead(self) -> set[tuple[str, str, str, int]]:
+        if self._ahead is None:
+            ahead, own = set(), set()
+            for a in self.allocations:
+                for position in a.saved_at:
+                    later = (
+                        self.made_by_no_model(a)
+                        and self.interval_at(position) != self.interval(a)
+                        and self.step_at(position) != self.step_at(a.start)
+                    )
+                    (ahead if later else own).add(self.kind(a))
+            self._ahead = ahead - own
+        return self._ahead
+
+    def step_at(self, position: int) -> int:
+        return int(self.line.step_at(self.trace.events.ticks[position : position + 1])[0])
+
+    def interval_at(self, position: int) -> int:
+        stretch = self.line.stretch_at(self.trace.events.ticks[position : position + 1])[0]
+        return int(self.line.interval[stretch])
+
     def for_a_later_forward(self, a: Allocation) -> bool:
         """Given to another forward than waited for its backward while no model made it."""
+        if not self.made_by_no_model(a):
+            return False
+        return any(
+            CATEGORIES[self.trace.labels.category[row]] == "inputs"
+            and self.interval_at(position) != self.interval(a)
+            for row, position in zip(a.labels, a.labelled_at, strict=True)
+        )
+
+    def made_by_no_model(self, a: Allocation) -> bool:
         around = self.around(a.start)
         ops = {scope.number for scope in around if scope.kind == "op"}
         if self.made_in(a) != "forward" or not ops or any(s.kind == "module" for s in around):
             return False
-        if ops & set(self.trace.scopes.forward.tolist()):
-            return False
-        for row, position in zip(a.labels, a.labelled_at, strict=True):
-            stretch = self.line.stretch_at(self.trace.events.ticks[position : position + 1])[0]
-            is_input = CATEGORIES[self.trace.labels.category[row]] == "inputs"
-            if is_input and self.line.interval[stretch] != self.interval(a):
-                return True
-        return False
+        return not ops & set(self.trace.scopes.forward.tolist())
 
     def maker(self, a: Allocation) -> tuple[str, str]:
         return self.innermost(a.start, "module").name, self.innermost(a.start, "op").name

@@ -11,7 +11,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
 |                 | autograd saved it (target: the loss uses it); or made by no module and with  |
-|                 | no graph while a forward waits for its backward, and given to a later one    |
+|                 | no graph while a forward waits for its backward, and given to, or saved for, |
+|                 | a later one (and what is made alike)                                         |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
 | communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
 | activations     | autograd saved it, but not what one backward node makes and lets go itself;  |
@@ -317,7 +318,25 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
     before = facts.moments.made_phase == MISSING
     began_outside = bool(np.isin(began_in, (OTHER, DATA)).all())
     found: Mask = facts.saved & facts.outside & (~before | began_outside)
-    return found
+    return found | _fetched_ahead(trace, facts)
+
+
+def _fetched_ahead(trace: Trace, facts: _Facts) -> Mask:
+    """What was made while a forward waited for its backward, and saved for a later step's alone.
+
+    In the same step a backward through a backward has it. By what is alike, for not every graph is read: made by the same op, of the same size.
+    """
+    events = np.flatnonzero(trace.events.action == ACTION["saved"])
+    about = facts.found.allocation_of_event[events]
+    events, about = events[about >= 0], about[about >= 0]
+    later = _for_a_later_forward(trace, facts.moments, events, about)
+    line = phases.timeline(trace)
+    made = line.step_at(facts.moments.made_ticks[about])
+    later &= line.step_at(trace.events.ticks[events]) != made
+    if not later.any():
+        return np.zeros(len(facts.saved), np.bool_)
+    kind = saves.kinds(facts.tree, facts.found, facts.moments)
+    return np.isin(kind, kind[about[later]]) & ~np.isin(kind, kind[about[~later]])
 
 
 def _replicas(trace: Trace, facts: _Facts) -> Mask:

@@ -59,7 +59,7 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     if not open_.any():
         return open_
     rows, tells = np.flatnonzero(open_), saved & ~owned
-    kind = _kinds(scopes.tree(trace), found, moments)
+    kind = kinds(scopes.tree(trace), found, moments)
     left = is_there & was_read & ~saved  # at a graph that was read, and not in it
     like = np.isin(kind[rows], kind[tells])
     like &= outside[rows] | ~np.isin(kind[rows], kind[left])
@@ -67,7 +67,7 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     unlike = np.where(outside, read & ~saved, left)
     of_new_sizes = ~np.isin(kind[rows], kind[tells | unlike])
     if of_new_sizes.any():
-        kind = _kinds(scopes.tree(trace), found, moments, sizes=False)
+        kind = kinds(scopes.tree(trace), found, moments, sizes=False)
         of_new_sizes &= np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
     open_[rows] = like | of_new_sizes
     return open_
@@ -98,7 +98,7 @@ def _alive_at(times: U64, moments: Moments) -> Mask:
     return alive
 
 
-def _kinds(tree: Tree, found: Lifetimes, moments: Moments, *, sizes: bool = True) -> U64:
+def kinds(tree: Tree, found: Lifetimes, moments: Moments, *, sizes: bool = True) -> U64:
     """A number for everything that must be the same of two blocks that are alike."""
     scope = moments.made_scope
     columns = (tree.name[tree.op[scope]], tree.name[tree.module[scope]], moments.made_phase)
