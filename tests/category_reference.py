@@ -157,6 +157,8 @@ class Reference:
         same_interval = self.moments.freed_interval[a.number] == self.interval(a)
         if same_interval or self.in_flight(a):
             return "temporaries", self.made_in(a)
+        if self.made_in(a) == "data":
+            return "inputs", "fetched"
         if self.made_in(a) != "forward":
             return "functional", ""
         if self.maker(a) in self.makers_of_caches():

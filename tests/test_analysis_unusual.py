@@ -242,3 +242,23 @@ def test_a_frozen_teacher_needs_no_no_grad() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert "evaluation" not in set(t.findings().kind)
+
+
+def test_a_batch_that_was_fetched_and_not_used_yet_is_an_input() -> None:
+    """Loaders that fetch one ahead always have one when the trace ends."""
+    data = [fetch(rows) for rows in range(20, 40)]
+    copying = torch.utils.data.DataLoader(data, batch_size=None, collate_fn=copy_of)
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, report=False) as t:
+        batches = iter(copying)
+        following = next(batches)
+        for _ in range(5):
+            batch, following = following, next(batches)
+            learn(model, optimizer, batch)
+    assert following
+    assert categories(t.allocations(), "aten::clone") == {"inputs"}
+
+
+def copy_of(batch: Batch) -> Batch:
+    return batch[0].clone(), batch[1].clone()

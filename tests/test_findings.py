@@ -516,3 +516,16 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
         "mean": ['reduction="none", and take the mean of that yourself'],
         "none": [],
     }
+
+
+def test_detaching_is_not_advised_where_a_backward_has_let_the_graph_go() -> None:
+    """The tensor itself is what is kept, and would be kept detached as well."""
+    layer, kept = torch.nn.Linear(64, 64), []
+    with trace(layer, devices="cpu", report=False) as t:
+        for _ in range(6):
+            out = layer(torch.randn(64, 64))
+            out.square().mean().backward()
+            kept.append(out)
+    change = t.findings().set_index("kind").change["growth"]
+    assert "`kept`" in change
+    assert "detach" not in change

@@ -12,7 +12,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
 |                 | autograd saved it (target: the loss uses it); or made by no module and with  |
 |                 | no graph while a forward waits for its backward, and given to, or saved for, |
-|                 | a later one (and what is made alike)                                         |
+|                 | a later one (and what is made alike); or made while a batch was fetched, and |
+|                 | still there after that, if nothing below says more (fetched)                 |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
 | communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
 | activations     | autograd saved it, but not what one backward node makes and lets go itself;  |
@@ -93,6 +94,7 @@ ROLES = (
     "output",  # made by a forward, and kept by the program
     "carried",  # the same, and handed to a later call
     "replica",
+    "fetched",
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
 
@@ -178,6 +180,7 @@ def categories(trace: Trace) -> Categories:
         made_here &= same & np.isin(facts.moments.made_phase, _TRAINING)
     phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
     out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
+    out.choose(facts.moments.made_phase == DATA, "inputs", ROLE["fetched"])
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
     return out
 

@@ -185,13 +185,15 @@ def _growth(
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
-    # A graph goes when its output is detached; a tensor on its own stays, detached or not.
-    graph = not keeper or _has_graph(now, keeper)
+    # A graph goes when its output is detached; a tensor on its own stays, detached or not. After a
+    # backward the graph has let go what it had saved.
+    trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
+    graph = _has_graph(now, keeper) if keeper else not trains
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
-    if graph and not (scopes.tree(now.trace).kind == BACKWARD).any():
+    if graph and not trains:
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = (
         f"Memory grows by {now.size(each)} per {turns.word}{made}: "
@@ -252,8 +254,9 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
 
 
 def _has_graph(now: Situation, variable: str) -> bool:
-    rows = _variables(now)
-    return any(row.get("name") == variable and row.get("graph_nodes") for row in rows)
+    """Whether its graph still has what it saved."""
+    rows = [row for row in _variables(now) if row.get("name") == variable]
+    return any(row.get("graph_addresses", row.get("graph_nodes")) for row in rows)
 
 
 def _variables(now: Situation) -> list[dict[str, Any]]:

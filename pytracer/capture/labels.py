@@ -443,7 +443,7 @@ def _caches(
             positions = tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
             _CACHE_POSITIONS[type(module)] = positions
         named += [args[i] for i in positions if i < len(args)]
-    return [tensor for value in named for tensor in tensors_in(_contents(value))]
+    return [tensor for value in named for tensor in tensors_in(contents(value))]
 
 
 def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
@@ -456,7 +456,7 @@ def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
     return code.co_varnames[1 : code.co_argcount] if isinstance(code, CodeType) else ()
 
 
-def _contents(cache: Any) -> Any:
+def contents(cache: Any) -> Any:
     """What a cache that is an object of its own (transformers' DynamicCache) is made of."""
     if isinstance(cache, dict | list | tuple | torch.Tensor) or not hasattr(cache, "__dict__"):
         return cache

@@ -18,7 +18,7 @@ import torch
 
 from pytracer._native import C
 from pytracer.capture import graph
-from pytracer.capture.labels import unheard
+from pytracer.capture.labels import contents, unheard
 
 _MOST_ITEMS = 300  # of one container
 _MOST_VISITS = 3_000  # of one variable
@@ -114,6 +114,8 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
             with contextlib.suppress(RuntimeError):  # another thread is putting something in
                 last = itertools.islice(reversed(item), _MOST_ITEMS)
                 todo.extend([(part, depth - 1) for part in last])
+        elif depth and type(item).__name__.endswith("Cache"):  # transformers' keys and values
+            todo.append((contents(item), depth))
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
