@@ -262,3 +262,26 @@ def test_a_batch_that_was_fetched_and_not_used_yet_is_an_input() -> None:
 
 def copy_of(batch: Batch) -> Batch:
     return batch[0].clone(), batch[1].clone()
+
+
+def test_an_evaluation_in_between_is_no_part_of_a_steps_forward() -> None:
+    """Nor of the line that says what a step takes; where nothing trains, forwards are what they are."""
+    layer, rows = nn.Linear(256, 256), torch.randn(512, 256)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            for _ in range(30):
+                layer(rows)
+
+    with trace(layer, optimizer, devices="cpu", report=False) as t:
+        for _ in range(4):
+            layer(rows).square().mean().backward()
+            optimizer.step()
+            evaluate()
+    forward = t.steps().forward_ns.iloc[1:4]
+    turns = t.steps().end_ns.iloc[1:4] - t.steps().start_ns.iloc[1:4]
+    assert (forward < 0.5 * turns).all()
+    with trace(layer, devices="cpu", report=False) as t:
+        evaluate()
+    assert t.steps().forward_ns.sum() > 0

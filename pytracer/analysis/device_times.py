@@ -52,9 +52,13 @@ def missing(trace: Trace) -> int:
 
 
 def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
-    """The device's time in that phase, of each step; None for one of which none was measured."""
+    """The device's time in that phase, of each step; None for one of which none was measured.
+
+    Evaluations' forwards are left out where there are others.
+    """
     found = device_times(trace)
     those = (found.phase == PHASE[phase]) & (found.step < steps)
+    those &= phases.timeline(trace).of_training[found.stretch]
     sums = np.zeros(steps, np.int64)
     np.add.at(sums, found.step[those], found.device_ns[those])
     known = np.zeros(steps, np.bool_)

@@ -80,6 +80,14 @@ class Timeline:
         """When each stretch begins; the first one, which is before anything, with the trace."""
         return np.maximum(self.ticks, np.uint64(self.began))
 
+    @property
+    def of_training(self) -> Mask:
+        """Per stretch: false of an evaluation's forward, where there are others in the trace."""
+        forward = self.phase == FORWARD
+        trains = forward & (self.kept_from[self.interval] != NEVER)
+        found: Mask = ~forward | trains | ~trains.any()
+        return found
+
     def stretch_at(self, ticks: U64) -> NDArray[np.intp]:
         """The stretch each tick lies in."""
         found: NDArray[np.intp] = np.searchsorted(self.ticks, ticks, side="right") - 1

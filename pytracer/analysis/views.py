@@ -622,7 +622,7 @@ class StepRow:
     device_forward_ns: int | None  # by CUDA's events, on the stream that was current
     device_backward_ns: int | None
     device_optimizer_ns: int | None
-    forward_ns: int  # by the host's clock
+    forward_ns: int  # by the host's clock; of training, where there is evaluation as well
     backward_ns: int
     optimizer_ns: int
 
@@ -697,7 +697,7 @@ def phase_medians(trace: Trace) -> PhaseMedians | None:
 def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
     line, durations = phases.timeline(trace), _durations(trace)
     step = line.step_at(line.ticks)
-    those = np.flatnonzero((line.phase == PHASE[phase]) & (step < steps))
+    those = np.flatnonzero((line.phase == PHASE[phase]) & line.of_training & (step < steps))
     sums = np.zeros(steps, np.int64)
     np.add.at(sums, step[those], durations[those])
     return [int(each) for each in sums]
@@ -767,7 +767,7 @@ def _time_in(trace: Trace, phase: str, begin: int, end: int) -> int:
     line = phases.timeline(trace)
     inside, bounds = _stretches(line, begin, end)
     times = np.diff(trace.time_ns(bounds))
-    return int(times[line.phase[inside] == PHASE[phase]].sum())
+    return int(times[(line.phase[inside] == PHASE[phase]) & line.of_training[inside]].sum())
 
 
 def _micro_steps(line: phases.Timeline, begin: int, end: int) -> int:
