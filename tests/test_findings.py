@@ -529,3 +529,19 @@ def test_detaching_is_not_advised_where_a_backward_has_let_the_graph_go() -> Non
     change = t.findings().set_index("kind").change["growth"]
     assert "`kept`" in change
     assert "detach" not in change
+
+
+def test_a_variable_that_cannot_be_asked_for_its_graph_hides_no_other() -> None:
+    """A view that was made without grad mode, and whose base was changed with it."""
+    layer, base = torch.nn.Linear(8, 8), torch.zeros(4, 8)
+    with torch.no_grad():
+        view = base[0]
+    base.mul_(layer.weight[0])
+    with pytest.raises(RuntimeError):
+        view.grad_fn  # noqa: B018
+    with trace(layer, devices="cpu", report=False) as t:
+        history = [layer(torch.randn(8, 8)) for _ in range(3)]
+    names = {row["name"] for row in t.data.meta["variables"]}
+    assert {"history", "view"} <= names
+    assert len(history) == 3
+    assert t.data.meta["callback_errors"] == 0

@@ -269,7 +269,7 @@ def _labels(
 def _for_a_later_forward(
     trace: Trace, moments: Moments, events: NDArray[np.intp], about: I64
 ) -> Mask:
-    """Of these labels: given to another forward than the one that waited while the block was made.
+    """Of these events: about a block that was made while another forward waited for its backward.
 
     By no module and with no graph: a batch that is fetched ahead.
     """
@@ -327,7 +327,8 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
 def _fetched_ahead(trace: Trace, facts: _Facts) -> Mask:
     """What was made while a forward waited for its backward, and saved for a later step's alone.
 
-    In the same step a backward through a backward has it. By what is alike, for not every graph is read: made by the same op, of the same size.
+    In the same step a backward through a backward has it. Told by what is alike, made by the same
+    op and of the same size: not every graph is read.
     """
     events = np.flatnonzero(trace.events.action == ACTION["saved"])
     about = facts.found.allocation_of_event[events]

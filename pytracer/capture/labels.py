@@ -227,7 +227,7 @@ class Labels:
             module = root()
             trained = [p.requires_grad for p in module.parameters()] if module is not None else []
             if trained and not any(trained):
-                found.append(self._module_names[id(module)])
+                found.append(self._module_names.get(id(module), ""))
         return found
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:

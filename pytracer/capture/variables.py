@@ -143,7 +143,11 @@ def _address(tensor: torch.Tensor) -> int:
 
 def _graph(tensors: Iterable[torch.Tensor]) -> tuple[int, set[int]]:
     """How many autograd nodes these keep alive, and where what those have saved is."""
-    ends = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+    ends = []
+    for tensor in tensors:
+        with contextlib.suppress(Exception):  # as above
+            if tensor.grad_fn is not None:
+                ends.append(tensor)
     count, saved = 0, set[int]()
     for node in itertools.islice(graph.nodes(ends), _MOST_NODES):
         count += 1
