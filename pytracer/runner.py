@@ -402,7 +402,7 @@ class Traced:
         from pytracer.api import free_name, is_out_of_memory
 
         path, which = self._path, self._which()
-        kept = f"{which[:1].upper()}{which[1:]} are in {path}" if which else "Recorded until then"
+        kept = f"{which.capitalize()} are in {path}" if which else "Recorded until then"
         look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
             later = f"\n{self._later}" if self._later else ""
@@ -436,10 +436,12 @@ class _File:
         """Nothing is touched until `make_room`."""
         self.path = path
         self._before: Path | None = None
+        self._is_ours = False  # what is there now
         self._owner = os.getpid()
 
     def make_room(self) -> None:
         """Something is about to be written."""
+        self._is_ours = True
         if self.path.exists():
             self._before = self.path.with_name(f"{self.path.name}.before")
             self.path.replace(self._before)
@@ -449,7 +451,7 @@ class _File:
         if self._owner != os.getpid():  # the program forked: the file is its parent's
             return
         before, self._before = self._before, None
-        if not recorded:
+        if self._is_ours and not recorded:
             self.path.unlink(missing_ok=True)
         if before is not None and recorded:
             before.unlink(missing_ok=True)

@@ -173,6 +173,14 @@ def test_a_program_that_makes_no_tensors_leaves_no_file_and_replaces_none(
         assert sorted(p.name for p in tmp_path.iterdir()) == ["train.py", "train.pytrace"]
 
 
+def test_a_file_stays_where_a_run_ends_before_it_records_anything(tmp_path: Path) -> None:
+    """Though -f would have let it be replaced."""
+    write(tmp_path, "train.py", TRAIN, "step()\n")
+    (tmp_path / "train.pytrace").write_text("an earlier run's")
+    python("-m", "pytracer", "run", "-f", "--schedule", "9,0,2", "train.py", folder=tmp_path)
+    assert (tmp_path / "train.pytrace").read_text() == "an earlier run's"
+
+
 def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> None:
     write(tmp_path, "train.py", TRAIN,
           "for i in range(30):\n    step()\n    if i in (11, 27): torch.empty(i << 18)\n")  # fmt: skip

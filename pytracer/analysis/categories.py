@@ -279,10 +279,7 @@ def _for_a_later_forward(
     found: Mask = (moments.made_phase[about] == FORWARD) & (moments.made_interval[about] != now)
     found &= (tree.op[scope] != 0) & (tree.module[scope] == 0)
     if found.any():
-        made_nodes = np.zeros(len(tree.kind), np.bool_)
-        made_nodes[tree.forward] = True
-        made_nodes[0] = False
-        found &= scopes.nearest(tree.parent, made_nodes)[scope] == 0
+        found &= scopes.nearest(tree.parent, tree.made_nodes)[scope] == 0
     return found
 
 

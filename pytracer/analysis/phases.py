@@ -328,10 +328,7 @@ def _ran_with_grad(tree: Tree, modules: NDArray[np.intp]) -> Mask:
 
 def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:
     """Between two turns, the first op outside of modules that made nodes a backward ran."""
-    made_nodes = np.zeros(len(tree.kind), np.bool_)
-    made_nodes[tree.forward] = True
-    made_nodes[0] = False
-    ops = np.flatnonzero(made_nodes & outermost & (tree.module == 0))
+    ops = np.flatnonzero(tree.made_nodes & outermost & (tree.module == 0))
     turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
     _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
     return ops[first]

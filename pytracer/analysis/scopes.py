@@ -53,6 +53,14 @@ class Tree:
         """The innermost marked scope at or around each scope; marks on ops do not count."""
         return self.contexts.nearest(marked)
 
+    @property
+    def made_nodes(self) -> Mask:
+        """Per scope, whether a node of the graph that a backward ran was made in it."""
+        found = np.zeros(len(self.kind), np.bool_)
+        found[self.forward] = True
+        found[0] = False
+        return found
+
 
 @dataclass(frozen=True)
 class Contexts:

@@ -174,7 +174,7 @@ class _Teller:
 
         with output.patience("analysing"):
             table = traced.table(color=wants_color(sys.stderr))
-        of = f"{which[:1].upper()}{which[1:]} (--steps all: every step):\n" if which else ""
+        of = f"{which.capitalize()} (--steps all: every step):\n" if which else ""
         file = shlex.quote(str(path))
         print(f"\n{of}{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
         print(f"  pytracer summary {file}", file=sys.stderr)
