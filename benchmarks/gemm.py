@@ -50,7 +50,15 @@ from pytracer.gemm.operands import as_asked, prepare  # noqa: E402
 from pytracer.gemm.shapes import LIBRARIES, ROLES, Gemm  # noqa: E402
 from pytracer.gemm.statistics import median, ratio  # noqa: E402
 from pytracer.gemm.sweep import Group, Knowledge  # noqa: E402
-from pytracer.gemm.timer import Comparison, Settings, Timer, Timing  # noqa: E402
+from pytracer.gemm.timer import (  # noqa: E402
+    EVEN,
+    SUSTAINED,
+    Comparison,
+    Pace,
+    Settings,
+    Timer,
+    Timing,
+)
 
 VOCABULARIES = (50257, 50258, 50260, 50264, 50272, 50304)
 # mamf-finder's table for H100 and H200 SXM, mean of 100 iterations (stas00/ml-engineering).
@@ -63,7 +71,7 @@ class Bench:
     def __init__(self, out: Path, minutes: float) -> None:
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda" if self.cuda else "cpu")
-        self.timer = Timer(self.device, Settings(seconds=1.5 if self.cuda else 0.3))
+        self.timer = Timer(self.device, Settings(seconds=2.0 if self.cuda else 0.3))
         self.facts = self.timer.facts
         self.began = time.perf_counter()
         self.until = self.began + 60 * minutes
@@ -84,8 +92,8 @@ class Bench:
     def left(self) -> float:
         return self.until - time.perf_counter()
 
-    def measure(self, works: Any, *, null: bool = False, rest: float = 0.0) -> Comparison:
-        found = self.timer(works, null=null, rest=rest)
+    def measure(self, works: Any, *, null: bool = False, pace: Pace = EVEN) -> Comparison:
+        found = self.timer(works, null=null, pace=pace)
         if found.bias is not None:
             first = found.timings[0]
             self.biases.append({
@@ -151,17 +159,17 @@ def peaks(bench: Bench) -> dict[str, Any]:
 
 def peak(bench: Bench, dtype: str) -> dict[str, Any]:
     """The best of one dtype: three times after rests, and sustained; do_bench likewise."""
-    rest = sweep.rest_before(bench.facts)
+    rested = sweep.rested(bench.facts)
     first = sweep.find_peak(bench.facts, dtype, bench.measure)
     best = first.bursts.timings[0]
     bursts, sustained = [first.bursts], [first.sustained]
     theirs: dict[str, list[float]] = {"bursts": [], "sustained": []}
     for _ in range(2):
-        bursts.append(bench.measure([best.work], null=True, rest=rest))
-        theirs["bursts"] += [do_bench(bench, best.work, rest) for _ in range(3 * bench.cuda)]
+        bursts.append(bench.measure([best.work], null=True, pace=rested))
+        theirs["bursts"] += [do_bench(bench, best.work, rested.rest) for _ in range(3 * bench.cuda)]
     for _ in range(2):  # in turns: how much is sustained is the heat's to say
         theirs["sustained"] += [do_bench(bench, best.work) for _ in range(2 * bench.cuda)]
-        sustained.append(bench.measure([best.work]))
+        sustained.append(bench.measure([best.work], pace=SUSTAINED))
     rates = {
         "bursts": [one.timings[0].tflops for one in bursts],
         "sustained": [one.timings[0].tflops for one in sustained],

@@ -1,6 +1,7 @@
 """Matrix products: shapes, the statistics of timing, kernels' names, tiles and waves, the timer."""
 
 import dataclasses
+import itertools
 import json
 import math
 import random
@@ -17,7 +18,7 @@ from pytracer import errors
 from pytracer.gemm import device, kernels, model, operands, plot, report, shapes, statistics, sweep
 from pytracer.gemm.device import Facts
 from pytracer.gemm.shapes import DTYPES, CrossEntropy, Gemm
-from pytracer.gemm.timer import Comparison, Settings, Timer, Timing
+from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Pace, Settings, Timer, Timing
 
 H200 = Facts("cuda", "NVIDIA H200", (9, 0), 132, 60 << 20, 141 << 30, "2.11.0", "13.0", None, None)
 CPU = torch.device("cpu")
@@ -462,12 +463,14 @@ def test_the_timer_times() -> None:
 def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steady times end at the least number of rounds, noisy ones when the time is up."""
     timer = Timer(CPU, dataclasses.replace(QUICK, least_rounds=9, seconds=30, most_rounds=40))
-    monkeypatch.setattr(timer._clock, "round", lambda ready: [1.0 for _ in ready])
+    monkeypatch.setattr(timer._clock, "once", lambda ready, pause: [1.0 for _ in ready])
     steady = timer([Gemm(8, 8, 8, "fp32")], null=True)
     assert (steady.stopped, len(steady.timings[0].seconds)) == ("steady", 9)
     assert steady.doubt == 0
     draw = random.Random(0)
-    monkeypatch.setattr(timer._clock, "round", lambda ready: [draw.uniform(1, 2) for _ in ready])
+    monkeypatch.setattr(
+        timer._clock, "once", lambda ready, pause: [draw.uniform(1, 2) for _ in ready]
+    )
     noisy = timer([Gemm(8, 8, 8, "fp32")], null=True)
     assert (noisy.stopped, len(noisy.timings[0].seconds)) == ("rounds", 40)
     assert noisy.doubt > 0.05
@@ -475,14 +478,14 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
 
 def test_each_order_runs_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is first in one round is last in the next: places in a round are shared fairly."""
-    timer = Timer(CPU, dataclasses.replace(QUICK, least_rounds=40, most_rounds=40, noise=0.0))
+    timer = Timer(CPU, dataclasses.replace(QUICK, least_rounds=20, most_rounds=20, noise=0.0))
     orders: list[list[int]] = []
 
-    def round_of(ready: list[Any]) -> list[float]:
+    def pass_of(ready: list[Any], pause: float) -> list[float]:
         orders.append([one.prepared.work.n for one in ready])
         return [1.0 for _ in ready]
 
-    monkeypatch.setattr(timer._clock, "round", round_of)
+    monkeypatch.setattr(timer._clock, "once", pass_of)
     timer([Gemm(8, n, 8, "fp32") for n in range(8, 13)])
     orders = orders[-40:]  # without the warm-up
     assert all(
@@ -491,19 +494,40 @@ def test_each_order_runs_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch)
     assert len(set(map(tuple, orders))) > 20
 
 
+@pytest.mark.parametrize("sizes", [(8,), (8, 9), (8, 16, 24, 32)])
+def test_a_device_that_slows_down_changes_no_ratio(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even by 1 % from one sample to the next: in a round each product is before and after
+    each other."""
+    timer = Timer(CPU, dataclasses.replace(QUICK, seconds=30, most_rounds=15, noise=0.0))
+    passed = itertools.count()
+
+    def pass_of(ready: list[Any], pause: float) -> list[float]:
+        return [one.prepared.work.n * (1 + 1e-2 * next(passed)) for one in ready]
+
+    monkeypatch.setattr(timer._clock, "once", pass_of)
+    found = timer([Gemm(8, n, 8, "fp32") for n in sizes], null=True)
+    assert found.bias is not None
+    assert found.bias.median == pytest.approx(1, rel=1e-6)
+    assert [found.ratio(i).median for i in range(len(sizes))] == pytest.approx(
+        [n / 8 for n in sizes], rel=1e-6
+    )
+
+
 def test_a_device_that_is_to_rest_rests_before_each_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is not warmed up: that is what it is to recover from."""
+    """And is not warmed up: that is what it is to recover from. Each way of a round rests."""
     done: list[str] = []
     timer = Timer(CPU, dataclasses.replace(QUICK, most_rounds=3, noise=0.0))
 
-    def round_of(ready: list[Any]) -> list[float]:
+    def pass_of(ready: list[Any], pause: float) -> list[float]:
         done.append("run")
         return [1.0 for _ in ready]
 
-    monkeypatch.setattr(timer._clock, "round", round_of)
+    monkeypatch.setattr(timer._clock, "once", pass_of)
     monkeypatch.setattr("pytracer.gemm.timer.time.sleep", lambda s: done.append(f"rest {s}"))
-    timer([Gemm(16, 16, 16, "fp32")], rest=0.25)
-    assert done == ["run", *["rest 0.25", "run"] * 3]
+    timer([Gemm(16, 16, 16, "fp32")], pace=Pace(rest=0.25))
+    assert done == ["run", *["rest 0.25", "run"] * 3 * 2]  # three rounds, both ways
 
 
 def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
@@ -526,7 +550,7 @@ def test_a_sweep_of_nine_explains_each() -> None:
         time = row["microseconds"]
         assert 0 < time["low"] <= time["median"] <= time["high"]
         assert row["tflops"] == pytest.approx(2 * 128 * row["n"] * 128 / time["median"] / 1e6)
-        assert len(row["samples_microseconds"]) == row["rounds"]
+        assert len(row["samples_microseconds"]) == 2 * row["rounds"]
         assert row["kernel"] is None  # unknown on a CPU, not made up
     json.dumps(rows)
 
@@ -559,7 +583,7 @@ def test_two_libraries_take_turns_in_the_same_rounds() -> None:
 
 def test_a_table_names_libraries_where_they_were_asked_for() -> None:
     known = sweep.Knowledge(H200, {}, {}, {})
-    by = [Timing(Gemm(32, 32, 32, library=name), (1e-6,)) for name in (None, "cublaslt")]
+    by = [Timing(Gemm(32, 32, 32, library=name), (1e-6, 1e-6)) for name in (None, "cublaslt")]
     plain, named = (sweep.explain(timing, known) for timing in by)
     assert "library" not in report.table([plain])
     head, _, last = report.table([plain, named]).splitlines()
@@ -613,10 +637,12 @@ def test_the_best_is_found() -> None:
     """find-peak returns the fastest first, from a device with one size that is best; a device
     that has rested does more than one that is held down by its power, and both are told."""
 
-    def measure(works: list[Gemm], *, null: bool = False, rest: float = 0.0) -> Comparison:
+    def measure(works: list[Gemm], *, null: bool = False, pace: Pace = EVEN) -> Comparison:
         best = Gemm(8192, 8192, 4096)
-        rates = [(800e12 if rest else 700e12) if work == best else 500e12 for work in works]
-        times = (Timing(w, (w.flops / rate,) * 9) for w, rate in zip(works, rates, strict=True))
+        rates = [
+            (700e12 if pace == SUSTAINED else 800e12) if work == best else 500e12 for work in works
+        ]
+        times = (Timing(w, (w.flops / rate,) * 12) for w, rate in zip(works, rates, strict=True))
         return Comparison(tuple(times))
 
     found = sweep.find_peak(H200, "bf16", measure)  # type: ignore[arg-type]
@@ -630,7 +656,7 @@ def test_a_sweep_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     known = sweep.Knowledge(H200, {}, {}, {})
     works = shapes.vary(Gemm(128, 128, 128), "n", shapes.below(128))
-    rows = [sweep.explain(Timing(w, (1e-5, 2e-5, 3e-5)), known) for w in works]
+    rows = [sweep.explain(Timing(w, (1e-5, 2e-5, 2e-5, 3e-5)), known) for w in works]
     document = {"device": H200.document(), "groups": [{"title": "bf16 n", "rows": rows}]}
     for name, magic in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml")):
         plot.check(tmp_path / name, overwrite=False)
@@ -667,7 +693,10 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
     kernel = kernels.parse(NAMES[4][0])
     known = sweep.Knowledge(H200, dict.fromkeys(slow.values(), kernel), {}, {})
     rows = [
-        {"group": f"eager {gemm.role}", **sweep.explain(Timing(gemm, (gemm.flops / rate,)), known)}
+        {
+            "group": f"eager {gemm.role}",
+            **sweep.explain(Timing(gemm, (gemm.flops / rate,) * 2), known),
+        }
         for three, rate in ((slow, 95e12), (fast, 636e12))
         for gemm in three.values()
     ]
@@ -690,9 +719,9 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
 @pytest.mark.cuda
 @pytest.mark.alone
 def test_gpu_the_same_product_twice_is_equally_fast() -> None:
-    """The timer's own bias on a product of 0.2 ms, where the chip's power does not interfere."""
+    """The timer's own bias on a product that the chip's power would hold down."""
     timer = Timer(torch.device("cuda"))
-    found = timer([Gemm(4096, 4096, 4096)], null=True, rest=sweep.rest_before(timer.facts))
+    found = timer([Gemm(4096, 4096, 4096)], null=True)
     assert found.bias is not None
     assert abs(found.bias.median - 1) < 0.005
     first = found.timings[0]

@@ -17,16 +17,16 @@ from pytracer.analysis.linear_layers import linear_layers
 from pytracer.gemm import presets, report
 from pytracer.gemm.advice import Advice, advise, document, misaligned, uses
 from pytracer.gemm.shapes import CrossEntropy, Gemm, Work
-from pytracer.gemm.timer import Comparison, Measure, Timing
+from pytracer.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
 
 
 def fake(seconds: Callable[[Work], float], noise: float = 0.002, bias: float = 0.0) -> Measure:
     """A device on which a product takes as long as a rule says, a little noisily."""
     draw = random.Random(0)
 
-    def measure(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
+    def measure(works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN) -> Comparison:
         def timing(work: Work, factor: float = 1.0) -> Timing:
-            samples = (seconds(work) * factor * draw.gauss(1, noise) for _ in range(11))
+            samples = (seconds(work) * factor * draw.gauss(1, noise) for _ in range(22))
             return Timing(work, tuple(samples))
 
         again = timing(works[0], 1 + bias) if null else None
@@ -178,7 +178,7 @@ def test_a_size_that_could_not_be_measured_is_said_so() -> None:
     """The rest of the advice is not lost for it."""
 
     def short_of_memory(
-        works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+        works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN
     ) -> Comparison:
         if len(works) > 1:
             raise errors.PytracerError("out of memory for all that")
@@ -204,7 +204,7 @@ def test_products_are_measured_as_they_will_run() -> None:
     """What torch.compile pads by itself is not ours to promise, nor what another library does."""
     seen: list[Work] = []
 
-    def watched(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
+    def watched(works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN) -> Comparison:
         seen.extend(works)
         return fake(like_hopper)(works, null=null)
 

@@ -19,7 +19,7 @@ from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.presets import Layer, Model
 from pytracer.gemm.shapes import DTYPES, MOST_ALIGNED, CrossEntropy, Gemm, Work
 from pytracer.gemm.statistics import Interval
-from pytracer.gemm.timer import Comparison, Measure, Timing
+from pytracer.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
 
 _LEAST_GAIN = 0.002  # of the products that were measured: less is not worth a line
 _AS_GOOD = 0.01  # candidates this close to the best are as good, and the smallest of them is chosen
@@ -153,8 +153,8 @@ def advise(
         shapes.check(as_run(use.work))
     comparisons: list[Comparison] = []
 
-    def measured(works: Sequence[Work], *, null: bool = False, rest: float = 0.0) -> Comparison:
-        found = measure([as_run(work) for work in works], null=null, rest=rest)
+    def measured(works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN) -> Comparison:
+        found = measure([as_run(work) for work in works], null=null, pace=pace)
         comparisons.append(found)
         return found
 
@@ -457,7 +457,7 @@ def _timing(timing: Timing) -> dict[str, Any]:
     return {
         "tflops": timing.tflops or None,
         "microseconds": {name: value * 1e6 for name, value in vars(timing.time).items()},
-        "samples_microseconds": [round(value * 1e6, 4) for value in timing.seconds],
+        "samples_microseconds": [round(value * 1e6, 4) for value in timing.samples],
     }
 
 

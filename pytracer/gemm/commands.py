@@ -99,8 +99,10 @@ def _method(timer: Timer) -> dict[str, Any]:
     return {
         "version": 1,
         "sample": "one replay of a CUDA graph of calls, between events" if cuda else "a loop",
-        "operands": "random, rotated through three times the cache",
-        "rounds": "interleaved in random order; medians with 95 % order-statistic intervals",
+        "operands": f"random, rotated through {timer.caches[0]} times the cache where there is room",
+        "pauses": "before each sample, for as long as it takes" if cuda else "none",
+        "rounds": "interleaved, in random orders and the same backwards; two samples a round; "
+        "medians of rounds with 95 % order-statistic intervals",
         "settings": vars(timer.settings),
     }
 

@@ -16,7 +16,7 @@ from pytracer.gemm import kernels, model, shapes
 from pytracer.gemm.device import Facts, datasheet
 from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
-from pytracer.gemm.timer import Comparison, Measure, Timing
+from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Measure, Pace, Timing
 
 _MOST_IN_A_GROUP = 12
 _FINALISTS = 4
@@ -164,8 +164,8 @@ class Peak:
     Both are of the fastest products, in the same order: best first for a moment.
     """
 
-    bursts: Comparison  # each round after a rest
-    sustained: Comparison  # by then the device has been at work for seconds
+    bursts: Comparison  # each pass after a rest
+    sustained: Comparison  # without a pause
 
 
 def find_peak(
@@ -179,8 +179,8 @@ def find_peak(
         timings += measure(candidates[part : part + _FINALISTS]).timings
     timings.sort(key=lambda timing: -timing.tflops)
     finalists = [timing.work for timing in timings[:_FINALISTS]]
-    sustained = measure(finalists)
-    bursts = measure(finalists, null=True, rest=rest_before(facts))
+    sustained = measure(finalists, pace=SUSTAINED)
+    bursts = measure(finalists, null=True, pace=rested(facts))
     order = sorted(range(len(finalists)), key=lambda i: -bursts.timings[i].tflops)
     return Peak(_in_order(bursts, order), _in_order(sustained, order))
 
@@ -189,9 +189,9 @@ def _in_order(found: Comparison, order: Sequence[int]) -> Comparison:
     return replace(found, timings=tuple(found.timings[i] for i in order), null=None)
 
 
-def rest_before(facts: Facts) -> float:
-    """Seconds after which a device that is held down by its power is no more."""
-    return _REST_SECONDS if facts.kind == "cuda" else 0.0
+def rested(facts: Facts) -> Pace:
+    """With rests that are long enough for the most that a device does for a moment."""
+    return Pace(rest=_REST_SECONDS) if facts.kind == "cuda" else EVEN
 
 
 # ---------------------------------------------------------------------- calibration
@@ -306,7 +306,7 @@ def explain(timing: Timing, known: Knowledge, *, samples: bool = True) -> dict[s
         "calls_per_sample": timing.calls,
     }
     if samples:
-        row["samples_microseconds"] = [round(value * 1e6, 4) for value in timing.seconds]
+        row["samples_microseconds"] = [round(value * 1e6, 4) for value in timing.samples]
     return row
 
 

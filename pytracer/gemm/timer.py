@@ -1,14 +1,16 @@
 """How long products take: interleaved, paired, and repeated until it is known well enough.
 
-What is compared runs in rounds. In each round every candidate runs once, in an order drawn anew or
-in the last one backwards, and ratios are taken within a round: a device that slows down slows all
-of them. One candidate may run twice under two names; how far that ratio is from 1 is what a ratio
-is worth (the null).
+What is compared runs in rounds. In each round every candidate runs twice, in an order drawn anew
+and in the same one backwards, and ratios are taken within a round: a device that slows down slows
+all of them, and what comes first comes last as well. One candidate may run under two names; how far
+that ratio is from 1 is what a ratio is worth (the null).
 
-On CUDA a sample is one replay of a graph of many calls, between two events. The device waits in a
-kernel of its own until the host has queued the first, and each takes longer than queuing the next:
-gaps between launches cannot count. The host asks for the clock meanwhile.
-On the CPU it is a loop of calls. Nothing is thrown away: every sample is in the result.
+On CUDA a sample is one replay of a graph of many calls, between two events. Before each, the device
+waits in a kernel that does nothing: until the host has queued the next, so that gaps between
+launches cannot count, and for as long as the sample takes, so that power does not hold the clock
+down. Without these pauses a product's time is also of what ran before it. The host asks for the
+clock meanwhile. On the CPU a sample is a loop of calls.
+Nothing is thrown away: every sample is in the result.
 """
 
 import gc
@@ -28,8 +30,12 @@ from pytracer.gemm.operands import Prepared, as_asked, prepare
 from pytracer.gemm.shapes import Work, check
 
 _HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
-_MOST_SETS = 256  # of operands
-_MOST_CALLS = 1024  # in a sample
+_CYCLES_PER_SECOND = 2e9  # about, of any GPU: for pauses
+# How many last caches the operands of each candidate are, the first for which there is room. Three
+# are cold; more are for where in memory they lie, which makes one set faster than another.
+_CACHES = (24, 8, 3)
+_MOST_SETS = 4096  # of operands
+_MOST_CALLS = 8192  # in a sample
 _READ_EVERY_SECONDS = 0.05
 _MEMORY_SHARE = 0.8  # of what is free that operands may take
 
@@ -38,24 +44,41 @@ _MEMORY_SHARE = 0.8  # of what is free that operands may take
 class Settings:
     """When a measurement is good enough, and when it has taken long enough."""
 
-    noise: float = 0.0025  # half the interval, as a share of the median
+    noise: float = 0.002  # half the interval, as a share of the median
     seconds: float = 2.0  # for one comparison, without allocating
-    least_rounds: int = 9
-    most_rounds: int = 1000
+    least_rounds: int = 6  # fewer have no interval
+    most_rounds: int = 500
     sample_seconds: float = 0.001
     warm_seconds: float = 0.1
 
 
 @dataclass(frozen=True)
+class Pace:
+    """When a GPU is quiet. One that has worked for a while is held down by its power."""
+
+    pause: float = 1.0  # before each sample, as a share of it
+    rest: float = 0.0  # seconds before each pass through all candidates
+
+
+EVEN = Pace()
+SUSTAINED = Pace(pause=0.0)
+
+
+@dataclass(frozen=True)
 class Timing:
-    """One candidate: seconds per call, one number per round."""
+    """One candidate: what it took, per call."""
 
     work: Work
-    seconds: tuple[float, ...]
+    samples: tuple[float, ...]  # seconds, two of each round
     calls: int = 1  # in each sample
     sets: int = 1  # of operands that calls took turns with
     cold: bool = True  # whether the sets are more than the cache holds
     error: float = 0.0  # of the result, against float64
+
+    @property
+    def seconds(self) -> tuple[float, ...]:
+        """One number per round: the mean of its two samples."""
+        return _means(self.samples)
 
     @property
     def time(self) -> statistics.Interval:
@@ -102,7 +125,7 @@ class Measure(Protocol):
     """What times candidates: a Timer, or a stand-in in a test."""
 
     def __call__(
-        self, works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+        self, works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN
     ) -> Comparison:
         """Times these in the same rounds."""
 
@@ -114,7 +137,7 @@ class _Clock(Protocol):
 
     def ready(self, prepared: Prepared, sample_seconds: float) -> "_Ready": ...
 
-    def round(self, ready: Sequence["_Ready"]) -> list[float]: ...
+    def once(self, ready: Sequence["_Ready"], pause: float) -> list[float]: ...
 
     def finish(self) -> list[dict[str, Any]]: ...
 
@@ -126,6 +149,7 @@ class _Ready:
     prepared: Prepared
     run: Callable[[], Any]
     calls: int
+    seconds: float = 0.0  # about; what pauses are a share of
 
 
 class Timer:
@@ -138,19 +162,19 @@ class Timer:
         self.settings = settings or Settings()
         self.gauges = devices.Gauges(device)
         self._clock: _Clock = _CudaClock(device, self.gauges) if device.type == "cuda" else _Cpu()
+        self.caches = _CACHES if device.type == "cuda" else _CACHES[-1:]
         self._random = random.Random(0)
         self._warm = False
 
     def __call__(
-        self, works: Sequence[Work], *, null: bool = False, rest: float = 0.0
+        self, works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN
     ) -> Comparison:
         """Times these in the same rounds.
 
         Args:
             works: the candidates; ratios are to the first.
             null: run the first one twice, as two candidates.
-            rest: seconds of quiet before each round. A GPU that has worked for a while is held down
-                by its power; one that has rested runs at its full clock for a moment.
+            pace: when the device is quiet; evenly, unless it is to show what it can sustain.
 
         Raises:
             errors.UsageError: a product that cannot be.
@@ -166,7 +190,7 @@ class Timer:
         try:
             for work, count in zip(candidates, sets, strict=True):
                 ready.append(self._ready(prepare(work, self.device, count)))
-            return self._run(ready, null=null, rest=rest)
+            return self._run(ready, null=null, pace=pace)
         finally:
             ready.clear()  # graphs and their operands, before the next candidates are allocated
 
@@ -188,12 +212,12 @@ class Timer:
     def _sets(self, candidates: Sequence[Work]) -> list[int]:
         """How many sets of operands each gets: enough to outgrow the cache, if there is room."""
         room = self.require_room(candidates)
-        cold = 3 * self.facts.cache_bytes
-        wanted = [min(max(2, -(-cold // work.bytes)), _MOST_SETS) for work in candidates]
-        needed = sum(w * work.held_bytes for w, work in zip(wanted, candidates, strict=True))
-        if needed > room:
-            wanted = [1] * len(candidates)
-        return wanted
+        for caches in self.caches:
+            cold = caches * self.facts.cache_bytes
+            sets = [min(max(2, -(-cold // work.bytes)), _MOST_SETS) for work in candidates]
+            if sum(n * one.held_bytes for n, one in zip(sets, candidates, strict=True)) <= room:
+                return sets
+        return [1] * len(candidates)
 
     def require_room(self, candidates: Sequence[Work]) -> int:
         """How many bytes may be used for these at once.
@@ -215,28 +239,25 @@ class Timer:
             )
         return room - scratch
 
-    def _run(self, ready: list[_Ready], *, null: bool, rest: float) -> Comparison:
+    def _run(self, ready: list[_Ready], *, null: bool, pace: Pace) -> Comparison:
         settings = self.settings
-        most_seconds = settings.seconds + rest * settings.least_rounds
-        if rest:
-            self._clock.round(ready)
+        most_seconds = settings.seconds + 2 * pace.rest * settings.least_rounds
+        if pace.rest:
+            self._clock.once(ready, pace.pause)
         else:
-            self._warm_up(ready)
-        seconds: list[list[float]] = [[] for _ in ready]
+            self._warm_up(ready, pace)
+        samples: list[list[float]] = [[] for _ in ready]
         order = list(range(len(ready)))
         began = time.perf_counter()
         while True:
-            time.sleep(rest)
-            if len(seconds[0]) % 2:
-                order.reverse()  # so that what comes first, and after what, weighs nothing
-            else:
-                self._random.shuffle(order)
-            for which, value in zip(
-                order, self._clock.round([ready[i] for i in order]), strict=True
-            ):
-                seconds[which].append(value)
-            rounds = len(seconds[0])
-            if rounds >= settings.least_rounds and _noise(seconds) <= settings.noise:
+            self._random.shuffle(order)
+            for one_way in (order, order[::-1]):
+                time.sleep(pace.rest)
+                values = self._clock.once([ready[i] for i in one_way], pace.pause)
+                for which, value in zip(one_way, values, strict=True):
+                    samples[which].append(value)
+            rounds = len(samples[0]) // 2
+            if rounds >= settings.least_rounds and _noise(samples) <= settings.noise:
                 stopped = "steady"
                 break
             if rounds >= settings.most_rounds:
@@ -249,19 +270,19 @@ class Timer:
         timings = [
             Timing(
                 one.prepared.work,
-                tuple(values),
+                tuple(taken),
                 one.calls,
                 len(one.prepared.calls),
                 one.prepared.rotated_bytes >= 2 * self.facts.cache_bytes,
                 one.prepared.error,
             )
-            for one, values in zip(ready, seconds, strict=True)
+            for one, taken in zip(ready, samples, strict=True)
         ]
         notes = (self.gauges.problem,) if self.gauges.problem else ()
         last = timings.pop() if null else None
         return Comparison(tuple(timings), last, tuple(gauges), stopped, notes)
 
-    def _warm_up(self, ready: list[_Ready]) -> None:
+    def _warm_up(self, ready: list[_Ready], pace: Pace) -> None:
         """Runs until rounds take the same time as those before them, or it has taken too long.
 
         The first comparison on a device warms it for longer: its clock and its heat settle.
@@ -272,15 +293,21 @@ class Timer:
         began = time.perf_counter()
         totals: list[float] = []
         while (spent := time.perf_counter() - began) < 3 * least:
-            totals.append(math.fsum(self._clock.round(ready)))
+            totals.append(math.fsum(self._clock.once(ready, pace.pause)))
             if len(totals) >= 4 and spent >= least:
                 before = sorted(totals[-4:-1])[1]
                 if abs(totals[-1] / before - 1) < 0.01:
                     return
 
 
-def _noise(seconds: Sequence[Sequence[float]]) -> float:
+def _means(samples: Sequence[float]) -> tuple[float, ...]:
+    """Of two and two."""
+    return tuple((a + b) / 2 for a, b in zip(samples[::2], samples[1::2], strict=True))
+
+
+def _noise(samples: Sequence[Sequence[float]]) -> float:
     """The widest interval: of ratios to the first candidate, or of the only one."""
+    seconds = [_means(one) for one in samples]
     if len(seconds) == 1:
         return statistics.median(seconds[0]).noise
     return max(statistics.ratio(one, seconds[0]).noise for one in seconds[1:])
@@ -303,7 +330,8 @@ class _Cpu:
 
         return _Ready(prepared, run, count)
 
-    def round(self, ready: Sequence[_Ready]) -> list[float]:
+    def once(self, ready: Sequence[_Ready], pause: float) -> list[float]:
+        del pause  # nothing holds a CPU down for milliseconds
         found = []
         for one in ready:
             with as_asked(one.prepared.work):
@@ -350,14 +378,12 @@ class _CudaClock:
                     call()
                 self._stream.synchronize()
                 graph = self._capture(prepared.calls)
-                known = (prepared.work, len(prepared.calls))
-                if known not in self._turns:
-                    fill = math.ceil(sample_seconds / self._elapsed(graph))
-                    self._turns[known] = max(1, min(fill, _MOST_CALLS // len(prepared.calls)))
-                turns = self._turns[known]
+                each = self._elapsed(graph)
+                fill = min(math.ceil(sample_seconds / each), _MOST_CALLS // len(prepared.calls))
+                turns = self._turns.setdefault((prepared.work, len(prepared.calls)), max(1, fill))
                 if turns > 1:
                     graph = self._capture(prepared.calls * turns)
-        return _Ready(prepared, graph.replay, len(prepared.calls) * turns)
+        return _Ready(prepared, graph.replay, len(prepared.calls) * turns, each * turns)
 
     def _capture(self, calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
         """A graph of these calls.
@@ -384,12 +410,14 @@ class _CudaClock:
         end.synchronize()
         return max(float(begin.elapsed_time(end)) / 1000, 1e-6)
 
-    def round(self, ready: Sequence[_Ready]) -> list[float]:
+    def once(self, ready: Sequence[_Ready], pause: float) -> list[float]:
         """One replay each, queued well before the device comes to it."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             torch.cuda._sleep(_HEAD_START_CYCLES)
             marks = []
             for one in ready:
+                if pause:
+                    torch.cuda._sleep(int(pause * one.seconds * _CYCLES_PER_SECOND))
                 begin, end = _event(), _event()
                 begin.record()
                 one.run()
