@@ -54,13 +54,12 @@ def test_rows_align_nothing_in_forward() -> None:
 
 @pytest.mark.parametrize("role", shapes.ROLES)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32", "fp8", "int8"])
-def test_alignment_is_of_the_strides_that_torch_sees(role: str, dtype: str) -> None:
+def test_alignment_is_of_the_strides_that_torch_sees(
+    role: str, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The leading dimensions by rule are the strides of the operands that are made."""
     gemm = Gemm(48, 32, 80, dtype, role)
-    a_turned, b_turned = gemm.turned
-    kind = DTYPES[dtype]
-    (a,) = operands._matrices(1, gemm.m, gemm.k, 1, kind, CPU, turned=a_turned)
-    (b,) = operands._matrices(1, gemm.k, gemm.n, 1, kind, CPU, turned=b_turned)
+    ((a, b, _),) = multiplied(monkeypatch, gemm)
     assert (a.shape, b.shape) == ((gemm.m, gemm.k), (gemm.k, gemm.n))
     for name, operand in (("a", a), ("b", b)):
         lead = max(operand.stride()) * operand.itemsize
@@ -404,6 +403,65 @@ def test_products_are_right(dtype: str, role: str) -> None:
     prepared = operands.prepare(Gemm(64, 48, 80, dtype, role), CPU, sets=2)
     assert prepared.error <= DTYPES[dtype].tolerance
     assert len(prepared.calls) == 2
+
+
+def multiplied(
+    monkeypatch: pytest.MonkeyPatch, gemm: Gemm, sets: int = 1
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """A, B and the result of each set, after all of them were multiplied."""
+    seen: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+    real = operands._product
+
+    def watched(gemm: Gemm, on: torch.device) -> Any:
+        run = real(gemm, on)
+
+        def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+            seen.append((a, b, out))
+            return run(a, b, out)
+
+        return call
+
+    monkeypatch.setattr(operands, "_product", watched)
+    prepared = operands.prepare(gemm, CPU, sets)
+    seen.clear()  # the one that proved it
+    for each in prepared.calls:
+        each()
+    return seen
+
+
+@given(
+    st.sampled_from(["bf16", "fp32", "fp8", "int8"]),
+    st.tuples(*[st.integers(17, 900)] * 3),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_operands_lie_alike_in_every_set_and_none_in_another(
+    dtype: str, sizes: tuple[int, int, int], batch: int, sets: int
+) -> None:
+    """A large one begins where a page does; of the same product, always at the same places."""
+    kind = DTYPES[dtype]
+    m, n, k = (-(-size // kind.multiple) * kind.multiple for size in sizes)
+    gemm = Gemm(m, n, k, dtype, batch=batch if kind.bytes > 1 else 1)
+    two = []
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(operands, "_PAGE", 1 << 16)
+            patch.setattr(operands, "_verify", lambda *_: 0.0)
+            two.append(multiplied(patch, gemm, sets))
+            taken = operands.bytes_of(gemm, sets)
+    spans = [(t.data_ptr(), t.numel() * t.itemsize) for t in itertools.chain(*two[0])]
+    assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(spans))
+    assert spans[-1][0] + spans[-1][1] - spans[0][0] <= taken
+    for at, size in spans:
+        assert at % (1 << 16 if size >= 1 << 16 else 512) == 0
+    places = [[t.data_ptr() % (1 << 16) for t in itertools.chain(*seen)] for seen in two]
+    assert places[0] == places[1]
+
+
+def test_every_set_is_multiplied_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not only the first, which is verified."""
+    for a, b, out in multiplied(monkeypatch, Gemm(40, 33, 24, "fp32"), sets=5):
+        torch.testing.assert_close(out, a @ b)
 
 
 def test_a_wrong_product_is_never_timed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch._C._autograd import DeviceType
 
 from pytracer import errors
-from pytracer.gemm.operands import Prepared, as_asked, prepare
+from pytracer.gemm.operands import Prepared, as_asked, bytes_of, prepare
 from pytracer.gemm.shapes import Gemm
 
 _MOST_AT_ONCE = 64
@@ -128,7 +128,7 @@ def names_of(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, tuple[st
             batch.append(prepare(gemm, device, 1))
         except errors.PytracerError:
             continue  # it was measured, so it can run; without room for it now, no name
-        held += gemm.held_bytes
+        held += bytes_of(gemm, 1)
         if len(batch) == _MOST_AT_ONCE or held > _MOST_BYTES_AT_ONCE:
             found |= _profiled(batch)
             batch, held = [], 0

@@ -2,9 +2,12 @@
 
 The operands are random: on zeros, fewer transistors switch and a device runs faster than it ever
 will on data. There are several sets of them, and calls take turns, so that no call finds its
-operands in the cache that the call before it filled.
+operands in the cache that the call before it filled. Those of a product are in one block of memory
+of its own, and large ones begin where a page does: how an operand lies across pages shows in what a
+product takes, and where an allocator happens to have room would be different for each.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,6 +19,8 @@ from pytracer import errors
 from pytracer.gemm.shapes import DTYPES, CrossEntropy, Dtype, Gemm, Work
 
 _SAMPLE = 48  # rows and columns that are computed again in float64
+_PAGE = 2 << 20  # bytes, of a GPU's memory
+_APART = 512  # smaller operands begin at multiples of so many, as torch's allocator has them
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
     except (RuntimeError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0]
         raise errors.PytracerError(f"{device} cannot run {work}: {first_line}") from error
+
+
+def bytes_of(work: Work, sets: int) -> int:
+    """What so many sets of operands take in memory, for as long as they are timed."""
+    return _Layout.of(work).stride * sets + _PAGE
 
 
 def _cuda_devices(device: torch.device) -> list[torch.device]:
@@ -105,56 +115,96 @@ def _many_compiles() -> Iterator[None]:
         yield
 
 
+# ---------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A set of operands in memory: bytes from its begin to each, and to the next set."""
+
+    offsets: tuple[int, ...]
+    stride: int
+
+    @staticmethod
+    def of(work: Work) -> "_Layout":
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in _stored(work)]
+        offsets: list[int] = []
+        at = 0
+        for size in sizes:
+            at = _up(at, _PAGE if size >= _PAGE else _APART)
+            offsets.append(at)
+            at += size
+        return _Layout(tuple(offsets), _up(at, _PAGE if max(sizes) >= _PAGE else _APART))
+
+
+def _up(at: int, unit: int) -> int:
+    return -(-at // unit) * unit
+
+
+def _stored(work: Work) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    """Shapes and dtypes as they are in memory: A, B and their product, or the logits."""
+    kind = DTYPES[work.dtype]
+    dtype = getattr(torch, kind.torch_name)
+    if isinstance(work, CrossEntropy):
+        return [((work.rows, work.classes), dtype)]
+    batch = (work.batch,) if work.batch > 1 else ()
+    a_turned, b_turned = work.turned
+    return [
+        ((*batch, work.k, work.m) if a_turned else (*batch, work.m, work.k), dtype),
+        ((*batch, work.n, work.k) if b_turned else (*batch, work.k, work.n), dtype),
+        ((*batch, work.m, work.n), getattr(torch, kind.out_torch_name)),
+    ]
+
+
+def _sets(work: Work, device: torch.device, count: int) -> list[list[torch.Tensor]]:
+    """What is stored of each set. What is read is random, the same numbers in each."""
+    layout, stored = _Layout.of(work), _stored(work)
+    block = torch.empty(bytes_of(work, count), dtype=torch.uint8, device=device)
+    first = -block.data_ptr() % _PAGE
+    found: list[list[torch.Tensor]] = []
+    for number in range(count):
+        begin = first + number * layout.stride
+        found.append([
+            block[begin + at :][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            for at, (shape, dtype) in zip(layout.offsets, stored, strict=True)
+        ])  # fmt: skip
+    for i in range(min(len(stored), 2)):
+        _fill(found[0][i], DTYPES[work.dtype])
+        for operands in found[1:]:
+            operands[i].copy_(found[0][i])
+    return found
+
+
+def _fill(matrix: torch.Tensor, kind: Dtype) -> None:
+    """With numbers of a normal distribution, if it holds floats."""
+    if kind.name == "int8":
+        matrix.random_(-127, 128)
+    elif kind.bytes == 1:
+        matrix.copy_(torch.randn(matrix.shape, dtype=torch.bfloat16, device=matrix.device))
+    else:
+        matrix.normal_()
+
+
 # ---------------------------------------------------------------------- products
 
 
 def _gemm(gemm: Gemm, device: torch.device, sets: int) -> Prepared:
-    kind = DTYPES[gemm.dtype]
     a_turned, b_turned = gemm.turned
-    a = _matrices(gemm.batch, gemm.m, gemm.k, sets, kind, device, turned=a_turned)
-    b = _matrices(gemm.batch, gemm.k, gemm.n, sets, kind, device, turned=b_turned)
+    operands = [
+        (a.mT if a_turned else a, b.mT if b_turned else b, out)
+        for a, b, out in _sets(gemm, device, sets)
+    ]
     product = _product(gemm, device)
-    calls = []
-    for i in range(sets):
-        shape = (gemm.batch, gemm.m, gemm.n) if gemm.batch > 1 else (gemm.m, gemm.n)
-        out = torch.empty(shape, dtype=getattr(torch, kind.out_torch_name), device=device)
-        out.fill_(float("nan") if out.is_floating_point() else -1)  # what is not written shows
-        calls.append(_call(product, a[i], b[i], out))
-    return Prepared(gemm, tuple(calls), _verify(gemm, calls[0], a[0], b[0]))
+    calls = tuple(_call(product, *three) for three in operands)
+    a, b, out = operands[0]
+    out.fill_(float("nan") if out.is_floating_point() else -1)  # what is not written shows
+    return Prepared(gemm, calls, _verify(gemm, calls[0], a, b))
 
 
 def _call(
     product: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
 ) -> Callable[[], torch.Tensor]:
     return lambda: product(a, b, out)
-
-
-def _matrices(
-    batch: int,
-    rows: int,
-    columns: int,
-    sets: int,
-    kind: Dtype,
-    device: torch.device,
-    *,
-    turned: bool,
-) -> list[torch.Tensor]:
-    """Random matrices, all with the same numbers in different places."""
-    shape: tuple[int, ...] = (columns, rows) if turned else (rows, columns)
-    if batch > 1:
-        shape = (batch, *shape)
-    first = _random(shape, kind, device)
-    stored = [first, *(first.clone() for _ in range(sets - 1))]
-    return [matrix.transpose(-1, -2) if turned else matrix for matrix in stored]
-
-
-def _random(shape: tuple[int, ...], kind: Dtype, device: torch.device) -> torch.Tensor:
-    dtype = getattr(torch, kind.torch_name)
-    if kind.name == "int8":
-        return torch.randint(-127, 128, shape, dtype=dtype, device=device)
-    if kind.bytes == 1:
-        return torch.randn(shape, dtype=torch.bfloat16, device=device).to(dtype)
-    return torch.randn(shape, dtype=dtype, device=device)
 
 
 def _product(gemm: Gemm, device: torch.device) -> Callable[..., torch.Tensor]:
@@ -240,18 +290,16 @@ def _some(size: int, device: torch.device) -> torch.Tensor:
 
 
 def _cross_entropy(work: CrossEntropy, device: torch.device, sets: int) -> Prepared:
-    kind = DTYPES[work.dtype]
     targets = torch.randint(work.classes, (work.rows,), device=device)
-    first = _random((work.rows, work.classes), kind, device)
-    stored = [first, *(first.clone() for _ in range(sets - 1))]
-    calls = [_loss_call(logits.requires_grad_(), targets) for logits in stored]
+    stored = [logits for (logits,) in _sets(work, device, sets)]
+    calls = tuple(_loss_call(logits.requires_grad_(), targets) for logits in stored)
     found = float(calls[0]()[0].detach())
     with torch.no_grad():
-        exact = float(_exact_loss(first, targets))
+        exact = float(_exact_loss(stored[0], targets))
     error = abs(found / exact - 1)
     if not error <= 1e-3:
         raise errors.PytracerError(f"the result of {work} is wrong: {found} instead of {exact}")
-    return Prepared(work, tuple(calls), error)
+    return Prepared(work, calls, error)
 
 
 def _loss_call(logits: torch.Tensor, targets: torch.Tensor) -> Callable[[], Any]:

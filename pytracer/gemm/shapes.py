@@ -78,11 +78,6 @@ class Gemm:
         return self.batch * (read * kind.bytes + self.m * self.n * kind.out_bytes)
 
     @property
-    def held_bytes(self) -> int:
-        """What one set of operands takes for as long as it is timed."""
-        return self.bytes
-
-    @property
     def scratch_bytes(self) -> int:
         """What one call takes beyond that and gives back."""
         return self.bytes if self.compiled else 0  # copies that are padded, and the result
@@ -141,11 +136,6 @@ class CrossEntropy:
         """The logits, their float32 copy, its log-softmax and three gradients."""
         small = DTYPES[self.dtype].bytes
         return self.rows * self.classes * (2 * small + 4 * 4)
-
-    @property
-    def held_bytes(self) -> int:
-        """The logits."""
-        return self.rows * self.classes * DTYPES[self.dtype].bytes
 
     @property
     def scratch_bytes(self) -> int:

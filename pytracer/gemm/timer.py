@@ -26,7 +26,7 @@ import torch
 
 from pytracer import errors
 from pytracer.gemm import device as devices, statistics
-from pytracer.gemm.operands import Prepared, as_asked, prepare
+from pytracer.gemm.operands import Prepared, as_asked, bytes_of, prepare
 from pytracer.gemm.shapes import Work, check
 
 _HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
@@ -215,7 +215,7 @@ class Timer:
         for caches in self.caches:
             cold = caches * self.facts.cache_bytes
             sets = [min(max(2, -(-cold // work.bytes)), _MOST_SETS) for work in candidates]
-            if sum(n * one.held_bytes for n, one in zip(sets, candidates, strict=True)) <= room:
+            if sum(map(bytes_of, candidates, sets)) <= room:
                 return sets
         return [1] * len(candidates)
 
@@ -228,13 +228,13 @@ class Timer:
         room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
         largest = max(candidates, key=lambda work: work.bytes)
         scratch = max(work.scratch_bytes for work in candidates)  # none of them at the same time
-        least = sum(work.held_bytes for work in candidates) + scratch
+        least = sum(bytes_of(work, 1) for work in candidates) + scratch
         if least > room:
             gc.collect()
             room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
         if least > room:
             raise errors.PytracerError(
-                f"{largest} takes {largest.held_bytes + largest.scratch_bytes:,} bytes, all "
+                f"{largest} takes {bytes_of(largest, 1) + largest.scratch_bytes:,} bytes, all "
                 f"{len(candidates)} candidates {least:,}, and {self.device} has room for {room:,}"
             )
         return room - scratch
