@@ -1,7 +1,7 @@
 """Matrix products on this device: what is published, what holds here, and what padding gains.
 
-    python benchmarks/gemm.py                     # everything, in at most 6 minutes on an H200
-    python benchmarks/gemm.py --parts peaks,gpt2
+    python benchmarks/gemm.py                     # everything, in some 5 minutes on an H200
+    python benchmarks/gemm.py --parts peaks,gpt2  # these anew; the file's others stay in it
     python benchmarks/gemm.py --out DIR           # one JSON file; without a GPU a small version
 
 Parts, in the order they run; the file is rewritten after each, so a time limit loses only what had
@@ -18,7 +18,8 @@ not been measured. Whatever is left when the time is up is skipped, and the file
 * peers: a plain event loop and do_bench beside ours, several times each.
 * model: the time model's error on aligned products that it was not fitted to.
 
-"claims" in the file says of each published figure or promise what was measured and if it holds.
+"claims" in the file says of each published figure or promise what was measured and if it holds,
+"measured" when and on which machine each part was.
 """
 
 import argparse
@@ -77,16 +78,30 @@ class Bench:
         self.until = self.began + 60 * minutes
         slug = re.sub(r"[^a-z0-9]+", "-", self.facts.name.lower()).strip("-")
         self.target = out / f"gemm-{slug if self.cuda else 'cpu'}.json"
-        self.biases: list[dict[str, Any]] = []
+        self.part = ""  # that is being measured
         self.unnamed: list[tuple[dict[str, Any], Timing]] = []
         self.document: dict[str, Any] = {
             "machine": overhead.machine(),
             "device": self.facts.document(),
             "settings": vars(self.timer.settings),
             "parts": {},
+            "measured": {},
             "skipped": {},
             "claims": [],
+            "biases": [],
         }
+
+    def keep(self, others: set[str]) -> None:
+        """These parts of the file as it is, if they were measured on such a device."""
+        if not self.target.exists():
+            return
+        older = json.loads(self.target.read_text())
+        if older["device"]["name"] != self.facts.name or "measured" not in older:
+            return
+        for what in ("parts", "measured", "skipped"):
+            self.document[what] |= {p: one for p, one in older[what].items() if p in others}
+        for what in ("claims", "biases"):
+            self.document[what] += [one for one in older[what] if one["part"] in others]
 
     @property
     def left(self) -> float:
@@ -96,8 +111,8 @@ class Bench:
         found = self.timer(works, null=null, pace=pace)
         if found.bias is not None:
             first = found.timings[0]
-            self.biases.append({
-                "product": str(first.work), "beside": len(found.timings) - 1,
+            self.document["biases"].append({
+                "part": self.part, "product": str(first.work), "beside": len(found.timings) - 1,
                 "rounds": len(first.seconds), "stopped": found.stopped, **vars(found.bias),
             })  # fmt: skip
         return found
@@ -121,10 +136,12 @@ class Bench:
         known = Knowledge(self.facts, sweep.learn_kernels(works, self.device), {}, {})
         for row, timing in self.unnamed:
             row.update(sweep.explain(timing, known))
-        older = Counter(row["dtype"] for row, _ in self.unnamed if row["older_kernel"])
+        rows = list(rows_in(self.document["parts"]))
+        older = Counter(row["dtype"] for row in rows if row["older_kernel"])
+        self.part = ""
         if known.kernels:
             self.claim(
-                f"products that run a kernel older than {self.facts.name}, of {len(self.unnamed)}",
+                f"products that run a kernel older than {self.facts.name}, of {len(rows)}",
                 ", ".join(f"{count} in {dtype}" for dtype, count in older.items()) or "none",
                 "reported",
                 None,
@@ -133,8 +150,9 @@ class Bench:
     def claim(self, text: str, value: Any, limit: str, holds: bool | None) -> None:
         if not self.cuda:
             holds = None  # the limits are those of a GPU
-        claims = self.document["claims"]
-        claims.append({"claim": text, "measured": value, "limit": limit, "holds": holds})
+        self.document["claims"].append(
+            {"part": self.part, "claim": text, "measured": value, "limit": limit, "holds": holds}
+        )
         word = {True: "holds", False: "DOES NOT HOLD", None: "-"}[holds]
         print(f"  {word}: {text}: {value} ({limit})", flush=True)
 
@@ -143,6 +161,15 @@ class Bench:
         part = self.target.with_suffix(".part")
         part.write_text(json.dumps(self.document) + "\n")  # every sample is in it
         part.replace(self.target)
+
+
+def rows_in(found: Any) -> Iterator[dict[str, Any]]:
+    """Every product of a document, wherever it is."""
+    if isinstance(found, dict) and "older_kernel" in found:
+        yield found
+    elif isinstance(found, dict | list):
+        for each in found.values() if isinstance(found, dict) else found:
+            yield from rows_in(each)
 
 
 # ---------------------------------------------------------------------------- parts
@@ -605,12 +632,15 @@ def main() -> int:
     warnings.filterwarnings("ignore", category=FutureWarning)
     arguments.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(arguments.out, arguments.minutes)
+    bench.keep(set(PARTS) - {name for name, _ in chosen(arguments.parts)})
     status = 0
     for name, part in chosen(arguments.parts):
         if bench.left < LEAST_SECONDS.get(name, 10.0):
             bench.document["skipped"][name] = "the time was up"
             continue
         print(f"{name} ({bench.left:.0f} s left)", flush=True)
+        bench.part = name
+        bench.document["measured"][name] = overhead.machine()
         try:
             bench.document["parts"][name] = part(bench)
         except (errors.PytracerError, RuntimeError, ImportError) as error:
@@ -620,9 +650,9 @@ def main() -> int:
         clean_memory(bench)
         bench.write()
     bench.name_kernels()
-    if bench.biases:
-        off = sorted(abs(one["median"] - 1) for one in bench.biases)
-        bench.document["biases"] = bench.biases
+    bench.part = ""
+    if biases := bench.document["biases"]:
+        off = sorted(abs(one["median"] - 1) for one in biases)
         bench.claim(
             f"the same product twice, {len(off)} times: median and largest difference",
             f"{off[len(off) // 2]:.3%}, {off[-1]:.3%}",

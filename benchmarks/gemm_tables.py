@@ -132,10 +132,10 @@ def pictures(document: Document, folder: Path) -> None:
 
 def machine(document: Document) -> str:
     """Where and when."""
-    facts = document["machine"]
-    return (
-        f"Measured on {document['device']['name']}, torch {facts['torch']}, {facts['date'][:10]}."
-    )
+    dates = {facts["date"][:10] for facts in document["measured"].values()}
+    torch = document["machine"]["torch"]
+    when = " and ".join(sorted(dates))
+    return f"Measured on {document['device']['name']}, torch {torch}, {when}."
 
 
 def _groups(document: Document, part: str) -> dict[str, list[Document]]:
