@@ -20,7 +20,24 @@ def vocabulary(document: Document) -> str:
     cells = {(_size(row), row["group"]): row for row in rows}
     found = [[str(size), *(_rate(cells.get((size, title))) for title in titles)] for size in sizes]
     note = "TFLOP/s in bf16, medians, and the generation the kernel was written for."
-    return "\n".join([_table(["vocabulary", *titles], found), "", note, machine(document)])
+    table = _table(["vocabulary", *titles], found)
+    return "\n".join([table, "", note, *_foretold(document), machine(document)])
+
+
+def _foretold(document: Document) -> list[str]:
+    """What advice said that a step would gain, and what it did."""
+    part = document["parts"].get("gpt2", {})
+    if "step" not in part:
+        return []
+    step = part["step"]
+    saved, foretold = step["saved_ms"], step["predicted_ms"]
+    (size,) = (d["advised"] for d in part["advice"]["dimensions"] if d["name"] == "vocab")
+    return [
+        f"Advised for GPT-2 124M: {size}, which would save {foretold['median']:.1f} ms of a step "
+        f"({foretold['low']:.1f} to {foretold['high']:.1f});",
+        f"applied, it saved {saved['median']:.1f} ms of {step['before_ms']:.1f} "
+        f"({saved['low']:.1f} to {saved['high']:.1f}).",
+    ]
 
 
 def _size(row: Document) -> int:

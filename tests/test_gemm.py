@@ -758,7 +758,7 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
         for three, rate in ((slow, 95e12), (fast, 636e12))
         for gemm in three.values()
     ]
-    result = {
+    result: dict[str, Any] = {
         "parts": {"vocabulary": {"rows": rows}},
         "device": H200.document(),
         "machine": {"torch": "2.11.0"},
@@ -770,6 +770,14 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
         "| 50257 | 95 (sm80) | 95 (sm80) | 95 (sm80) |",
         "| 50304 | 636 | 636 | 636 |",
     ]
+    spread = {"median": 25.4, "low": 25.3, "high": 25.7}
+    result["parts"]["gpt2"] = {
+        "step": {"before_ms": 69.4, "saved_ms": spread, "predicted_ms": spread},
+        "advice": {"dimensions": [{"name": "vocab", "advised": 50264}]},
+    }
+    text = gemm_tables.vocabulary(result)
+    assert "50264, which would save 25.4 ms of a step (25.3 to 25.7)" in text
+    assert "it saved 25.4 ms of 69.4" in text
 
 
 # ---------------------------------------------------------------------- on a GPU
