@@ -32,12 +32,15 @@ def _foretold(document: Document) -> list[str]:
     step = part["step"]
     saved, foretold = step["saved_ms"], step["predicted_ms"]
     (size,) = (d["advised"] for d in part["advice"]["dimensions"] if d["name"] == "vocab")
-    return [
-        f"Advised for GPT-2 124M: {size}, which would save {foretold['median']:.1f} ms of a step "
-        f"({foretold['low']:.1f} to {foretold['high']:.1f});",
-        f"applied, it saved {saved['median']:.1f} ms of {step['before_ms']:.1f} "
-        f"({saved['low']:.1f} to {saved['high']:.1f}).",
-    ]
+    text = (
+        f"Advised for GPT-2 124M: {size}, which would save {_span(foretold)} ms of a step; applied, "
+        f"it saved {_span(saved)} of {step['before_ms']:.1f} ms."
+    )
+    return [text]
+
+
+def _span(found: Document) -> str:
+    return f"{found['median']:.2f} ({found['low']:.2f} to {found['high']:.2f})"
 
 
 def _size(row: Document) -> int:

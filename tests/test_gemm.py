@@ -776,8 +776,7 @@ def test_the_readmes_table_is_made_from_what_was_measured() -> None:
         "advice": {"dimensions": [{"name": "vocab", "advised": 50264}]},
     }
     text = gemm_tables.vocabulary(result)
-    assert "50264, which would save 25.4 ms of a step (25.3 to 25.7)" in text
-    assert "it saved 25.4 ms of 69.4" in text
+    assert "50264, which would save 25.40 (25.30 to 25.70) ms of a step; applied, it saved" in text
 
 
 # ---------------------------------------------------------------------- on a GPU
