@@ -364,9 +364,9 @@ class Traced:
         skip, steps = self._plan.skip, self._plan.steps
         if self._recording is None or steps is None or self._recording.steps_seen - skip < steps:
             return ""
-        if skip:
-            return f"steps {skip} to {skip + steps - 1}"
-        return f"the first {steps} steps" if steps > 1 else "the first step"
+        if steps == 1:
+            return f"step {skip}" if skip else "the first step"
+        return f"steps {skip} to {skip + steps - 1}" if skip else f"the first {steps} steps"
 
     def _watched(self, traced: Any, first_step: int) -> None:
         """Remembers the step that went highest, if that is higher than what was kept."""
@@ -402,7 +402,8 @@ class Traced:
         from pytracer.api import free_name, is_out_of_memory
 
         path, which = self._path, self._which()
-        kept = f"{which.capitalize()} are in {path}" if which else "Recorded until then"
+        verb = "is" if self._plan.steps == 1 else "are"
+        kept = f"{which.capitalize()} {verb} in {path}" if which else "Recorded until then"
         look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
             later = f"\n{self._later}" if self._later else ""

@@ -1,5 +1,6 @@
 """What a person meets who uses trace() at a prompt: refusals, one-line answers, tables."""
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,16 @@ def test_steps_are_counted_from_the_first_that_was_recorded() -> None:
     with trace(model, optimizer, devices="cpu", schedule=schedule, report=False) as t:
         train(model, optimizer, 6)
     assert list(t.steps().index) == [0, 1]
+
+
+def test_every_key_of_the_meta_document_is_documented(traced: trace, tmp_path: Path) -> None:
+    """Of a recording, of one read back from a snapshot, and no key that nobody writes or reads."""
+    text = (Path(__file__).parents[1] / "docs" / "trace-format.md").read_text()
+    table = text.partition("## The meta document")[2].partition("\n## ")[0]
+    cells = (line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    documented = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
+    snapshot = tmp_path / "step.pickle"
+    traced.export_memory_snapshot(snapshot)
+    written = traced.data.meta.keys() | load(snapshot).data.meta.keys()
+    assert written <= documented
+    assert documented - written == {"cost", "first_step"}

@@ -260,13 +260,18 @@ def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("steps", "kept"), [(3, "Recorded until then"), (8, "The first 5 steps are in")]
+    ("steps", "asked", "kept"),
+    [
+        (3, (), "Recorded until then"),
+        (8, (), "The first 5 steps are in"),
+        (3, ("--steps", "1", "--no-watch"), "The first step is in"),
+    ],
 )
 def test_a_program_that_fails_is_told_what_is_in_the_file(
-    steps: int, kept: str, tmp_path: Path
+    steps: int, asked: tuple[str, ...], kept: str, tmp_path: Path
 ) -> None:
     write(tmp_path, "my train.py", TRAIN, f"for _ in range({steps}): step()\nraise ValueError\n")
-    ran = python("-m", "pytracer", "run", "my train.py", folder=tmp_path)
+    ran = python("-m", "pytracer", "run", *asked, "my train.py", folder=tmp_path)
     last = ran.stderr.splitlines()[-1]
     assert last.startswith(kept)
     assert last.endswith("pytracer summary 'my train.pytrace'")  # a shell takes it as it is

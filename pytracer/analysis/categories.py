@@ -73,7 +73,7 @@ _FSDP = re.compile(
     r"|FullyShardedDataParallel\._(pre_forward|pre_backward|post_backward_prefetch)"
 )
 
-_OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
+OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
 
 # Roles that are inferred; those of labels are rows of the trace's string table. A role is a
 # number: below len(ROLES) one of these, above it a row of the string table.
@@ -215,7 +215,7 @@ def _facts(trace: Trace) -> _Facts:
     found, tree, moments = lifetimes(trace), scopes.tree(trace), phases.moments(trace)
     outside = np.isin(moments.made_phase, (OTHER, DATA, MISSING))
     label, label_category, many_names, handed = _labels(trace, found, moments, outside)
-    owned = np.isin(label_category, _OWNED)
+    owned = np.isin(label_category, OWNED)
     made_op = tree.op[moments.made_scope]
     return _Facts(
         found=found,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import blocks, devices, owners, phases, scopes, views
-from pytracer.analysis.categories import ROLE
+from pytracer.analysis.categories import OWNED, ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
@@ -22,7 +22,6 @@ Size = Callable[[int], str]
 
 _WORTH = 0.01  # of the peak: less is noise
 _MOST_LINES = 3  # of lines that grow
-_NO_GRAPH_KEEPS = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
 _MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
 _PART = 10  # a tenth of a growth is worth a line of its own
 _CACHE_SHARE = 0.2  # of what is reserved at the peak
@@ -256,7 +255,7 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
 def _has_graph(now: Situation, variable: str) -> bool:
     """Whether its graph still has what it saved."""
     rows = [row for row in _variables(now) if row.get("name") == variable]
-    return any(row.get("graph_addresses", row.get("graph_nodes")) for row in rows)
+    return any(row.get("graph_addresses") for row in rows)
 
 
 def _variables(now: Situation) -> list[dict[str, Any]]:
@@ -406,7 +405,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     made_in = calls.of_scope[alloc.scope]
     freed = phases.moments(now.trace).freed_ticks
     outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
-    outlived &= views.on_device(now.trace, now.device) & ~np.isin(alloc.category, _NO_GRAPH_KEEPS)
+    outlived &= views.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
     # What the call's last op returned is its result, which it would keep in any case.
     last = np.zeros(len(ends), np.uint32)
     np.maximum.at(last, made_in[outlived], alloc.scope[outlived])

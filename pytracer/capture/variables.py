@@ -71,12 +71,11 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
         if name.startswith("__"):
             continue
         tensors = list(_tensors(value))
-        addresses, (nodes, saved) = _addresses(tensors), _graph(tensors)
-        if addresses or nodes:
+        addresses, saved = _addresses(tensors), _saved_by_graph(tensors)
+        if addresses or saved:
             yield {
                 "name": name,
                 "addresses": sorted(addresses),
-                "graph_nodes": nodes,
                 "graph_addresses": sorted(saved),
                 "behind_numbers": sorted(_addresses(filter(_is_number_of_many, tensors))),
             }
@@ -141,16 +140,16 @@ def _address(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage().data_ptr())
 
 
-def _graph(tensors: Iterable[torch.Tensor]) -> tuple[int, set[int]]:
-    """How many autograd nodes these keep alive, and where what those have saved is."""
+def _saved_by_graph(tensors: Iterable[torch.Tensor]) -> set[int]:
+    """Where what the autograd nodes have saved is that these keep alive."""
     ends = []
     for tensor in tensors:
         with contextlib.suppress(Exception):  # as above
             if tensor.grad_fn is not None:
                 ends.append(tensor)
-    count, saved = 0, set[int]()
+    saved: set[int] = set()
     for node in itertools.islice(graph.nodes(ends), _MOST_NODES):
-        count += 1
-        if len(saved) < _MOST_SAVED:
-            saved |= _addresses(graph.saved_by(node))
-    return count, saved
+        if len(saved) >= _MOST_SAVED:
+            break
+        saved |= _addresses(graph.saved_by(node))
+    return saved
