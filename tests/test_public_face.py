@@ -1,5 +1,6 @@
 """What a person meets who uses trace() at a prompt: refusals, one-line answers, tables."""
 
+import json
 import re
 import warnings
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from pytracer import errors, load, trace
+from pytracer.cli import output
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -166,6 +168,26 @@ def test_steps_are_counted_from_the_first_that_was_recorded() -> None:
     with trace(model, optimizer, devices="cpu", schedule=schedule, report=False) as t:
         train(model, optimizer, 6)
     assert list(t.steps().index) == [0, 1]
+
+
+def test_steps_of_a_late_window_have_the_same_number_wherever_they_are_shown(
+    traced: trace, tmp_path: Path
+) -> None:
+    traced.save(tmp_path / "early.pytrace")
+    late = load(tmp_path / "early.pytrace")
+    late.data.meta["first_step"] = 40
+    number = 40 + (late.peak.step or 0)
+    page, chrome = tmp_path / "late.html", tmp_path / "late.json"
+    late.export_html(page)
+    late.export_chrome_trace(chrome)
+    assert f"   step {number}, " in late.table()
+    assert f", step {number}, " in page.read_text()
+    assert f">step {number}<" in page.read_text()
+    events = json.loads(chrome.read_text())["traceEvents"]
+    shown = {event["name"] for event in events if str(event.get("name")).startswith("step ")}
+    assert f"step {number}" in shown
+    assert "step 0" not in shown
+    assert output.summary_document(late)["peak"]["step"] == number
 
 
 def test_every_key_of_the_meta_document_is_documented(traced: trace, tmp_path: Path) -> None:

@@ -415,7 +415,8 @@ class _Document:
         # What was allocated when a step began counts for its peak.
         cuts = np.searchsorted(ticks[1:], bounds, side="right")
         peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
-        texts = [self._texts.add(f"step {i}") for i in range(len(peaks))]
+        began = views.first_step(trace)
+        texts = [self._texts.add(f"step {began + i}") for i in range(len(peaks))]
         names = np.array(texts, np.int64)
         return self._track(_STEPS, times[:-1], times[1:], names, ("peak bytes", _INTEGER, peaks))
 
@@ -577,6 +578,7 @@ class _Document:
             self._note("allocations", len(which) - share)
             which = np.sort(_largest(alloc.requested_bytes, which, share))
         begin, end = self._lives(which)
+        began = views.first_step(trace)
         label, labels = alloc.label[which], sound.labels(trace)
         cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
 
@@ -604,7 +606,7 @@ class _Document:
                 ("forward module", _TEXT, self._known(alloc.forward_module[which])),
                 ("forward op", _TEXT, self._known(alloc.forward_op[which])),
                 ("forward line", _TEXT, lines(alloc.forward_line)),
-                ("step", _INTEGER, _or_none(alloc.step[which], alloc.step[which] < 0)),
+                ("step", _INTEGER, _or_none(alloc.step[which] + began, alloc.step[which] < 0)),
                 ("alive_at_start", _FLAG, alloc.start[which] < 0),
                 ("alive_at_end", _FLAG, alloc.completed[which] < 0),
             ],

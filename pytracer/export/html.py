@@ -30,7 +30,8 @@ def fragment(trace: Trace, device: str | None = None) -> str:
     peak = shown.peak
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     if peak.phase is not None:
-        head += f", step {peak.step}, {time_text(peak.time_ns)} after the start"
+        step = (peak.step or 0) + views.first_step(trace)
+        head += f", step {step}, {time_text(peak.time_ns)} after the start"
     return "\n".join(
         [
             '<div style="font-family:sans-serif;font-size:13px">',

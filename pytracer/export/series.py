@@ -71,12 +71,14 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
         whole = np.concatenate([[at_start], column[kept], [at_end]]).astype(np.int64)
         if whole.any():
             shown[name] = whole
+    began = views.first_step(trace)
     return Series(
         times_ns=shown_times,
         levels=shown,
         peak=views.peak(trace, device),
         steps=tuple(
-            Band(str(row.step), row.start_ns, row.end_ns) for row in views.step_rows(trace, device)
+            Band(str(began + row.step), row.start_ns, row.end_ns)
+            for row in views.step_rows(trace, device)
         ),
         phases=_phases(trace, last),
     )
