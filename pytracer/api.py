@@ -327,7 +327,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             at `t.step()`, or at every `optimizer.step()` if that is never called. `steps()` counts
             those that were recorded: the first one is its step 0. Of a schedule that repeats the
             last cycle that was not cut short is kept; with `path=` each has a file.
-        devices: "cpu", "cuda" or both; by default CUDA if there is one.
+        devices: "cpu", "cuda" or both; by default where the models are, else CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens.
         max_events: how many events to keep in memory; more are counted and not kept.
         report: print the table at the end (to stderr). By default only for a `with trace():`

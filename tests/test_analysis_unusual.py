@@ -1,6 +1,8 @@
 """Programs that train in less usual ways, and what their bytes are."""
 
+import collections
 import copy
+import dataclasses
 import queue
 import threading
 from collections.abc import Iterator
@@ -58,6 +60,63 @@ def test_batches_that_another_thread_makes_are_inputs(saved_tensors: str) -> Non
             learn(model, optimizer, batch)
         thread.join()
     assert categories(t.allocations(), "aten::randn", "aten::randint") == {"inputs"}
+
+
+class PlainBatch:
+    """As the Annotated Transformer has it; PyTorch Geometric's has another object in between."""
+
+    def __init__(self, x: torch.Tensor, rest: Any) -> None:
+        self.x, self.rest = x, rest
+
+
+@dataclasses.dataclass
+class DataBatch:
+    x: torch.Tensor
+    rest: Any
+
+
+@dataclasses.dataclass(slots=True)
+class SlotBatch:
+    x: torch.Tensor
+    rest: Any
+
+
+class Summed(nn.Module):
+    """Adds all that its batch holds; is handed what is no batch as well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, batch: Any, besides: Any) -> torch.Tensor:
+        held = batch if isinstance(batch, collections.UserDict) else None
+        x, rest = (held["x"], held["rest"]) if held else (batch.x, batch.rest)
+        assert isinstance(besides[0], nn.Module)
+        y: torch.Tensor = self.linear(x) * rest.x + rest.rest["mask"]
+        return y.square().mean()
+
+
+@pytest.mark.parametrize("kind", [PlainBatch, DataBatch, SlotBatch, collections.UserDict])
+def test_a_batch_in_an_object_of_its_own_is_inputs(kind: Any, saved_tensors: str) -> None:
+    """All of it; and a model or an optimizer that is handed over is not."""
+    model, other = Summed(), net()
+    optimizer = torch.optim.Adam([*model.parameters(), *other.parameters()])
+
+    def fetched() -> Any:
+        inner = DataBatch(torch.randn(32, 64), {"mask": torch.randn(32, 64)})
+        x = torch.randn(32, 64)
+        return kind({"x": x, "rest": inner}) if kind is collections.UserDict else kind(x, inner)
+
+    with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+        for _ in range(4):
+            loss = model(fetched(), (other, optimizer)) + other(torch.zeros(1, 64)).sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    rows = t.allocations()
+    assert categories(rows, "aten::randn") == {"inputs"}
+    learnt = sum(p.numel() * 4 for p in [*model.parameters(), *other.parameters()])
+    assert t.summary().loc["weights", "at_peak"] == learnt
 
 
 def test_a_batch_that_is_fetched_before_backward_is_the_next_forwards_input(

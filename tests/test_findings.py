@@ -1,7 +1,9 @@
 """Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
 
+import textwrap
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,23 @@ def test_a_summed_loss_without_backward_keeps_every_graph() -> None:
     assert row["bytes"] >= program.batch.nbytes
     assert "loss.item()" in row["change"]
     assert "torch.no_grad()" in row["change"]
+
+
+@pytest.mark.parametrize("folder", ["torch", "pytracer"])
+def test_a_leak_is_named_in_a_program_that_lies_in_a_folder_named_like_us(folder: str) -> None:
+    """As in a clone of this project, or in somebody's ~/torch."""
+    source = """
+        def run(loss, trace):
+            with trace(stacks=True, devices="cpu") as t:
+                kept = torch.zeros(())
+                for _ in range(5):
+                    kept = kept + loss()
+            return t
+    """
+    names: dict[str, Any] = {"torch": torch}
+    exec(compile(textwrap.dedent(source), f"/home/me/{folder}/train.py", "exec"), names)
+    (row,) = names["run"](Program().loss, trace).findings().to_dict("records")
+    assert "`kept` keeps" in row["evidence"]
 
 
 HIDDEN, OUT = 64 * 256 * 4, 64 * 128 * 4  # what ReLU gave, and the model's result

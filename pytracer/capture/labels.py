@@ -5,6 +5,7 @@ module is entered, a backward pass ends, an optimizer steps, the trace ends. Eve
 weak references only; nothing lives longer for being watched.
 """
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -12,7 +13,7 @@ import itertools
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -40,6 +41,11 @@ _FUNCTIONAL = schema.CATEGORY["functional"]
 _CACHE_ARGUMENT = re.compile(r"past|cache")
 # Which of a class's positional arguments are such.
 _CACHE_POSITIONS: weakref.WeakKeyDictionary[type, tuple[int, ...]] = weakref.WeakKeyDictionary()
+
+
+_DEEPEST_BATCH = 6  # a call's arguments are two deep themselves
+_MOST_VISITS = 5_000  # of what a call was given
+_NO_BATCH = (torch.nn.Module, torch.optim.Optimizer, type, ModuleType, FunctionType, MethodType)
 
 
 def unheard(method: Callable[P, R]) -> Callable[P, R]:
@@ -183,7 +189,7 @@ class Labels:
             self.look_again()
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
-        inputs = [t for t in tensors_in((args, kwargs)) if id(t) not in is_cache]
+        inputs = [t for t in _given((args, kwargs)) if id(t) not in is_cache]
         adopt([*inputs, *cached])
         self._label_as(_INPUTS, "batch", inputs)
         self._label_as(_FUNCTIONAL, "kv_cache", cached)
@@ -417,8 +423,35 @@ def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tenso
             yield from named_tensors(value, role)
 
 
+def _given(arguments: Any) -> Iterator[torch.Tensor]:
+    """Tensors in a call's arguments: in containers, and in objects that are batches."""
+    todo = [(arguments, _DEEPEST_BATCH)]
+    for _ in range(_MOST_VISITS):
+        if not todo:
+            return
+        value, depth = todo.pop()
+        if isinstance(value, torch.Tensor):
+            yield from plain_tensors(value)
+        elif depth:
+            todo.extend((part, depth - 1) for part in _parts(value))
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a container or an object holds. What computes or learns is no batch."""
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    if isinstance(value, _NO_BATCH):
+        return ()
+    with contextlib.suppress(AttributeError):  # an object with slots has none
+        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
+        return attributes.values()
+    return [getattr(value, name, None) for name in getattr(type(value), "__dataclass_fields__", ())]
+
+
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Tensors in arguments: nested containers and dataclass-like outputs, not arbitrary objects."""
+    """Tensors in nested containers."""
     if isinstance(value, torch.Tensor):
         yield from plain_tensors(value)
     elif depth == 0:

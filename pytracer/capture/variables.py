@@ -8,15 +8,17 @@ the copy is emptied again, unless the program holds that very dictionary itself.
 import contextlib
 import inspect
 import itertools
+import os
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 
-from pytracer._native import C
+from pytracer._native import HERE, C
 from pytracer.capture import graph
 from pytracer.capture.labels import contents, unheard
 
@@ -27,7 +29,8 @@ _MOST_NODES = 5_000  # of one variable's graph
 _MOST_SAVED = 2_000  # tensors in it: enough to know it by
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
-_LIBRARIES = ("/torch/", "/pytracer/", "<frozen ")
+# Where torch and we are installed: a program may well be in a folder of such a name.
+_LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
 
 
 def variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
@@ -46,7 +49,7 @@ def _variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
     for _ in range(_DEEPEST):
         if frame is None:
             break
-        if not any(part in frame.f_code.co_filename for part in _LIBRARIES):
+        if not frame.f_code.co_filename.startswith(_LIBRARIES):
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
                 rows += _held_by(_locals_of(frame))
             if id(frame.f_globals) not in seen_globals:
