@@ -40,6 +40,9 @@ SCOPE_GRAD = 2  # grad mode was on: what the op returns may be saved
 
 DEVICE_TYPES = ("cpu", "cuda")
 
+# Levels of module paths that are not in the user's code: what wraps a module and nothing else.
+WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+
 PHASES = ("other", "data", "forward", "recompute", "backward", "optimizer")
 PHASE = {name: number for number, name in enumerate(PHASES)}
 

@@ -28,8 +28,8 @@ from pytracer.schema import ACTION, DEVICE_TYPES, I64
 from pytracer.trace import Trace
 
 UNKNOWN = -1
-_ROUND = 512
-_SMALL = 1 << 20
+ROUND = 512  # bytes, of CUDA's allocator
+SMALL = 1 << 20  # the largest block of a small pool
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ def allocated_bytes(trace: Trace) -> I64:
 def _cuda_blocks(
     trace: Trace, found: Lifetimes, device: str, own: NDArray[np.intp]
 ) -> NDArray[np.int64]:
-    sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // _ROUND) * _ROUND, _ROUND)
+    sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // ROUND) * ROUND, ROUND)
     events = trace.events
     here = devices.on(trace, device, events.place)
     if devices.expandable(trace, device):
         return sizes
-    large = np.flatnonzero(sizes > _SMALL)
+    large = np.flatnonzero(sizes > SMALL)
     bounds = _Bounds()
     seeds = large[found.start[own[large]] < 0]
     bounds.add_all(found.address[own[seeds]])
@@ -136,7 +136,7 @@ class _Bounds:
         """The size of a block of at least `size` bytes that begins at the address."""
         at = bisect_right(self._sorted, address)
         room = self._sorted[at] - address if at < len(self._sorted) else 0
-        return room if size <= room <= size + _SMALL else size
+        return room if size <= room <= size + SMALL else size
 
 
 def _segment_ends(trace: Trace, here: Mask, action: str) -> NDArray[np.uint64]:

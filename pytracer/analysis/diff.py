@@ -15,6 +15,7 @@ from pytracer import errors
 from pytracer.analysis import phases, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.views import At
+from pytracer.schema import WRAPPER_LEVELS
 from pytracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -25,9 +26,6 @@ Kind = Literal["new", "gone", "grew", "shrank", "same"]
 
 # Bytes and number of blocks, by what they have in common.
 _Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
-
-# Modules that only wrap another one: what is inside is the same with and without them.
-_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 @dataclass(frozen=True)
@@ -217,7 +215,7 @@ def _ends(path: str) -> list[str]:
 def _comparable(key: str, names: list[str]) -> list[str]:
     """Names as another run would have them."""
     if key == "module":
-        parts = [[p for p in name.split(".") if p not in _WRAPPERS] for name in names]
+        parts = [[p for p in name.split(".") if p not in WRAPPER_LEVELS] for name in names]
         # DistributedDataParallel calls all that it wraps "module".
         if parts and all(path[:1] == ["module"] for path in parts):
             parts = [path[1:] for path in parts]

@@ -29,8 +29,6 @@ from pytracer.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_ROUND = 512
-_SMALL = 1 << 20  # the largest block of a small pool
 _PAGE = {"small": 2 << 20, "large": 20 << 20}  # what expandable segments map and unmap at once
 
 
@@ -53,7 +51,7 @@ class Request:
     @property
     def block_bytes(self) -> int:
         """The block it needs."""
-        return max(-(-self.bytes // _ROUND) * _ROUND, _ROUND)
+        return max(-(-self.bytes // blocks.ROUND) * blocks.ROUND, blocks.ROUND)
 
 
 @dataclass(frozen=True)
@@ -309,7 +307,7 @@ def _segment(
     # expandable segments no less than a page.
     in_pages = expandable and held.came_by != "segment_alloc"
     least = _PAGE["large"] if in_pages else _PAGE["small"] + 1
-    large = largest > _SMALL if largest else held.bytes >= least
+    large = largest > blocks.SMALL if largest else held.bytes >= least
     return Segment(held.address, held.bytes, _lane(trace, held.place, large), tuple(gaps))
 
 
@@ -330,7 +328,7 @@ def _asked(trace: Trace, device: str, failed: int, request: int | None) -> Reque
         largest = own[int(found.bytes[own].argmax())]
         size, place = int(found.bytes[largest]), int(found.place[largest])
     size = request or size
-    return Request(size, _lane(trace, place, size > _SMALL))
+    return Request(size, _lane(trace, place, size > blocks.SMALL))
 
 
 def _whole_pages(segment: Segment, gap: tuple[int, int]) -> int:
@@ -342,7 +340,7 @@ def _whole_pages(segment: Segment, gap: tuple[int, int]) -> int:
 
 def gap_sizes(found: Layout) -> list[tuple[int, int, int]]:
     """Free bytes by the size of the gap: upper bound (a power of 4), gaps, bytes."""
-    bounds = [_ROUND * 4**power for power in range(20)]
+    bounds = [blocks.ROUND * 4**power for power in range(20)]
     counts: dict[int, list[int]] = {}
     for segment in found.segments:
         for _, size in segment.gaps:

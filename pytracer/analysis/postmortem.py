@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import blocks, devices, findings, hints, owners, phases, sound, views
+from pytracer.analysis import blocks, devices, findings, hints, owners, views
 from pytracer.analysis.findings import Situation, Size
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
-from pytracer.schema import ACTION, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
+from pytracer.schema import ACTION, DEVICE_TYPES
 from pytracer.trace import Trace
 
 _MIB = 1 << 20
@@ -71,29 +71,13 @@ def failure(trace: Trace) -> Failure | None:
     return Failure(
         asked=asked,
         place=owners.place_of(trace, int(events.scope[at])),
-        moment=_moment(trace, at, alive, device),
+        moment=views.moment(trace, at, device),
         alive=alive,
         allocated=size.allocated,
         reserved=size.reserved,
         limit=limit,
         device_free=free,
         missing=_missing(asked, size.reserved, limit, free),
-    )
-
-
-def _moment(trace: Trace, at: int, alive: Mask, device: str) -> views.Peak:
-    alloc = allocations(trace)
-    totals = views.sums(alloc.category[alive], alloc.requested_bytes[alive], len(CATEGORIES))
-    one = slice(at, at + 1)
-    scope = sound.within(trace.events.scope[one], len(trace.scopes.ticks) + 1)
-    return views.Peak(
-        bytes=int(alloc.requested_bytes[alive].sum()),
-        time_ns=int(trace.time_ns(trace.events.ticks[one])[0]),
-        step=int(phases.timeline(trace).step_at(trace.events.ticks[one])[0]),
-        phase=PHASES[phases.of_events(trace, trace.events.ticks[one], scope)[0]],
-        by_category={name: int(totals[CATEGORIES.index(name)]) for name in CATEGORY_ORDER},
-        device=device,
-        position=at,
     )
 
 

@@ -237,7 +237,8 @@ def highest(trace: Trace, device: str) -> Highest:
 
 def moment(trace: Trace, position: int, device: str) -> Peak:
     """What there is on the device right after the event at that position."""
-    there = on_device(trace, device) & alive_at(trace, position)
+    there = (_device_of_place(trace) == device)[allocations(trace).place]
+    there &= alive_at(trace, position)
     time_ns, step, phase = 0, None, None
     if position >= 0:
         at = slice(position, position + 1)

@@ -25,8 +25,6 @@ from pytracer.capture import deepspeed
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Wrappers that add a level to module paths which is not in the user's code.
-_WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
 _WEIGHTS = schema.CATEGORY["weights"]
@@ -527,14 +525,14 @@ def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
 
 
 def _clean(path: str, parallel: bool) -> str:
-    levels = [level for level in path.split(".") if level not in _WRAPPER_LEVELS]
+    levels = [level for level in path.split(".") if level not in schema.WRAPPER_LEVELS]
     if parallel and levels[:1] == ["module"]:
         levels = levels[1:]
     return ".".join(level for level in levels if level)
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    for level in (*_WRAPPER_LEVELS, "module"):
+    for level in (*schema.WRAPPER_LEVELS, "module"):
         inner = getattr(module, level, None)
         if isinstance(inner, torch.nn.Module) and (
             level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS

@@ -22,6 +22,7 @@ from pytracer._native import C
 from pytracer.analysis import (
     blocks,
     device_times,
+    devices,
     matching,
     module_costs,
     owners,
@@ -40,7 +41,6 @@ from pytracer.schema import (
     CATEGORIES,
     CATEGORY,
     CATEGORY_ORDER,
-    DEVICE_TYPES,
     I64,
     PHASES,
     SCOPE_KINDS,
@@ -771,8 +771,9 @@ def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
     events = trace.events
     taken = _is_action(trace, "segment_alloc", "segment_map", "seed_segment")
     given = _is_action(trace, "segment_free", "segment_unmap")
-    position = np.flatnonzero((taken | given) & _on(trace, device))
-    snapshot = np.flatnonzero(_is_action(trace, "snapshot") & _on(trace, device))
+    here = devices.on(trace, device, trace.events.place)
+    position = np.flatnonzero((taken | given) & here)
+    snapshot = np.flatnonzero(_is_action(trace, "snapshot") & here)
     if len(snapshot):
         position = position[position > snapshot[0]]
     size = events.bytes[position].astype(np.int64) * np.where(given[position], -1, 1)
@@ -785,18 +786,6 @@ def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
 def _is_action(trace: Trace, *names: str) -> Mask:
     found: Mask = np.isin(trace.events.action, [ACTION[name] for name in names])
     return found
-
-
-def _on(trace: Trace, device: str) -> Mask:
-    """Which events are of the device: `cpu` or `cuda:0`."""
-    kind, _, index = device.partition(":")
-    places, place = trace.places, trace.events.place
-    if kind not in DEVICE_TYPES:
-        return np.zeros(len(place), np.bool_)
-    same = places.device_type == DEVICE_TYPES.index(kind)
-    same &= (places.device_index == int(index)) if index else True
-    result: Mask = np.append(same, False)[np.minimum(place, len(same))]
-    return result
 
 
 def _largest(size: NDArray[Any], which: NDArray[np.intp], most: int) -> NDArray[np.intp]:

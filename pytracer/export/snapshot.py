@@ -28,7 +28,6 @@ from pytracer.trace import Trace
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest that every version of the viewer reads
-_ROUND = 512  # of CUDA's allocator, where a block's size is not known
 _SMALL_SEGMENT = 2 << 20
 _SEPARATOR = " · "
 
@@ -258,7 +257,7 @@ class _Device:
             following = int(alloc.address[inside[i + 1]]) if i + 1 < len(inside) else segment.end
             size = int(sizes[row])
             if size == blocks.UNKNOWN:
-                size = -(-requested // _ROUND) * _ROUND
+                size = -(-requested // blocks.ROUND) * blocks.ROUND
             size = min(max(size, requested), following - begin)
             if size <= 0:
                 continue  # a damaged trace: two blocks at one place
