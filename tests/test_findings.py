@@ -564,3 +564,154 @@ def test_a_variable_that_cannot_be_asked_for_its_graph_hides_no_other() -> None:
     assert {"history", "view"} <= names
     assert len(history) == 3
     assert t.data.meta["callback_errors"] == 0
+
+
+def test_state_of_layers_whose_turn_comes_later_is_no_leak() -> None:
+    """An optimizer makes a layer's state in the first step that trains it."""
+    trunk = torch.nn.Linear(128, 128)
+    heads = torch.nn.ModuleList(torch.nn.Linear(128, 64) for _ in range(6))
+    model = torch.nn.ModuleList([trunk, heads])
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trace(model, optimizer, devices="cpu") as t:
+        for head in heads:
+            optimizer.zero_grad()
+            head(trunk(torch.randn(16, 128))).square().mean().backward()
+            optimizer.step()
+    assert "growth" not in set(t.findings().kind)
+
+
+def test_what_is_made_of_longer_and_longer_batches_is_no_leak() -> None:
+    """Sorted by length, or a curriculum: logits are larger in each step and gone in the next."""
+    model = torch.nn.Sequential(torch.nn.Embedding(100, 32), torch.nn.Linear(32, 100))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, devices="cpu", stacks=True) as t:
+        for length in (10, 12, 15, 19, 22, 26):
+            ids = torch.randint(0, 100, (16, length))
+            logits = model(ids)
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    assert logits.shape[1] == 26
+    assert "growth" not in set(t.findings().kind)
+
+
+def test_a_kept_number_of_a_few_bytes_is_not_worth_a_word() -> None:
+    program, losses = Program(), []
+    with trace(program.model, program.optimizer, devices="cpu") as t:
+        for _ in range(6):
+            program.step()
+            losses.append(torch.zeros(()))
+    assert losses
+    assert "growth" not in set(t.findings().kind)
+
+
+def test_tensors_that_are_needed_are_told_to_have_a_bound() -> None:
+    """A replay buffer or predictions: numbers instead would be no help."""
+    program, buffer = Program(), []
+    with trace(program.model, program.optimizer, devices="cpu") as t:
+        for _ in range(6):
+            program.step()
+            buffer.append(torch.randn(64, 128))
+    row = rows_of(t)["growth"]
+    assert "`buffer` keeps" in row["evidence"]
+    assert "need a bound" in row["change"]
+
+
+class Masked(torch.autograd.Function):
+    """Keeps what its backward needs where autograd does not let go of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mask = (torch.rand_like(x) > 0.5).to(x.dtype)
+        return x * ctx.mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return grad * ctx.mask
+
+
+def test_a_tensor_on_ctx_is_to_be_saved_for_backward_and_not_deleted() -> None:
+    """Its backward needs it."""
+    model = torch.nn.Linear(128, 512)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with trace(model, optimizer, devices="cpu") as t:
+        for _ in range(3):
+            loss = Masked.apply(model(torch.randn(256, 128))).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    row = rows_of(t)["held"]
+    assert row["bytes"] == 256 * 512 * 4
+    assert "Masked's ctx keeps them" in row["evidence"]
+    assert "save_for_backward" in row["change"]
+
+
+def test_no_grad_is_not_said_to_save_what_the_op_at_the_peak_reads_in_any_case() -> None:
+    """The peak is in the teacher's ReLU, whose input is there with and without a graph."""
+    teacher = torch.nn.Sequential(
+        torch.nn.Linear(128, 1024), torch.nn.ReLU(), torch.nn.Linear(1024, 100)
+    )
+    student = torch.nn.Linear(128, 100)
+    optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
+    with trace(devices="cpu") as t:
+        for _ in range(3):
+            x = torch.randn(64, 128)
+            loss = (student(x) - teacher(x).detach()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    row = rows_of(t)["evaluation"]
+    assert row["bytes"] == 64 * 1024 * 4
+    assert row["at_peak"] == 0
+    assert "hint" not in t.table()
+
+
+def test_a_step_that_is_skipped_is_not_only_told_to_use_no_grad() -> None:
+    program = Program()
+    with trace(program.model, program.optimizer, devices="cpu") as t:
+        for i in range(6):
+            if i == 3:
+                loss = program.loss()  # not finite, say
+                continue
+            program.step()
+    assert loss.requires_grad
+    row = rows_of(t)["evaluation"]
+    assert row["evidence"].startswith("A call of a module kept")
+    assert row["change"].startswith("wrap it in")
+    assert "skipped, `del` its loss" in row["change"]
+
+
+def test_gradients_from_before_the_trace_are_known_when_their_model_is_met() -> None:
+    """Also if they are let go before the first backward."""
+    model = torch.nn.Linear(128, 128)
+    model(torch.randn(8, 128)).mean().backward()
+    with trace(devices="cpu") as t:
+        loss = model(torch.randn(8, 128)).mean()
+        model.zero_grad()
+        loss.backward()
+    peaks = t.summary().own_peak
+    assert peaks["gradients"] == peaks["weights"]
+    assert peaks["unknown"] == 0
+
+
+def test_an_evaluation_between_two_optimizers_steps_is_no_step_without_backward() -> None:
+    """Nor are gradients that were estimated without a backward; a real one is still told."""
+    first, second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+    optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (first, second)]
+
+    def run(*, trains: bool) -> set[str]:
+        with trace(devices="cpu") as t:
+            for _ in range(4):
+                loss = second(first(torch.randn(4, 8))).mean()
+                if trains:
+                    loss.backward()
+                optimizers[0].step()
+                with torch.no_grad():
+                    first(torch.randn(4, 8))
+                    first.weight.grad = torch.randn(8, 8)
+                optimizers[1].step()
+        return set(t.health()["name"] if "name" in t.health() else t.health().index)
+
+    assert "steps_without_backward" not in run(trains=True)
+    assert "steps_without_backward" in run(trains=False)

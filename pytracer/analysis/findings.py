@@ -21,6 +21,7 @@ from pytracer.trace import Trace
 Size = Callable[[int], str]
 
 _WORTH = 0.01  # of the peak: less is noise
+_LEAST_GROWTH = 1024  # bytes a step, or a ten-thousandth of the peak: numbers that are kept
 _MOST_LINES = 3  # of lines that grow
 _MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
 _PART = 10  # a tenth of a growth is worth a line of its own
@@ -88,8 +89,9 @@ def findings(trace: Trace, size: Size, device: str | None = None) -> list[Findin
     rows = needless(now)
     for rule in (twins, cache):
         rows += rule(now)
-    # Growth counts however little it is: it goes on.
-    rows = [row for row in rows if row.kind == "growth" or row.bytes >= least]
+    # Growth counts however little of the peak it is: it goes on.
+    growth = min(_LEAST_GROWTH, now.bytes(now.alive) / 10_000)
+    rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
     return sorted(rows, key=lambda finding: -finding.bytes)
 
 
@@ -128,6 +130,8 @@ def _growing(now: Situation) -> Iterator[_Growing]:
     there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
     kept = there & views.on_device(now.trace, now.device)
     kept &= np.isin(turns.of_allocation, turns.settled)
+    # Of layers whose turn comes later state is made later; that is no leak.
+    kept &= alloc.category != CATEGORY["optimizer_state"]
     kind = _kinds(now.trace)
     for keeper, own in _by_keeper(now, kept, kind).items():
         amount = now.bytes(own) // len(turns.settled)
@@ -142,10 +146,11 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
     """What is made anew in each turn and larger, as torch.cat of the old and the new is."""
     alloc = allocations(now.trace)
     turn = turns.of_allocation
+    if _longer_batches(now, turns):
+        return
     ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
     left = views.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
     left &= (alloc.completed < 0) | (alloc.completed > ends)
-    left &= alloc.category != CATEGORY["inputs"]  # batches may be longer and longer
     place = _kinds(now.trace, sizes=False)
     rows = np.flatnonzero(left)
     for one in np.unique(place[rows]):
@@ -159,6 +164,15 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
         if amount > each // _PART:
             alike = place == one
             yield _Growing(_swollen(now, turns, alike, amount), alike)
+
+
+def _longer_batches(now: Situation, turns: "_Turns") -> bool:
+    """Whether batches are larger in each turn, sorted by length: then so is what is made of them."""
+    alloc = allocations(now.trace)
+    inputs = (alloc.category == CATEGORY["inputs"]) & np.isin(turns.of_allocation, turns.settled)
+    of_turn = turns.of_allocation[inputs] - turns.settled[0]
+    sums = views.sums(of_turn, alloc.requested_bytes[inputs], len(turns.settled))
+    return len(sums) > 1 and bool((np.diff(sums.astype(np.int64)) > 0).all())
 
 
 def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding:
@@ -192,6 +206,8 @@ def _growth(
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
         change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
+    if not graph:
+        change += "; tensors that are needed (predictions, a replay buffer) need a bound"
     if graph and not trains:
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = (
@@ -418,19 +434,33 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     most, each = int(level.max()), int(per_call.max())
     worst = made_in == int(per_call.argmax())
     line, module = now.where(outlived & worst)
+    name = tree.name[calls.numbers]
+    trains = calls.went_back[name == name[int(per_call.argmax())]].any()
     count = int((per_call > 0).sum())
     times = f"{count} calls of a module" if count > 1 else "A call of a module"
     at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
+    cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
+    if most > each:
+        cure += ", or keep numbers of them: loss.item()"
+    elif trains:  # the same model is trained elsewhere: this may be a step that was not taken
+        cure += "; if it was a step that is skipped, `del` its loss before going on"
     yield Finding(
         "evaluation",
         most,
-        now.bytes(outlived & now.alive),
+        now.bytes(outlived & now.alive & ~_in_use(now)),
         line,
         module,
         f"{times} kept up to {at_once} for a backward that never came",
-        "wrap them in `with torch.no_grad():`"
-        + (", or keep numbers of them: loss.item()" if most > each else ""),
+        cure,
     )
+
+
+def _in_use(now: Situation) -> Mask:
+    """What the op at that moment makes and, as a rule, reads: what the op before it returned."""
+    alloc = allocations(now.trace)
+    made = (alloc.start >= 0) & (alloc.start <= now.position)
+    latest = np.unique(alloc.scope[made])[-2:]  # scopes are numbered in order
+    return made & np.isin(alloc.scope, latest)
 
 
 def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
@@ -470,6 +500,16 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
             'reduction="none", and take the mean of that yourself',
         )
     which &= ~reduced
+    by_function, function = _on_context(now, which)
+    if by_function.any():
+        yield now.found(
+            "held",
+            by_function,
+            f"{now.size(now.bytes(by_function))} of activations are held: {function}'s ctx keeps "
+            "them, and not autograd, which would let go of them in backward",
+            "ctx.save_for_backward(...) instead of ctx.name = ...",
+        )
+    which &= ~by_function
     if not which.any():
         return
     variable = _keeper(now, which, _kinds(now.trace))
@@ -483,6 +523,21 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
         if variable
         else "del it before loss.backward(), or return only the loss",
     )
+
+
+def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
+    """Those that an autograd.Function's forward made, and the name of one such Function."""
+    tree = scopes.tree(now.trace)
+    nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
+    names = now.trace.strings
+    functions = np.zeros(len(tree.kind), np.bool_)
+    for node in nodes.tolist():
+        forward = int(tree.forward[node])
+        if names[tree.name[node]] == f"{names[tree.name[forward]]}Backward":  # torch's have numbers
+            functions[forward] = True
+    around = scopes.nearest(tree.parent, functions)[phases.moments(now.trace).made_scope]
+    found: Mask = which & (around > 0)
+    return found, names[tree.name[around[found][0]]] if found.any() else ""
 
 
 def _behind_numbers(now: Situation) -> Mask:

@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import phases, scopes, sound
-from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OPTIMIZER, Mask
-from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, U32
+from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OP, OPTIMIZER, Mask
+from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32
 from pytracer.trace import Trace
 
 _OF_AN_OPTIMIZER = "param_groups["  # how the capture names parameters that are in no module
@@ -68,8 +68,16 @@ def _foreign_parameters(trace: Trace) -> int:
 
 
 def _steps_without_backward(trace: Trace) -> int:
-    """Optimizers' steps that a forward preceded and no backward did, since the step before."""
+    """Optimizers' steps that a forward preceded and no backward did, since the step before.
+
+    A forward without grad mode has no backward: an evaluation between two optimizers' steps, or
+    gradients that were estimated without one.
+    """
     tree = scopes.tree(trace)
+    modules, ops = tree.kind == MODULE, tree.kind == OP
+    if ops.any():
+        with_grad = tree.module[ops & (tree.flags & SCOPE_GRAD != 0)]
+        modules &= np.isin(np.arange(len(modules)), with_grad)
     own = tree.thread == phases.main_thread(trace)
     steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])
 
@@ -77,6 +85,6 @@ def _steps_without_backward(trace: Trace) -> int:
         before = np.searchsorted(np.sort(tree.begin[which]), steps)
         return np.diff(before, prepend=0)
 
-    forwards = since_last_step(own & (tree.kind == MODULE))
+    forwards = since_last_step(own & modules)
     backwards = since_last_step(tree.kind == BACKWARD)
     return int(((forwards > 0) & (backwards == 0)).sum())

@@ -97,6 +97,7 @@ class Labels:
         prefix = f"{type(module).__name__}." if self._roots else ""
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
+        self._watched.label_gradients()  # of steps before the trace; they may go before a backward
         held = self._engines.add(module)
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
