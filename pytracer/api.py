@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
-from pytracer import errors, snapshot
+from pytracer import environment, errors, snapshot
 from pytracer.capture.session import Options, Session, default_devices
 from pytracer.trace import Trace, load as load_trace
 
@@ -328,7 +328,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             those that were recorded: the first one is its step 0. Of a schedule that repeats the
             last cycle that was not cut short is kept; with `path=` each has a file.
         devices: "cpu", "cuda" or both; by default where the models are, else CUDA if there is one.
-        path: write the trace to this file while recording. It can be read whatever happens.
+        path: write the trace to this file while recording. It can be read whatever happens. What
+            the same trace records next (another call, block or cycle) goes to run.1.pytrace, ...
         max_events: how many events to keep in memory; more are counted and not kept.
         report: print the table at the end (to stderr). By default only for a `with trace():`
             that gives the trace no name; and when the block is left because an allocation failed,
@@ -363,7 +364,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             stacks=stacks,
             saved_tensors=saved_tensors,
             devices=chosen,
-            path=None if path is None else str(Path(path).absolute()),  # the program may move
+            # The program may move.
+            path=None if path is None else str(Path(environment.working_directory(), path)),
             max_events=max_events,
         )
         self._cost = cost
@@ -377,6 +379,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._entered = False
         self._step = 0
         self._cycle = 0
+        self._files: list[str] = []  # of all blocks, and of all calls of a function
         self._user_steps = False
         self._is_whole = False  # what is kept: a schedule's cycle from its begin to its end
         self.waits = True  # at the end, until a GPU has come as far: for its last phases' times
@@ -553,10 +556,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         options = self._options
         if not options.devices:
             options = replace(options, devices=default_devices(self._targets))
-        if options.path is not None and self._cycle:
-            options = replace(options, path=_numbered(options.path, self._cycle))
+        if options.path is not None:
+            options = replace(options, path=_next_file(options.path, len(self._files)))
         session = Session(options, self._targets)
         session.start()
+        if options.path is not None:
+            self._files.append(options.path)
         self._session = session
         if self._cost:
             self._start_measuring(session)
@@ -608,11 +613,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     def _explain_out_of_memory(self) -> None:
         """To stderr, while the program's exception goes on as it is."""
         try:
-            page, path = self.post_mortem(), self._options.path
+            page, path = self.post_mortem(), self.data.meta["options"]["path"]
             if path is None:
-                path = str(self.save(free_name("pytracer-oom", os.environ.get("RANK"))))
+                path = str(self.save(free_name("pytracer-oom")))
             with contextlib.suppress(ValueError):
-                path = str(Path(path).relative_to(Path.cwd()))
+                path = str(Path(path).relative_to(environment.working_directory()))
             self._say(f"{page}\nsaved     {path}; look again:  pytracer summary {path}\n")
         except Exception as problem:  # the program's own exception is what matters
             self._say(f"pytracer: the failed allocation could not be explained: {problem}\n")
@@ -657,9 +662,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def free_name(stem: str, rank: str | None = None) -> Path:
+def free_name(stem: str) -> Path:
     """A file in the working directory that is not there yet, named after the rank or process."""
-    owner = f"rank{rank}" if rank is not None else str(os.getpid())
+    many = environment.world_size() > 1
+    owner = f"rank{environment.rank()}" if many else str(os.getpid())
     for number in count():
         path = Path(f"{stem}-{owner}{f'.{number}' if number else ''}.pytrace")
         if not path.exists():
@@ -679,10 +685,16 @@ class _StepListener:
         self._handle.remove()
 
 
-def _numbered(path: str, cycle: int) -> str:
-    """run.pytrace, run.1.pytrace, ...: a schedule that repeats leaves a file per cycle."""
+def _next_file(path: str, written: int) -> str:
+    """run.pytrace, run.1.pytrace, ...: a file for each cycle of a schedule, call and block.
+
+    The first may be refused; later ones go around what is there, lest a program fail half-way.
+    """
+    if written == 0:
+        return path
     whole = Path(path)
-    return str(whole.with_name(f"{whole.stem}.{cycle}{whole.suffix}"))
+    names = (whole.with_name(f"{whole.stem}.{i}{whole.suffix}") for i in count(written))
+    return str(next(name for name in names if not name.exists()))
 
 
 def _has_no_name(frame: FrameType) -> bool:

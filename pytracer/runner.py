@@ -4,6 +4,7 @@ Recording begins when the program has imported torch, and not before: what it do
 environment first (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES) then means what it means without us.
 """
 
+import contextlib
 import importlib.abc
 import importlib.machinery
 import io
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
-from pytracer import errors
+from pytracer import environment, errors
 from pytracer.export.files import refuse_to_overwrite
 from pytracer.recording import Recording
 
@@ -48,9 +49,11 @@ class Plan:
     def file(self) -> Path:
         """The trace's file, one per rank."""
         path = self.output or Path(f"{self.name}.pytrace")
+        if path.name in ("", ".."):
+            raise errors.UsageError(f"-o {path} is a folder: name a file, as in -o run.pytrace")
         parts = [path.stem]
-        if world_size() > 1:
-            parts.append(f"rank{rank()}")
+        if environment.world_size() > 1:
+            parts.append(f"rank{environment.rank()}")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restart != "0":
             parts.append(f"restart{restart}")
@@ -67,24 +70,6 @@ def _not_there(path: Path) -> Path:
     return path
 
 
-def rank() -> int:
-    """This process's number among those that a launcher started."""
-    return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", otherwise=0)
-
-
-def world_size() -> int:
-    """How many processes the launcher started."""
-    return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", otherwise=1)
-
-
-def _from_launcher(*names: str, otherwise: int) -> int:
-    for name in names:
-        text = os.environ.get(name, "")
-        if text.isdigit():
-            return int(text)
-    return otherwise
-
-
 # ---------------------------------------------------------------------- the program
 
 
@@ -94,8 +79,10 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     Raises:
         errors.PytracerError: it cannot be run or recorded; then nothing of it has run.
     """
+    if not environment.working_directory():
+        raise errors.UsageError("the working directory is gone: change to one that is there")
     path = plan.file()
-    if not plan.as_module and path.exists() and path.samefile(plan.program[0]):
+    if not plan.as_module and _is_same_file(path, plan.program[0]):
         raise errors.UsageError(f"-o {path} is the script itself")
     refuse_to_overwrite(path, overwrite=plan.force)
     _refuse_launchers(plan)
@@ -118,6 +105,13 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         return 0
 
     return run
+
+
+def _is_same_file(path: Path, script: str) -> bool:
+    """Also False where one of them is not there."""
+    with contextlib.suppress(OSError):
+        return path.samefile(script)
+    return False
 
 
 # Programs that train nothing themselves: they start processes that do.
@@ -355,7 +349,7 @@ class Traced:
         if not _has_tensors(traced):
             return
         self._file.settle(recorded=True)
-        if rank() == 0:
+        if environment.rank() == 0:
             self._peak = traced.peak
         self._tell.recorded(traced, self._path, self._which())
 
@@ -412,8 +406,7 @@ class Traced:
         if not page:
             return f"{self._not_traced(which)}\n{kept}; look at it:  {look}"
         if recording.watched:
-            owner = str(rank()) if world_size() > 1 else None
-            path = recording.last.save(free_name(f"{self._plan.name}-oom", owner))
+            path = recording.last.save(free_name(f"{self._plan.name}-oom"))
             look = f"pytracer summary {shlex.quote(str(path))}"
         return f"{page}\nsaved     {path}; look again:  {look}"
 

@@ -253,6 +253,26 @@ def hint_of(trace: Trace) -> str:
     return found.text if found else ""
 
 
+@pytest.mark.parametrize(
+    ("device", "freed", "agree"),
+    [("cpu", False, True), ("cpu", True, False), ("cuda:0", False, False)],
+)
+def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
+    device: str, freed: bool, agree: bool
+) -> None:
+    """The rows are of the peak: they say who held what if that was alive when it failed."""
+    b = TraceBuilder()
+    b.oom(7 << 30)  # the program got over this one
+    b.seed(10, device="cuda:0")
+    block = b.alloc(1 << 20, device="cpu")
+    if freed:
+        b.free(block)
+    b.oom(9 << 30, device=device)
+    rows = "; the rows say who held what" if agree else ""
+    found = hints.hint(b.trace(), size_text, "cpu")
+    assert found == hints.Hint(f"An allocation of 9.00 GiB failed{rows}.", 9 << 30)
+
+
 def test_growing_memory_is_the_first_thing_to_say() -> None:
     b = TraceBuilder()
     weight = b.seed(1000)

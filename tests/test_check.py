@@ -132,11 +132,19 @@ def test_growth_is_what_every_step_leaves(tmp_path, capsys) -> None:
         ["--max", "activations"],
         ["--max", "memory=3GiB"],
         ["--max-increase", "5%"],
+        ["--max-increase", "inf%", "--baseline"],
+        ["--max-increase", "nan%", "--baseline"],
+        ["--max-increase", "9" * 400, "--baseline"],
+        ["--max-peak", "9" * 400],
+        ["--max-peak", "9" * 300 + "TiB"],
     ],
 )
 def test_what_cannot_be_checked_is_a_matter_of_usage(saved, options, capsys) -> None:
-    assert main(["check", str(saved), *options]) == 2
-    assert capsys.readouterr().err.startswith("pytracer: ")
+    baseline = [str(saved)] if "--baseline" in options else []
+    assert main(["check", str(saved), *options, *baseline]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("pytracer: ")
+    assert err.count("\n") == 1
 
 
 def test_too_few_steps_tell_nothing_of_growth(tmp_path, capsys) -> None:

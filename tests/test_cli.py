@@ -1,5 +1,6 @@
 """The command line: the same screens every day, and one clear line for whatever goes wrong."""
 
+import errno
 import json
 import os
 import platform
@@ -13,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytracer import cli, doctor, load
+from pytracer import cli, doctor, errors, load
 from pytracer.analysis import views
-from pytracer.cli import main
+from pytracer.cli import main, output
 from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot
@@ -208,6 +209,16 @@ def test_a_file_that_is_no_trace(
     assert everything(here) == before
 
 
+@pytest.mark.parametrize("folder", [".", "..", "/"])
+def test_a_folder_to_export_is_no_trace_also_where_it_has_no_name(
+    folder: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = run(capsys, "export", folder)
+    assert (code, out) == (4, "")
+    assert "directory" in err
+    assert_one_line(err)
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_file_that_may_not_be_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("run.pytrace", "snapshot.pickle"):
@@ -291,6 +302,22 @@ def test_a_snapshot_that_holds_nothing_is_an_empty_trace(
     code, out, _ = run(capsys, "summary", "list.pickle")
     assert code == 0
     assert out.startswith("peak 0 B")
+
+
+def test_a_document_that_cannot_be_written_leaves_nothing(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is a file of the user's touched that has a name like that of half a document."""
+    (here / "out.json.part").write_text("mine")
+    before = everything(here)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(errors.CannotWrite, match=r"out\.json cannot be written: No space left"):
+        output.write_json(Path("out.json"), {})
+    assert everything(here) == before
 
 
 def test_force_replaces_and_leaves_nothing_else(

@@ -376,6 +376,10 @@ def test_rows_that_a_trace_does_not_show_exactly_are_asked_for() -> None:
         ("advise --model gpt2 --step-ms -1", 2, "--step-ms"),
         ("advise nowhere.pytrace", 4, "no such file"),
         ("advise some.pytrace --model gpt2", 2, "not both"),
+        ("advise some.pytrace --ffn 64 --layers 3", 2, "leave out --ffn --layers"),
+        ("advise some.pytrace --batch 8", 2, "--batch and --seq go together"),
+        ("advise some.pytrace --seq 8", 2, "--batch and --seq go together"),
+        ("advise some.pytrace --batch 0 --seq 8", 2, "--batch is 0"),
     ],
 )
 def test_errors_are_one_clear_line(

@@ -129,6 +129,7 @@ def test_earlier_files_are_kept(folder, capsys) -> None:
 
 def test_ranks_have_files_of_their_own(folder, capsys, monkeypatch) -> None:
     monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(RuntimeError), trace(devices="cpu"):
         torch.empty(TOO_MUCH)
     assert (folder / "pytracer-oom-rank3.pytrace").exists()
@@ -161,6 +162,22 @@ def test_a_streamed_trace_is_the_saved_one(folder, capsys) -> None:
     assert [path.name for path in folder.iterdir()] == ["run.pytrace"]
     assert "pytracer summary run.pytrace" in capsys.readouterr().err
     assert pytracer.load("run.pytrace").data.meta["failed"]
+
+
+def test_of_a_schedules_files_the_page_names_the_one_with_the_failure(folder, capsys) -> None:
+    def fail_in_the_second_cycle() -> None:
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=1)
+        with trace(devices="cpu", path="run.pytrace", schedule=schedule) as t:
+            for _ in range(3):
+                torch.ones(10)
+                t.step()
+            torch.empty(TOO_MUCH)
+
+    with pytest.raises(RuntimeError):
+        fail_in_the_second_cycle()
+    assert "pytracer summary run.1.pytrace" in capsys.readouterr().err
+    assert not pytracer.load("run.pytrace").post_mortem()
+    assert pytracer.load("run.1.pytrace").post_mortem()
 
 
 # ---------------------------------------------------------------- a device that tells more

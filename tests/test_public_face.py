@@ -92,6 +92,8 @@ def test_several_keys_as_the_readme_has_them(traced: trace) -> None:
     assert traced.by(["module", "op"]).index.names == ["module", "op"]
     with pytest.raises(errors.UsageError, match=r'one list, as in by\(\["module", "op"\]\)'):
         traced.by("module", "op")  # type: ignore[arg-type]
+    with pytest.raises(errors.UsageError, match="a key to group by; there is: module"):
+        traced.by([])
 
 
 def test_a_diff_with_a_file_says_how_to_load_it(traced: trace) -> None:
@@ -130,6 +132,88 @@ def test_a_file_to_record_into_is_never_replaced(tmp_path: Path) -> None:
     ):
         pass
     assert path.read_text() == "mine"
+
+
+def test_each_call_of_a_traced_function_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """A decorated function never fails because it is called again, and replaces no file."""
+
+    @trace(devices="cpu", path=tmp_path / "run.pytrace", report=False)
+    def work(size: int) -> torch.Tensor:
+        return torch.ones(size)
+
+    (tmp_path / "run.2.pytrace").write_text("mine")
+    for size in (256, 512, 1024, 2048):
+        work(size)
+        assert work.last.peak.bytes == 4 * size  # type: ignore[attr-defined]
+    assert (tmp_path / "run.2.pytrace").read_text() == "mine"
+    names = ("run.pytrace", "run.1.pytrace", "run.3.pytrace", "run.4.pytrace")
+    peaks = [load(tmp_path / name).peak.bytes for name in names]
+    assert peaks == [1024, 2048, 4096, 8192]
+    assert len(list(tmp_path.iterdir())) == 5
+
+
+def test_each_block_of_one_trace_has_files_of_its_own(tmp_path: Path) -> None:
+    """Numbered on through the cycles of a schedule."""
+    schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=2)
+    t = trace(devices="cpu", path=tmp_path / "run.pytrace", schedule=schedule, report=False)
+    for block in range(2):
+        with t:
+            for cycle in range(2):
+                t.step()
+                torch.ones(256 * (2 * block + cycle + 1))
+                t.step()
+    names = ("run.pytrace", "run.1.pytrace", "run.2.pytrace", "run.3.pytrace")
+    peaks = [load(tmp_path / name).peak.bytes for name in names]
+    assert peaks == [1024, 2048, 3072, 4096]
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_file_that_was_refused_is_the_next_blocks_once_it_is_free(tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    path.write_text("mine")
+    t = trace(devices="cpu", path=path, report=False)
+    with pytest.raises(errors.CannotWrite), t:
+        pass
+    path.unlink()
+    with t:
+        torch.ones(10)
+    assert [found.name for found in tmp_path.iterdir()] == ["run.pytrace"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "none", "-1", "1.5", "\N{SUPERSCRIPT TWO}", "9" * 5000], ids=lambda text: text[:5]
+)
+def test_a_rank_that_is_no_number_does_not_end_the_program(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, text)
+    with trace(devices="cpu", report=False) as t:
+        torch.ones(10)
+    assert (t.data.meta["rank"], t.data.meta["world_size"]) == (0, 1)
+
+
+def test_a_program_whose_folder_is_deleted_keeps_its_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    with trace(devices="cpu", stacks=True, report=False) as t:
+        torch.ones(10)
+        (tmp_path / "gone").rmdir()
+    assert t.data.meta["directory"] == ""
+    assert "test_public_face.py" in t.by("line").index[0]
+    with (
+        pytest.raises(errors.CannotWrite, match=r"^run\.pytrace"),
+        trace(devices="cpu", path="run.pytrace", report=False),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**63, 2**70, "5", 1.5])
+def test_a_number_of_events_that_is_none_is_refused_at_once(count: Any) -> None:
+    with pytest.raises(errors.UsageError, match=f"max_events is {count!r}; it must be"):
+        trace(max_events=count)
 
 
 def test_a_narrow_screen_leaves_out_what_says_least() -> None:

@@ -201,7 +201,9 @@ def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> 
 
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
-    write(tmp_path, "train.py", TRAIN, "for _ in range(9):\n    step()\nprint('trained')\n")
+    takes_its_place = "import os\nos.mkdir('late')\n"
+    steps = "for _ in range(9):\n    step()\nprint('trained')\n"
+    write(tmp_path, "train.py", TRAIN, takes_its_place, steps)
     (tmp_path / "there").mkdir()
     for words, said in (
         (("--json", "no/run.json"), "pytracer: no/run.json cannot be written: there is no folder"),
@@ -210,13 +212,14 @@ def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Pa
             "pytracer: no/run.pytrace cannot be written: there is no folder",
         ),
         (("-f", "-o", "train.py"), "pytracer: -o train.py is the script itself"),
+        (("-f", "--json", "there"), "pytracer: there cannot be written: it is a folder"),
     ):
         refused = python("-m", "pytracer", "run", *words, "train.py", folder=tmp_path)
         assert (refused.returncode != 0, refused.stdout) == (True, "")
         assert refused.stderr.startswith(said)
-    done = python("-m", "pytracer", "run", "-f", "--json", "there", "train.py", folder=tmp_path)
+    done = python("-m", "pytracer", "run", "--json", "late", "train.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "trained\n")
-    assert "pytracer: cannot write there" in done.stderr
+    assert "pytracer: late cannot be written: it is a folder" in done.stderr
     assert (tmp_path / "train.pytrace").exists()
 
 
@@ -395,6 +398,60 @@ def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> 
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["pytracer"] * 3
     assert f"{tmp_path} is a folder" in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["-f", "-o", "there.pytrace", "missing.py"], 2, "cannot read missing.py"),
+        (["-o", ".", "ok.py"], 2, "-o . is a folder: name a file"),
+        (["-o", "..", "ok.py"], 2, "-o .. is a folder: name a file"),
+        (["-o", "/", "ok.py"], 2, "-o / is a folder: name a file"),
+        (["-f", "-o", "folder.pytrace", "ok.py"], 1, "folder.pytrace cannot be written: it is a"),
+        (["-f", "-o", "x" * 300, "ok.py"], 1, "cannot be written: File name too long"),
+        (["-f", "--json", ".", "ok.py"], 1, ". cannot be written: it is a folder"),
+        (["-o", "ok.py", "-f", "ok.py"], 2, "is the script itself"),
+    ],
+)
+def test_where_nothing_can_be_written_is_said_in_a_line_before_anything_runs(
+    options, code, said, tmp_path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.pytrace").mkdir()
+    (tmp_path / "there.pytrace").write_text("mine")
+    write(tmp_path, "ok.py", "raise AssertionError('it ran')")
+    before = sorted(path.name for path in tmp_path.iterdir())
+    assert main(["run", *options]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("pytracer: ")
+    assert said in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+def test_in_a_folder_that_is_gone_a_run_is_refused_in_a_line(tmp_path, monkeypatch, capsys) -> None:
+    write(tmp_path, "ok.py", "raise AssertionError('it ran')")
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["run", str(tmp_path / "ok.py")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the working directory is gone" in line
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        {"RANK": "3", "WORLD_SIZE": "4"},
+        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+        {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+    ],
+)
+def test_a_ranks_file_is_named_and_says_as_its_launcher_does(launcher, tmp_path) -> None:
+    write(tmp_path, "train.py", TRAIN, "step()\n")
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path, **launcher)
+    assert ran.returncode == 0, ran.stderr
+    meta = pytracer.load(tmp_path / "train.rank3.pytrace").data.meta
+    assert (meta["rank"], meta["world_size"]) == (3, 4)
 
 
 @pytest.mark.parametrize(

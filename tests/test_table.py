@@ -123,7 +123,7 @@ def test_memory_ran_out() -> None:
     b = training(steps=1)
     with b.module("model"), b.op("aten::mm", grad=True):
         b.oom(10**12)
-    assert "hint      An allocation of 931 GiB failed;" in render(b.trace())
+    assert "hint      An allocation of 931 GiB failed.\n" in render(b.trace())
 
 
 @pytest.mark.parametrize(

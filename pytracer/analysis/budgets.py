@@ -15,6 +15,7 @@ _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
 _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
+_MOST_BYTES = 2**63 - 1
 
 LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")
 
@@ -33,7 +34,10 @@ def parse_size(size: int | str) -> int:
         raise errors.UsageError(
             f"{size!r} is not a size: say 40GiB (of 1024), 1.5 GB (of 1000) or a number of bytes"
         )
-    return round(float(found[1]) * unit)
+    amount = float(found[1]) * unit
+    if amount > _MOST_BYTES:
+        raise errors.UsageError(f"{size!r} is more than any memory has")
+    return round(amount)
 
 
 @dataclass(frozen=True)

@@ -64,12 +64,20 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
 
 def _out_of_memory(now: _Situation) -> Iterator[Hint]:
     events = now.trace.events
-    failed = events.bytes[events.action == ACTION["oom"]]
+    failed = np.flatnonzero(events.action == ACTION["oom"])
     if len(failed):
-        wanted = int(failed[0])
-        yield Hint(
-            f"An allocation of {now.size(wanted)} failed; the rows say who held what.", wanted
-        )
+        last = int(failed[-1])  # as the post-mortem's
+        wanted = int(events.bytes[last])
+        rows = "; the rows say who held what" if _rows_are_of(now, last) else ""
+        yield Hint(f"An allocation of {now.size(wanted)} failed{rows}.", wanted)
+
+
+def _rows_are_of(now: _Situation, position: int) -> bool:
+    """Whether what was alive after that event, on its device, is what was alive at the peak."""
+    place = min(int(now.trace.events.place[position]), len(now.trace.places.device_type) - 1)
+    device = views.device_of_place(now.trace)[place]
+    there = views.alive_at(now.trace, position) & views.on_device(now.trace, now.peak.device)
+    return device == now.peak.device and np.array_equal(there, now.at_peak)
 
 
 def _unknown(now: _Situation) -> Iterator[Hint]:

@@ -4,10 +4,11 @@ import contextlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import PurePath
 
 import numpy as np
 
+from pytracer import environment
 from pytracer.analysis import phases, scopes, sound
 from pytracer.analysis.once import once_per_trace
 from pytracer.schema import SCOPE_RECOMPUTE, U32
@@ -114,7 +115,7 @@ def line_text(trace: Trace, row: int) -> str:
     if row == 0:
         return ""
     path = _INSTALLED.sub("", trace.strings[sound.stacks(trace).file[row]])
-    home = trace.meta.get("directory") or Path.cwd()
+    home = trace.meta.get("directory") or environment.working_directory()
     with contextlib.suppress(ValueError):
         path = str(PurePath(path).relative_to(str(home)))
     return f"{path}:{sound.stacks(trace).line[row]}"

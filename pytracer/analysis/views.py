@@ -69,7 +69,7 @@ def devices(trace: Trace) -> tuple[str, ...]:
 @once_per_trace
 def _peaks(trace: Trace) -> dict[str, "_Level"]:
     """The highest level of each device."""
-    place, names = allocations(trace).place, _device_of_place(trace)
+    place, names = allocations(trace).place, device_of_place(trace)
     used = {str(name) for name in names[np.unique(place)]}
     return {name: _highest(trace, (names == name)[place]) for name in used}
 
@@ -80,7 +80,7 @@ def main_device(trace: Trace) -> str:
     return found[0] if found else "cpu"
 
 
-def _device_of_place(trace: Trace) -> NDArray[Any]:
+def device_of_place(trace: Trace) -> NDArray[Any]:
     """Per place, `cpu` or `cuda:0`."""
     places = trace.places
     names = []
@@ -99,7 +99,7 @@ def on_device(trace: Trace, device: str | None = None) -> Mask:
     if device is not None and device not in (*devices(trace), main_device(trace)):
         known = ", ".join(devices(trace)) or "none"
         raise errors.UsageError(f"nothing was recorded on {device!r}; there is: {known}")
-    wanted = _device_of_place(trace) == (device or main_device(trace))
+    wanted = device_of_place(trace) == (device or main_device(trace))
     result: Mask = wanted[allocations(trace).place]
     return result
 
@@ -223,7 +223,7 @@ class Highest(NamedTuple):
 def highest(trace: Trace, device: str) -> Highest:
     """As `peak`, without what takes long: for traces that nobody may ever look at."""
     found, changes = matching.lifetimes(trace), matching.changes(trace)
-    here = (_device_of_place(trace) == device)[found.place]
+    here = (device_of_place(trace) == device)[found.place]
     own = here[changes.allocation]
     levels = np.cumsum(changes.bytes[own])
     start = int(found.bytes[here & (found.start < 0)].sum())
@@ -323,7 +323,7 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
     texts, labels, places = _Texts(trace), sound.labels(trace), trace.places
     columns: dict[str, Any] = {
         "id": np.arange(len(alloc)),
-        "device": pd.Categorical(_device_of_place(trace)[alloc.place]),
+        "device": pd.Categorical(device_of_place(trace)[alloc.place]),
         "address": alloc.address,
         "requested_bytes": alloc.requested_bytes.astype(np.int64),
         "allocated_bytes": _or_na(blocks.allocated_bytes(trace), blocks.UNKNOWN),
@@ -442,6 +442,8 @@ def by(
     import pandas as pd
 
     wanted = [keys] if isinstance(keys, str) else list(keys)
+    if not wanted:
+        raise errors.UsageError(f"by() needs a key to group by; there is: {', '.join(KEYS)}")
     there = alive(trace, at, device)
     columns = {key: group(trace, key, there).categorical() for key in wanted}
     frame = pd.DataFrame(
@@ -553,7 +555,7 @@ def timeline(trace: Trace, by: str = "category", device: str | None = None) -> "
     elif by == "device":
         names = sorted(devices(trace))
         number = {name: i for i, name in enumerate(names)}
-        of_place = np.array([number.get(name, 0) for name in _device_of_place(trace)])
+        of_place = np.array([number.get(name, 0) for name in device_of_place(trace)])
         groups, shown = of_place[alloc.place], names
     else:
         raise errors.UsageError(f'by={by!r}: a timeline is by "category", "phase" or "device"')

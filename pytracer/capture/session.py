@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytracer import errors
+from pytracer import environment, errors
 from pytracer._native import C, facts
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS, Wants, quietly
@@ -23,6 +23,7 @@ from pytracer.version import __version__
 
 # 640 MB of host memory; with `path` the log is written away and this bounds nothing.
 DEFAULT_MAX_EVENTS = 20_000_000
+_MOST_EVENTS = 2**63 - 1  # that anything can count
 
 DETAILS = ("op", "category")
 SAVED_TENSORS = ("auto", "hooks")
@@ -45,8 +46,7 @@ class Options:
         _check("saved_tensors", self.saved_tensors, SAVED_TENSORS)
         for device in self.devices:
             _check("devices", device, ("cpu", "cuda"))
-        if self.max_events is not None and self.max_events < 1:
-            raise errors.UsageError(f"max_events is {self.max_events}; it must be at least 1")
+        _check_max_events(self.max_events)
         if self.stacks and self.detail != "op":
             raise errors.UsageError(
                 'stacks=True needs detail="op": lines are taken as operators end'
@@ -67,6 +67,13 @@ def _check(option: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
         listed = ", ".join(repr(choice) for choice in allowed)
         raise errors.UsageError(f"{option}={value!r} is not understood; it is one of {listed}")
+
+
+def _check_max_events(count: object) -> None:
+    if count is not None and not (isinstance(count, int) and 1 <= count <= _MOST_EVENTS):
+        raise errors.UsageError(
+            f"max_events is {count!r}; it must be a whole number, at least 1 and below 2**63"
+        )
 
 
 def default_devices(targets: Iterable[Any]) -> tuple[str, ...]:
@@ -254,10 +261,10 @@ class Session:
                 "python": platform.python_version(),
                 "host": platform.node(),
                 "pid": self._pid,
-                "rank": int(os.environ.get("RANK", "0")),
-                "world_size": int(os.environ.get("WORLD_SIZE", "1")),
+                "rank": environment.rank(),
+                "world_size": environment.world_size(),
                 "command": Path(sys.argv[0]).name if sys.argv else "",
-                "directory": str(Path.cwd()),
+                "directory": environment.working_directory(),
                 "torch_folder": str(Path(torch.__file__).parent),
                 "options": asdict(self.options),
                 "targets": [type(target).__name__ for target in self.targets],

@@ -124,6 +124,6 @@ def _increase(text: str, before: int) -> int:
     if text.endswith("%"):
         try:
             return before + int(before * float(text[:-1]) / 100)
-        except ValueError:
+        except (ValueError, OverflowError):  # inf%
             raise errors.UsageError(f"--max-increase {text}: that is no percentage") from None
     return before + parse_size(text)

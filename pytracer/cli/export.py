@@ -77,7 +77,8 @@ def _export_target(options: argparse.Namespace) -> tuple[str, str]:
     """The format and where it goes."""
     if options.output is None:
         kind = options.format or "chrome"
-        return kind, str(options.file.with_suffix(_SUFFIXES[kind][0]))
+        # Not with_suffix, which refuses "." before it is read and called a folder.
+        return kind, str(options.file.parent / f"{options.file.stem}{_SUFFIXES[kind][0]}")
     if options.format is not None:
         return options.format, options.output
     for kind, suffixes in _SUFFIXES.items():

@@ -47,9 +47,18 @@ def _traced_model(options: argparse.Namespace) -> Any:
     from pytracer.gemm import device, presets
     from pytracer.trace import load
 
-    if options.model or options.vocab or options.hidden:
-        raise errors.UsageError("a trace or a model's sizes, not both")
-    rows = options.batch * options.seq if options.batch and options.seq else None
+    described = ("model", "vocab", "hidden", "ffn", "layers")
+    given = [f"--{name}" for name in described if getattr(options, name) is not None]
+    if given:
+        raise errors.UsageError(
+            f"a trace or a model's sizes, not both: leave out {' '.join(given)}"
+        )
+    for name in ("batch", "seq"):
+        if (size := getattr(options, name)) is not None and size < 1:
+            raise errors.UsageError(f"--{name} is {size}: it must be at least 1")
+    if (options.batch is None) != (options.seq is None):
+        raise errors.UsageError("of a trace --batch and --seq go together: say both, or neither")
+    rows = None if options.batch is None else options.batch * options.seq
     kind = device.pick(options.device).type
     return presets.traced(linear_layers(load(options.file), rows), options.dtype, kind)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pytracer import errors
 
@@ -57,12 +57,12 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
     """Whole or not at all: a reader never meets half a document."""
     if path is None:
         return
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(json_text(document) + "\n")
-        part.replace(path)
-    except OSError as error:
-        raise errors.CannotWrite(f"cannot write {path}: {error.strerror}") from None
+    from pytracer.export.files import write_whole
+
+    def fill(file: BinaryIO) -> None:
+        file.write((json_text(document) + "\n").encode())
+
+    write_whole(path, fill, overwrite=True)
 
 
 def read(file: Path) -> Any:

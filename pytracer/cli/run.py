@@ -156,10 +156,10 @@ class _Teller:
     """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
 
     def __init__(self, json_file: Path | None, force: bool) -> None:
-        from pytracer import runner
+        from pytracer import environment
         from pytracer.export.files import refuse_to_overwrite
 
-        self._rank, self._json = runner.rank(), json_file
+        self._rank, self._json = environment.rank(), json_file
         if self._rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
 

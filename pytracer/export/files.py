@@ -37,7 +37,14 @@ def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
     Raises:
         errors.CannotWrite: the file is there already, or its folder is not.
     """
-    if path.exists() and not overwrite:
-        raise errors.FileIsThere(path)
-    if not path.parent.is_dir():
-        raise errors.CannotWrite(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        if path.is_dir():
+            raise errors.CannotWrite(f"{path} cannot be written: it is a folder; name a file in it")
+        if path.exists() and not overwrite:
+            raise errors.FileIsThere(path)
+        if not path.parent.is_dir():
+            raise errors.CannotWrite(f"{path} cannot be written: there is no folder {path.parent}")
+    except OSError as error:
+        if isinstance(error, errors.CannotWrite):
+            raise
+        raise errors.CannotWrite(f"{path} cannot be written: {error.strerror}") from None

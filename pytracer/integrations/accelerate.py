@@ -11,8 +11,9 @@ from pytracer.integrations.callback import Callback
 class MemoryTrace:
     """Shows where the memory of the next training steps goes; options as `Callback` has them.
 
-    It ends by itself after its steps. As a context manager it also explains an allocation that
-    fails in the block: `with MemoryTrace(accelerator, model): train()`.
+    `trace` is there once its steps are over. It traces on until `end()`, in case a later step runs
+    out of memory, unless watch=False. As a context manager it ends with its block, and explains
+    an allocation that fails in there: `with MemoryTrace(accelerator, model): train()`.
     """
 
     def __init__(self, accelerator: Accelerator, *targets: Any, **options: Any) -> None:
@@ -29,7 +30,7 @@ class MemoryTrace:
         return self._callback.trace
 
     def end(self, error: BaseException | None = None) -> None:
-        """Before its steps are over, or its watch."""
+        """No more is recorded: not the rest of its steps, and none of those that it watches."""
         self._callback.end(error)
         self._handle.remove()
         self._log()

@@ -1,10 +1,10 @@
 """What the frameworks' callbacks share: a few steps of a long training, and its failures."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from pytracer import environment
 from pytracer.api import free_name, is_out_of_memory, trace
 from pytracer.integrations import scalars
 from pytracer.recording import Recording
@@ -72,7 +72,7 @@ class Callback:
         if error is not None and recording.last is not None:
             self.trace = recording.last
             if self._report and is_out_of_memory(error):
-                path = free_name("pytracer-oom", os.environ.get("RANK"))
+                path = free_name("pytracer-oom")
                 self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
 
     def scalars(self) -> dict[str, float]:
@@ -81,7 +81,7 @@ class Callback:
 
     def _ready(self, traced: trace) -> None:
         self.trace = traced
-        if os.environ.get("RANK", "0") != "0":
+        if environment.rank() != 0:
             return
         if self._report:
             self._say(traced.table())
@@ -97,6 +97,6 @@ class Callback:
 
 
 def _of_this_rank(path: Path) -> Path:
-    if os.environ.get("WORLD_SIZE", "1") == "1":
+    if environment.world_size() == 1:
         return path
-    return path.with_name(f"{path.stem}.rank{os.environ.get('RANK', '0')}{path.suffix}")
+    return path.with_name(f"{path.stem}.rank{environment.rank()}{path.suffix}")

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from pytracer import errors
 from pytracer.api import trace
@@ -16,6 +16,7 @@ _OPTIONS = {"--stacks": ("stacks", True), "--category": ("detail", "category")}
 class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
     """The magics; the last trace is left in the variable `memtrace`."""
 
+    @no_var_expand  # type: ignore[untyped-decorator, unused-ignore]
     @line_cell_magic  # type: ignore[untyped-decorator, unused-ignore]
     def memtrace(self, line: str, cell: str | None = None) -> None:
         """Traces a cell (or the rest of the line) and shows the table.
@@ -24,16 +25,16 @@ class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
         The names of models and optimizers may follow: `%%memtrace model optimizer`.
         """
         shell: Any = self.shell
-        words = line.split()
         options: dict[str, Any] = {}
-        while words and words[0].startswith("--"):
-            word = words.pop(0)
+        line = line.lstrip()
+        while line.startswith("--"):
+            word, line = (*line.split(maxsplit=1), "")[:2]
             if word not in _OPTIONS:
                 raise errors.UsageError(f"%memtrace has no {word}; it has {', '.join(_OPTIONS)}")
             name, value = _OPTIONS[word]
             options[name] = value
-        targets = [shell.user_ns[word] for word in words] if cell is not None else []
-        code = cell if cell is not None else " ".join(words)
+        targets = [] if cell is None else [_variable(shell, name) for name in line.split()]
+        code = line if cell is None else cell
         tracing = trace(*targets, report=False, **options)
         try:
             with tracing, _untold(shell):
@@ -41,6 +42,14 @@ class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
         finally:
             shell.user_ns["memtrace"] = tracing
             print(tracing)  # noqa: T201 - a magic's result is what it prints
+
+
+def _variable(shell: Any, name: str) -> Any:
+    if name not in shell.user_ns:
+        raise errors.UsageError(
+            f"%%memtrace {name}: no variable is called so; it takes names of models and optimizers"
+        )
+    return shell.user_ns[name]
 
 
 @contextlib.contextmanager

@@ -1,6 +1,8 @@
 """Hugging Face Trainer: `Trainer(..., callbacks=[MemoryTrace()])`."""
 
 import sys
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -15,6 +17,7 @@ class MemoryTrace(TrainerCallback):  # type: ignore[misc]
     def __init__(self, **options: Any) -> None:
         """Nothing is recorded until the training begins."""
         self._callback = Callback(**options)
+        self._leave_excepthook: Callable[[], None] = lambda: None
 
     @property
     def trace(self) -> Any:
@@ -32,16 +35,24 @@ class MemoryTrace(TrainerCallback):  # type: ignore[misc]
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """All is well."""
+        self._leave_excepthook()
         self._callback.end()
 
     def _hear_of_failure(self) -> None:
         """The Trainer tells callbacks of no exception; one that ends the program comes by here."""
-        before = sys.excepthook
+        self._leave_excepthook()
+        # Weakly: a training that fails never ends, and what it recorded is not to stay for it.
+        before, this = sys.excepthook, weakref.ref(self)
 
         def hook(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
         ) -> None:
             before(kind, error, traceback)
-            self._callback.end(error)
+            if (alive := this()) is not None:
+                alive._callback.end(error)
 
-        sys.excepthook = hook
+        def leave() -> None:
+            if sys.excepthook is hook:  # else somebody else's calls it
+                sys.excepthook = before
+
+        self._leave_excepthook, sys.excepthook = leave, hook

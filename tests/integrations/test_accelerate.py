@@ -37,6 +37,25 @@ def test_steps_are_the_optimizers_also_where_gradients_accumulate(tmp_path, caps
     assert "on cpu   step" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("watch", [False, True])
+def test_it_traces_on_after_its_steps_if_it_watches_and_until_its_end(watch: bool) -> None:
+    from pytracer._native import C
+    from pytracer.integrations.accelerate import MemoryTrace
+
+    model = torch.nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    memory = MemoryTrace(
+        accelerate.Accelerator(cpu=True), devices="cpu", steps=2, watch=watch, report=False
+    )
+    for _ in range(2):
+        model(torch.ones(1, 8)).sum().backward()
+        optimizer.step()
+    assert len(memory.trace.steps()) == 2
+    assert C.status()["recording"] == watch
+    memory.end()
+    assert not C.status()["recording"]
+
+
 def test_a_failure_in_the_block_is_explained(tmp_path, capsys, monkeypatch) -> None:
     from pytracer.integrations.accelerate import MemoryTrace
 

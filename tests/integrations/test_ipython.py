@@ -2,6 +2,8 @@
 
 import pytest
 
+from pytracer import errors
+
 interactive = pytest.importorskip("IPython.core.interactiveshell")
 pytestmark = pytest.mark.filterwarnings("default")
 
@@ -25,6 +27,19 @@ def test_a_line_is_traced(shell, capsys) -> None:
     shell.run_cell("import torch\n%memtrace y = torch.ones(1 << 18)")
     assert "peak 1.00 MiB on cpu" in capsys.readouterr().out
     assert shell.user_ns["memtrace"].peak.bytes == 1 << 20
+
+
+@pytest.mark.parametrize("options", ["", " --category", "  --stacks   "])
+def test_a_line_is_run_as_it_was_written(shell, options) -> None:
+    shell.run_cell(f"%memtrace{options} x, y = 'a   b', {{'a': '$x  {{y}}'}}")
+    assert shell.user_ns["x"] == "a   b"
+    assert shell.user_ns["y"] == {"a": "$x  {y}"}
+
+
+def test_a_variable_that_is_not_there_is_said_in_a_line(shell) -> None:
+    result = shell.run_cell("%%memtrace modle\n1")
+    assert isinstance(result.error_in_exec, errors.UsageError)
+    assert "modle: no variable is called so" in str(result.error_in_exec)
 
 
 def test_the_targets_may_be_named_and_errors_are_the_cells_own(shell, capsys) -> None:

@@ -1,5 +1,8 @@
 """Hugging Face's Trainer, unmodified but for `callbacks=[MemoryTrace()]`."""
 
+import gc
+import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -64,3 +67,42 @@ def test_a_training_that_fails_fails_as_without_us_and_can_be_tried_again(tmp_pa
     trainer.pop_callback(Greedy)
     trainer.train()
     assert len(memory.trace.steps()) == 3
+
+
+def test_trainings_leave_the_excepthook_as_it_was(tmp_path, monkeypatch) -> None:
+    from pytracer.integrations.transformers import MemoryTrace
+
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error))
+    before = sys.excepthook
+    memory = MemoryTrace(devices="cpu", report=False)
+    trainer = a_trainer(tmp_path, callbacks=[memory])
+    trainer.train()
+    assert sys.excepthook is before
+    memory.on_train_begin(None, None, None)
+    memory.on_train_begin(None, None, None)  # the first attempt failed
+    error = RuntimeError("the program's own")
+    sys.excepthook(RuntimeError, error, None)
+    assert seen == [(RuntimeError, error, None)]
+    memory.on_train_end(None, None, None)
+    assert sys.excepthook is before
+
+
+def test_an_excepthook_of_somebody_elses_stays_and_a_failed_training_is_let_go(monkeypatch) -> None:
+    from pytracer.integrations.transformers import MemoryTrace
+
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    memory = MemoryTrace(devices="cpu", report=False)
+    memory.on_train_begin(None, None, None)
+    ours = sys.excepthook
+    theirs = lambda *error: ours(*error)  # noqa: E731
+    sys.excepthook = theirs
+    memory.on_train_end(None, None, None)
+    assert sys.excepthook is theirs
+    memory.on_train_begin(None, None, None)
+    memory._callback.end(RuntimeError("it failed"))
+    alive = weakref.ref(memory)
+    del memory
+    gc.collect()
+    assert alive() is None
+    sys.excepthook(RuntimeError, RuntimeError("later"), None)
