@@ -237,7 +237,7 @@ def highest(trace: Trace, device: str) -> Highest:
 
 def moment(trace: Trace, position: int, device: str) -> Peak:
     """What there is on the device right after the event at that position."""
-    there = (_device_of_place(trace) == device)[allocations(trace).place]
+    there = (device_of_place(trace) == device)[allocations(trace).place]
     there &= alive_at(trace, position)
     time_ns, step, phase = 0, None, None
     if position >= 0:
