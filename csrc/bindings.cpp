@@ -28,6 +28,7 @@
 #include <span>
 #include <string>
 #include <tuple>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
@@ -451,6 +452,19 @@ void in_forked_child() {
   cpu_allocator::uninstall();
 }
 
+// A forked child leaves its parent's streamer where it lies: its thread does not exist there, its
+// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that somebody
+// waits for, and the file is its parent's.
+struct DeleteUnlessForked {
+  pid_t owner = getpid();
+
+  void operator()(Streamer* streamer) const {
+    if (getpid() == owner) {
+      delete streamer;
+    }
+  }
+};
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -591,10 +605,9 @@ PYBIND11_MODULE(_C, m) {
       .def("label_gradients", &labels::Watched::label_gradients)
       .def("label_gradients_of", &labels::Watched::label_gradients_of);
 
-  py::class_<Streamer>(m, "Streamer")
+  py::class_<Streamer, std::unique_ptr<Streamer, DeleteUnlessForked>>(m, "Streamer")
       .def(py::init<uint32_t, const std::string&, bool, const std::string&>())
-      .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>())
-      .def("abandon_after_fork", &Streamer::abandon_after_fork);
+      .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>());
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
   m.def("read_snapshot", &read_snapshot_file);

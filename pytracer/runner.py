@@ -296,11 +296,13 @@ class Traced:
         self._peak: Any = None  # of the steps to keep
         self._later = ""
         self._why = ""
+        self._owner = os.getpid()
 
     def begin(self) -> None:
         """The program has imported torch."""
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
+        self._owner = os.getpid()
         recording = self._recording = Recording(
             self._trace,
             skip=self._plan.skip,
@@ -312,10 +314,17 @@ class Traced:
             watched=self._watched,
         )
         recording.begin()
-        register_optimizer_step_post_hook(lambda *_: recording.stepped())
+
+        def stepped(*_: Any) -> None:
+            if not self._forked():
+                recording.stepped()
+
+        register_optimizer_step_post_hook(stepped)
 
     def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
         """The program is over, has failed, or gave up with an exit code of its own."""
+        if self._forked():
+            return
         well = error is None and not gave_up  # else it says itself why it came no further
         if self._recording is None:
             if well:
@@ -335,6 +344,10 @@ class Traced:
         """Below the traceback: what memory has to do with it."""
         if self._why:
             self._tell.page(self._why)
+
+    def _forked(self) -> bool:
+        """In a child of the program: the recording, its steps and its file are the parent's."""
+        return self._owner != os.getpid()
 
     def _say_why_not(self, recording: Recording) -> None:
         steps, skip = recording.steps_seen, self._plan.skip
@@ -431,7 +444,6 @@ class _File:
         self.path = path
         self._before: Path | None = None
         self._is_ours = False  # what is there now
-        self._owner = os.getpid()
 
     def make_room(self) -> None:
         """Something is about to be written."""
@@ -442,8 +454,6 @@ class _File:
 
     def settle(self, *, recorded: bool) -> None:
         """It has been written; or there was nothing to write."""
-        if self._owner != os.getpid():  # the program forked: the file is its parent's
-            return
         before, self._before = self._before, None
         if self._is_ours and not recorded:
             self.path.unlink(missing_ok=True)

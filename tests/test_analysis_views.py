@@ -225,16 +225,28 @@ def test_what_was_lost_is_named_with_advice() -> None:
     block = b.alloc(1)
     b.free(block)
     b.free(block)
-    b.snapshot(device="cuda:0")
     b.losses = {"lost_alloc": 3, "lost_in_a_new_way": 1}
     found = views.health(b.trace())
     assert found["count"].to_dict() == {
         "lost_alloc": 3,
         "lost_in_a_new_way": 1,
-        "unmatched_frees": 1,
+        "frees_from_before": 1,
     }
-    assert found.severity.tolist() == ["loss", "loss", "warning"]
+    assert found.severity.tolist() == ["loss", "loss", "info"]
     assert found.advice.str.len().min() > 20
+
+
+def test_a_free_of_something_unknown_is_an_alarm_only_where_all_was_known() -> None:
+    b = TraceBuilder()
+    b.snapshot(device="cuda:0")
+    for device in ("cuda:0", "cpu"):  # no snapshot says what the CPU held before
+        block = b.alloc(1, device=device)
+        b.free(block)
+        b.free(block)
+    assert views.health(b.trace()).severity.to_dict() == {
+        "unmatched_frees": "warning",
+        "frees_from_before": "info",
+    }
 
 
 def test_frees_of_what_was_there_before_are_no_alarm() -> None:

@@ -79,7 +79,8 @@ def assert_consistent(data: Trace) -> None:
     assert data.events.place.max(initial=0) < len(data.places.stream)
     assert data.events.thread.max(initial=0) < max(1, len(data.threads.native_id))
     counters = lifetimes(data).counters
-    for name in ("unmatched_frees", "unmatched_labels", "implicit_frees", "unknown_places"):
+    unknown = ("frees_from_before", "unmatched_labels", "implicit_frees", "unknown_places")
+    for name in ("unmatched_frees", *unknown):
         assert counters[name] == 0, counters
 
 
@@ -210,6 +211,21 @@ def test_max_events_bounds_what_is_kept_and_names_what_is_lost() -> None:
     assert len(bounded.data.scopes.ticks) + lost["lost_scopes"] >= len(whole.data.scopes.ticks)
 
 
+def test_a_trace_inside_a_full_one_records_its_own_and_blames_nobody() -> None:
+    with pytracer.trace(devices="cpu", max_events=50, report=False) as outer:
+        allocate(200)
+        with pytracer.trace(devices="cpu", report=False) as inner:
+            large = torch.ones(1_000_000)
+            allocate(100)
+        allocate(200)
+    assert inner.peak.bytes >= large.nbytes
+    assert len(inner.data.events.ticks) == 2 * 100 + 1
+    assert inner.data.losses == {}
+    assert len(outer.data.events.ticks) == 50 + 2 * 100 + 1
+    assert outer.data.losses["lost_alloc"] == (200 - 25) + 200
+    assert "lost_unfinished_rows" not in outer.data.losses
+
+
 def test_losses_are_saved_with_the_trace(tmp_path: Path) -> None:
     with pytracer.trace(devices="cpu", max_events=100, report=False) as bounded:
         allocate(200)
@@ -316,6 +332,36 @@ def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path)
     )
     assert ended["code"] == 1
     assert ended["err"].splitlines()[-1] == "ZeroDivisionError: the program's own"
+
+
+@pytest.mark.parametrize("way", ["ends the trace", "never ends it"])
+def test_a_forked_child_does_not_wait_and_the_file_is_its_parents(way: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.pytrace"
+    program = """
+    import os, signal, sys, time
+    import torch
+    import pytracer
+    t = pytracer.trace(devices="cpu", path=sys.argv[1], report=False)
+    t.__enter__()
+    torch.ones(1_000)
+    time.sleep(0.2)  # the thread that writes waits for its next round
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends it if it hangs
+        torch.ones(2_000)
+        if sys.argv[2] == "ends the trace":
+            t.__exit__(None, None, None)
+        sys.exit()
+    status = os.waitpid(child, 0)[1]
+    torch.ones(3_000)
+    t.__exit__(None, None, None)
+    print(status)
+    """
+    assert run_alone(program, path, way, timeout=60) == "0\n"
+    loaded = pytracer.load(path)
+    assert loaded.file_report["status"] == "complete"
+    allocated = loaded.data.events.action == schema.ACTION["alloc"]
+    assert loaded.data.events.bytes[allocated].tolist() == [4_000, 12_000]
 
 
 def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def live_and_peak(data: Trace, device_type: int) -> tuple[int, int]:
     total = np.cumsum(changes)
     assert found["counters"]["implicit_frees"] == 0
     assert found["counters"]["unmatched_frees"] == 0
+    assert found["counters"]["frees_from_before"] == 0
     assert found["counters"]["unmatched_free_requests"] == 0
     return int(total[-1]), int(total.max())
 

@@ -97,7 +97,13 @@ def test_an_implicit_free_keeps_the_end_that_was_requested():
 def test_a_free_of_an_unknown_block_is_counted():
     found = match(("free_requested", 64), ("free_completed", 64), ("free_completed", 64))
     assert list(found.allocation_of_event) == [-1, -1, -1]
-    assert counted(found) == {"unmatched_free_requests": 1, "unmatched_frees": 2}
+    assert counted(found) == {"unmatched_free_requests": 1, "frees_from_before": 2}
+
+
+def test_a_snapshot_makes_the_unknown_frees_of_its_own_device_a_surprise_and_no_others():
+    frees = [("free_completed", 64, 10, CUDA), ("free_completed", 64, 10, OTHER_CUDA)]
+    found = match(("snapshot", 0, 0, CUDA), *frees, ("free_completed", 64))
+    assert counted(found) == {"unmatched_frees": 1, "frees_from_before": 2}
 
 
 def test_a_second_free_request_is_counted_and_changes_nothing():
@@ -207,7 +213,7 @@ def test_a_cpu_seed_is_of_what_lives_and_not_of_what_was_freed_there():
     found = match(("free_completed", 64), ("alloc", 64, 10), ("seed", 64, 10), ("label", 64, 0))
     assert list(found.start) == [1]
     assert list(found.allocation_of_event) == [-1, 0, -1, 0]
-    assert counted(found) == {"unmatched_frees": 1, "duplicate_seeds": 1}
+    assert counted(found) == {"frees_from_before": 1, "duplicate_seeds": 1}
 
 
 def test_a_cpu_seed_was_alive_before_the_recording():

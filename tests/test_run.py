@@ -318,6 +318,56 @@ def test_spawned_processes_find_the_programs_classes(tmp_path: Path) -> None:
     assert (ran.returncode, ran.stdout) == (0, "2\n"), ran.stderr
 
 
+FORKED_TRAINING = """
+import multiprocessing, os, signal, sys
+
+def child():
+    signal.alarm(30)  # ends it if it hangs
+    for _ in range(40):
+        step()
+
+def forked():
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    print("exit code", process.exitcode, flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["--steps=5", "--schedule=3,0,5"])
+def test_a_forked_child_trains_on_and_the_steps_kept_are_its_parents(
+    which: str, tmp_path: Path
+) -> None:
+    write(tmp_path, "train.py", TRAIN, FORKED_TRAINING,
+          "step()\nforked()\n[step() for _ in range(4)]\nforked()\n[step() for _ in range(5)]\n")  # fmt: skip
+    write(tmp_path, "train.pytrace", "somebody's")
+    ran = python("-m", "pytracer", "run", "-f", which, "train.py",
+                 folder=tmp_path, OMP_NUM_THREADS="1")  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (0, "exit code 0\n" * 2), ran.stderr
+    assert ran.stderr.count("\npeak ") == 1
+    loaded = pytracer.load(tmp_path / "train.pytrace")
+    assert loaded.file_report["status"] == "complete"
+    assert len(loaded.steps()) == 5
+    assert {path.name for path in tmp_path.iterdir()} == {"train.py", "train.pytrace"}
+
+
+def test_a_forked_child_that_runs_to_the_end_says_nothing_of_ours(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, """
+import os, signal
+step()
+child = os.fork()
+if child == 0:
+    signal.alarm(30)  # ends it if it hangs
+    [step() for _ in range(9)]
+else:
+    print("status", os.waitpid(child, 0)[1], flush=True)
+""")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path, OMP_NUM_THREADS="1")
+    assert (ran.returncode, ran.stdout) == (0, "status 0\n"), ran.stderr
+    assert ran.stderr.count("\npeak ") == 1
+    assert "nothing is recorded" not in ran.stderr
+
+
 def assert_each_rank_has_a_file_and_rank_0_talks(
     ran: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

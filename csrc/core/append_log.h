@@ -7,11 +7,14 @@
 //  * Rows never move. Memory grows by chunks and is given back chunk by chunk, once every row of
 //    a chunk has been read.
 //  * When `limit` rows have been claimed, further rows are refused and counted by the caller.
-//    Nothing already recorded is overwritten.
+//    Nothing already recorded is overwritten or hidden, and a refused row claims no position: a
+//    limit may be raised later and a reader meets no hole. Threads that append at the very moment
+//    may each put one row more than the limit.
 #pragma once
 
 #include "event.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -40,6 +43,8 @@ class AppendLog {
   static constexpr uint64_t kChunkRows = uint64_t{1} << 14;
   static constexpr uint64_t kMaxChunks = uint64_t{1} << 18;  // 2^32 rows: scopes are 32 bits wide
   static constexpr uint64_t kRefused = UINT64_MAX;
+  // What lies above is for the rows beyond the limit: more than Linux has threads.
+  static constexpr uint64_t kMostRows = kChunkRows * kMaxChunks - (uint64_t{1} << 22);
 
   // calloc: the directory is 2 MiB of which a recording touches a few words.
   AppendLog()
@@ -60,9 +65,14 @@ class AppendLog {
 
   // Returns the row's position, or kRefused.
   uint64_t append(const Row& row) {
-    uint64_t position = next_.fetch_add(1, std::memory_order_relaxed);
-    if (position >= limit_.load(std::memory_order_relaxed)) [[unlikely]] {
+    uint64_t limit = limit_.load(std::memory_order_relaxed);
+    if (limit == kFull) [[unlikely]] {
       return kRefused;
+    }
+    uint64_t position = next_.fetch_add(1, std::memory_order_relaxed);
+    if (position + 1 >= limit) [[unlikely]] {
+      // The last row that fits. If somebody has set another limit since, that one counts.
+      limit_.compare_exchange_strong(limit, kFull, std::memory_order_relaxed);
     }
     uint64_t* chunk = chunks_[position / kChunkRows].load(std::memory_order_acquire);
     if (chunk == nullptr) [[unlikely]] {
@@ -85,7 +95,7 @@ class AppendLog {
 
   // Positions claimed so far. Rows just below it may still be in the making.
   uint64_t size() const {
-    return std::min(next_.load(std::memory_order_acquire), limit_.load(std::memory_order_relaxed));
+    return std::min(next_.load(std::memory_order_acquire), end_.load(std::memory_order_relaxed));
   }
 
   // Calls read(row) for the whole rows from `from` on, up to `to`; stops at the first that is
@@ -134,13 +144,16 @@ class AppendLog {
   }
 
   void set_limit(uint64_t rows) {
-    limit_.store(std::min(rows, kChunkRows * kMaxChunks), std::memory_order_relaxed);
+    std::lock_guard lock(growth_);
+    rows = std::min({rows, kMostRows, end_.load(std::memory_order_relaxed)});
+    bool full = next_.load(std::memory_order_relaxed) >= rows;
+    limit_.store(full ? kFull : rows, std::memory_order_relaxed);
   }
 
   // Forgets everything. Only when no thread can append (see Recorder::quiesce).
   void clear() {
     std::lock_guard lock(growth_);
-    for (uint64_t i = first_chunk_; i < kMaxChunks && i * kChunkRows < size(); ++i) {
+    for (uint64_t i = first_chunk_; i < next_chunk_; ++i) {
       std::free(chunks_[i].exchange(nullptr));
     }
     for (uint64_t* chunk : spare_) {
@@ -148,7 +161,10 @@ class AppendLog {
     }
     spare_.clear();
     first_chunk_ = 0;
+    next_chunk_ = 0;
     next_.store(0);
+    end_.store(kChunkRows * kMaxChunks);
+    limit_.store(kMostRows);
   }
 
   uint64_t bytes_held() const {
@@ -161,29 +177,38 @@ class AppendLog {
   static constexpr size_t kWords = sizeof(Row) / sizeof(uint64_t);
   static_assert(sizeof(Row) % sizeof(uint64_t) == 0);
 
+  static constexpr uint64_t kFull = 0;  // as a limit: refuse, and claim nothing
+
+  // In order: where memory ends the log ends, and no row lies behind a chunk that is missing.
   uint64_t* add_chunk(uint64_t index) {
     std::lock_guard lock(growth_);
-    uint64_t* chunk = chunks_[index].load(std::memory_order_acquire);
-    if (chunk != nullptr) {
-      return chunk;  // another writer was first
+    while (next_chunk_ <= index && next_chunk_ * kChunkRows < end_.load()) {
+      uint64_t* chunk = nullptr;
+      if (!spare_.empty()) {
+        chunk = spare_.back();
+        spare_.pop_back();
+      } else {
+        chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
+      }
+      if (chunk == nullptr) {
+        end_.store(next_chunk_ * kChunkRows);
+        limit_.store(kFull);
+        break;
+      }
+      chunks_[next_chunk_++].store(chunk, std::memory_order_release);
     }
-    if (!spare_.empty()) {
-      chunk = spare_.back();
-      spare_.pop_back();
-    } else {
-      chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
-    }
-    chunks_[index].store(chunk, std::memory_order_release);
-    return chunk;
+    return chunks_[index].load(std::memory_order_acquire);
   }
 
   // The claim counter is the one line that every thread writes: it gets a line of its own.
   alignas(64) std::atomic<uint64_t> next_{0};
-  alignas(64) std::atomic<uint64_t> limit_{kChunkRows * kMaxChunks};
+  alignas(64) std::atomic<uint64_t> limit_{kMostRows};
   std::atomic<uint64_t*>* chunks_;  // null: not there yet, or given back
   std::mutex growth_;
   std::vector<uint64_t*> spare_;
-  uint64_t first_chunk_ = 0;
+  uint64_t first_chunk_ = 0;                            // below: given back
+  uint64_t next_chunk_ = 0;                             // from here on: not there yet
+  std::atomic<uint64_t> end_{kChunkRows * kMaxChunks};  // no row will ever be here or behind
 };
 
 }  // namespace pytracer

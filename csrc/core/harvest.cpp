@@ -65,8 +65,9 @@ void Harvest::drain_tables(Sink& sink) {
     threads.push_back({native_id, 0});
   }
   std::vector<NamedCount> losses;
+  Recorder::Losses lost = recorder.losses();
   for (size_t i = 0; i <= kActions; ++i) {
-    uint64_t count = i < kActions ? recorder.lost_events[i].load() : recorder.lost_scopes.load();
+    uint64_t count = lost[i] - lost_before_[i];
     if (count != losses_[i]) {
       losses_[i] = count;
       losses.push_back({recorder.strings.intern(kLossNames[i]), count});

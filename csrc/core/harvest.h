@@ -8,7 +8,6 @@
 #include "recorder.h"
 #include "trace_file.h"
 
-#include <array>
 #include <chrono>
 #include <cstdint>
 #include <string>
@@ -41,7 +40,10 @@ struct Nowhere {
 class Harvest {
  public:
   explicit Harvest(uint32_t session)
-      : session_(session), start_(Recorder::get().start_of(session)), read_(start_) {}
+      : session_(session),
+        start_(Recorder::get().start_of(session)),
+        lost_before_(Recorder::get().losses_before(session)),
+        read_(start_) {}
 
   // Everything that is whole by now. Returns whether all rows claimed by now were.
   template <class Sink>
@@ -82,13 +84,14 @@ class Harvest {
 
   uint32_t session_;
   Recorder::Positions start_;
+  Recorder::Losses lost_before_;
   Recorder::Positions read_;
   size_t strings_ = 0;
   size_t stacks_ = 0;
   size_t places_ = 0;
   size_t labels_ = 0;
   size_t threads_ = 0;
-  std::array<uint64_t, kActions + 1> losses_{};
+  Recorder::Losses losses_{};
 };
 
 // The other way round: a recording in memory becomes a finished file. Throws FileError.

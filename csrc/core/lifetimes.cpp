@@ -299,7 +299,7 @@ void Matcher::on_free_requested(Device& device, size_t position) {
 void Matcher::on_free_completed(Device& device, size_t position) {
   int64_t* live = device.live.find(events_.address[position]);
   if (live == nullptr) {
-    ++out_.counters.unmatched_frees;
+    ++(device.snapshot == kNone ? out_.counters.frees_from_before : out_.counters.unmatched_frees);
     return;
   }
   out_.allocation_of_event[position] = *live;
@@ -396,6 +396,7 @@ std::vector<std::pair<std::string_view, uint64_t>> LifetimeCounters::named() con
           {"implicit_frees", implicit_frees},
           {"unmatched_free_requests", unmatched_free_requests},
           {"unmatched_frees", unmatched_frees},
+          {"frees_from_before", frees_from_before},
           {"repeated_free_requests", repeated_free_requests},
           {"unmatched_labels", unmatched_labels},
           {"unmatched_saves", unmatched_saves},

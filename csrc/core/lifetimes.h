@@ -16,7 +16,8 @@
 //     that is only completed (the CPU) ends there. In between it can still be labelled.
 //   - Labels and saves find the block that starts at their address; failing that, the live block
 //     with the nearest start below, if it reaches that far.
-//   - Anything that finds no block is counted by name. Nothing is guessed.
+//   - Anything that finds no block is counted by name. Nothing is guessed. A free that finds none
+//     is no surprise on a device without a snapshot (the CPU): nobody knows what was there before.
 #pragma once
 
 #include "event.h"
@@ -43,7 +44,8 @@ struct LifetimeCounters {
   uint64_t duplicate_seeds = 0;          // seeds of a block that is known already; not a loss
   uint64_t implicit_frees = 0;           // blocks that ended unseen: their address came again
   uint64_t unmatched_free_requests = 0;  // kFreeRequested where no block lives
-  uint64_t unmatched_frees = 0;          // kFreeCompleted where no block lives
+  uint64_t unmatched_frees = 0;          // kFreeCompleted where no block lives, after a snapshot
+  uint64_t frees_from_before = 0;        // the same of a device without one; not a loss
   uint64_t repeated_free_requests = 0;   // kFreeRequested of a block already given back
   uint64_t unmatched_labels = 0;         // kLabel where no block lives
   uint64_t unmatched_saves = 0;          // kSaved where no block lives

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <functional>
 #include <sys/syscall.h>
 #include <thread>
@@ -404,7 +405,8 @@ void Recorder::ask_for_no_nodes() {
   }
 }
 
-uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) {
+uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept
+    try {
   if (!recording.load(std::memory_order_relaxed)) {
     return AppendLog<Event>::kRefused;
   }
@@ -439,9 +441,13 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
                                      place,
                                      thread.number_});
   if (position == AppendLog<Event>::kRefused) {
-    lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
+    lose(action);
   }
   return position;
+} catch (const std::exception&) {  // no memory for a name or a thread's state
+
+  lose(action);
+  return AppendLog<Event>::kRefused;
 }
 
 void Recorder::open_current(ThreadState& thread) {
@@ -469,23 +475,24 @@ uint32_t Recorder::begin_session(uint64_t max_events) {
   uint32_t id = next_session_++;
   // Scopes from as far back as there are any: the new session may lie inside an open one.
   Positions start{events.size(), released_.scopes, released_.scope_ends};
-  sessions_[id] = {start, start, max_events};
+  uint64_t room = std::min(max_events, AppendLog<Event>::kMostRows);
+  Positions limit{events.size() + room, scopes.size() + room, scope_ends.size() + room};
+  sessions_[id] = {start, start, limit, losses()};
   set_limits();
   recording.store(true, std::memory_order_seq_cst);
   return id;
 }
 
 void Recorder::set_limits() {
-  uint64_t limit = 0;
+  Positions limit;
   for (const auto& [id, session] : sessions_) {
-    uint64_t room = AppendLog<Event>::kChunkRows * AppendLog<Event>::kMaxChunks;
-    limit = std::max(limit, session.start.events + std::min(session.max_events, room));
+    limit.events = std::max(limit.events, session.limit.events);
+    limit.scopes = std::max(limit.scopes, session.limit.scopes);
+    limit.scope_ends = std::max(limit.scope_ends, session.limit.scope_ends);
   }
-  if (!sessions_.empty()) {
-    events.set_limit(limit);
-    scopes.set_limit(limit);
-    scope_ends.set_limit(limit);
-  }
+  events.set_limit(limit.events);
+  scopes.set_limit(limit.scopes);
+  scope_ends.set_limit(limit.scope_ends);
 }
 
 void Recorder::end_session(uint32_t id) {
@@ -494,6 +501,8 @@ void Recorder::end_session(uint32_t id) {
   if (sessions_.empty()) {
     recording.store(false, std::memory_order_seq_cst);
     quiesce();
+  } else {
+    set_limits();
   }
 }
 
@@ -527,6 +536,19 @@ Recorder::Positions Recorder::start_of(uint32_t id) const {
   std::lock_guard lock(mutex_);
   auto it = sessions_.find(id);
   return it != sessions_.end() ? it->second.start : Positions{};
+}
+
+Recorder::Losses Recorder::losses_before(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  auto it = sessions_.find(id);
+  return it != sessions_.end() ? it->second.lost_before : Losses{};
+}
+
+Recorder::Losses Recorder::losses() const {
+  Losses lost;
+  std::copy(lost_events.begin(), lost_events.end(), lost.begin());
+  lost[kActions] = lost_scopes.load();
+  return lost;
 }
 
 uint32_t Recorder::sessions() const {

@@ -1,8 +1,9 @@
 // The recorder: the process's one recording, and each thread's stack of open scopes.
 //
-// Hooks (csrc/torch, csrc/cuda) call push, pop and record. None of these throws, waits for
-// another thread or touches Python, so they may run under an allocator's lock. When nothing is
-// traced each costs one relaxed load.
+// Hooks (csrc/torch, csrc/cuda) call push, pop and record. None of these waits for another thread
+// or touches Python. Where memory has run out altogether push and pop may throw, which torch's
+// RecordFunction catches; record never does, so it may run under an allocator's lock: what it
+// cannot write down is lost by name. When nothing is traced each costs one relaxed load.
 //
 //   thread A ──push/pop──> its own frames ─┐ a frame becomes a row only when something
 //   thread B ──push/pop──> its own frames ─┤ happens inside it (lazily: most ops allocate
@@ -223,7 +224,13 @@ class Recorder {
   void pop(ThreadState& thread, const void* key, int64_t next_sequence = -1);
 
   // Returns the event's position, or AppendLog::kRefused.
-  uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes);
+  uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
+
+  // It happened and cannot be recorded.
+  void lose(Action action) noexcept {
+    lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
+  }
+
   // Gives the innermost frame a row now, though nothing has happened in it yet.
   void open_current(ThreadState& thread);
   void mark_step(std::string_view name);
@@ -251,10 +258,15 @@ class Recorder {
     uint64_t scope_ends = 0;
   };
 
+  // What was refused since the recording began: events by their action, then scopes.
+  using Losses = std::array<uint64_t, kActions + 1>;
+
   uint32_t begin_session(uint64_t max_events);
   // After the last session has ended no thread appends any more and the logs can be read whole.
   void end_session(uint32_t id);
   Positions start_of(uint32_t id) const;
+  Losses losses_before(uint32_t id) const;
+  Losses losses() const;
   uint32_t sessions() const;
   // Drops a finished recording's memory. Does nothing while a session is open.
   void clear();
@@ -310,7 +322,8 @@ class Recorder {
   struct Session {
     Positions start;
     Positions unread;  // rows from here on are still needed
-    uint64_t max_events;
+    Positions limit;   // rows from here on are more than it asked for
+    Losses lost_before;
   };
 
   std::map<uint32_t, Session> sessions_;

@@ -7,7 +7,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -26,9 +25,6 @@ class Streamer {
   // Writes what is left and the trailer. Call when the session has ended. Throws FileError when
   // this or any earlier write failed (the disk was full): nothing is lost silently.
   void finish(const std::string& meta);
-
-  // In a forked child, where the thread does not exist: forget it, touch nothing.
-  void abandon_after_fork() { new (&thread_) std::thread(); }
 
  private:
   void run();

@@ -78,8 +78,12 @@ void on_event(const TraceEntry& entry) {
     default:
       return;  // newer torch: annotations and the like, which are no allocations
   }
-  uint16_t place = place_of(entry.device_, entry.stream_, entry.mempool_);
-  Recorder::get().record(action, place, static_cast<uint64_t>(entry.addr_), entry.size_);
+  try {
+    uint16_t place = place_of(entry.device_, entry.stream_, entry.mempool_);
+    Recorder::get().record(action, place, static_cast<uint64_t>(entry.addr_), entry.size_);
+  } catch (const std::exception&) {  // no memory for another place
+    Recorder::get().lose(action);
+  }
 }
 
 class CudaTracker final : public DeviceTracker {

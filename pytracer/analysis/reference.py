@@ -20,6 +20,7 @@ COUNTERS = (
     "implicit_frees",
     "unmatched_free_requests",
     "unmatched_frees",
+    "frees_from_before",
     "repeated_free_requests",
     "unmatched_labels",
     "unmatched_saves",
@@ -132,7 +133,8 @@ def match_lifetimes(events: Events, places: Places) -> Lifetimes:
                     counters["repeated_free_requests"] += 1
         elif row.action == "free_completed":
             if found is None:
-                counters["unmatched_frees"] += 1
+                known = device.snapshot != -1  # what had been there before
+                counters["unmatched_frees" if known else "frees_from_before"] += 1
             else:
                 allocation_of_event[row.position] = found.number
                 _finish(found, row.position)

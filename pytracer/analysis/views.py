@@ -30,7 +30,6 @@ from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import (
-    ACTION,
     CATEGORIES,
     CATEGORY,
     CATEGORY_ORDER,
@@ -860,7 +859,7 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     """Everything that was lost or did not match, the worst first; empty if nothing was."""
     counts = dict(trace.losses)
     for name, count in matching.lifetimes(trace).counters.items():
-        counts[_counter_name(trace, name)] = counts.get(name, 0) + count
+        counts[name] = counts.get(name, 0) + count
     counts["allocator_disagrees"] = sum(
         abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
@@ -878,12 +877,6 @@ def health_rows(trace: Trace) -> list[HealthRow]:
         known = counters.counter("no_cuda_events")
         rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
-
-
-def _counter_name(trace: Trace, name: str) -> str:
-    """Where no snapshot says what was alive before, a free of something unknown is no surprise."""
-    has_snapshot = bool((trace.events.action == ACTION["snapshot"]).any())
-    return "frees_from_before" if name == "unmatched_frees" and not has_snapshot else name
 
 
 def health(trace: Trace) -> "pd.DataFrame":

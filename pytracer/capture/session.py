@@ -292,9 +292,7 @@ class Session:
         C.clear()
 
     def _forget_in_child(self) -> None:
-        if self._streamer is not None and self._pid != os.getpid():
-            self._streamer.abandon_after_fork()
-        self._streamer = None
+        self._streamer = None  # which in a child ends nothing: the file is its parent's
 
 
 def allocator_settings() -> str:

@@ -126,7 +126,7 @@ TEST(a_free_of_an_unknown_block_is_counted) {
   Lifetimes found = match({{kFreeRequested, 64}, {kFreeCompleted, 64}, {kFreeCompleted, 64}});
   CHECK(found.start.empty());
   CHECK_EQ(found.allocation_of_event, (Positions{-1, -1, -1}));
-  check_counters(found, {{"unmatched_free_requests", 1}, {"unmatched_frees", 2}});
+  check_counters(found, {{"unmatched_free_requests", 1}, {"frees_from_before", 2}});
 }
 
 TEST(a_second_free_request_is_counted_and_changes_nothing) {
@@ -237,6 +237,14 @@ TEST(a_seed_before_the_snapshot_is_not_one) {
   check_counters(found, {{"before_snapshot", 1}});
 }
 
+TEST(a_snapshot_makes_the_unknown_frees_of_its_own_device_a_surprise_and_no_others) {
+  Lifetimes found = match({{kSnapshot, 0, 0, kCuda},
+                           {kFreeCompleted, 64, 10, kCuda},
+                           {kFreeCompleted, 64, 10, kOtherCuda},
+                           {kFreeCompleted, 64}});
+  check_counters(found, {{"unmatched_frees", 1}, {"frees_from_before", 2}});
+}
+
 TEST(a_second_snapshot_is_counted) {
   Lifetimes found =
       match({{kSnapshot, 0, 0, kCuda}, {kAlloc, 64, 10, kCuda}, {kSnapshot, 0, 0, kCuda}});
@@ -247,7 +255,7 @@ TEST(a_second_snapshot_is_counted) {
 TEST(a_cpu_seed_is_of_what_lives_and_not_of_what_was_freed_there) {
   Lifetimes found = match({{kFreeCompleted, 64}, {kAlloc, 64, 10}, {kSeed, 64, 10}});
   CHECK_EQ(found.start, Positions{1});
-  check_counters(found, {{"unmatched_frees", 1}, {"duplicate_seeds", 1}});
+  check_counters(found, {{"frees_from_before", 1}, {"duplicate_seeds", 1}});
 }
 
 TEST(a_cpu_seed_was_alive_before_the_recording) {

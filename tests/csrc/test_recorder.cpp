@@ -5,7 +5,10 @@
 #include "streamer.h"
 
 #include <cstdio>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 namespace pytracer {
 namespace {
@@ -107,6 +110,94 @@ TEST(a_full_log_refuses_and_overwrites_nothing) {
   CHECK_EQ(log.append({4, 4, 0}), AppendLog<ScopeEnd>::kRefused);
   CHECK_EQ(log.size(), uint64_t{3});
 }
+
+std::vector<uint64_t> ticks_of(const AppendLog<ScopeEnd>& log) {
+  std::vector<uint64_t> ticks;
+  uint64_t reached =
+      log.read(0, log.size(), [&](const ScopeEnd& row) { ticks.push_back(row.ticks); });
+  CHECK_EQ(reached, log.size());
+  return ticks;
+}
+
+TEST(what_a_full_log_refused_is_no_hole_when_there_is_room_again) {
+  AppendLog<ScopeEnd> log;
+  log.set_limit(3);
+  for (uint32_t i = 1; i <= 5; ++i) {
+    log.append({i, i, 0});
+  }
+  log.set_limit(10);
+  log.append({6, 6, 0});
+  CHECK_EQ(ticks_of(log), (std::vector<uint64_t>{1, 2, 3, 6}));
+}
+
+TEST(a_smaller_limit_hides_no_row_and_keeps_no_memory) {
+  AppendLog<ScopeEnd> log;
+  uint64_t rows = 3 * log.kChunkRows;
+  for (uint64_t i = 1; i <= rows; ++i) {
+    log.append({i, 1, 0});
+  }
+  log.set_limit(10);
+  CHECK_EQ(log.append({1, 1, 0}), AppendLog<ScopeEnd>::kRefused);
+  CHECK_EQ(ticks_of(log).size(), size_t{rows});
+  log.clear();
+  CHECK_EQ(log.bytes_held(), uint64_t{0});
+}
+
+TEST(limits_that_change_while_threads_append_leave_no_hole) {
+  AppendLog<ScopeEnd> log;
+  constexpr uint64_t kThreads = 4;
+  std::atomic<uint64_t> kept{0};
+  std::atomic<uint64_t> running{kThreads};
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 50000; ++i) {
+        kept += log.append({1, 1, 0}) != AppendLog<ScopeEnd>::kRefused ? 1 : 0;
+      }
+      --running;
+    });
+  }
+  while (running > 0) {
+    uint64_t limit = log.size() + 100;
+    log.set_limit(limit);
+    std::this_thread::yield();
+    log.set_limit(limit / 2);
+    CHECK(log.size() <= limit + 2 * kThreads);
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  CHECK_EQ(ticks_of(log).size(), size_t{kept});
+  log.set_limit(log.size() + 1);
+  log.append({1, 1, 0});
+  CHECK_EQ(ticks_of(log).size(), size_t{kept + 1});
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need the memory
+TEST(where_memory_ends_the_log_ends_and_what_it_holds_can_be_read) {
+  pid_t child = ::fork();
+  if (child == 0) {
+    AppendLog<ScopeEnd> log;
+    rlimit before{};
+    ::getrlimit(RLIMIT_AS, &before);
+    log.append({1, 1, 0});
+    rlimit little{1 << 20, before.rlim_max};  // less than there is already
+    ::setrlimit(RLIMIT_AS, &little);
+    uint64_t kept = 1;
+    while (log.append({1, 1, 0}) != AppendLog<ScopeEnd>::kRefused) {  // malloc has some left over
+      ++kept;
+    }
+    ::setrlimit(RLIMIT_AS, &before);
+    log.set_limit(log.kMostRows);
+    bool refused = log.append({1, 1, 0}) == AppendLog<ScopeEnd>::kRefused;
+    bool whole = ticks_of(log).size() == kept;
+    ::_exit(refused && whole ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+}
+#endif
 
 TEST(a_request_larger_than_a_row_can_hold_is_the_most_it_can) {
   Recorded recorded;
@@ -287,6 +378,20 @@ TEST(nodes_that_are_asked_for_are_scopes_like_any_other) {
   }
 }
 
+TEST(an_allocation_goes_on_where_no_memory_is_left_to_record_it) {
+  constexpr NodeSource kNoMemory{[]() -> const void* { return "node"; },
+                                 []() -> Node { throw std::bad_alloc(); }};
+  Recorded session;
+  Recorder::get().ask_for_nodes(kNoMemory);
+  alloc(0x1000);
+  Recorder::get().ask_for_no_nodes();
+  alloc(0x2000);
+  Recording r = session.read();
+  CHECK_EQ(r.events.address, std::vector<uint64_t>{0x2000});
+  CHECK_EQ(r.losses[0].first, std::string("lost_alloc"));
+  CHECK_EQ(r.losses[0].second, uint64_t{1});
+}
+
 TEST(a_scope_that_ends_on_another_thread_does_not_confuse_the_stack) {
   Recorded session;
   int outer = 0;
@@ -341,6 +446,59 @@ TEST(a_session_inside_a_session_sees_its_own_stretch) {
   Recording whole = outer.read();
   CHECK_EQ(inside.events.address, std::vector<uint64_t>{0x2000});
   CHECK_EQ(whole.events.address, (std::vector<uint64_t>{0x1000, 0x2000, 0x3000}));
+}
+
+TEST(a_session_inside_one_that_is_full_has_its_own_room_and_its_own_losses) {
+  Recorded outer(2);
+  auto five = [] {
+    for (uint64_t i = 1; i <= 5; ++i) {
+      op("aten::empty", -1, -1, [&] { alloc(i << 12); });
+    }
+  };
+  five();  // two are kept
+  Recording whole_inside;
+  {
+    uint32_t roomy = Recorder::get().begin_session(Recorder::kNoLimit);
+    five();
+    RecordingBuilder builder;
+    Harvest(roomy).drain_all(builder);
+    whole_inside = builder.recording;
+    Recorder::get().end_session(roomy);
+  }
+  five();  // the outer one's room is used up
+  Recording small_inside;
+  {
+    uint32_t small = Recorder::get().begin_session(4);
+    five();
+    RecordingBuilder builder;
+    Harvest(small).drain_all(builder);
+    small_inside = builder.recording;
+    Recorder::get().end_session(small);
+  }
+  Recording r = outer.read();
+  CHECK_EQ(whole_inside.events.address.size(), size_t{5});
+  CHECK(whole_inside.losses.empty());
+  CHECK_EQ(name_of(whole_inside, whole_inside.events.scope[4]), std::string("aten::empty"));
+  CHECK_EQ(small_inside.events.address.size(), size_t{4});
+  CHECK_EQ(small_inside.losses[0].second, uint64_t{1});
+  CHECK_EQ(r.events.address.size(), size_t{2 + 5 + 4});
+  CHECK_EQ(r.losses[0].first, std::string("lost_alloc"));
+  CHECK_EQ(r.losses[0].second, uint64_t{3 + 5 + 1});
+}
+
+TEST(scopes_from_before_take_no_room_of_a_session_inside) {
+  Recorded outer(10);
+  for (int i = 0; i < 10; ++i) {
+    Recorder::get().mark_step("before");
+  }
+  uint32_t inner = Recorder::get().begin_session(5);
+  op("aten::empty", -1, -1, [] { alloc(0x1000); });
+  RecordingBuilder builder;
+  Harvest(inner).drain_all(builder);
+  Recorder::get().end_session(inner);
+  CHECK_EQ(name_of(builder.recording, builder.recording.events.scope[0]),
+           std::string("aten::empty"));
+  CHECK(builder.recording.losses.empty());
 }
 
 TEST(nothing_of_a_recording_leaks_into_the_next) {
