@@ -344,3 +344,136 @@ def test_an_evaluation_in_between_is_no_part_of_a_steps_forward() -> None:
     with trace(layer, devices="cpu", report=False) as t:
         evaluate()
     assert t.steps().forward_ns.sum() > 0
+
+
+class Positions(nn.Module):
+    """Adds a position to each token: where, and what casts the sum, is up to the test."""
+
+    def __init__(self, use: Any, tokens: int = 32, width: int = 16) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(1, tokens, width))
+        self.first = nn.Parameter(torch.zeros(1, 1, width))
+        self.linear = nn.Linear(width, width)
+        self.weight = nn.Parameter(torch.randn(width, width))
+        self.use = use
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.use(self, x)
+        return y.float().mean()
+
+
+def copies(use: Any, saved_tensors: str, *, batch: int = 1, autocast: bool = True) -> set[str]:
+    """The parameters of which there are copies; each must be half as large."""
+    model = Positions(use)
+    with trace(model, report=False, saved_tensors=saved_tensors) as t:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+                loss = model(torch.randn(batch, 32, 16))
+            loss.backward()
+            model.zero_grad()
+    rows = t.allocations()
+    rows = rows[rows.role == "autocast_copy"]
+    halves = {name: parameter.numel() * 2 for name, parameter in model.named_parameters()}
+    assert (rows.requested_bytes == rows.name.map(halves)).all()
+    assert (rows.groupby("name").size() == 3).all()
+    return set(rows.name)
+
+
+OF_LINEAR = {"linear.weight", "linear.bias"}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("use", "true"),
+    [
+        (lambda m, x: m.linear(x + m.position), OF_LINEAR),
+        (lambda m, x: m.linear(x - m.position), OF_LINEAR),
+        (lambda m, x: functional.linear(x + m.position, m.weight), {"weight"}),
+        (
+            lambda m, x: m.linear(torch.cat((x[:, 1:], m.first.expand(len(x), -1, -1)), 1)),
+            OF_LINEAR,
+        ),
+    ],
+    ids=["added", "subtracted", "functional", "joined"],
+)
+def test_a_cast_of_what_was_made_with_a_parameter_is_no_copy_of_it(
+    use: Any, true: set[str], batch: int, saved_tensors: str
+) -> None:
+    """Though the gradient passes on as it is, where the batch is one; copies are of weights alone."""
+    assert copies(use, saved_tensors, batch=batch) == true
+
+
+def test_a_program_that_casts_a_sum_has_no_copy_of_what_it_added(saved_tensors: str) -> None:
+    def use(model: Positions, x: torch.Tensor) -> torch.Tensor:
+        return (x + model.position).bfloat16().square()
+
+    assert copies(use, saved_tensors, autocast=False) == set()
+
+
+@pytest.mark.parametrize(
+    ("use", "true"),
+    [
+        (lambda m, x: m.linear(m.position) + x, {"position", *OF_LINEAR}),
+        (lambda m, x: m.linear((x + 1)[:, :16].exp()), OF_LINEAR),
+        (lambda m, x: functional.linear(x, m.linear.weight), {"linear.weight"}),
+        (lambda m, x: functional.linear(x.bfloat16(), m.weight.bfloat16()), {"weight"}),
+    ],
+    ids=["learnt_input", "input_as_large", "used_by_another", "cast_by_the_program"],
+)
+def test_a_cast_of_a_parameter_is_a_copy_of_it_wherever_it_is_used(
+    use: Any, true: set[str], saved_tensors: str
+) -> None:
+    assert copies(use, saved_tensors) == true
+
+
+def test_what_a_saved_tensor_hook_packs_is_no_copy_that_autocast_made() -> None:
+    """An input as large as the weight, in 16 bits until backward; the weight is not packed."""
+    model = nn.Sequential(nn.Linear(64, 64, bias=False))
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if tensor.data_ptr() in weights else tensor.bfloat16()
+
+    with trace(model, report=False) as t:
+        for _ in range(3):
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.float()):
+                y = model(torch.randn(64, 64))
+            y.mean().backward()
+            model.zero_grad()
+    rows = t.allocations()
+    assert t.summary().loc["weights", "own_peak"] == 64 * 64 * 4
+    assert set(rows[rows.requested_bytes == 64 * 64 * 2].category) == {"activations"}
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_detail_category_tells_a_batch_that_follows_a_call_without_grad(keeps: bool) -> None:
+    """As in reinforcement learning: an action, then a batch. What was acted on may be kept."""
+    found, model = {}, net()
+    for detail in ("op", "category"):
+        optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), []
+        with trace(model, optimizer, detail=detail, report=False) as t:
+            for _ in range(4):
+                state = torch.randn(1, 64)
+                kept.append(state if keeps else None)
+                with torch.no_grad():
+                    model(state)
+                learn(model, optimizer, fetch(512))
+        found[detail] = t.summary().own_peak.to_dict()
+        assert found[detail]["inputs"] > 512 * 64 * 4
+    assert found["op"] == found["category"]
+
+
+def test_detail_category_keeps_a_forward_of_several_models_one() -> None:
+    """What the program makes between two of them has a graph: it is no batch."""
+    encoder, decoder = nn.Linear(64, 64), net()
+    optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
+    found = {}
+    for detail in ("op", "category"):
+        with trace(encoder, decoder, optimizer, detail=detail, report=False) as t:
+            for _ in range(4):
+                features, wanted = fetch(512)
+                functional.cross_entropy(decoder(encoder(features).exp()), wanted).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found[detail] = t.summary().own_peak[["inputs", "activations"]].to_dict()
+    assert found["op"] == found["category"]

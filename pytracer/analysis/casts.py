@@ -4,14 +4,20 @@ Autocast casts the arguments of an op one after the other, the input like the we
 in the cast itself says which is which. What tells them apart:
 
 1. Proof. The gradient of a cast passes through its node, and the block that node made became some
-   parameter's gradient: then the op that made the node cast that parameter.
+   parameter's gradient: then the op that made the node cast that parameter, or something that
+   hands its gradient on as it is, as the sum `x + position` does. So nothing is shown where such
+   a one was there, and as large. For what autocast casts in the call of the module that has the
+   parameter that one must be of the same call: a weight is used by its module, and alone.
 2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (the
    same module, the same turn, the same size) stands for the same parameter.
 3. Size, for parameters without any proof (frozen ones, a forward alone): as large as half of a
-   float32 parameter of that module, and no more such casts in the call than such parameters.
+   float32 parameter of that module, and no more such casts in the call than such parameters. Of
+   autocast's casts alone: a program's own `x.bfloat16()` may be of anything.
 4. Order, where an input happens to be as large: a compiler has all ops' arguments cast from first
    to last, or all from last to first. Which of the two is seen at the ops of which some casts are
    shown by now. If there is none, nothing is claimed.
+
+What a saved-tensor hook packs is what autograd saved, in another type, and never such a copy.
 """
 
 from dataclasses import dataclass
@@ -23,7 +29,7 @@ from numpy.typing import NDArray
 from pytracer.analysis import scopes, sound
 from pytracer.analysis.phases import FORWARD, RECOMPUTE, Moments
 from pytracer.analysis.scopes import MODULE, OP, Mask, Tree
-from pytracer.schema import CATEGORY, I64, U8, U32, U64
+from pytracer.schema import CATEGORY, I64, SCOPE_GRAD, U8, U32, U64
 from pytracer.trace import Trace
 
 
@@ -45,23 +51,49 @@ def autocast_copies(
     is_cast &= tree.kind == OP
     if not is_cast.any():
         return copies
+    outermost = _outermost_op(tree)
+    is_cast &= ~_in_a_hook(tree, outermost)
     cast_around = scopes.nearest(tree.parent, is_cast)
     cast = cast_around[moments.made_scope]
     cast = np.where(cast != 0, cast, _cast_written_after(tree, is_cast)[moments.made_scope])
     forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
     found = np.flatnonzero((cast != 0) & forward & (label_category != CATEGORY["weights"]))
-    gradients = np.flatnonzero(
-        (label_category == CATEGORY["gradients"]) & (moments.made_scope != 0)
-    )
-    proof = _proof(trace, tree, cast_around, moments.made_scope[gradients], label[gradients])
+    blocks = _Blocks(moments, size, label, label_category)
+    claims = _claims(trace, tree, cast_around, blocks)
+    by_program = scopes.scopes_named(trace, lambda text: text in _CASTS_OF_A_PROGRAM)[outermost]
+    holds = _hold(trace, tree, claims, blocks, by_program)
+    proof = np.zeros(len(tree.kind), np.uint32)
+    proof[claims.cast[holds]] = claims.weight[holds]
     call = tree.module[moments.made_scope[found]]
     which = _repeated(tree, call, size[found], proof[cast[found]])
     copies.is_copy[found] = which != 0
     copies.label[found] = which
-    unclear = _by_size(trace, tree, copies, found, call, size[found])
+    seen = {*copies.label[found].tolist(), *claims.weight.tolist()}
+    possible = _halves_of_parameters(trace, tree, seen)
+    of_autocast = ~by_program[cast[found]]
+    found, call, cast = found[of_autocast], call[of_autocast], cast[found[of_autocast]]
+    unclear = _by_size(trace, tree, copies, found, call, size[found], possible)
     if unclear:
-        _by_order(tree, copies, found, cast[found], unclear)
+        _by_order(outermost[cast], copies, found, unclear)
     return copies
+
+
+# What a program calls to have something cast. Autocast's casts are in the op whose arguments they
+# are of.
+_CASTS_OF_A_PROGRAM = ("aten::to", "aten::type_as")
+
+
+def _outermost_op(tree: Tree) -> U32:
+    """Per scope of an op, the op that the program called."""
+    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
+    return scopes.nearest(tree.parent, ~inner)
+
+
+def _in_a_hook(tree: Tree, outermost: U32) -> Mask:
+    """What torch runs without grad mode within an op with it: kernels, and packing hooks."""
+    with_grad = tree.flags & SCOPE_GRAD != 0
+    found: Mask = with_grad[outermost] & ~with_grad
+    return found
 
 
 def _cast_written_after(tree: Tree, is_cast: Mask) -> U32:
@@ -79,18 +111,117 @@ def _cast_written_after(tree: Tree, is_cast: Mask) -> U32:
     return result
 
 
-def _proof(trace: Trace, tree: Tree, cast_around: U32, made: U32, label: U32) -> U32:
-    """Per scope, the label of the weight that this op cast, 0 where that is not shown."""
-    weight_named = np.zeros(len(trace.strings), np.uint32)
-    rows = np.flatnonzero(sound.labels(trace).category == CATEGORY["weights"])
-    weight_named[sound.labels(trace).name[rows]] = rows
+@dataclass(frozen=True)
+class _Blocks:
+    """What is asked about all allocations."""
+
+    moments: Moments
+    size: U64
+    label: U32
+    label_category: U8
+
+
+@dataclass(frozen=True)
+class _Claims:
+    """Casts of which the gradient became a parameter's: it may be the parameter that was cast."""
+
+    cast: U32
+    weight: U32  # rows of the label table
+    size: U64  # of the gradient, and so of what was cast
+
+
+def _claims(trace: Trace, tree: Tree, cast_around: U32, blocks: _Blocks) -> _Claims:
+    labels, strings = sound.labels(trace), trace.strings
+    weight_named = np.zeros(len(strings), np.uint32)
+    rows = np.flatnonzero(labels.category == CATEGORY["weights"])
+    weight_named[labels.name[rows]] = rows
     weight_named[0] = 0
-    proof = np.zeros(len(tree.kind), np.uint32)
-    proof[cast_around[tree.forward[tree.node[made]]]] = weight_named[
-        sound.labels(trace).name[label]
-    ]
-    proof[0] = 0
-    return proof
+    gradients = np.flatnonzero(blocks.label_category == CATEGORY["gradients"])
+    cast = cast_around[tree.forward[tree.node[blocks.moments.made_scope[gradients]]]]
+    weight = weight_named[labels.name[blocks.label[gradients]]]
+    good = (cast != 0) & (weight != 0)
+    return _Claims(cast[good], weight[good], blocks.size[gradients[good]])
+
+
+# Ops whose nodes hand the gradient on as it is, to one of their arguments at least. They make nothing
+# in a backward pass, so there is no trace of them between a cast's node and a parameter.
+_HAND_ON = (
+    *("aten::add", "aten::sub", "aten::rsub", "aten::cat", "aten::stack", "aten::addcmul"),
+    *("aten::addmm", "aten::baddbmm", "aten::index_add", "aten::scatter_add"),
+)
+
+
+def _hold(trace: Trace, tree: Tree, claims: _Claims, blocks: _Blocks, by_program: Mask) -> Mask:
+    """Which claims prove it: where nothing that hands the gradient on can have been cast instead."""
+    made = blocks.moments.made_scope
+    hands_on = scopes.scopes_named(trace, lambda text: text in _HAND_ON)[tree.op[made]]
+    others = np.flatnonzero(hands_on & np.isin(blocks.size, claims.size))
+    call, made_in = tree.module[claims.cast], tree.module[made[others]]
+    anywhere = _alive_then(tree, blocks, others, claims, blocks.size[others], claims.size)
+    pairs = _numbered_alike((blocks.size[others], made_in), (claims.size, call))
+    here = _alive_then(tree, blocks, others, claims, *pairs)
+    own = _of_own_module(trace, tree, claims.weight, call) & ~by_program[claims.cast]
+    holds: Mask = _is_whole(trace, claims) & ~np.where(own, here, anywhere)
+    return holds
+
+
+def _alive_then(
+    tree: Tree,
+    blocks: _Blocks,
+    others: NDArray[np.intp],
+    claims: _Claims,
+    others_key: NDArray[Any],
+    key: NDArray[Any],
+) -> Mask:
+    """Of each claim, whether any of these others that has its key was alive when it was cast."""
+    others_key, key = _numbered_alike((others_key,), (key,))
+    moments, then = blocks.moments, tree.begin[claims.cast]
+    ticks = np.concatenate((moments.made_ticks[others], moments.freed_ticks[others], then))
+    _, rank = np.unique(ticks, return_inverse=True)
+    made, freed, asked = np.split(rank, [len(others), 2 * len(others)])
+    # Of those with smaller keys all have begun and ended: they cancel out.
+    asked += key * len(rank)
+    begun = np.searchsorted(np.sort(others_key * len(rank) + made), asked)
+    ended = np.searchsorted(np.sort(others_key * len(rank) + freed), asked)
+    found: Mask = begun > ended
+    return found
+
+
+def _is_whole(trace: Trace, claims: _Claims) -> Mask:
+    """Not if more was cast than the parameter: it is a part of that, beside others."""
+    labels, strings = sound.labels(trace), trace.strings
+    most = {
+        row: 4 * elements(strings[labels.shape[row]])
+        for row in np.unique(claims.weight).tolist()
+        if strings[labels.dtype[row]] == "float32"
+    }
+    pairs = zip(claims.weight.tolist(), claims.size.tolist(), strict=True)
+    return np.array([size <= most.get(row, size) for row, size in pairs], np.bool_)
+
+
+def _of_own_module(trace: Trace, tree: Tree, weight: U32, call: U32) -> Mask:
+    """Whether these are calls of the modules that have the weights; a model's own, of the model."""
+    labels, strings = sound.labels(trace), trace.strings
+    called = _called(trace, tree)
+    outermost = tree.module[tree.parent[call]] == 0
+    users = {row: _user(strings[labels.name[row]], called) for row in np.unique(weight).tolist()}
+    rows = zip(weight.tolist(), tree.name[call].tolist(), outermost.tolist(), strict=True)
+    return np.array(
+        [users[row] == strings[name] or (not users[row] and top) for row, name, top in rows],
+        np.bool_,
+    )
+
+
+def _called(trace: Trace, tree: Tree) -> set[str]:
+    return {trace.strings[name] for name in np.unique(tree.name[tree.kind == MODULE])}
+
+
+def _user(weight: str, called: set[str]) -> str:
+    """The module that a weight belongs to or, where that is never called, the one above."""
+    path = weight.rpartition(".")[0]
+    while path and path not in called:
+        path = path.rpartition(".")[0]
+    return path
 
 
 def _repeated(tree: Tree, call: U32, size: U64, which: U32) -> U32:
@@ -99,6 +230,14 @@ def _repeated(tree: Tree, call: U32, size: U64, which: U32) -> U32:
     known = np.zeros(len(key), np.uint32)
     known[key[which != 0]] = which[which != 0]
     return np.where(which != 0, which, known[key])
+
+
+def _numbered_alike(
+    some: tuple[NDArray[Any], ...], others: tuple[NDArray[Any], ...]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The same for the rows of two tables."""
+    both = _numbered(*(np.concatenate(pair) for pair in zip(some, others, strict=True)))
+    return both[: len(some[0])], both[len(some[0]) :]
 
 
 def _numbered(*columns: NDArray[Any]) -> NDArray[np.intp]:
@@ -129,7 +268,13 @@ class _Unclear:
 
 
 def _by_size(
-    trace: Trace, tree: Tree, copies: Copies, found: NDArray[np.intp], call: U32, size: U64
+    trace: Trace,
+    tree: Tree,
+    copies: Copies,
+    found: NDArray[np.intp],
+    call: U32,
+    size: U64,
+    possible: dict[tuple[str, int], list[int]],
 ) -> list[_Unclear]:
     group = _numbered(call, size)
     count = np.bincount(group)
@@ -137,7 +282,6 @@ def _by_size(
     member[group] = np.arange(len(group))
     shown = np.zeros(len(count), np.bool_)
     shown[group[copies.is_copy[found]]] = True
-    possible = _halves_of_parameters(trace, tree, set(copies.label[found].tolist()))
     fits = np.zeros(len(count), np.bool_)
     label = np.zeros(len(count), np.uint32)
     sizes = [half for _, half in possible]
@@ -159,16 +303,8 @@ def _by_size(
     ]
 
 
-def _by_order(
-    tree: Tree,
-    copies: Copies,
-    found: NDArray[np.intp],
-    cast: U32,
-    unclear: list[_Unclear],
-) -> None:
+def _by_order(op: U32, copies: Copies, found: NDArray[np.intp], unclear: list[_Unclear]) -> None:
     """Of each op's unclear casts, the one on the side where weights are cast."""
-    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
-    op = scopes.nearest(tree.parent, ~inner)[cast]  # whose arguments these are
     side = _side_of_weights(op, copies.is_copy[found])
     if side is None:
         return
@@ -201,15 +337,13 @@ def _halves_of_parameters(
     an attention), the one above.
     """
     labels, strings = sound.labels(trace), trace.strings
-    called = {strings[name] for name in np.unique(tree.name[tree.kind == MODULE])}
+    called = _called(trace, tree)
     result: dict[tuple[str, int], list[int]] = {}
     for row in np.flatnonzero(labels.category == CATEGORY["weights"]):
         is_float = strings[labels.dtype[row]] == "float32"
         if row in shown or not is_float or strings[labels.role[row]] != "parameter":
             continue
-        path = strings[labels.name[row]].rpartition(".")[0]
-        while path and path not in called:
-            path = path.rpartition(".")[0]
+        path = _user(strings[labels.name[row]], called)
         half = 2 * elements(strings[labels.shape[row]])
         result.setdefault((path, half), []).append(int(row))
     return result

@@ -619,7 +619,7 @@ def twins(now: Situation) -> Iterator[Finding]:
         yield now.found(
             "twins",
             which,
-            f"{amount} are 16-bit copies of float32 weights that autocast made",
+            f"{amount} are 16-bit copies of float32 weights",
             "model.to(torch.bfloat16), where the optimizer allows it, keeps one of the two",
         )
 
