@@ -149,6 +149,7 @@ TEST(limits_that_change_while_threads_append_leave_no_hole) {
   std::atomic<uint64_t> kept{0};
   std::atomic<uint64_t> running{kThreads};
   std::vector<std::thread> threads;
+  log.set_limit(1);  // no thread has seen that there was none
   for (uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50000; ++i) {
