@@ -379,7 +379,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._entered = False
         self._step = 0
         self._cycle = 0
-        self._files: list[str] = []  # of all blocks, and of all calls of a function
+        self._files: list[str] = []  # of all blocks, and of all calls: their copies share it
         self._user_steps = False
         self._is_whole = False  # what is kept: a schedule's cycle from its begin to its end
         self.waits = True  # at the end, until a GPU has come as far: for its last phases' times

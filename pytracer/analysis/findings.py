@@ -500,6 +500,8 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
             'reduction="none", and take the mean of that yourself',
         )
     which &= ~reduced
+    if not which.any():
+        return
     by_function, function = _on_context(now, which)
     if by_function.any():
         yield now.found(
@@ -530,11 +532,16 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     tree = scopes.tree(now.trace)
     nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
     names = now.trace.strings
+    number = {text: i for i, text in enumerate(names)}
+    # Per string that names a Function's node the Function's name: torch's nodes end in a number.
+    function_of = np.array(
+        [number.get(text.removesuffix("Backward"), 0) if text.endswith("Backward") else 0
+         for text in names]
+    )  # fmt: skip
+    forward = tree.forward[nodes]
+    named_so = function_of[tree.name[nodes]]
     functions = np.zeros(len(tree.kind), np.bool_)
-    for node in nodes.tolist():
-        forward = int(tree.forward[node])
-        if names[tree.name[node]] == f"{names[tree.name[forward]]}Backward":  # torch's have numbers
-            functions[forward] = True
+    functions[forward[(named_so > 0) & (named_so == tree.name[forward])]] = True
     around = scopes.nearest(tree.parent, functions)[phases.moments(now.trace).made_scope]
     found: Mask = which & (around > 0)
     return found, names[tree.name[around[found][0]]] if found.any() else ""
