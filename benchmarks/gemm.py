@@ -1,6 +1,6 @@
 """Matrix products on this device: what is published, what holds here, and what padding gains.
 
-    python benchmarks/gemm.py                     # everything, in some 5 minutes on an H200
+    python benchmarks/gemm.py                     # everything, in some 7 minutes on an H200
     python benchmarks/gemm.py --parts peaks,gpt2  # these anew; the file's others stay in it
     python benchmarks/gemm.py --out DIR           # one JSON file; without a GPU a small version
 
@@ -72,7 +72,7 @@ class Bench:
     def __init__(self, out: Path, minutes: float) -> None:
         self.cuda = torch.cuda.is_available()
         self.device = torch.device("cuda" if self.cuda else "cpu")
-        self.timer = Timer(self.device, Settings(seconds=2.0 if self.cuda else 0.3))
+        self.timer = Timer(self.device, Settings(seconds=0.75 if self.cuda else 0.1))
         self.facts = self.timer.facts
         self.began = time.perf_counter()
         self.until = self.began + 60 * minutes
@@ -624,7 +624,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--parts", default="", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--minutes", type=float, default=5.5, help="for all parts together")
+    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together")
     arguments = parser.parse_args()
     unknown = set(arguments.parts.split(",")) - set(PARTS) - {""}
     if unknown:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Pace, Settings, Tim
 
 H200 = Facts("cuda", "NVIDIA H200", (9, 0), 132, 60 << 20, 141 << 30, "2.11.0", "13.0", None, None)
 CPU = torch.device("cpu")
-QUICK = Settings(seconds=0.05, least_rounds=3, sample_seconds=1e-4, warm_seconds=0.01)
+QUICK = Settings(seconds=0.01, least_rounds=3, sample_seconds=1e-4, warm_seconds=0.01)
 
 
 # ---------------------------------------------------------------------- shapes
@@ -534,6 +535,29 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
     assert noisy.doubt > 0.05
 
 
+def test_many_candidates_are_known_as_well_as_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time is given to each of them: seventeen sizes of a curve get the rounds that two get."""
+    timer = Timer(CPU, dataclasses.replace(QUICK, seconds=1, noise=0.0))
+    draw = random.Random(0)
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += 1e-6
+        return now
+
+    def pass_of(ready: list[Any], pause: float) -> list[float]:
+        nonlocal now
+        now += 0.05 * len(ready)
+        return [draw.uniform(1, 2) for _ in ready]
+
+    monkeypatch.setattr(timer._clock, "once", pass_of)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    few, many = (timer([Gemm(8, 8 + n, 8, "fp32") for n in range(count)]) for count in (2, 17))
+    assert few.stopped == many.stopped == "time"
+    assert len(few.timings[0].seconds) == len(many.timings[0].seconds) >= QUICK.least_rounds
+
+
 def test_each_order_runs_forwards_and_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is first in one round is last in the next: places in a round are shared fairly."""
     timer = Timer(CPU, dataclasses.replace(QUICK, least_rounds=20, most_rounds=20, noise=0.0))
@@ -598,7 +622,7 @@ def test_what_does_not_fit_is_refused_before_it_is_allocated() -> None:
 def test_a_sweep_of_nine_explains_each() -> None:
     """A tiny real sweep: every row has its time, its rate, its alignment and its samples."""
     groups = sweep.alignment_groups(Gemm(128, 128, 128), ("fp32",), ("forward",), ("n",))
-    timer = Timer(CPU, dataclasses.replace(QUICK, seconds=0.02))
+    timer = Timer(CPU, dataclasses.replace(QUICK, seconds=0.005))
     ((group, comparison),) = sweep.run(groups, timer)
     known = sweep.Knowledge(timer.facts, {}, {"fp32": 1.0}, {})
     rows = [sweep.explain(timing, known) for timing in comparison.timings]

@@ -442,7 +442,7 @@ def test_gpu_advice_on_an_odd_vocabulary() -> None:
 
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs a device on which 16 bytes matter")
-    timer = Timer(torch.device("cuda"), Settings(seconds=0.5))
+    timer = Timer(torch.device("cuda"), Settings(seconds=0.1))
     model = presets.described("gpt2", "bf16", {"batch": 4, "seq": 1024})
     vocab = of(advise(model, timer), "vocab")
     assert vocab.advised is not None

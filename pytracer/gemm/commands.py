@@ -107,6 +107,11 @@ def _method(timer: Timer) -> dict[str, Any]:
     }
 
 
+def _spend(timer: Timer, seconds: float) -> None:
+    """On each candidate, if that is less than what is enough."""
+    timer.settings = replace(timer.settings, seconds=min(seconds, timer.settings.seconds))
+
+
 # ---------------------------------------------------------------------- sweep
 
 
@@ -126,8 +131,8 @@ def _sweep(options: argparse.Namespace, timer: Timer, progress: Progress, keep: 
         [group for dtype in dtypes for group in sweep.calibration_groups(timer.facts, dtype)],
         libraries,
     )
-    each = options.seconds / 2 / (len(groups) + len(calibration))
-    timer.settings = replace(timer.settings, seconds=min(each, 2.0))
+    candidates = sum(len(group.works) + 1 for group in [*calibration, *groups])
+    _spend(timer, options.seconds / 2 / candidates)
     done: list[tuple[sweep.Group, Comparison]] = []
     total = len(groups) + len(calibration)
     for group, comparison in sweep.run([*calibration, *groups], timer):
@@ -261,8 +266,8 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
     found: dict[str, sweep.Peak] = {}
     document: dict[str, Any] = {}
     counts = {d: len(libraries) * len(sweep.peak_candidates(timer.facts, d)) for d in dtypes}
-    parts = sum(count // 4 + 3 for count in counts.values())
-    timer.settings = replace(timer.settings, seconds=min(options.seconds / 2 / parts, 2.0))
+    candidates = sum(count + 3 * sweep.FINALISTS for count in counts.values())
+    _spend(timer, options.seconds / 2 / candidates)
     for dtype in dtypes:
         progress(f"{dtype}: {counts[dtype]} candidates")
         found[dtype] = sweep.find_peak(timer.facts, dtype, timer, libraries)
@@ -318,7 +323,7 @@ def _advise(
     libraries = _libraries(options, timer)
     if len(libraries) > 1:
         raise errors.UsageError(f"--library {options.library}: advice is for one of them")
-    timer.settings = replace(timer.settings, seconds=min(options.seconds / 40, 2.0))
+    _spend(timer, options.seconds / 200)
     found = advise(model, timer, compiled=options.compiled, library=libraries[0], progress=progress)
     progress("asking which kernels ran")
     works = [timing.work for _, timing in found.products if isinstance(timing.work, Gemm)]

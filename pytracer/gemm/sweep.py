@@ -19,7 +19,7 @@ from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
 from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Measure, Pace, Timing
 
 _MOST_IN_A_GROUP = 12
-_FINALISTS = 4
+FINALISTS = 4
 # Before each round of the last heat. The H200's power holds its clock down after some 50 ms of
 # large products; 0.2 s later it is back.
 _REST_SECONDS = 0.25
@@ -175,10 +175,10 @@ def find_peak(
     (all_of_them,) = through([Group(dtype, tuple(peak_candidates(facts, dtype)))], libraries)
     candidates = all_of_them.works
     timings: list[Timing] = []
-    for part in range(0, len(candidates), _FINALISTS):
-        timings += measure(candidates[part : part + _FINALISTS]).timings
+    for part in range(0, len(candidates), FINALISTS):
+        timings += measure(candidates[part : part + FINALISTS]).timings
     timings.sort(key=lambda timing: -timing.tflops)
-    finalists = [timing.work for timing in timings[:_FINALISTS]]
+    finalists = [timing.work for timing in timings[:FINALISTS]]
     sustained = measure(finalists, pace=SUSTAINED)
     bursts = measure(finalists, null=True, pace=rested(facts))
     order = sorted(range(len(finalists)), key=lambda i: -bursts.timings[i].tflops)

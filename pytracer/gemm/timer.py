@@ -45,7 +45,7 @@ class Settings:
     """When a measurement is good enough, and when it has taken long enough."""
 
     noise: float = 0.002  # half the interval, as a share of the median
-    seconds: float = 2.0  # for one comparison, without allocating
+    seconds: float = 0.5  # for each candidate of a comparison, without allocating
     least_rounds: int = 6  # fewer have no interval
     most_rounds: int = 500
     sample_seconds: float = 0.001
@@ -241,7 +241,7 @@ class Timer:
 
     def _run(self, ready: list[_Ready], *, null: bool, pace: Pace) -> Comparison:
         settings = self.settings
-        most_seconds = settings.seconds + 2 * pace.rest * settings.least_rounds
+        most_seconds = settings.seconds * len(ready) + 2 * pace.rest * settings.least_rounds
         if pace.rest:
             self._clock.once(ready, pace.pause)
         else:
@@ -287,7 +287,7 @@ class Timer:
 
         The first comparison on a device warms it for longer: its clock and its heat settle.
         """
-        least = min(self.settings.warm_seconds, self.settings.seconds / 4)
+        least = min(self.settings.warm_seconds, self.settings.seconds * len(ready) / 4)
         least *= 1 if self._warm else 5
         self._warm = True
         began = time.perf_counter()
