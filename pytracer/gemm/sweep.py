@@ -18,7 +18,7 @@ from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
 from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Measure, Pace, Timing
 
-_MOST_IN_A_GROUP = 12
+_MOST_IN_A_GROUP = 20  # all of whose operands are in memory at once
 FINALISTS = 4
 # Before each round of the last heat. The H200's power holds its clock down after some 50 ms of
 # large products; 0.2 s later it is back.
