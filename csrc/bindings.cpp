@@ -215,17 +215,10 @@ size_t label_tensors(const py::list& tensors, const std::vector<uint32_t>& label
   return labelled;
 }
 
-size_t adopt_cpu_tensors(const py::list& tensors) {
+size_t adopt_cpu_tensors(const py::list& tensors, bool also_known) {
   size_t adopted = 0;
-  if (!cpu_allocator::installed()) {
-    return adopted;
-  }
   for (py::handle object : tensors) {
-    labels::each_part(tensor_of(object), [&](const at::Tensor& part) {
-      if (part.device().is_cpu() && part.has_storage()) {
-        adopted += cpu_allocator::adopt(*part.storage().unsafeGetStorageImpl()) ? 1 : 0;
-      }
-    });
+    adopted += labels::adopt_cpu(tensor_of(object), also_known);
   }
   return adopted;
 }
@@ -516,7 +509,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("uninstall_ops", &ops::uninstall);
   m.def("install_cpu", &cpu_allocator::install);
   m.def("uninstall_cpu", &cpu_allocator::uninstall);
-  m.def("adopt_cpu_tensors", &adopt_cpu_tensors);
+  m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
   m.def("install_stacks", &python_stacks::install);
   m.def("uninstall_stacks", &python_stacks::uninstall);
@@ -580,6 +573,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("intern_label", &intern_label);
   m.def("label_tensors", &label_tensors);
+  m.def("identity_of", [](const py::object& nested) { return labels::identity_of(nested.ptr()); });
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
       .def(

@@ -349,20 +349,13 @@ class _Import:
         result = np.zeros(len(events), np.bool_)
         if not clears.any():
             return result
-        frees = np.flatnonzero(
-            (events.action == _FREE_REQUESTED) & clears[events.stack] & (events.stack != 0)
-        )
-        made = np.flatnonzero((events.action == _ALLOC) | (events.action == ACTION["seed"]))
         keys = _keys(events.device, events.address)
-        # The last allocation at the address before the free: both are sorted by key, then time.
-        order = np.lexsort((made, keys[made]))
-        sorted_keys, sorted_made = keys[made][order], made[order]
-        for key, position in zip(keys[frees].tolist(), frees.tolist(), strict=True):
-            first, last = np.searchsorted(sorted_keys, [key, key], side="left")
-            last = np.searchsorted(sorted_keys, key, side="right")
-            at = first + np.searchsorted(sorted_made[first:last], position) - 1
-            if at >= first:
-                result[sorted_made[at]] = True
+        order = np.argsort(keys, kind="stable")  # by block, and by time
+        made = ((events.action == _ALLOC) | (events.action == ACTION["seed"]))[order]
+        freed = (events.action == _FREE_REQUESTED) & clears[events.stack] & (events.stack != 0)
+        last = np.maximum.accumulate(np.where(made, np.arange(len(order)), 0))[freed[order]]
+        last = last[made[last] & (keys[order[last]] == keys[order[freed[order]]])]
+        result[order[last]] = True
         return result
 
     def string(self, text: str) -> int:

@@ -3,6 +3,7 @@
 import collections
 import copy
 import dataclasses
+import io
 import queue
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 
 from pytracer import trace
+from pytracer.capture import graph
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 
@@ -187,6 +189,158 @@ def test_state_that_is_made_anew_in_each_step_is_state_from_the_first() -> None:
             learn(model, optimizer, fetch())
     assert t.summary().own_peak.functional == 0
     assert t.summary().at_end.optimizer_state == sum(4 * p.numel() for p in model.parameters())
+
+
+def state_after_each_step(t: trace) -> list[int]:
+    states = t.timeline(by="category").optimizer_state
+    return [int(states[states.index <= end].iloc[-1]) for end in t.steps().end_ns]
+
+
+def test_state_that_was_made_anew_from_before_the_trace_is_state() -> None:
+    model = net()
+    optimizer = HandWritten(model.parameters())
+    learn(model, optimizer, fetch())
+    with trace(report=False) as t:
+        for _ in range(3):
+            learn(model, optimizer, fetch())
+    assert t.summary().own_peak.functional == 0
+    assert state_after_each_step(t) == [sum(4 * p.numel() for p in model.parameters())] * 3
+
+
+@pytest.mark.parametrize("at", range(5))
+def test_state_that_is_loaded_in_between_is_state(at: int) -> None:
+    """Also where the optimizer is gone when the trace ends."""
+
+    def train(model: nn.Module) -> int:
+        optimizer = torch.optim.AdamW(model.parameters())
+        for step in range(6):
+            learn(model, optimizer, fetch())
+            if step == at:
+                torch.save(optimizer.state_dict(), file := io.BytesIO())
+                file.seek(0)
+                optimizer.load_state_dict(torch.load(file))
+        return sum(t.nbytes for entry in optimizer.state.values() for t in entry.values())
+
+    with trace(report=False) as t:
+        state = train(net())
+    assert state_after_each_step(t) == [state] * 6
+
+
+class Rotating(torch.optim.Optimizer):
+    """Makes its bases anew every fourth step, as Shampoo and GaLore do."""
+
+    def __init__(self, parameters: Iterator[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+        self.steps = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            if self.steps % 4 == 0:
+                basis = torch.eye(parameter.shape[0])
+                self.state[parameter]["bases"] = (basis, 2 * basis)
+            parameter -= 0.1 * parameter.grad
+        self.steps += 1
+
+
+def test_state_that_is_made_anew_now_and_then_is_state() -> None:
+    def train(model: nn.Module) -> None:
+        optimizer = Rotating(model.parameters())
+        for _ in range(11):
+            learn(model, optimizer, fetch())
+
+    with trace(report=False) as t:
+        train(model := net())
+    assert t.summary().own_peak.functional == 0
+    expected = sum(2 * 4 * p.shape[0] ** 2 for p in model.parameters())
+    assert state_after_each_step(t) == [expected] * 11
+
+
+def test_lbfgs_copies_of_all_parameters_are_not_saved_by_autograd(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Though its closure clones a batch that autograd does save, in the same phase."""
+    monkeypatch.setattr(graph, "_SHARE", 0.02)  # time for some graphs and not for others
+    model = nn.Sequential(
+        nn.Linear(2, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    )
+    adam = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+    points = torch.rand(512, 2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        x = points.clone().requires_grad_()
+        u = model(x)
+        (slope,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+        (bend,) = torch.autograd.grad(slope[:, 0].sum(), x, create_graph=True)
+        loss = (slope[:, 1] - 0.1 * bend[:, 0]).square().mean()
+        loss.backward()
+        return loss
+
+    with trace(model, report=False) as t:
+        for _ in range(3):
+            closure()
+            adam.step()
+        for _ in range(4):
+            optimizer.step(closure)
+    rows = t.allocations()
+    flat = rows[rows.requested_bytes == sum(p.nbytes for p in model.parameters())]
+    assert len(flat) > 20
+    assert "activations" not in set(flat.category)
+
+
+def test_a_penalty_that_comes_late_keeps_activations() -> None:
+    """Of a double backward in the last step only: what the first backward makes is saved, too."""
+
+    def train(saved_tensors: str) -> pd.Series:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Softplus(), nn.Linear(64, 64), nn.Softplus())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+            for step in range(6):
+                optimizer.zero_grad()
+                x = torch.randn(32, 64, requires_grad=step == 5)
+                loss = model(x).mean()
+                if step == 5:
+                    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+                    loss = slope.square().sum(1).mean()
+                    del slope
+                loss.backward()
+                optimizer.step()
+        peaks: pd.Series = t.summary().own_peak
+        return peaks
+
+    auto, hooks = train("auto"), train("hooks")
+    assert auto.activations == hooks.activations
+    assert auto.functional == hooks.functional
+
+
+def test_gradients_in_a_buffer_from_before_the_trace_are_gradients() -> None:
+    """Of a program that has one for all of them, as DDP's `gradient_as_bucket_view`."""
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())
+    sizes = [p.numel() for p in parameters]
+    flat = torch.zeros(sum(sizes))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        flat.zero_()
+        loss = model(fetch()[0]).mean()
+        for p, part in zip(parameters, flat.split(sizes), strict=True):
+            p.grad = part.view_as(p)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    for _ in range(2):  # each trace for itself
+        optimizer.zero_grad()
+        with trace(report=False) as t:
+            for _ in range(3):
+                step()
+        assert t.summary().at_peak.gradients == flat.nbytes
+        assert not t.health().meaning.str.contains("did not serve").any()
 
 
 def test_sparse_gradients_are_gradients() -> None:

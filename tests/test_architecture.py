@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "trace": {*WORDS, "_native"},
     "snapshot": {*WORDS, "_native", "ranges", "trace"},
     "capture": {*WORDS, "_native", "environment", "trace"},
-    "analysis": {*WORDS, "_native", "environment", "trace"},
+    "analysis": {*WORDS, "_native", "environment", "ranges", "trace"},
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},

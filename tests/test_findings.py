@@ -715,3 +715,43 @@ def test_an_evaluation_between_two_optimizers_steps_is_no_step_without_backward(
 
     assert "steps_without_backward" not in run(trains=True)
     assert "steps_without_backward" in run(trains=False)
+
+
+@pytest.mark.parametrize("saved_tensors", ["auto", "hooks"])
+def test_what_a_transform_keeps_for_its_own_backward_is_nobodys_fault(saved_tensors: str) -> None:
+    model, x = Program().model, torch.randn(64, 128)
+    parameters = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
+        output: torch.Tensor = torch.func.functional_call(model, parameters, (x,))
+        return output.square().mean()
+
+    with trace(report=False, devices="cpu", saved_tensors=saved_tensors) as t:
+        for _ in range(4):
+            slopes = torch.func.grad(loss)(parameters)
+            parameters = {name: p - 0.1 * slopes[name] for name, p in parameters.items()}
+    assert "held" not in rows_of(t)
+    assert "saved" in set(t.allocations().role)
+
+
+def test_the_last_result_of_larger_and_larger_ones_is_no_leak() -> None:
+    """Progressive resizing: each step's memory is more than the one's before, and nothing is kept."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(16, 3, 3, padding=1)
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        restored = model(x)
+        torch.nn.functional.l1_loss(restored, x).backward()
+        optimizer.step()
+        return restored.detach()
+
+    with trace(model, optimizer, report=False, stacks=True, devices="cpu") as t:
+        for i in range(12):
+            size = 16 + 4 * (i // 2)
+            x = torch.rand(8, 3, size, size)
+            last = step(x)
+    assert last.shape == x.shape
+    assert "growth" not in rows_of(t)

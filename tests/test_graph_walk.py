@@ -205,7 +205,7 @@ def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
 ) -> None:
     while pretended.now < 20:
         for _ in range(passes):
-            pretended.walks.before_backward(None)
+            pretended.walks.before_backward(())
         if steps:
             pretended.walks.stepped()
         pretended.now += 0.010  # the rest of the step
@@ -220,7 +220,7 @@ def test_all_passes_of_a_step_are_walked_or_none(pretended: Pretended) -> None:
     for _ in range(300):
         before = len(pretended.walked)
         for _ in range(3):
-            pretended.walks.before_backward(None)
+            pretended.walks.before_backward(())
         pretended.walks.stepped()
         of_step.append(len(pretended.walked) - before)
         pretended.now += 0.030
@@ -231,7 +231,23 @@ def test_all_passes_of_a_step_are_walked_or_none(pretended: Pretended) -> None:
 def test_what_others_on_the_machine_take_is_not_held_against_a_walk(pretended: Pretended) -> None:
     pretended.takes, pretended.own_part = 0.5, 0.0001
     for _ in range(20):
-        pretended.walks.before_backward(None)
+        pretended.walks.before_backward(())
         pretended.walks.stepped()
         pretended.now += 0.03
     assert len(pretended.walked) == 20
+
+
+def test_what_comes_now_and_then_is_walked_when_it_comes(pretended: Pretended) -> None:
+    """A penalty in each eighth step begins otherwise than the loss: the budget is not asked."""
+    x = torch.ones(3, requires_grad=True)
+    loss, penalty = x.sum(), x.exp().square().mean()
+    pretended.takes = 10.0  # no time is left after one
+    seen: list[torch.Tensor] = []
+    pretended.walks.before_backward((loss,))
+    for step in range(1, 40):
+        pretended.walks.stepped()
+        before = len(pretended.walked)
+        pretended.walks.before_backward((penalty if step % 8 == 7 else loss,))
+        seen += [penalty if step % 8 == 7 else loss] * (len(pretended.walked) - before)
+        pretended.now += 0.03
+    assert [one is penalty for one in seen] == [False, True, True]

@@ -134,14 +134,16 @@ ThreadState& Recorder::adopt_thread() {
 void Recorder::retire_thread(ThreadState& state) {
   std::lock_guard lock(threads_mutex_);
   state.retired_ = true;
-  state.frames_.clear();
+  // Programs may start a thread for each step: of a state that stays only the nodes are needed.
+  std::vector<Frame>().swap(state.frames_);
+  std::vector<ThreadState::CachedName>().swap(state.names_);
 }
 
 // Frames are kept while callbacks are installed, whether or not something records; what they
 // remember of an earlier recording (scope numbers, interned names) must not leak into this one.
 void Recorder::refresh(ThreadState& thread) {
   thread.generation_ = generation();
-  thread.names_.fill({});
+  std::fill(thread.names_.begin(), thread.names_.end(), ThreadState::CachedName{});
   thread.asked_node_ = nullptr;
   thread.asked_scope_.store(0, std::memory_order_relaxed);
   thread.claimed_ = 0;
@@ -209,7 +211,8 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
 
 // By the text and not by its address: torch writes a node's name anew each time it runs.
 uint32_t Recorder::name_of(ThreadState& thread, std::string_view name) {
-  auto slot = std::hash<std::string_view>{}(name) % thread.names_.size();
+  thread.names_.resize(ThreadState::kNames);
+  auto slot = std::hash<std::string_view>{}(name) % ThreadState::kNames;
   ThreadState::CachedName& cached = thread.names_[slot];
   if (cached.text != name) {
     uint32_t id = strings.intern(name);
@@ -285,12 +288,11 @@ uint32_t Recorder::forward_of(const Frame& node) const {
 
 const ThreadState* Recorder::thread_called(uint64_t torch_id) const {
   std::lock_guard lock(threads_mutex_);
-  for (const auto& state : threads_) {
-    if (state->torch_id_ == torch_id) {
-      return state.get();
-    }
-  }
-  return nullptr;
+  // The newest first: DataParallel starts new ones in each forward.
+  auto found = std::find_if(threads_.rbegin(), threads_.rend(), [torch_id](const auto& state) {
+    return state->torch_id_ == torch_id;
+  });
+  return found != threads_.rend() ? found->get() : nullptr;
 }
 
 // Every node number in [op.sequence, next_sequence) that no inner op has taken is this op's.
@@ -304,7 +306,11 @@ void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
     return;
   }
   if (!thread.made_by_) {
-    thread.made_by_.reset(new std::atomic<uint64_t>[ThreadState::kRing]());
+    void* ring = std::calloc(ThreadState::kRing, sizeof(std::atomic<uint64_t>));
+    if (ring == nullptr) {
+      throw std::bad_alloc();
+    }
+    thread.made_by_.reset(static_cast<std::atomic<uint64_t>*>(ring));
   }
   if (thread.torch_id_ == 0) {
     auto ask = torch_thread_id.load(std::memory_order_relaxed);

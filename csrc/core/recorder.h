@@ -22,6 +22,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -112,6 +113,11 @@ class ThreadState {
   // Forward ops by the number of the autograd node they made: the nodes' side of the map from
   // backward to forward. A ring, since numbers grow for ever: 2^17 nodes may be alive at once.
   static constexpr uint64_t kRing = uint64_t{1} << 17;
+  static constexpr size_t kNames = 1024;
+
+  struct Free {
+    void operator()(void* memory) const { std::free(memory); }
+  };
 
   std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
   uint32_t calls_ = 0;             // of which some are timed: see OwnTime
@@ -123,8 +129,9 @@ class ThreadState {
   std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
   int64_t claimed_ = 0;                // node numbers below this have an op
   std::vector<Frame> frames_;
-  std::unique_ptr<std::atomic<uint64_t>[]> made_by_;  // set once, before torch_id_
-  std::array<CachedName, 1024> names_;
+  // Set once, before torch_id_. From calloc: of a thread that makes few nodes it takes one page.
+  std::unique_ptr<std::atomic<uint64_t>[], Free> made_by_;
+  std::vector<CachedName> names_;  // kNames, or none yet
   // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
   const void* asked_node_ = nullptr;
   std::atomic<uint32_t> asked_scope_{0};

@@ -107,6 +107,10 @@ bool installed() {
   return reporting.load();
 }
 
+bool knows(const c10::StorageImpl& storage) {
+  return storage.data_ptr().get_deleter() == &deleter;
+}
+
 bool adopt(c10::StorageImpl& storage) {
   // The pointer is the same; only who is told of its end changes.
   c10::DataPtr& data = storage._mutable_data_ptr_no_checks();

@@ -1,6 +1,7 @@
 #include "labels.h"
 
 #include "../core/recorder.h"
+#include "cpu_allocator.h"
 #include "interceptors.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
@@ -209,6 +210,7 @@ size_t Watched::each(LabelOne label_one) {
       bool may_be_new = tensor.ptr() != entry.tensor && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       label_one(THPVariable_Unpack(tensor.ptr()), entry);
+      entries_[i].gradient_met = entry.gradient_met;
     } else {
       ++gone;
     }
@@ -228,9 +230,11 @@ size_t Watched::label() {
       [](const at::Tensor& tensor, const Entry& entry) { record_all(tensor, entry.label); });
 }
 
-bool Watched::label_gradient(const at::Tensor& tensor, const Entry& entry) {
+bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
   const at::Tensor& gradient = tensor.grad();
   if (gradient.defined()) {
+    adopt_cpu(gradient, /*also_known=*/!entry.gradient_met);
+    entry.gradient_met = true;
     record_all(gradient, entry.gradient_label);
   }
   return gradient.defined();
@@ -248,12 +252,67 @@ size_t Watched::label_gradients_of(const py::list& tensors) {
     if (known == known_.end()) {
       continue;
     }
-    Entry entry = entries_[known->second];
+    size_t number = known->second;
+    Entry entry = entries_[number];
     if (find(entry, last).ptr() == tensor.ptr()) {
       labelled += label_gradient(THPVariable_Unpack(tensor.ptr()), entry) ? 1 : 0;
+      entries_[number].gradient_met = entry.gradient_met;
     }
   }
   return labelled;
+}
+
+size_t adopt_cpu(const at::Tensor& tensor, bool also_known) {
+  size_t adopted = 0;
+  if (!cpu_allocator::installed()) {
+    return adopted;
+  }
+  each_part(tensor, [&](const at::Tensor& part) {
+    if (part.device().is_cpu() && part.has_storage()) {
+      auto& storage = *part.storage().unsafeGetStorageImpl();
+      if (also_known || !cpu_allocator::knows(storage)) {
+        adopted += cpu_allocator::adopt(storage) ? 1 : 0;
+      }
+    }
+  });
+  return adopted;
+}
+
+namespace {
+
+void mix(uint64_t& seen, const void* identity) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+  seen = (seen ^ reinterpret_cast<uintptr_t>(identity)) * kOdd;
+  seen ^= seen >> 32;
+}
+
+void add_identities(PyObject* nested, uint64_t& seen) {
+  // Not THPVariable_Check: of what is no tensor it may ask Python.
+  if (PyType_IsSubtype(Py_TYPE(nested), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
+    const at::Tensor& tensor = THPVariable_Unpack(nested);
+    mix(seen, tensor.unsafeGetTensorImpl());
+    each_part(tensor, [&](const at::Tensor& part) {
+      mix(seen, reinterpret_cast<const void*>(block_of(part).address));
+    });
+  } else if (PyDict_Check(nested)) {
+    PyObject* key = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(nested, &at, &key, &value);) {
+      add_identities(value, seen);
+    }
+  } else if (PyList_Check(nested) || PyTuple_Check(nested)) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(nested); ++i) {
+      add_identities(PySequence_Fast_GET_ITEM(nested, i), seen);
+    }
+  }
+}
+
+}  // namespace
+
+uint64_t identity_of(PyObject* nested) {
+  uint64_t seen = 0;
+  add_identities(nested, seen);
+  return seen;
 }
 
 void record_saved(const at::Tensor& tensor) {

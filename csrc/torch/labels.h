@@ -18,6 +18,10 @@ namespace pytracer::labels {
 bool record(const at::Tensor& tensor, uint32_t label);
 bool record_block(const void* address, c10::Device device, uint32_t label);
 
+// Makes CPU memory from before the trace visible, and its end too; what is known already only if
+// asked to. Returns how many blocks were written down.
+size_t adopt_cpu(const at::Tensor& tensor, bool also_known);
+
 // Tensors known by where they stand: under a key of a module's dictionary, in an optimizer's
 // group. Only the holder is referred to, and weakly. A weak reference to the tensor itself, ours or
 // Python's, would be seen by the program: torch refuses to swap tensors that have one, as
@@ -37,7 +41,8 @@ class Watched {
   // Labels the blocks that back the tensors that stand there now, or their gradients. Returns at
   // how many places nobody stands any more, or somebody who is not known.
   size_t label();
-  // Nothing, where several threads train: see interceptors::may_read_gradients.
+  // Nothing, where several threads train: see interceptors::may_read_gradients. Gradients may be
+  // views of memory from before the trace: that becomes visible here.
   size_t label_gradients();
   // Of parameters whose gradients this thread is about to read itself. Returns how many have one.
   size_t label_gradients_of(const pybind11::list& tensors);
@@ -49,6 +54,7 @@ class Watched {
     PyObject* tensor;  // who stood there last: an identity, not to be followed
     uint32_t label;
     uint32_t gradient_label;
+    bool gradient_met = false;
   };
 
   // Where tensors stand together: a module's dictionary. Their entries come one after another,
@@ -60,7 +66,7 @@ class Watched {
   };
 
   static pybind11::object find(const Entry& entry, Shelf& last);
-  static bool label_gradient(const at::Tensor& tensor, const Entry& entry);
+  static bool label_gradient(const at::Tensor& tensor, Entry& entry);
   template <class LabelOne>
   size_t each(LabelOne label_one);
 
@@ -70,6 +76,10 @@ class Watched {
 };
 
 void record_saved(const at::Tensor& tensor);
+
+// Which tensors there are in nested dictionaries, lists and tuples, and where in memory, as one
+// number: it is another one when some were replaced. Runs no Python.
+uint64_t identity_of(PyObject* nested);
 
 // The tensors with a storage that this one is made of: itself, or a sparse one's parts. Asked of
 // torch's own fields: no operator runs.

@@ -159,7 +159,7 @@ def categories(trace: Trace) -> Categories:
     out.choose(gathered != 0, "communication", gathered)
     out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
-    out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
+    out.choose(facts.saved | _freed_by_a_node(facts), "activations", ROLE["saved"])
 
     out.choose(_cublas(trace, facts), "workspaces", ROLE["cublas"])
     out.choose(labelled("communication"), "communication", label_role)
@@ -361,7 +361,7 @@ def _recomputed(facts: _Facts) -> Mask:
     return alive & ~facts.in_flight
 
 
-def _freed_by_a_node(trace: Trace, facts: _Facts) -> Mask:
+def _freed_by_a_node(facts: _Facts) -> Mask:
     """What a forward made and an autograd node let go had been saved for that node."""
     moments, tree = facts.moments, facts.tree
     by_node = tree.node[moments.freed_scope] != 0

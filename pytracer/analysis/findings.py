@@ -135,7 +135,9 @@ def _growing(now: Situation) -> Iterator[_Growing]:
     kind = _kinds(now.trace)
     for keeper, own in _by_keeper(now, kept, kind).items():
         amount = now.bytes(own) // len(turns.settled)
-        if amount > each // _PART:
+        # The last result of all is kept, too, and is of one turn.
+        made_in = np.unique(turns.of_allocation[own])
+        if amount > each // _PART and len(made_in) > len(turns.settled) // 2:
             alike = np.isin(kind, np.unique(kind[own]))
             earlier = alike & (turns.of_allocation < turns.at(now.position)) & now.alive
             yield _Growing(_growth(now, turns, keeper, own, amount, now.bytes(earlier)), alike)
@@ -153,16 +155,16 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
     left &= (alloc.completed < 0) | (alloc.completed > ends)
     place = _kinds(now.trace, sizes=False)
     rows = np.flatnonzero(left)
-    for one in np.unique(place[rows]):
-        own = rows[place[rows] == one]
-        own = own[np.argsort(turn[own], kind="stable")]
+    rows = rows[np.lexsort((turn[rows], place[rows]))]
+    cuts = np.flatnonzero(np.diff(place[rows])) + 1
+    for own in np.split(rows, cuts) if len(rows) else ():
         more = np.diff(alloc.requested_bytes[own].astype(np.int64))
         in_each = np.array_equal(turn[own], np.arange(turn[own[0]], turn[own[0]] + len(own)))
         if not in_each or len(own) < len(turns.settled) or len(more) < 2 or (more <= 0).any():
             continue
         amount = int(np.median(more))
         if amount > each // _PART:
-            alike = place == one
+            alike = place == place[own[0]]
             yield _Growing(_swollen(now, turns, alike, amount), alike)
 
 
@@ -475,11 +477,46 @@ def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
 
 def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     """Activations that a backward had no use for, or that outlive it: a variable keeps them."""
-    alloc, moments = allocations(now.trace), phases.moments(now.trace)
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
-    which = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
+    which = _of_no_use(now, rest, exact=exact)
+    if not which.any():
+        return
+    reduced = which & _behind_numbers(now)
+    by_function, function = _on_context(now, which & ~reduced)
+    others = which & ~reduced & ~by_function
+    variable = _keeper(now, others, _kinds(now.trace))
+    what = "autograd did not save them" if exact else "the backward did not free them"
+    keeper = f"`{variable}` keeps them" if variable else "a variable keeps them"
+    or_return = "" if variable else ", or return only the loss"
+    told = (
+        (
+            reduced,
+            "torch keeps every element of a loss behind the number that it returns",
+            'reduction="none", and take the mean of that yourself',
+        ),
+        (
+            by_function,
+            f"{function}'s ctx keeps them, and not autograd, which would let go of them in backward",
+            "ctx.save_for_backward(...) instead of ctx.name = ...",
+        ),
+        (
+            others,
+            f"{what}, {keeper}",
+            f"del {variable or 'it'} before loss.backward(){or_return}",
+        ),
+    )
+    for group, cause, change in told:
+        if group.any():
+            amount = now.size(now.bytes(group))
+            yield now.found("held", group, f"{amount} of activations are held: {cause}", change)
+
+
+def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
+    """The held ones that no backward will need, or that outlived theirs."""
+    alloc, moments = allocations(now.trace), phases.moments(now.trace)
+    which: Mask = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
     which &= alloc.step >= _step_at(now)  # older ones are growth, or will be
     began, over = _following_backward(now.trace)
     outlives = (over != NEVER) & (moments.freed_ticks > over)
@@ -490,41 +527,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     call = calls.before(moments.made_ticks)
     unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
     which &= ~(unused & (began | np.append(_in_vain(now, calls), False)[call]))
-    reduced = which & _behind_numbers(now)
-    if reduced.any():
-        yield now.found(
-            "held",
-            reduced,
-            f"{now.size(now.bytes(reduced))} of activations are held: torch keeps every element of "
-            "a loss behind the number that it returns",
-            'reduction="none", and take the mean of that yourself',
-        )
-    which &= ~reduced
-    if not which.any():
-        return
-    by_function, function = _on_context(now, which)
-    if by_function.any():
-        yield now.found(
-            "held",
-            by_function,
-            f"{now.size(now.bytes(by_function))} of activations are held: {function}'s ctx keeps "
-            "them, and not autograd, which would let go of them in backward",
-            "ctx.save_for_backward(...) instead of ctx.name = ...",
-        )
-    which &= ~by_function
-    if not which.any():
-        return
-    variable = _keeper(now, which, _kinds(now.trace))
-    what = "autograd did not save them" if exact else "the backward did not free them"
-    keeper = f"`{variable}` keeps them" if variable else "a variable keeps them"
-    yield now.found(
-        "held",
-        which,
-        f"{now.size(now.bytes(which))} of activations are held: {what}, {keeper}",
-        f"del {variable} before loss.backward()"
-        if variable
-        else "del it before loss.backward(), or return only the loss",
-    )
+    return which
 
 
 def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:

@@ -23,12 +23,14 @@ from numpy.typing import NDArray
 from pytracer import errors
 from pytracer.analysis import blocks, devices, matching, views
 from pytracer.analysis.views import At
+from pytracer.ranges import Ranges
 from pytracer.schema import ACTION, ACTIONS
 from pytracer.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_GROWS, _SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _PAGE = {"small": 2 << 20, "large": 20 << 20}  # what expandable segments map and unmap at once
 
 
@@ -219,68 +221,41 @@ def _allowed(trace: Trace, device: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Range:
+class _Held:
     """A piece of memory that the allocator holds."""
 
     address: int
-    bytes: int
+    end: int
     place: int
     came_by: str  # the event's name
 
-    @property
-    def end(self) -> int:
-        return self.address + self.bytes
 
-
-def _held(trace: Trace, here: NDArray[np.bool_], snapshot: int, position: int) -> list[_Range]:
+def _held(trace: Trace, here: NDArray[np.bool_], snapshot: int, position: int) -> list[_Held]:
     """What the allocator holds after the event at the position, by address."""
     events = trace.events
-    held: dict[int, _Range] = {}  # by address
-
-    def row_range(row: np.intp) -> _Range:
-        address, size = int(events.address[row]), int(events.bytes[row])
-        return _Range(address, size, int(events.place[row]), ACTIONS[events.action[row]])
-
-    for row in np.flatnonzero(here & (events.action == ACTION["seed_segment"])):
-        held[int(events.address[row])] = row_range(row)
-    grows = (ACTION["segment_alloc"], ACTION["segment_map"])
-    shrinks = (ACTION["segment_free"], ACTION["segment_unmap"])
-    changed = here & np.isin(events.action, (*grows, *shrinks))
-    changed[: snapshot + 1] = False
-    changed[position + 1 :] = False
-    for row in np.flatnonzero(changed):
-        what = row_range(row)
-        if events.action[row] in grows:
-            held[what.address] = what
-        else:
-            _take(held, what)
-    return _merged(sorted(held.values(), key=lambda piece: piece.address))
+    is_seed = events.action == ACTION["seed_segment"]
+    changes = np.isin(events.action, [ACTION[name] for name in (*_GROWS, *_SHRINKS)])
+    changes[: snapshot + 1] = False
+    changes[position + 1 :] = False
+    seeds, changed = np.flatnonzero(here & is_seed), np.flatnonzero(here & changes)
+    held: Ranges[tuple[int, str]] = Ranges()
+    for row in (*seeds.tolist(), *changed.tolist()):
+        name, begin = ACTIONS[events.action[row]], int(events.address[row])
+        end = begin + int(events.bytes[row])
+        held.remove(begin, end)
+        if name not in _SHRINKS and begin < end:
+            held.add(begin, end, (int(events.place[row]), name))
+    return _merged([_Held(begin, end, *value) for begin, end, value in held])
 
 
-def _take(held: dict[int, _Range], gone: _Range) -> None:
-    """Removes a range, which may be a part of one that is held, or lie across several."""
-    known = held.get(gone.address)
-    if known is not None and known.bytes == gone.bytes:
-        del held[gone.address]
-        return
-    touched = [r for r in held.values() if r.address < gone.end and r.end > gone.address]
-    for piece in touched:
-        del held[piece.address]
-        if piece.address < gone.address:
-            size = gone.address - piece.address
-            held[piece.address] = replace(piece, bytes=size)
-        if piece.end > gone.end:
-            held[gone.end] = replace(piece, address=gone.end, bytes=piece.end - gone.end)
-
-
-def _merged(ranges: list[_Range]) -> list[_Range]:
+def _merged(pieces: list[_Held]) -> list[_Held]:
     """An expandable segment is mapped piece by piece; a piece and what it touches are one."""
-    merged: list[_Range] = []
-    for piece in ranges:
+    merged: list[_Held] = []
+    for piece in pieces:
         last = merged[-1] if merged else None
         mapped = "segment_map" in (piece.came_by, last.came_by if last else "")
         if last and mapped and last.end == piece.address and last.place == piece.place:
-            merged[-1] = replace(last, bytes=last.bytes + piece.bytes, came_by="segment_map")
+            merged[-1] = replace(last, end=piece.end, came_by="segment_map")
         else:
             merged.append(piece)
     return merged
@@ -288,7 +263,7 @@ def _merged(ranges: list[_Range]) -> list[_Range]:
 
 def _segment(
     trace: Trace,
-    held: _Range,
+    held: _Held,
     starts: list[int],
     lengths: list[int],
     expandable: bool,
@@ -307,8 +282,10 @@ def _segment(
     # expandable segments no less than a page.
     in_pages = expandable and held.came_by != "segment_alloc"
     least = _PAGE["large"] if in_pages else _PAGE["small"] + 1
-    large = largest > blocks.SMALL if largest else held.bytes >= least
-    return Segment(held.address, held.bytes, _lane(trace, held.place, large), tuple(gaps))
+    large = largest > blocks.SMALL if largest else held.end - held.address >= least
+    return Segment(
+        held.address, held.end - held.address, _lane(trace, held.place, large), tuple(gaps)
+    )
 
 
 def _lane(trace: Trace, place: int, large: bool) -> Lane:

@@ -74,8 +74,7 @@ def _out_of_memory(now: _Situation) -> Iterator[Hint]:
 
 def _rows_are_of(now: _Situation, position: int) -> bool:
     """Whether what was alive after that event, on its device, is what was alive at the peak."""
-    place = min(int(now.trace.events.place[position]), len(now.trace.places.device_type) - 1)
-    device = views.device_of_place(now.trace)[place]
+    device = views.device_of_event(now.trace, position)
     there = views.alive_at(now.trace, position) & views.on_device(now.trace, now.peak.device)
     return device == now.peak.device and np.array_equal(there, now.at_peak)
 

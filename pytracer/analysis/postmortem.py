@@ -10,7 +10,7 @@ from pytracer.analysis import blocks, devices, findings, hints, owners, views
 from pytracer.analysis.findings import Situation, Size
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
-from pytracer.schema import ACTION, DEVICE_TYPES
+from pytracer.schema import ACTION
 from pytracer.trace import Trace
 
 _MIB = 1 << 20
@@ -57,11 +57,7 @@ def failure(trace: Trace) -> Failure | None:
     if len(found) == 0:
         return None
     at = int(found[-1])
-    place = min(int(events.place[at]), len(trace.places.device_type) - 1)
-    kind = min(int(trace.places.device_type[place]), len(DEVICE_TYPES) - 1)
-    device = DEVICE_TYPES[kind]
-    if device != "cpu":
-        device = f"{device}:{trace.places.device_index[place]}"
+    device = views.device_of_event(trace, at)
     here = devices.on(trace, device, allocations(trace).place)
     alive = here & views.alive_at(trace, at)
     size = blocks.device_bytes(trace, alive, at, device)

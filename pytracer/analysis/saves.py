@@ -14,7 +14,7 @@ import numpy as np
 
 from pytracer.analysis import scopes
 from pytracer.analysis.matching import Lifetimes
-from pytracer.analysis.phases import BACKWARD_PHASE, DATA, OTHER, Moments
+from pytracer.analysis.phases import BACKWARD_PHASE, DATA, OPTIMIZER_PHASE, OTHER, Moments
 from pytracer.analysis.scopes import BACKWARD, Mask, Tree
 from pytracer.schema import ACTION, U64
 from pytracer.trace import Trace
@@ -66,6 +66,7 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     read = _alive_at(backwards.begin[backwards.read], moments)
     unlike = np.where(outside, read & ~saved, left)
     of_new_sizes = ~np.isin(kind[rows], kind[tells | unlike])
+    of_new_sizes &= moments.made_phase[rows] != OPTIMIZER_PHASE  # whose own are of no batch's size
     if of_new_sizes.any():
         kind = kinds(scopes.tree(trace), found, moments, sizes=False)
         of_new_sizes &= np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])

@@ -4,9 +4,8 @@ A device's memory is its own: every view is of one device, by default of the one
 trains on (the CUDA device with the highest peak; the CPU if there is none).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -87,6 +86,12 @@ def device_of_place(trace: Trace) -> NDArray[Any]:
         name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
         names.append("cpu" if name == "cpu" else f"{name}:{index}")
     return np.array(names, dtype=object)
+
+
+def device_of_event(trace: Trace, position: int) -> str:
+    """The device that the event is of; a damaged trace may lack its place."""
+    names = device_of_place(trace)
+    return str(names[min(int(trace.events.place[position]), len(names) - 1)])
 
 
 def on_device(trace: Trace, device: str | None = None) -> Mask:
@@ -571,22 +576,29 @@ def level_columns(
     """The positions at which these allocations change, and each group's bytes after them."""
     positions, allocation, amounts = _changes_of(trace, which)
     group_of_change = groups[allocation]
+    starts = bytes_before(trace, which, groups, count)
     # Of two changes at one event only the sum after both is shown.
     whole = np.append(positions[1:] != positions[:-1], True)[: len(positions)]
     twice = not whole.all()
     levels: list[I64] = []
     for number in range(count):
-        at_start = _bytes_before(trace, which & (groups == number))
         at = np.flatnonzero(group_of_change == number)
         if len(at) == 0:
-            level = np.broadcast_to(np.int64(at_start), len(positions))
+            level = np.broadcast_to(starts[number], len(positions))
         else:
             level = np.zeros(len(positions), np.int64)
             level[at] = amounts[at]
-            level[0] += at_start
+            level[0] += starts[number]
             np.cumsum(level, out=level)
         levels.append(level[whole] if twice else level)
     return positions[whole] if twice else positions, levels
+
+
+def bytes_before(trace: Trace, which: Mask, groups: NDArray[Any], count: int) -> I64:
+    """Each group's bytes of these allocations when the trace began."""
+    alloc = allocations(trace)
+    before = which & (alloc.start < 0)
+    return sums(groups[before], alloc.requested_bytes[before], count)
 
 
 # ---------------------------------------------------------------- steps
@@ -639,39 +651,34 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
         return []
     which = on_device(trace, device)
     positions, levels, at_start = _levels_of(trace, which)
-    level = np.concatenate([[at_start], levels])
     # Where each step ends: as a time, and as a number of changes.
     ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
     ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
+    count = len(ends)
+    if count == 0:
+        return []
     cuts = np.searchsorted(events.ticks[positions], ends, side="right")
-    made = allocations(trace).step[which]
-    on_device_ns = {phase: device_times.per_step(trace, phase, len(ends)) for phase in TIMED}
-    rows: list[StepRow] = []
+    firsts = np.append(0, cuts[:-1])
+    level = np.concatenate([[at_start], levels])[: cuts[-1] + 1]
     # A step of views and the like may end before the first event.
-    begin, first = min(int(events.ticks[0]), int(ends[0])) if len(ends) else 0, 0
-    for step, (end, cut) in enumerate(zip(ends, cuts, strict=True)):
-        before = rows[-1].end_bytes if rows else int(level[first])
-        rows.append(
-            StepRow(
-                step=step,
-                start_ns=_time_ns(trace, begin),
-                end_ns=_time_ns(trace, int(end)),
-                peak_bytes=int(level[first : cut + 1].max()),
-                start_bytes=int(level[first]),
-                end_bytes=int(level[cut]),
-                growth_bytes=int(level[cut]) - before,
-                allocations=int((made == step).sum()),
-                micro_steps=_micro_steps(line, begin, int(end)),
-                forward_ns=_time_in(trace, "forward", begin, int(end)),
-                backward_ns=_time_in(trace, "backward", begin, int(end)),
-                optimizer_ns=_time_in(trace, "optimizer", begin, int(end)),
-                device_forward_ns=on_device_ns["forward"][step],
-                device_backward_ns=on_device_ns["backward"][step],
-                device_optimizer_ns=on_device_ns["optimizer"][step],
-            )
-        )
-        begin, first = int(end), int(cut)
-    return rows
+    bounds = np.append(np.minimum(events.ticks[0], ends[0]), ends)
+    times = trace.time_ns(bounds)
+    made = allocations(trace).step[which]
+    columns: dict[str, Iterable[int | None]] = {
+        "peak_bytes": np.maximum(np.maximum.reduceat(level, firsts), level[cuts]).tolist(),
+        "growth_bytes": np.diff(level[cuts], prepend=level[0]).tolist(),
+        "start_bytes": level[firsts].tolist(),
+        "end_bytes": level[cuts].tolist(),
+        "allocations": np.bincount(made[made >= 0], minlength=count)[:count].tolist(),
+        "micro_steps": _micro_steps(line, bounds).tolist(),
+        "start_ns": times[:-1].tolist(),
+        "end_ns": times[1:].tolist(),
+    }
+    for phase in TIMED:
+        columns[f"device_{phase}_ns"] = device_times.per_step(trace, phase, count)
+        columns[f"{phase}_ns"] = np.diff(_time_until(trace, phase, bounds)).tolist()
+    rows = zip(*columns.values(), strict=True)
+    return [StepRow(step, **dict(zip(columns, row, strict=True))) for step, row in enumerate(rows)]
 
 
 @dataclass(frozen=True)
@@ -752,31 +759,26 @@ def own_time(trace: Trace) -> OwnTime | None:
     return OwnTime(round(taken), taken / (stepping or whole))
 
 
-def _time_ns(trace: Trace, tick: int) -> int:
-    return int(trace.time_ns(np.array([tick], np.uint64))[0])
-
-
-def _stretches(line: phases.Timeline, begin: int, end: int) -> tuple[NDArray[np.intp], U64]:
-    """The stretches that overlap the time between, and their bounds within it."""
-    first, last = np.searchsorted(line.ticks, np.array([begin, end], np.uint64), side="right")
-    inside = np.arange(max(first - 1, 0), last)
-    bounds = np.append(line.ticks[inside], np.uint64(end))
-    bounds[0] = max(int(bounds[0]), begin)
-    return inside, bounds
-
-
-def _time_in(trace: Trace, phase: str, begin: int, end: int) -> int:
+def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:
+    """How long the program had been in the phase, of training, by each of these times."""
     line = phases.timeline(trace)
-    inside, bounds = _stretches(line, begin, end)
-    times = np.diff(trace.time_ns(bounds))
-    return int(times[(line.phase[inside] == PHASE[phase]) & line.of_training[inside]].sum())
+    begins = trace.time_ns(line.ticks)
+    counts = (line.phase == PHASE[phase]) & line.of_training
+    before = np.append(0, np.cumsum(np.diff(begins) * counts[:-1]))
+    at = line.stretch_at(ticks)
+    found: I64 = before[at] + (trace.time_ns(ticks) - begins[at]) * counts[at]
+    return found
 
 
-def _micro_steps(line: phases.Timeline, begin: int, end: int) -> int:
-    inside, _ = _stretches(line, begin, end)
-    turns = [p for p in line.phase[inside] if p in (phases.FORWARD, phases.BACKWARD_PHASE)]
-    pair = (phases.FORWARD, phases.BACKWARD_PHASE)
-    return sum(turn == pair for turn in pairwise(turns))
+def _micro_steps(line: phases.Timeline, bounds: U64) -> NDArray[np.intp]:
+    """Between each of these times and the next, the backwards that a forward preceded."""
+    turns = np.flatnonzero(np.isin(line.phase, (phases.FORWARD, phases.BACKWARD_PHASE)))
+    forward = line.phase[turns] == phases.FORWARD
+    pairs = np.flatnonzero(forward[:-1] & ~forward[1:])
+    at = line.stretch_at(bounds)
+    ended = np.searchsorted(turns[pairs + 1], at[1:], side="right")
+    found: NDArray[np.intp] = np.maximum(ended - np.searchsorted(turns[pairs], at[:-1]), 0)
+    return found
 
 
 # ---------------------------------------------------------------- parameters

@@ -4,6 +4,8 @@ Reading it changes nothing: `_raw_saved_*` hands a saved tensor out as it is, wi
 so no hook is called and no version compared.
 """
 
+import itertools
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +15,13 @@ import torch
 from pytracer._native import C
 from pytracer.capture.labels import plain_tensors
 
-# A walk takes about 2 us a node. The first steps' graphs are always walked, for short traces; later
-# ones as often as it adds no more than this share to the time. What a walk takes is of this thread:
-# on a busy machine the clock would tell of others.
-_ALWAYS = 2  # steps
+# A walk takes about 2 us a node. The first graphs of each kind are always walked, for short traces
+# and for what comes now and then (a penalty in each 16th step); later ones as often as it adds no
+# more than this share to the time. What a walk takes is of this thread: on a busy machine the clock
+# would tell of others.
+_ALWAYS = 2  # steps in which a kind is met
+_MOST_KINDS = 64
+_KIND = 6  # nodes: a graph's kind is how it begins
 _MOST_PASSES = 8  # of one step; a program may have no optimizer that says when it steps
 _SHARE = 0.005
 
@@ -27,22 +32,23 @@ _NAMES: dict[Any, tuple[str, ...]] = {}  # what torch's own nodes save, by their
 class GraphWalks:
     """Notes what is saved before the backward passes of a step, of each or as the time allows.
 
-    Of a step with several passes all are walked or none: they are not alike.
+    Of a step with several passes all are walked, all from one on, or none: they are not alike.
     """
 
     def __init__(self) -> None:
         """No graph has been seen yet."""
-        self._steps = 0  # that were walked
+        self._kinds: dict[tuple[str, ...], int] = {}  # of graphs, and for how many steps' sake
         self._passes = 0  # of this step
         self._walking = False
         self._spent = 0.0
-        self._not_before = 0.0
+        self._not_before = math.inf  # nothing has been walked, and all is new
 
-    def before_backward(self, outputs: Any) -> None:
-        """`outputs` are what backward begins from."""
+    def before_backward(self, outputs: Any, *, must: bool = False) -> None:
+        """`outputs` are what backward begins from. What is not seen otherwise must be walked."""
         if self._passes in (0, _MOST_PASSES):
             self._next()
         self._passes += 1
+        self._walking = self._walking or must or self._is_new(outputs)
         if self._walking:
             began = time.thread_time()
             C.record_saved(list(saved_tensors(outputs)))
@@ -53,9 +59,16 @@ class GraphWalks:
         """An optimizer has: what comes is another step's."""
         self._passes = 0
 
+    def _is_new(self, outputs: Any) -> bool:
+        kind = tuple(type(node).__name__ for node in itertools.islice(_first(outputs), _KIND))
+        met = self._kinds.get(kind, 0)
+        if met == _ALWAYS or (met == 0 and len(self._kinds) == _MOST_KINDS):
+            return False
+        self._kinds[kind] = met + 1
+        return True
+
     def _next(self) -> None:
-        self._steps += self._walking
-        self._walking = self._steps < _ALWAYS or time.perf_counter() >= self._not_before
+        self._walking = time.perf_counter() >= self._not_before
         self._passes, self._spent = 0, 0.0
 
 
@@ -73,10 +86,7 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 def nodes(outputs: Any) -> Iterator[Any]:
     """Every node of the graph behind the outputs, once."""
-    if isinstance(outputs, torch.Tensor):
-        outputs = (outputs,)
-    # Tensors, or gradient edges, which name a node.
-    left = [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
+    left = _roots(outputs)
     seen = set()  # which also keeps a node's Python object, its identity, while we are here
     while left:
         node = left.pop()
@@ -85,6 +95,21 @@ def nodes(outputs: Any) -> Iterator[Any]:
         seen.add(node)
         yield node
         left += [following for following, _ in node.next_functions]
+
+
+def _first(outputs: Any) -> Iterator[Any]:
+    """The first output's node, the first that follows it, and so on."""
+    node = next(iter(_roots(outputs)), None)
+    while node is not None:
+        yield node
+        node = next((following for following, _ in node.next_functions), None)
+
+
+def _roots(outputs: Any) -> list[Any]:
+    if isinstance(outputs, torch.Tensor):
+        outputs = (outputs,)
+    # Tensors, or gradient edges, which name a node.
+    return [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
 
 
 def _saved_names(kind: Any) -> tuple[str, ...]:
@@ -104,4 +129,18 @@ def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
     for one in saved if isinstance(saved, tuple | list) else (saved,):
         tensor = getattr(one, "data", None)
         if isinstance(tensor, torch.Tensor):  # else it is what the program's own hook packed
-            yield from plain_tensors(tensor)
+            yield from plain_tensors(_unwrapped(tensor))
+
+
+def in_transform() -> bool:
+    """Whether one of torch.func's is at work: it keeps saved-tensor hooks out."""
+    functorch: Any = torch._C._functorch
+    return functorch.peek_interpreter_stack() is not None
+
+
+def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Each level of a transform wraps what there is in memory once more."""
+    functorch: Any = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
+    return tensor

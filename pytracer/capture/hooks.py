@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from pytracer import errors
 from pytracer._native import C
 from pytracer.capture.dynamo import Shelter
-from pytracer.capture.graph import GraphWalks
+from pytracer.capture.graph import GraphWalks, in_transform
 from pytracer.capture.labels import Labels
 from pytracer.capture.phase_times import PhaseTimes
 
@@ -111,10 +111,12 @@ class Hooks:
         self.walks = GraphWalks()
 
     def before_backward(self, outputs: Any) -> None:
-        """Where each save is seen as it happens, the graph need not be read."""
+        """Where each save is seen as it happens, by hooks, the graph need not be read."""
         try:
-            if self._installed is not None and not self._installed.saved_tensors:
-                self.walks.before_backward(outputs)
+            if self._installed is not None:
+                by_hooks = self._installed.saved_tensors
+                if not by_hooks or in_transform():
+                    self.walks.before_backward(outputs, must=by_hooks)
         finally:  # where the pass begins: not before the graph has been read
             for times in self.phase_times:
                 times.backward_begins(outputs)

@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import inspect
-import itertools
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -66,6 +65,7 @@ class Labels:
         self._module_names: dict[int, str] = {}
         self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
+        self._has_root = False  # had one, that is
         self._engines = deepspeed.Engines()
         self._parameter_names: dict[int, str] = {}
         self._group_names: dict[str, int] = {}  # of parameters of no known module, and their ids
@@ -81,23 +81,36 @@ class Labels:
 
     def name_of_module(self, module: torch.nn.Module) -> str:
         """The module's path in the user's model. Asked once per module."""
-        name = self._module_names.get(id(module))
-        if name is None:
-            self.look_again()  # it may have been added since we looked
-            name = self._module_names.get(id(module))
-        if name is None:
+        if id(module) not in self._module_names and self._has(module):
+            self.look_again()  # it has been added since we looked
+        if id(module) not in self._module_names:
             self.add_root(module)
-            name = self._module_names[id(module)]
-        return name
+        return self._module_names[id(module)]
+
+    def _has(self, module: torch.nn.Module) -> bool:
+        """Whether a known model has it. Some are made for one call and in none: nn.Softmax()(x)."""
+        self._roots = [root for root in self._roots if root[0]() is not None]
+        left = [reference() for reference, _ in self._roots]
+        seen = set()
+        while left:
+            one = left.pop()
+            if one is module:
+                return True
+            if one is not None and one._modules and id(one) not in seen:
+                seen.add(id(one))
+                left += one._modules.values()
+        return False
 
     @unheard
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
         # The first model's paths are as its user writes them; a second one's say whose they are.
-        prefix = f"{type(module).__name__}." if self._roots else ""
+        prefix = f"{type(module).__name__}." if self._has_root else ""
+        self._has_root = True
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
-        self._watched.label_gradients()  # of steps before the trace; they may go before a backward
+        if next(module.parameters(), None) is not None:
+            self._watched.label_gradients()  # of steps before the trace; they may go before a backward
         held = self._engines.add(module)
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
@@ -206,6 +219,7 @@ class Labels:
             self._watched.label()  # something is to be written down of a step that does nothing
         self._label_held(self._engines.tensors())
         known.label_state_of_old(self)
+        known.label_changed_state(self)  # load_state_dict puts another in its place
 
     def after_optimizer(self, optimizer: Any) -> None:
         """State that this step has made."""
@@ -323,10 +337,7 @@ class _Optimizer:
         self.prefix = prefix  # of its parameters' names, where no module is known to have them
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
-        self._entries = -1  # parameters with state when last labelled
-        self._turn = 0
-        self._sample: tuple[int, ...] = ()
-        self._moving = False  # its state tensors are replaced as it steps
+        self._labelled = C.identity_of({})  # which tensors
         self._old_state_known = False
 
     def parameters(self) -> list[torch.Tensor]:
@@ -351,7 +362,7 @@ class _Optimizer:
         if not self._old_state_known:
             self._old_state_known = True
             adopt(tensors_in(self._besides_state()))
-            self.label_state(labels, adopting=True)
+            self.label_state(labels, of_old=True)
 
     @property
     def is_named(self) -> bool:
@@ -364,30 +375,13 @@ class _Optimizer:
         return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
 
     def label_changed_state(self, labels: Labels) -> None:
-        """Labels all state if it grew, or if the tensors of one parameter were replaced.
-
-        One parameter is looked at after a step and after the next one, then another, so that a
-        check costs next to nothing and an optimizer that replaces its tensors is noticed soon;
-        from then on it is labelled after every step.
-        """
-        state = _state_of(self.reference())
-        if len(state) != self._entries:
-            self.label_state(labels)
-            self._turn = 0
-            self._replaced(state)  # to compare with after the next step
-        elif state and (self._moving or self._replaced(state)):
-            self._moving = True
+        """Labels all state if some of it is new: it has grown, or its tensors were replaced."""
+        if C.identity_of(_state_of(self.reference())) != self._labelled:
             self.label_state(labels)
 
-    def _replaced(self, state: dict[Any, Any]) -> bool:
-        number, self._turn = self._turn // 2 % len(state), self._turn + 1
-        now = _identities(next(itertools.islice(state.values(), number, None)))
-        before, self._sample = self._sample, now
-        return self._turn % 2 == 0 and now != before
-
-    def label_state(self, labels: Labels, *, adopting: bool = False) -> None:
+    def label_state(self, labels: Labels, *, of_old: bool = False) -> None:
         state = _state_of(self.reference())
-        self._entries = len(state)
+        self._labelled = C.identity_of(state)
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
         for parameter, entry in state.items():
@@ -395,18 +389,13 @@ class _Optimizer:
             for role, tensor in named_tensors(entry):
                 tensors.append(tensor)
                 numbers.append(C.intern_label(_OPTIMIZER_STATE, role, name, *describe(tensor)))
-        if adopting:
-            adopt(tensors)
+        C.adopt_cpu_tensors(tensors, also_known=of_old)
         C.label_tensors(tensors, numbers)
 
 
 def _state_of(optimizer: Any) -> dict[Any, Any]:
     state = getattr(optimizer, "state", None)
     return state if isinstance(state, dict) else {}
-
-
-def _identities(entry: Any) -> tuple[int, ...]:
-    return tuple(id(tensor) for _, tensor in named_tensors(entry))
 
 
 def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:

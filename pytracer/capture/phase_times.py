@@ -257,7 +257,7 @@ class PhaseTimes:
         """Events that nothing waits for any more are used again."""
         needed = [self._call, self._backward, self._optimizer]
         needed += self._calls[0] if self._calls else ()
-        needed += self._pending[0][1:] if self._pending else ()
+        needed += (begin for _, begin, _ in self._pending)  # in the order of their ends
         oldest = min((border.number for border in needed if border), default=self._count + 1)
         while self._used and self._used[0].number < oldest:
             self._free.append(self._used.popleft().event)
@@ -274,9 +274,12 @@ class PhaseTimes:
 
 def _device_of(module: torch.nn.Module) -> int | None:
     """The CUDA device of the first parameter; a look that calls nothing of the program's."""
-    left = [module]
+    left, seen = [module], set()
     while left:
         one = left.pop()
+        if id(one) in seen:  # some have what they are a part of
+            continue
+        seen.add(id(one))
         for parameter in one._parameters.values():
             if parameter is not None:
                 return parameter.device.index if parameter.device.type == "cuda" else None

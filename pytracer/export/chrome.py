@@ -512,11 +512,8 @@ class _Document:
         """Bytes per category and in all, after every change."""
         trace, alloc = self._trace, allocations(self._trace)
         here = views.on_device(trace, device)
-        positions, levels = views.level_columns(
-            trace, here, alloc.category.astype(np.int64), len(CATEGORY)
-        )
-        before = here & (alloc.start < 0)
-        start = views.sums(alloc.category[before], alloc.requested_bytes[before], len(CATEGORY))
+        positions, levels = views.level_columns(trace, here, alloc.category, len(CATEGORY))
+        start = views.bytes_before(trace, here, alloc.category, len(CATEGORY))
         used = np.bincount(alloc.category[here], minlength=len(CATEGORY)) > 0
         shown = [name for name in CATEGORY_ORDER if name in _ALWAYS or used[CATEGORY[name]]]
         columns = [

@@ -54,10 +54,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
     here, alloc = views.on_device(trace, device), allocations(trace)
     groups = alloc.category.astype(np.int64)
     positions, levels = views.level_columns(trace, here, groups, len(CATEGORIES))
-    before = [
-        int(alloc.requested_bytes[here & (groups == c) & (alloc.start < 0)].sum())
-        for c in range(len(CATEGORIES))
-    ]
+    before = views.bytes_before(trace, here, groups, len(CATEGORIES))
     times = trace.time_ns(trace.events.ticks[positions])
     kept = _highest_of_slices(times, np.sum(levels, axis=0), points)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
@@ -66,7 +63,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
     shown_times = np.concatenate([[first], times[kept], [max(last, first)]]).astype(np.int64)
     shown = {}
     for name in CATEGORY_ORDER:
-        column, at_start = levels[CATEGORY[name]], before[CATEGORY[name]]
+        column, at_start = levels[CATEGORY[name]], int(before[CATEGORY[name]])
         at_end = int(column[-1]) if len(column) else at_start
         whole = np.concatenate([[at_start], column[kept], [at_end]]).astype(np.int64)
         if whole.any():

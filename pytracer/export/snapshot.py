@@ -190,14 +190,11 @@ class _Device:
         """Position, action and row (of the allocations, or of the events) of each entry."""
         own, alloc, events = self.own, self.alloc, self.trace.events
         given_back, completed = own[alloc.end[own] >= 0], own[alloc.completed[own] >= 0]
-        # An end that nobody saw is known by the allocation that took its place.
-        unseen = completed[alloc.end[completed] < 0]
         others = np.isin(events.action, [ACTION[name] for name in _OTHERS])
         other = np.flatnonzero(others & devices.on(self.trace, self.name, events.place))
         parts = [
             (alloc.start[own], ACTION["alloc"], own, 2),
             (alloc.end[given_back], ACTION["free_requested"], given_back, 0),
-            (alloc.completed[unseen], ACTION["free_requested"], unseen, 0),
             (alloc.completed[completed], ACTION["free_completed"], completed, 1),
         ]
         position = np.concatenate([*(part[0] for part in parts), other])
