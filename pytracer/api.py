@@ -3,6 +3,7 @@
 import contextlib
 import dis
 import functools
+import inspect
 import os
 import sys
 import warnings
@@ -434,7 +435,21 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             self._print_report()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Traces each call of the function, each with a trace of its own."""
+        """Traces each call of the function, each with a trace of its own.
+
+        Raises:
+            errors.UsageError: the function runs after its call: a generator, or `async`.
+        """
+        later = (
+            inspect.isgeneratorfunction,
+            inspect.iscoroutinefunction,
+            inspect.isasyncgenfunction,
+        )
+        if any(is_such(function) for is_such in later):
+            raise errors.UsageError(
+                "@trace() of a generator or an async function would end before its body runs: "
+                "write `with trace():` in it"
+            )
 
         @functools.wraps(function)
         def traced(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -559,7 +574,16 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if options.path is not None:
             options = replace(options, path=_next_file(options.path, len(self._files)))
         session = Session(options, self._targets)
-        session.start()
+        try:
+            session.start()
+        except errors.CannotWrite as problem:
+            if self._step == 0:
+                raise
+            # In the middle of a program a trace is no reason to end it.
+            warnings.warn(f"{problem}. Recorded in memory", RuntimeWarning, stacklevel=2)
+            options = replace(options, path=None)
+            session = Session(options, self._targets)
+            session.start()
         if options.path is not None:
             self._files.append(options.path)
         self._session = session

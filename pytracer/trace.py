@@ -1,6 +1,7 @@
 """A finished recording: frozen columns, and the file they are kept in."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,13 +65,22 @@ class Trace:
         Raises:
             errors.PytracerError: the file exists already, or cannot be written.
         """
-        if not overwrite and Path(path).exists():
+        target = Path(path)
+        if not overwrite and target.exists():
             raise errors.FileIsThere(path)
+        # What is replaced is there until its successor is whole.
+        replaces = target.is_file()
+        beside = target.with_name(f".{target.name}.{os.getpid()}") if replaces else target
         try:
-            C.write_file(str(path), self.to_columns(), overwrite)
-        except C.FileError as error:
-            raise errors.CannotWrite(str(error)) from None
-        return Path(path)
+            C.write_file(str(beside), self.to_columns(), overwrite)
+            if replaces:
+                beside.replace(target)
+        except (C.FileError, OSError) as error:
+            raise errors.CannotWrite(str(error).replace(str(beside), str(target))) from None
+        finally:
+            if replaces:
+                beside.unlink(missing_ok=True)
+        return target
 
     def time_ns(self, ticks: schema.U64) -> schema.I64:
         """Ticks as nanoseconds since the trace began."""

@@ -1,13 +1,16 @@
 """The questions people ask: peaks, tables, owners, health; on traces written by hand."""
 
+import random
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from pytracer import errors
-from pytracer.analysis import hints, owners, views
+from pytracer.analysis import hints, lifetimes, owners, phases, views
 from pytracer.export.table import size_text
-from pytracer.schema import CATEGORY_ORDER
+from pytracer.schema import ACTION, CATEGORY_ORDER
 from pytracer.trace import Trace
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -370,3 +373,58 @@ def test_an_allocator_without_events_is_told_in_its_own_words() -> None:
     building.meta["cuda_problem"] = "the CUDA allocator is cudaMallocAsync"
     (row,) = views.health_rows(building.trace())
     assert (row.severity, row.meaning) == ("loss", "the CUDA allocator is cudaMallocAsync")
+
+
+def test_rows_of_steps_are_what_a_plain_loop_says() -> None:
+    """Made for all steps at once; here step by step, from the timeline and the events."""
+    b = TraceBuilder()
+    kept = [b.alloc(100)]
+    draw = random.Random(0)
+    for number in range(40):
+        for _ in range(draw.randrange(4)):
+            with b.module("net"), b.op("aten::mul"):
+                kept.append(b.alloc(draw.randrange(1, 1000)))
+        if kept and draw.random() < 0.5:
+            with b.backward():
+                b.free(kept.pop())
+        for _ in range(draw.randrange(len(kept) + 1)):
+            b.free(kept.pop(draw.randrange(len(kept))))
+        if number != 39:
+            b.step()
+    trace = b.trace()
+    changes: list[tuple[int, int, bool]] = []  # tick, bytes since the begin, whether it is an alloc
+    alive: dict[int, int] = {}
+    events = trace.events
+    for row in range(len(events.ticks)):
+        address = int(events.address[row])
+        if made := events.action[row] == ACTION["alloc"]:
+            alive[address] = int(events.bytes[row])
+        elif events.action[row] == ACTION["free_completed"]:
+            del alive[address]
+        changes.append((int(events.ticks[row]), sum(alive.values()), bool(made)))
+    begin, level = -1, 0
+    ends = [*phases.timeline(trace).step_ends.tolist(), int(events.ticks[-1])]
+    rows = views.step_rows(trace)
+    assert len(rows) >= 39
+    for step, end in zip(rows, ends, strict=False):
+        inside = [(now, made) for tick, now, made in changes if begin < tick <= end]
+        levels = [level, *(now for now, _ in inside)]
+        assert (step.start_bytes, step.end_bytes, step.peak_bytes) == (
+            level, levels[-1], max(levels),
+        )  # fmt: skip
+        assert step.growth_bytes == levels[-1] - level
+        assert step.allocations == sum(made for _, made in inside)
+        begin, level = end, levels[-1]
+
+
+def test_rows_of_twenty_thousand_steps_take_a_moment() -> None:
+    """One look for all: a look at every allocation for each step took minutes of a long trace."""
+    b = TraceBuilder()
+    for _ in range(20_000):
+        b.free(b.alloc(100))
+        b.step()
+    trace = b.trace()
+    lifetimes.allocations(trace)
+    began = time.process_time()
+    assert len(views.step_rows(trace)) >= 20_000
+    assert time.process_time() - began < 1

@@ -20,6 +20,7 @@ import pytracer
 from pytracer import errors, schema
 from pytracer._native import C
 from pytracer.analysis.matching import lifetimes
+from pytracer.capture.labels import Labels
 from pytracer.trace import Trace
 
 ROOT = Path(__file__).parents[1]
@@ -410,3 +411,59 @@ def test_threads_that_train_for_long_do_not_meet_in_each_others_gradients() -> N
 
     assert count == 4 * 60 * 80  # every weight and bias, every step
     assert at_once <= 4 * 40 * 80
+
+
+@pytest.mark.slow
+def test_threads_that_come_and_go_leave_next_to_nothing() -> None:
+    """DataParallel starts one per replica in each forward."""
+    grown = run_alone(
+        RSS
+        + """
+import threading
+import torch
+import pytracer
+model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+def run(count):
+    for _ in range(count):
+        thread = threading.Thread(target=lambda: model(x).sum())
+        thread.start()
+        thread.join()
+with pytracer.trace(model, report=False, devices="cpu", max_events=100_000):
+    run(200)
+    before = rss()
+    run(600)
+    print((rss() - before) >> 20)
+"""
+    )
+    assert int(grown) < 60  # MiB; it was one for each thread
+
+
+def test_modules_made_for_one_call_do_not_make_the_models_be_walked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`nn.Softmax(dim=-1)(x)` in a forward: some programs make thousands."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.out = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.out(torch.nn.Softmax(dim=-1)(x))
+            return result
+
+    walks = 0
+    walk = Labels._walk
+
+    def counted(self: Labels, root: torch.nn.Module, prefix: str) -> None:
+        nonlocal walks
+        walks += isinstance(root, Attention)
+        walk(self, root, prefix)
+
+    monkeypatch.setattr(Labels, "_walk", counted)
+    model = Attention()
+    with pytracer.trace(model, report=False, devices="cpu") as t:
+        for _ in range(20):
+            model(torch.ones(2, 8)).sum().backward()
+    assert walks <= 3
+    assert {"out", "Softmax"} <= set(t.allocations().module.dropna())

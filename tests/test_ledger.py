@@ -477,7 +477,10 @@ def test_whatever_a_file_says_there_is_a_ledger(document: Any) -> None:
     b.alloc(100)
     b.snapshot(device="cuda:0")
     b.alloc(100, device="cuda:0")
-    for value in (document, {"devices": {"cuda:0": UUID}, "readings": [document, document]}):
+    readings = {"devices": {"cuda:0": UUID}, "readings": [document, document]}
+    gpu = {"when": "end", "gpus": {UUID: {"used": 10, "processes": [{"pid": 1, "bytes": 2}]}}}
+    of_whom = {"devices": {"cuda:0": UUID}, "readings": [gpu, gpu], "pid": document}
+    for value in (document, readings, of_whom):
         b.meta["device_memory"] = value
         for device in ("cpu", "cuda:0"):
             assert_adds_up(ledger.ledger(b.trace(), "end", device))

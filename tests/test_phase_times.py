@@ -155,6 +155,48 @@ def test_calls_without_a_backward_last_as_long_as_they_do(device: Device) -> Non
     assert measured(t) == [("forward", 1), *STEP, ("forward", 1), ("forward", 1)]
 
 
+def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A teacher without grad ends before the student, whose forward began before it."""
+    device = Device()
+    times, student = PhaseTimes(device), nn.Linear(2, 2)
+
+    def step() -> None:
+        times.root_entered(student)
+        times.root_left()
+        with torch.no_grad():
+            times.root_entered(student)
+            times.root_left()
+        times.backward_begins(())
+        times.backward_ends()
+        times.step_begins()
+        times.step_ends()
+
+    monkeypatch.setattr(phase_times, "_device_of", lambda _: 0)
+    device.behind = 100  # nothing has passed
+    step()
+    step()
+    teacher_ends = next(end for phase, _, end in list(times._pending)[4:])
+    device.behind = device.recorded - teacher_ends.event[0] + 1
+    times.look()  # as when many wait
+    step()
+    device.behind = 0
+    times.finish(wait=True)
+    document = times.document()
+    assert document is not None
+    assert len(document["phase"]) == 12
+    assert document["device_ns"] == document["device_ns"][:4] * 3
+
+
+def test_a_module_that_holds_its_parent_is_looked_at_once() -> None:
+    """named_modules() knows what it has seen; whoever walks by himself must as well."""
+    model, head = nn.Sequential(), nn.Sequential()
+    model.add_module("head", head)
+    head.add_module("model", model)
+    assert phase_times._device_of(model) is None
+
+
 def test_an_optimizers_closure_is_not_the_optimizers_time(device: Device) -> None:
     optimizer = sgd()
 

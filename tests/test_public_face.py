@@ -2,7 +2,9 @@
 
 import json
 import re
+import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from pytracer import errors, load, trace
+from pytracer._native import C
 from pytracer.cli import output
 
 
@@ -72,6 +75,61 @@ def test_a_decorator_without_its_parentheses_says_so() -> None:
 
         @trace
         def step() -> None: ...
+
+
+def test_what_runs_after_its_call_cannot_be_decorated() -> None:
+    """The trace would be over before the body begins, with nothing in it."""
+
+    def batches() -> Iterator[int]:
+        yield 1
+
+    async def serve() -> None: ...
+
+    for function in (batches, serve):
+        with pytest.raises(errors.UsageError, match="with trace"):
+            trace(devices="cpu")(function)
+
+
+def test_a_folder_that_goes_away_between_two_cycles_does_not_end_the_training(
+    tmp_path: Path,
+) -> None:
+    model, optimizer = model_and_optimizer()
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1)
+    with trace(
+        model,
+        optimizer,
+        devices="cpu",
+        report=False,
+        schedule=schedule,
+        path=folder / "run.pytrace",
+    ) as t:
+        train(model, optimizer, 3)
+        shutil.rmtree(folder)
+        with pytest.warns(RuntimeWarning, match="Recorded in memory"):
+            train(model, optimizer, 3)
+    assert len(t.allocations()) > 0
+
+
+def test_a_trace_that_cannot_be_saved_leaves_the_one_that_it_would_have_replaced(
+    tmp_path: Path, traced: trace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = traced.save(tmp_path / "run.pytrace")
+    before = path.read_bytes()
+    whole = C.write_file
+
+    def ends_early(path: str, columns: dict[str, Any], overwrite: bool) -> None:
+        whole(path, columns, overwrite)
+        with Path(path).open("r+b") as file:
+            file.truncate(100)
+        raise C.FileError(f"{path}: no room is left on the device")
+
+    monkeypatch.setattr(C, "write_file", ends_early)
+    with pytest.raises(errors.CannotWrite, match=r"/run\.pytrace: no room"):
+        traced.save(path, overwrite=True)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_prompt_shows_one_line(tmp_path: Path) -> None:

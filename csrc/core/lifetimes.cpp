@@ -356,37 +356,6 @@ int64_t Matcher::find_containing(Device& device, uint64_t address) {
   return address - start < out_.bytes[static_cast<size_t>(allocation)] ? allocation : kNone;
 }
 
-// The implicit frees among `mine`: the event that ended the block, and its bytes. They are the
-// ends that allocation_of_event cannot tell, since it names the block that began there.
-std::vector<std::pair<int64_t, uint64_t>> implicit_frees(const Lifetimes& lifetimes,
-                                                         const std::vector<bool>& mine) {
-  std::vector<std::pair<int64_t, uint64_t>> frees;
-  for (size_t i = 0; i < mine.size(); ++i) {
-    int64_t completed = lifetimes.completed[i];
-    if (mine[i] && completed != kNone &&
-        lifetimes.allocation_of_event[static_cast<size_t>(completed)] != static_cast<int64_t>(i)) {
-      frees.emplace_back(completed, lifetimes.bytes[i]);
-    }
-  }
-  std::sort(frees.begin(), frees.end());
-  return frees;
-}
-
-// Which allocations are on the device.
-std::vector<bool> on_device(const Lifetimes& lifetimes,
-                            std::span<const Place> places,
-                            DeviceType device_type,
-                            uint8_t device_index) {
-  std::vector<bool> mine(lifetimes.place.size());
-  for (size_t i = 0; i < mine.size(); ++i) {
-    if (lifetimes.place[i] < places.size()) {
-      const Place& place = places[lifetimes.place[i]];
-      mine[i] = place.device_type == device_type && place.device_index == device_index;
-    }
-  }
-  return mine;
-}
-
 }  // namespace
 
 std::vector<std::pair<std::string_view, uint64_t>> LifetimeCounters::named() const {
@@ -410,48 +379,6 @@ Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> pla
     throw std::invalid_argument("event columns differ in length");
   }
   return Matcher(events, places).run();
-}
-
-LiveBytes live_bytes(const Lifetimes& lifetimes,
-                     std::span<const Place> places,
-                     DeviceType device_type,
-                     uint8_t device_index) {
-  std::vector<bool> mine = on_device(lifetimes, places, device_type, device_index);
-  LiveBytes out;
-  // Seeds come first among the allocations. Sums are modulo 2^64; no device has that much.
-  for (size_t i = 0; i < mine.size() && lifetimes.start[i] == kNone; ++i) {
-    out.at_start += mine[i] ? lifetimes.bytes[i] : 0;
-  }
-  auto ended_unseen = implicit_frees(lifetimes, mine);
-  auto next_unseen = ended_unseen.begin();
-  uint64_t sum = out.at_start;
-  auto events = static_cast<int64_t>(lifetimes.allocation_of_event.size());
-  for (int64_t position = 0; position < events; ++position) {
-    int64_t allocation = lifetimes.allocation_of_event[static_cast<size_t>(position)];
-    if (allocation == kNone || !mine[static_cast<size_t>(allocation)]) {
-      continue;
-    }
-    auto row = static_cast<size_t>(allocation);
-    if (lifetimes.start[row] == position) {
-      sum += lifetimes.bytes[row];
-      for (; next_unseen != ended_unseen.end() && next_unseen->first == position; ++next_unseen) {
-        sum -= next_unseen->second;
-      }
-    } else if (lifetimes.completed[row] == position) {
-      sum -= lifetimes.bytes[row];
-    } else {
-      continue;
-    }
-    out.position.push_back(position);
-    out.bytes.push_back(sum);
-  }
-  auto highest = std::max_element(out.bytes.begin(), out.bytes.end());
-  out.peak = out.at_start;
-  if (highest != out.bytes.end() && *highest > out.peak) {
-    out.peak = *highest;
-    out.peak_position = out.position[static_cast<size_t>(highest - out.bytes.begin())];
-  }
-  return out;
 }
 
 }  // namespace pytracer

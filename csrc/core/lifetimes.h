@@ -72,19 +72,4 @@ struct Lifetimes {
 // error.
 Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> places);
 
-// One device's requested bytes over time, as its allocator counts them: a block counts from its
-// alloc to its completed free.
-struct LiveBytes {
-  uint64_t at_start = 0;          // what the seeds hold
-  std::vector<int64_t> position;  // the events that changed the sum, rising
-  std::vector<uint64_t> bytes;    // the sum after each of them
-  uint64_t peak = 0;
-  int64_t peak_position = -1;  // the first event at which the peak was reached; -1: start
-};
-
-LiveBytes live_bytes(const Lifetimes& lifetimes,
-                     std::span<const Place> places,
-                     DeviceType device_type,
-                     uint8_t device_index);
-
 }  // namespace pytracer

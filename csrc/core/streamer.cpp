@@ -64,8 +64,13 @@ void Streamer::write_some() {
       if (harvest_.events_read() != before) {
         add_clock(writer_);
       }
-    } catch (const FileError& error) {
-      failure_ = error;
+    } catch (const std::exception& error) {  // also a lack of memory
+      auto* of_file = dynamic_cast<const FileError*>(&error);
+      failure_ = of_file ? *of_file
+                         : FileError(FileError::Kind::kIo,
+                                     writer_.path(),
+                                     std::string("writing ended early: ") + error.what(),
+                                     "what came before is in the file");
     }
   }
   Recorder::get().release_below(harvest_.session(), harvest_.read());

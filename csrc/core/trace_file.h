@@ -108,7 +108,6 @@ class TraceWriter {
 
   void set_meta(std::string_view json);  // replaces what was set before
   void add(std::span<const ClockReading> rows);
-  void add(std::span<const std::string_view> rows);
   void add(std::span<const std::string> rows);
   void add(std::span<const StackFrame> rows);
   void add(std::span<const Place> rows);
@@ -119,8 +118,6 @@ class TraceWriter {
   void add(std::span<const ScopeBegin> rows);
   void add(std::span<const ScopeEnd> rows);
 
-  // Waits until all is on the disk: survives a power cut, not only the process's death.
-  void flush();
   // Writes the trailer that says "complete", flushes and closes. Later calls of it do nothing;
   // adding afterwards throws std::logic_error.
   void finish();
@@ -132,8 +129,6 @@ class TraceWriter {
  private:
   template <typename Row, typename Columns>
   void add_rows(Table table, std::span<const Row> rows, Columns columns);
-  template <typename Text>
-  void add_strings(std::span<const Text> rows);
   void write_file_header();
   void write_bytes(std::span<const uint8_t> bytes);
   void sync();
@@ -228,7 +223,7 @@ struct Recording {
   ScopeEnds scope_ends;
 };
 
-// What match_lifetimes and live_bytes want.
+// What match_lifetimes wants.
 std::vector<Place> to_places(const Recording::Places& columns);
 
 struct ReadReport {

@@ -207,11 +207,6 @@ void TraceWriter::sync() {
   }
 }
 
-void TraceWriter::flush() {
-  require_open();
-  sync();
-}
-
 void TraceWriter::finish() {
   if (finished_) {
     return;
@@ -247,8 +242,18 @@ void TraceWriter::add_rows(Table table, std::span<const Row> rows, Columns colum
   }
 }
 
-template <typename Text>
-void TraceWriter::add_strings(std::span<const Text> rows) {
+void TraceWriter::set_meta(std::string_view json) {
+  require_open();
+  if (json.size() > kMaxColumnBytes) {
+    throw std::length_error("the trace's meta document is larger than the format allows");
+  }
+  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kMeta, 0, 1);
+  chunk.text(as_bytes(json));
+  write_bytes(chunk.finish());
+  rows_[index_of(Table::kMeta)] = 1;
+}
+
+void TraceWriter::add(std::span<const std::string> rows) {
   require_open();
   uint64_t& first_row = rows_[index_of(Table::kStrings)];
   std::vector<uint8_t> text;
@@ -268,25 +273,6 @@ void TraceWriter::add_strings(std::span<const Text> rows) {
     write_bytes(chunk.finish());
     first_row += lengths.size();
   }
-}
-
-void TraceWriter::set_meta(std::string_view json) {
-  require_open();
-  if (json.size() > kMaxColumnBytes) {
-    throw std::length_error("the trace's meta document is larger than the format allows");
-  }
-  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kMeta, 0, 1);
-  chunk.text(as_bytes(json));
-  write_bytes(chunk.finish());
-  rows_[index_of(Table::kMeta)] = 1;
-}
-
-void TraceWriter::add(std::span<const std::string_view> rows) {
-  add_strings(rows);
-}
-
-void TraceWriter::add(std::span<const std::string> rows) {
-  add_strings(rows);
 }
 
 // Filters: what rises steadily is stored as differences; whatever has high bytes that seldom

@@ -364,7 +364,7 @@ def _readings(trace: Trace, device: str) -> list[_Reading]:
     """The device's readings, in order; what a damaged file has instead is left out."""
     document = _document(trace)
     uuid = str(_dict(document.get("devices")).get(device))
-    pid = document.get("pid")
+    pid = _number(document.get("pid"))
     all_readings = _listed(document.get("readings"))
     pairs = [(reading, _dict(_dict(reading.get("gpus")).get(uuid))) for reading in all_readings]
     pairs = [(reading, gpu) for reading, gpu in pairs if gpu]

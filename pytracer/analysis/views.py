@@ -213,7 +213,7 @@ def peak(trace: Trace, device: str | None = None) -> Peak:
 def first_step(trace: Trace) -> int:
     """How many steps the program had made when the trace began; 0 where that is not known."""
     known = trace.meta.get("first_step")
-    return known if isinstance(known, int) and known > 0 else 0
+    return known if isinstance(known, int) and 0 < known < 1 << 31 else 0
 
 
 class Highest(NamedTuple):

@@ -150,10 +150,6 @@ void bench_lifetimes(const std::vector<Event>& rows, bool inner_label) {
               took,
               found.start.size(),
               inner_label ? ", with a label inside a block" : "");
-  LiveBytes live;
-  took = seconds([&] { live = live_bytes(found, places, DeviceType::kCuda, 0); });
-  std::printf(
-      "live_bytes      %7.3f s     peak %.1f GB\n", took, static_cast<double>(live.peak) / 1e9);
 }
 
 }  // namespace

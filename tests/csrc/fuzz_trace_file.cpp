@@ -58,7 +58,6 @@ void require_lifetimes(const Recording& r) {
   for (int64_t allocation : found.allocation_of_event) {
     require(allocation >= -1 && allocation < allocations);
   }
-  live_bytes(found, places, places[0].device_type, places[0].device_index);
 }
 
 }  // namespace

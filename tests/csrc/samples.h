@@ -47,7 +47,7 @@ inline void write_all(pytracer::TraceWriter& writer, size_t count) {
   using namespace pytracer;
   writer.set_meta(R"({"title": "old"})");
   add<ClockReading>(writer, {{1000, 1'700'000'000'000'000'000}});
-  add<std::string_view>(writer, {"", "aten::mm", "train.py", "main", "wéight", "lost_alloc"});
+  add<std::string>(writer, {"", "aten::mm", "train.py", "main", "wéight", "lost_alloc"});
   add<StackFrame>(writer, {{}, {0, 2, 3, 10}, {1, 2, 3, 12}});
   add<Place>(writer, {{}, {7, 0, 1, DeviceType::kCuda, 3}});
   add<Label>(writer, {{}, {1, 3, 4, 0, 2}});

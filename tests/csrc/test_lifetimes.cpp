@@ -320,44 +320,5 @@ TEST(many_blocks_come_and_go_in_any_order) {
   check_counters(found, {});
 }
 
-TEST(live_bytes_change_at_alloc_and_completed_free) {
-  Lifetimes found = match({{kAlloc, 64, 10, kCuda},
-                           {kAlloc, 128, 5, kCuda},
-                           {kFreeRequested, 64, 10, kCuda},
-                           {kAlloc, 512, 100, kCpu},
-                           {kFreeCompleted, 64, 10, kCuda},
-                           {kAlloc, 64, 1, kCudaStream7}});
-  LiveBytes live = live_bytes(found, kPlaces, DeviceType::kCuda, 0);
-  CHECK_EQ(live.at_start, 0u);
-  CHECK_EQ(live.position, (Positions{0, 1, 4, 5}));
-  CHECK_EQ(live.bytes, (std::vector<uint64_t>{10, 15, 5, 6}));
-  CHECK_EQ(live.peak, 15u);
-  CHECK_EQ(live.peak_position, 1);
-}
-
-TEST(live_bytes_begin_with_the_seeds) {
-  Lifetimes found =
-      match({{kSeed, 64, 10}, {kSeed, 128, 20}, {kFreeCompleted, 64}, {kAlloc, 64, 10}});
-  LiveBytes live = live_bytes(found, kPlaces, DeviceType::kCpu, 0);
-  CHECK_EQ(live.at_start, 30u);
-  CHECK_EQ(live.bytes, (std::vector<uint64_t>{20, 30}));
-  CHECK_EQ(live.peak, 30u);
-  CHECK_EQ(live.peak_position, -1);  // the first time
-}
-
-TEST(an_implicit_free_is_one_change) {
-  Lifetimes found = match({{kAlloc, 64, 10}, {kAlloc, 64, 4}});
-  LiveBytes live = live_bytes(found, kPlaces, DeviceType::kCpu, 0);
-  CHECK_EQ(live.position, (Positions{0, 1}));
-  CHECK_EQ(live.bytes, (std::vector<uint64_t>{10, 4}));
-  CHECK_EQ(live.peak, 10u);
-}
-
-TEST(a_device_that_did_nothing_has_no_live_bytes) {
-  LiveBytes live = live_bytes(match({{kAlloc, 64, 10}}), kPlaces, DeviceType::kCuda, 1);
-  CHECK(live.position.empty());
-  CHECK_EQ(live.peak, 0u);
-}
-
 }  // namespace
 }  // namespace pytracer

@@ -395,14 +395,14 @@ TEST(references_into_nothing_become_none) {
 TEST(texts_are_made_utf8) {
   Bytes bytes;
   TraceWriter writer(&bytes);
-  add<std::string_view>(writer,
-                        {"fine",
-                         "a\xFF"
-                         "b",
-                         "\xC0\x80",
-                         "\xED\xA0\x80",
-                         "\xF0\x9F\x98",
-                         "日本"});
+  add<std::string>(writer,
+                   {"fine",
+                    "a\xFF"
+                    "b",
+                    "\xC0\x80",
+                    "\xED\xA0\x80",
+                    "\xF0\x9F\x98",
+                    "日本"});
   writer.finish();
   ReadReport report;
   Recording r = read(bytes, report);
