@@ -291,9 +291,9 @@ void add_identities(PyObject* nested, uint64_t& seen) {
   if (PyType_IsSubtype(Py_TYPE(nested), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
-    each_part(tensor, [&](const at::Tensor& part) {
-      mix(seen, reinterpret_cast<const void*>(block_of(part).address));
-    });
+    if (tensor.has_storage()) {
+      mix(seen, tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+    }
   } else if (PyDict_Check(nested)) {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
