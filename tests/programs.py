@@ -202,8 +202,8 @@ def modified_in_place(device: str, change: str) -> Any:
         with torch.no_grad():
             kept[0].zero_()
     error = caught(loss.backward)
-    # A GPU's backward has a thread of its own, which lets go of what it held some time after we are
-    # told of the error, but before it begins with the next.
+    # A GPU's backward has a thread of its own. What saved-tensor hooks packed it lets go when Python
+    # lets it, some time after we are told of the error, but before it begins with the next.
     torch.ones((), device=device, requires_grad=True).backward()
     return error
 
