@@ -123,6 +123,7 @@ class Matcher {
   std::vector<FirstTouch> first_touches() const;
   void plant_seeds();
   void step(size_t position);
+  void on_seed(Device& device, size_t position);
   void on_alloc(Device& device, size_t position);
   void on_free_requested(Device& device, size_t position);
   void on_free_completed(Device& device, size_t position);
@@ -171,8 +172,7 @@ size_t Matcher::scan() {
   return allocations + seeds_.size();
 }
 
-// Per device: the first alloc or free at each address that is also seeded. Without a snapshot the
-// first alloc: a seed is then of what lives as it is written, and not of what was freed before.
+// Per device: the first alloc or free at each address that is also seeded.
 std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
   std::vector<FirstTouch> touches(devices_.size());
   size_t last = 0;  // one past the last seed that matters
@@ -192,9 +192,6 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
     if (static_cast<int64_t>(i) < devices_[device].snapshot) {
       continue;
     }
-    if (devices_[device].snapshot == kNone && action != Action::kAlloc) {
-      continue;
-    }
     FirstTouch& seeded = touches[device];
     if (auto found = seeded.find(events_.address[i]);
         found != seeded.end() && found->second.first == kNone) {
@@ -204,6 +201,7 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
   return touches;
 }
 
+// Of what was there before the first event. Other seeds' turn is when step() comes to them.
 void Matcher::plant_seeds() {
   std::vector<FirstTouch> touches = first_touches();
   for (size_t seed : seeds_) {
@@ -213,11 +211,9 @@ void Matcher::plant_seeds() {
     }
     Device& device = device_at(seed);
     auto [touched, action] = touches[device_of_[events_.place[seed]]].at(events_.address[seed]);
-    // Allocated within the recording, before the seed was written: by a trace inside of this one.
-    bool born_here = action == Action::kAlloc && touched < position;
-    if (born_here || device.live.find(events_.address[seed]) != nullptr) {
-      ++out_.counters.duplicate_seeds;
-    } else {
+    bool was_touched = touched != kNone && touched < position;
+    bool was_there = !was_touched || (device.snapshot != kNone && action != Action::kAlloc);
+    if (was_there && device.live.find(events_.address[seed]) == nullptr) {
       begin(device, seed, kNone);
     }
   }
@@ -254,6 +250,8 @@ void Matcher::step(size_t position) {
     return;
   }
   switch (static_cast<Action>(events_.action[position])) {
+    case Action::kSeed:
+      return on_seed(device, position);
     case Action::kAlloc:
       return on_alloc(device, position);
     case Action::kFreeRequested:
@@ -268,7 +266,18 @@ void Matcher::step(size_t position) {
       out_.counters.repeated_snapshots += static_cast<int64_t>(position) != device.snapshot;
       return;
     default:
-      return;  // seeds are planted already; segments and ooms are not allocations
+      return;  // segments and ooms are not allocations
+  }
+}
+
+void Matcher::on_seed(Device& device, size_t position) {
+  if (out_.allocation_of_event[position] != kNone) {
+    return;  // planted
+  }
+  if (device.snapshot == kNone && device.live.find(events_.address[position]) == nullptr) {
+    begin(device, position, static_cast<int64_t>(position));
+  } else {
+    ++out_.counters.duplicate_seeds;
   }
 }
 

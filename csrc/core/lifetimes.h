@@ -7,10 +7,10 @@
 //   - A device whose log holds a kSnapshot starts there. Its earlier rows are ignored and counted
 //     (before_snapshot); the seeds after it describe what was alive at the snapshot.
 //   - A device without one starts at its first row.
-//   - A seed is a block that was alive before, unless its address was allocated within the
-//     recording before the seed's row: the seed then saw that allocation and is ignored
-//     (duplicate_seeds). After a snapshot, which is the seeds' instant, that is so only if nothing
-//     was freed there first.
+//   - A seed is a block that was alive before if nothing happened at its address before the seed's
+//     row; after a snapshot, which is the seeds' instant, also if what happened first was a free.
+//   - Any other seed saw the block that lives there by then, and is ignored (duplicate_seeds). If
+//     none does, on a device without a snapshot, nobody told of its making: it begins at the seed.
 //   - An alloc where a block still lives ends that block, unseen (implicit_frees).
 //   - kFreeRequested ends the program's use, kFreeCompleted makes the bytes reusable. A block
 //     that is only completed (the CPU) ends there. In between it can still be labelled.

@@ -50,11 +50,17 @@ class Changes:
 
 @once_per_trace
 def changes(trace: Trace) -> Changes:
-    """A block counts from its alloc until it is completed, as its allocator counts it."""
+    """A block counts from its alloc until it is completed, as its allocator counts it.
+
+    One whose alloc nobody told of counts from where it was first seen.
+    """
     found, action = lifetimes(trace), trace.events.action
     freed = action == ACTION["free_completed"]
     known = found.allocation_of_event >= 0
-    position = np.flatnonzero(known & (freed | (action == ACTION["alloc"])))
+    counts = known & (freed | (action == ACTION["alloc"]))
+    seeds = np.flatnonzero(known & (action == ACTION["seed"]))
+    counts[seeds] = found.start[found.allocation_of_event[seeds]] == seeds
+    position = np.flatnonzero(counts)
     allocation = found.allocation_of_event[position]
     size = found.bytes.view(np.int64)[allocation]
     size *= 1 - 2 * freed[position].view(np.int8)

@@ -106,18 +106,23 @@ def match_lifetimes(events: Events, places: Places) -> Lifetimes:
     for row in recorded:
         if row.action == "seed":
             device = devices[row.device]
+            touched = _first_touch(recorded, row)
             at_an_instant = device.snapshot != -1  # else it is of what lives at its own row
-            touching = _TOUCHING if at_an_instant else _TOUCHING[:1]
-            born_here = _first_touch(recorded, row, touching) == "alloc"
-            if born_here or row.address in device.live:
-                counters["duplicate_seeds"] += 1
-            else:
+            was_there = touched is None or (at_an_instant and touched != "alloc")
+            if was_there and row.address not in device.live:
                 begin(row, start=-1)
 
     for row in recorded:
         device = devices[row.device]
         found = device.live.get(row.address)
-        if row.action == "alloc":
+        if row.action == "seed":
+            if allocation_of_event[row.position] != -1:
+                pass  # planted already
+            elif found is None and device.snapshot == -1:
+                begin(row, start=row.position)
+            else:
+                counters["duplicate_seeds"] += 1
+        elif row.action == "alloc":
             if found is not None:
                 counters["implicit_frees"] += 1
                 _finish(found, row.position)
@@ -208,12 +213,12 @@ def _known_events(events: Events, places: Places, counters: dict[str, int]) -> l
 _TOUCHING = ("alloc", "free_requested", "free_completed")
 
 
-def _first_touch(rows: Sequence[_Event], seed: _Event, touching: Sequence[str]) -> str | None:
-    """The first of these that the allocator did at the seed's address before the seed's row."""
+def _first_touch(rows: Sequence[_Event], seed: _Event) -> str | None:
+    """The first that the allocator did at the seed's address before the seed's row."""
     for row in rows:
         if row.position >= seed.position:
             return None
-        if (row.device, row.address) == (seed.device, seed.address) and row.action in touching:
+        if (row.device, row.address) == (seed.device, seed.address) and row.action in _TOUCHING:
             return row.action
     return None
 

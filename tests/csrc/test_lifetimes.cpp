@@ -259,20 +259,29 @@ TEST(a_cpu_seed_is_of_what_lives_and_not_of_what_was_freed_there) {
 }
 
 TEST(a_cpu_seed_was_alive_before_the_recording) {
-  Lifetimes found = match({{kFreeCompleted, 64}, {kSeed, 64, 10}, {kSeed, 128, 20}});
-  CHECK_EQ(found.start, (Positions{-1, -1}));
-  CHECK_EQ(found.completed, (Positions{0, -1}));
+  Lifetimes found = match({{kAlloc, 64, 10}, {kSeed, 128, 20}, {kFreeCompleted, 128}});
+  CHECK_EQ(found.start, (Positions{-1, 0}));
+  CHECK_EQ(found.completed, (Positions{2, -1}));
   check_counters(found, {});
 }
 
-TEST(a_cpu_seed_of_a_block_born_in_the_recording_is_ignored) {
-  Lifetimes found = match({{kAlloc, 64, 10},
+TEST(a_cpu_seed_where_another_block_was_freed_begins_there) {
+  Lifetimes found = match({{kFreeCompleted, 64},
                            {kSeed, 64, 10},
-                           {kAlloc, 128, 10},
+                           {kAlloc, 128, 5},
                            {kFreeCompleted, 128},
-                           {kSeed, 128, 10}});
+                           {kSeed, 128, 20},
+                           {kFreeCompleted, 128}});
+  CHECK_EQ(found.start, (Positions{1, 2, 4}));
+  CHECK_EQ(found.completed, (Positions{-1, 3, 5}));
+  CHECK_EQ(found.bytes, (std::vector<uint64_t>{10, 5, 20}));
+  check_counters(found, {{"frees_from_before", 1}});
+}
+
+TEST(a_cpu_seed_of_a_block_born_in_the_recording_is_ignored) {
+  Lifetimes found = match({{kAlloc, 64, 10}, {kSeed, 64, 10}, {kAlloc, 128, 10}, {kSeed, 128, 10}});
   CHECK_EQ(found.start, (Positions{0, 2}));
-  CHECK_EQ(found.allocation_of_event, (Positions{0, -1, 1, 1, -1}));
+  CHECK_EQ(found.allocation_of_event, (Positions{0, -1, 1, -1}));
   check_counters(found, {{"duplicate_seeds", 2}});
 }
 
