@@ -488,7 +488,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     others = which & ~reduced & ~by_function
     variable = _keeper(now, others, _kinds(now.trace))
     what = "autograd did not save them" if exact else "the backward did not free them"
-    keeper = f"`{variable}` keeps them" if variable else "a variable keeps them"
+    keeper = f"`{variable}` keeps them" if variable else "a variable or a hook keeps them"
     or_return = "" if variable else ", or return only the loss"
     told = (
         (
