@@ -20,7 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, Protocol
 
 from pytracer import environment, errors
-from pytracer.export.files import refuse_to_overwrite
+from pytracer.files import refuse_to_overwrite
 from pytracer.recording import Recording
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted

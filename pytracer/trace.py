@@ -1,8 +1,8 @@
 """A finished recording: frozen columns, and the file they are kept in."""
 
 import json
-import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from pytracer import errors, schema
 from pytracer._native import C
+from pytracer.files import unfinished
 
 # The readings of both clocks closer together than this say nothing about the rate.
 _SHORTEST_SPAN_NS = 1_000_000
@@ -68,18 +69,14 @@ class Trace:
         target = Path(path)
         if not overwrite and target.exists():
             raise errors.FileIsThere(path)
-        # What is replaced is there until its successor is whole.
-        replaces = target.is_file()
-        beside = target.with_name(f".{target.name}.{os.getpid()}") if replaces else target
+        # What is replaced is there until its successor is whole. What is no file is written to.
+        place = unfinished(target) if target.is_file() else nullcontext(target)
+        beside = target
         try:
-            C.write_file(str(beside), self.to_columns(), overwrite)
-            if replaces:
-                beside.replace(target)
+            with place as beside:
+                C.write_file(str(beside), self.to_columns(), overwrite)
         except (C.FileError, OSError) as error:
             raise errors.CannotWrite(str(error).replace(str(beside), str(target))) from None
-        finally:
-            if replaces:
-                beside.unlink(missing_ok=True)
         return target
 
     def time_ns(self, ticks: schema.U64) -> schema.I64:

@@ -90,16 +90,7 @@ class Labels:
     def _has(self, module: torch.nn.Module) -> bool:
         """Whether a known model has it. Some are made for one call and in none: nn.Softmax()(x)."""
         self._roots = [root for root in self._roots if root[0]() is not None]
-        left = [reference() for reference, _ in self._roots]
-        seen = set()
-        while left:
-            one = left.pop()
-            if one is module:
-                return True
-            if one is not None and one._modules and id(one) not in seen:
-                seen.add(id(one))
-                left += one._modules.values()
-        return False
+        return any(one is module for one in modules_of(root() for root, _ in self._roots))
 
     @unheard
     def add_root(self, module: torch.nn.Module) -> None:
@@ -328,6 +319,17 @@ class Labels:
     def parameter_name(self, parameter: Any) -> str:
         """The name under which it is known, or nothing."""
         return self._parameter_names.get(id(parameter), "")
+
+
+def modules_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.nn.Module]:
+    """Each once, in order: some have what they are a part of. Calls nothing of the program's."""
+    left, seen = [*roots][::-1], set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += reversed(one._modules.values())
 
 
 class _Optimizer:

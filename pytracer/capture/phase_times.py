@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pytracer._native import C
+from pytracer.capture.labels import modules_of
 from pytracer.schema import PHASE
 
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASE[name] for name in ("forward", "backward", "optimizer"))
@@ -274,16 +275,10 @@ class PhaseTimes:
 
 def _device_of(module: torch.nn.Module) -> int | None:
     """The CUDA device of the first parameter; a look that calls nothing of the program's."""
-    left, seen = [module], set()
-    while left:
-        one = left.pop()
-        if id(one) in seen:  # some have what they are a part of
-            continue
-        seen.add(id(one))
+    for one in modules_of([module]):
         for parameter in one._parameters.values():
             if parameter is not None:
                 return parameter.device.index if parameter.device.type == "cuda" else None
-        left += reversed([child for child in one._modules.values() if child is not None])
     return None
 
 

@@ -9,7 +9,7 @@ import torch
 
 from pytracer import errors
 from pytracer.claims import catalog, report, runner
-from pytracer.export.files import refuse_to_overwrite
+from pytracer.files import refuse_to_overwrite
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def add_gemm(commands: Any) -> None:
 
 
 def _gemm(options: argparse.Namespace) -> int:
-    from pytracer.export.files import refuse_to_overwrite
+    from pytracer.files import refuse_to_overwrite
     from pytracer.gemm import commands
 
     if options.output is not None:

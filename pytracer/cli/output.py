@@ -57,7 +57,7 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
     """Whole or not at all: a reader never meets half a document."""
     if path is None:
         return
-    from pytracer.export.files import write_whole
+    from pytracer.files import write_whole
 
     def fill(file: BinaryIO) -> None:
         file.write((json_text(document) + "\n").encode())

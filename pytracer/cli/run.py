@@ -157,7 +157,7 @@ class _Teller:
 
     def __init__(self, json_file: Path | None, force: bool) -> None:
         from pytracer import environment
-        from pytracer.export.files import refuse_to_overwrite
+        from pytracer.files import refuse_to_overwrite
 
         self._rank, self._json = environment.rank(), json_file
         if self._rank == 0 and json_file is not None:

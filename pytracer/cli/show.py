@@ -33,8 +33,8 @@ def _demo(options: argparse.Namespace) -> int:
     import torch
 
     from pytracer.demo import run
-    from pytracer.export.files import refuse_to_overwrite
     from pytracer.export.table import wants_color
+    from pytracer.files import refuse_to_overwrite
 
     target = options.output or _DEMO_FILE
     refuse_to_overwrite(target, overwrite=options.force or options.output is None)

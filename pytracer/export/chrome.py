@@ -34,8 +34,8 @@ from pytracer.analysis import (
 from pytracer.analysis.categories import ROLE, role_text
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
-from pytracer.export.files import refuse_to_overwrite, write_whole
 from pytracer.export.table import size_text
+from pytracer.files import refuse_to_overwrite, write_whole
 from pytracer.schema import (
     ACTION,
     CATEGORIES,

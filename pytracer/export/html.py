@@ -12,9 +12,9 @@ from typing import BinaryIO
 import numpy as np
 
 from pytracer.analysis import views
-from pytracer.export.files import write_whole
 from pytracer.export.series import COLORS, Series, series
 from pytracer.export.table import render as table, size_text, time_text
+from pytracer.files import write_whole
 from pytracer.schema import CATEGORY_ORDER, I64
 from pytracer.trace import Trace
 

@@ -21,7 +21,7 @@ import numpy as np
 from pytracer.analysis import blocks, devices, scopes, sound, views
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
-from pytracer.export.files import write_whole
+from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U64
 from pytracer.trace import Trace

@@ -3,7 +3,7 @@
 import contextlib
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,18 +17,25 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
         errors.CannotWrite: the file exists already, or cannot be written.
     """
     refuse_to_overwrite(path, overwrite=overwrite)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with unfinished.open("xb") as file:
+        with unfinished(path) as beside, beside.open("xb") as file:
             write(file)
-        unfinished.replace(path)
     except OSError as error:
         reason = os.strerror(error.errno or errno.EIO)
         raise errors.CannotWrite(f"{path} cannot be written: {reason}") from None
+    return path
+
+
+@contextlib.contextmanager
+def unfinished(path: Path) -> Iterator[Path]:
+    """A name beside the path to write to: it takes the path's place when the block has ended well."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield beside
+        beside.replace(path)
     finally:
         with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
-    return path
+            beside.unlink(missing_ok=True)
 
 
 def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
