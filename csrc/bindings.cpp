@@ -5,15 +5,18 @@
 #include "core/lifetimes.h"
 #include "core/recorder.h"
 #include "core/snapshot.h"
-#include "core/streamer.h"
 #include "core/trace_file.h"
+#include "core/trace_format.h"
+#include "torch/calls.h"
 #include "torch/cpu_allocator.h"
 #include "torch/device_tracker.h"
-#include "torch/interceptors.h"
+#include "torch/ensure.h"
+#include "torch/frame_locals.h"
 #include "torch/labels.h"
+#include "torch/look.h"
 #include "torch/ops.h"
-#include "torch/python_stacks.h"
-#include "torch/saved_tensors.h"
+#include "torch/quietly.h"
+#include "torch/session.h"
 #include "torch/workspaces.h"
 
 #include <pybind11/numpy.h>
@@ -97,6 +100,9 @@ py::dict to_dict(Recording&& recording) {
   py::dict columns;
   each_column(recording,
               [&](const char* name, auto& column) { columns[name] = to_array(std::move(column)); });
+  for (std::string& text : recording.strings) {
+    make_utf8(text);
+  }
   columns["strings"] = py::cast(recording.strings);
   columns["meta"] = py::str(recording.meta);
   py::dict losses;
@@ -144,28 +150,6 @@ Recording from_dict(const py::dict& columns) {
 
 // ------------------------------------------------------------------ sessions
 
-// What the session has recorded; `end` ends it first, and nothing is added any more.
-py::dict read_session(uint32_t session, bool end) {
-  RecordingBuilder builder;
-  {
-    py::gil_scoped_release unlocked;
-    Harvest harvest(session);  // while the session is open it knows where it began
-    if (end) {
-      Recorder::get().end_session(session);
-    }
-    harvest.drain_all(builder);
-  }
-  return to_dict(std::move(builder.recording));
-}
-
-void clear() {
-  Recorder::get().clear();
-  if (Recorder::get().sessions() == 0) {
-    python_stacks::clear();
-    interceptors::forget_all_modules();
-  }
-}
-
 py::dict status() {
   Recorder& recorder = Recorder::get();
   py::dict facts;
@@ -175,52 +159,147 @@ py::dict status() {
   facts["scopes"] = recorder.scopes.size();
   facts["host_bytes"] = recorder.events.bytes_held() + recorder.scopes.bytes_held() +
                         recorder.scope_ends.bytes_held();
-  facts["callback_errors"] = interceptors::callback_errors();
-  facts["may_read_gradients"] = interceptors::may_read_gradients();
-  facts["passes_not_heard"] = ops::passes_not_heard();
+  facts["callback_errors"] = quietly::errors();
+  facts["may_read_gradients"] = calls::may_read_gradients();
+  facts["quiet_passes"] = ops::quiet_passes();
   facts["own_ticks"] = OwnTime::total.load();
   facts["ops_installed"] = ops::installed();
   facts["cpu_installed"] = cpu_allocator::installed();
+  facts["calls_installed"] = calls::installed();
+  facts["calls_problem"] = sessions::calls_problem();
+  facts["device_problem"] = sessions::device_problem();
   return facts;
+}
+
+// ------------------------------------------------------------------ Python of ours
+
+// What the function returns, None where it fails; only what the program must see is raised.
+py::object call_quietly(const py::function& function, const py::args& arguments) {
+  std::vector<PyObject*> given;
+  for (py::handle argument : arguments) {
+    given.push_back(argument.ptr());
+  }
+  PyObject* result = nullptr;
+  if (!quietly::call(function.ptr(), given.data(), given.size(), &result)) {
+    throw py::error_already_set();
+  }
+  return result != nullptr ? py::reinterpret_steal<py::object>(result) : py::none();
+}
+
+py::object locals_of(const py::object& frame) {
+  if (!PyFrame_Check(frame.ptr())) {
+    throw py::type_error("expected a frame");
+  }
+  auto found = py::reinterpret_steal<py::object>(
+      frame_locals::all(reinterpret_cast<PyFrameObject*>(frame.ptr())));
+  if (!found) {
+    throw py::error_already_set();
+  }
+  return found;
 }
 
 // ------------------------------------------------------------------ labels
 
-uint32_t intern_label(int category,
-                      const std::string& role,
-                      const std::string& name,
-                      const std::string& shape,
-                      const std::string& dtype) {
+uint32_t intern_label(int category, const std::string& role) {
   Recorder& recorder = Recorder::get();
-  return recorder.labels.intern({static_cast<uint8_t>(category),
-                                 recorder.strings.intern(role),
-                                 recorder.strings.intern(name),
-                                 recorder.strings.intern(shape),
-                                 recorder.strings.intern(dtype)});
+  return recorder.labels.intern(
+      {static_cast<uint8_t>(category), recorder.strings.intern(role), 0, 0, 0});
 }
 
 const at::Tensor& tensor_of(py::handle object) {
-  if (!THPVariable_Check(object.ptr())) {
+  if (!look::is_tensor(object.ptr())) {
     throw py::type_error("expected a tensor");
   }
   return THPVariable_Unpack(object.ptr());
 }
 
-// How many of the tensors had a block to label.
-size_t label_tensors(const py::list& tensors, const std::vector<uint32_t>& labels) {
-  size_t labelled = 0;
-  for (size_t i = 0; i < std::min(tensors.size(), labels.size()); ++i) {
-    labelled += labels::record(tensor_of(tensors[i]), labels[i]) ? 1 : 0;
+uint32_t label_of(int category,
+                  const std::string& role,
+                  const std::string& name,
+                  py::handle tensor) {
+  return labels::number_of(static_cast<uint8_t>(category), role, name, tensor_of(tensor));
+}
+
+void label_tensors(const py::list& tensors, const std::vector<uint32_t>& numbers) {
+  for (size_t i = 0; i < std::min(tensors.size(), numbers.size()); ++i) {
+    labels::record(tensor_of(tensors[i]), numbers[i]);
   }
-  return labelled;
+}
+
+// Those that have no name.
+void label_as(int category, const std::string& role, const py::list& tensors) {
+  for (py::handle tensor : tensors) {
+    labels::record(tensor_of(tensor), label_of(category, role, "", tensor));
+  }
 }
 
 size_t adopt_cpu_tensors(const py::list& tensors, bool also_known) {
   size_t adopted = 0;
-  for (py::handle object : tensors) {
-    adopted += labels::adopt_cpu(tensor_of(object), also_known);
+  for (py::handle tensor : tensors) {
+    tensor_of(tensor);
+    look::each_part(tensor.ptr(), [&](PyObject* part) {
+      adopted += labels::adopt_cpu(THPVariable_Unpack(part), also_known);
+    });
   }
   return adopted;
+}
+
+py::object gradient_of(py::handle tensor) {
+  const at::Tensor& gradient = labels::gradient_of(tensor_of(tensor));
+  return gradient.defined() ? py::reinterpret_steal<py::object>(THPVariable_Wrap(gradient))
+                            : py::none();
+}
+
+// ------------------------------------------------------------------ looking
+
+py::dict attributes_of(py::handle object) {
+  auto found = py::reinterpret_steal<py::object>(look::attributes(object.ptr()));
+  return found ? py::dict(found) : py::dict();
+}
+
+// The pairs of a dictionary, or of a container of torch's own; of anything else none.
+py::list items_of(py::handle container) {
+  if (PyDict_Check(container.ptr())) {
+    return py::reinterpret_steal<py::list>(PyDict_Items(container.ptr()));
+  }
+  return look::is_of_torch(Py_TYPE(container.ptr())) ? py::list(container.attr("items")())
+                                                     : py::list();
+}
+
+py::list parts_of(py::handle tensor) {
+  tensor_of(tensor);
+  py::list found;
+  look::each_part(tensor.ptr(), [&](PyObject* part) { found.append(py::handle(part)); });
+  return found;
+}
+
+py::list tensors_in(py::handle value, int depth, bool also_in_objects) {
+  py::list found;
+  look::each_tensor(value.ptr(), depth, also_in_objects, [&](PyObject* tensor) {
+    found.append(py::handle(tensor));
+  });
+  return found;
+}
+
+// The address of its memory, 0 for none; how large that is; and its own elements, and their size.
+py::tuple memory_of(py::handle object) {
+  const at::Tensor& tensor = tensor_of(object);
+  look::Memory memory = look::memory_of(tensor);
+  return py::make_tuple(memory.address, memory.bytes, memory.elements, tensor.itemsize());
+}
+
+// The device's kind and its index; of a tensor without memory neither.
+py::tuple device_of(py::handle tensor) {
+  std::string kind;
+  int index = -1;
+  look::each_part(tensor.ptr(), [&](PyObject* part) {
+    c10::Device device = look::device_of(THPVariable_Unpack(part));
+    if (kind.empty() && device.type() != c10::DeviceType::Meta) {
+      kind = c10::DeviceTypeName(device.type(), /*lower_case=*/true);
+      index = device.index();
+    }
+  });
+  return py::make_tuple(kind, index);
 }
 
 // Those that are of one of the types itself. There may be a million; Python takes ten times as
@@ -445,19 +524,6 @@ void in_forked_child() {
   cpu_allocator::uninstall();
 }
 
-// A forked child leaves its parent's streamer where it lies: its thread does not exist there, its
-// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that somebody
-// waits for, and the file is its parent's.
-struct DeleteUnlessForked {
-  pid_t owner = getpid();
-
-  void operator()(Streamer* streamer) const {
-    if (getpid() == owner) {
-      delete streamer;
-    }
-  }
-};
-
 }  // namespace
 
 PYBIND11_MODULE(_C, m) {
@@ -486,15 +552,36 @@ PYBIND11_MODULE(_C, m) {
   built_for["compiler"] = PYTRACER_COMPILER;
   m.attr("built_for") = built_for;
 
-  m.def("begin_session",
-        [](uint64_t max_events) { return Recorder::get().begin_session(max_events); });
-  m.def("end_session", [](uint32_t session) {
-    py::gil_scoped_release unlocked;
-    Recorder::get().end_session(session);
-  });
-  m.def("read_session", [](uint32_t session) { return read_session(session, false); });
-  m.def("end_and_read_session", [](uint32_t session) { return read_session(session, true); });
-  m.def("clear", &clear);
+  py::class_<Session, std::shared_ptr<Session>>(m, "Session")
+      .def(
+          "begin",
+          [](Session& session,
+             uint64_t max_events,
+             bool ops,
+             bool cpu,
+             bool device,
+             bool stacks,
+             bool saved_tensors) {
+            auto detail = ops ? ops::Detail::kOp : ops::Detail::kCategory;
+            return session.begin(max_events, {detail, cpu, device, stacks, saved_tensors});
+          },
+          py::arg("max_events"),
+          py::arg("ops"),
+          py::arg("cpu"),
+          py::arg("device"),
+          py::arg("stacks"),
+          py::arg("saved_tensors"))
+      .def("end", &Session::end)
+      .def("read", [](const Session& session) { return to_dict(session.read()); })
+      .def("end_and_read", [](Session& session) { return to_dict(session.end_and_read()); })
+      .def("stream_to", &Session::stream_to)
+      .def("end_and_write", &Session::end_and_write)
+      .def_property_readonly("is_open", &Session::is_open);
+  py::class_<Held>(m, "Held").def(py::init<>()).def("session", &Held::session);
+  m.def("ends_if_it_raises", &ends_if_it_raises);
+  m.def("ends_always", &ends_always);
+  m.def("count_steps", &sessions::count_steps);
+  m.def("after_fork_in_child", &sessions::after_fork_in_child);
   m.def("status", &status);
   m.def("mark_step", [](const std::string& name) { Recorder::get().mark_step(name); });
   m.def("read_clock", [] {
@@ -502,77 +589,64 @@ PYBIND11_MODULE(_C, m) {
     return std::make_pair(now.ticks, now.unix_ns);
   });
 
-  py::enum_<ops::Detail>(m, "Detail")
-      .value("category", ops::Detail::kCategory)
-      .value("op", ops::Detail::kOp);
-  m.def("install_ops", &ops::install);
-  m.def("uninstall_ops", &ops::uninstall);
-  m.def("install_cpu", &cpu_allocator::install);
-  m.def("uninstall_cpu", &cpu_allocator::uninstall);
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
-  m.def("install_stacks", &python_stacks::install);
-  m.def("uninstall_stacks", &python_stacks::uninstall);
-
   m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
-  m.def("device_ready", [] { return device_tracker() != nullptr && device_tracker()->ready(); });
-  m.def("attach_device", [] { return device_tracker()->attach(); });
-  m.def("seed_device", [] {
-    py::gil_scoped_release unlocked;
-    device_tracker()->seed();
-  });
+  m.def("seed_device", &sessions::seed_device);
 
-  auto stand_in = [](PyObject* (*make)(PyObject*)) {
-    return [make](py::handle original) {
-      return py::reinterpret_steal<py::object>(make(original.ptr()));
-    };
-  };
-  m.def("make_module_call", stand_in(&interceptors::make_module_call));
-  m.def("make_engine_call", stand_in(&interceptors::make_engine_call));
-  m.def("make_step_code_call", stand_in(&interceptors::make_step_code_call));
   m.def(
-      "set_callbacks",
-      [](const py::object& name_of_module,
-         const py::object& before_root,
-         const py::object& after_root,
-         const py::object& before_backward,
-         const py::object& after_backward,
-         const py::object& before_step,
-         const py::object& after_step) {
-        auto or_null = [](const py::object& object) {
-          return object.is_none() ? nullptr : object.ptr();
-        };
-        interceptors::set_callbacks({or_null(name_of_module),
-                                     or_null(before_root),
-                                     or_null(after_root),
-                                     or_null(before_backward),
-                                     or_null(after_backward),
-                                     or_null(before_step),
-                                     or_null(after_step)});
+      "set_listeners",
+      [](py::handle name_of_module,
+         py::handle before_root,
+         py::handle after_root,
+         py::handle before_backward,
+         py::handle after_backward,
+         py::handle before_step,
+         py::handle after_step,
+         py::handle sessions_over) {
+        calls::set_listeners({name_of_module.ptr(),
+                              before_root.ptr(),
+                              after_root.ptr(),
+                              before_backward.ptr(),
+                              after_backward.ptr(),
+                              before_step.ptr(),
+                              after_step.ptr()});
+        Held::set_listener(sessions_over.ptr());
       },
-      py::arg("name_of_module") = py::none(),
-      py::arg("before_root") = py::none(),
-      py::arg("after_root") = py::none(),
-      py::arg("before_backward") = py::none(),
-      py::arg("after_backward") = py::none(),
-      py::arg("before_step") = py::none(),
-      py::arg("after_step") = py::none());
-  m.def("mark_modules", &interceptors::mark_modules);
-  m.def("forget_module", &interceptors::forget_module);
-  m.def("count_callback_error", &interceptors::count_error);
+      py::arg("name_of_module"),
+      py::arg("before_root"),
+      py::arg("after_root"),
+      py::arg("before_backward"),
+      py::arg("after_backward"),
+      py::arg("before_step"),
+      py::arg("after_step"),
+      py::arg("sessions_over"));
+  m.def("mark_modules", &calls::mark_modules);
+  m.def("quietly", &call_quietly);
+  m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {
     for (py::handle tensor : tensors) {
-      labels::record_saved(tensor_of(tensor));
+      look::each_part(tensor.ptr(),
+                      [](PyObject* part) { labels::record_saved(THPVariable_Unpack(part)); });
     }
-  });
-  m.def("saved_tensor_hooks", [] {
-    return py::make_tuple(py::reinterpret_steal<py::object>(saved_tensors::pack_hook()),
-                          py::reinterpret_steal<py::object>(saved_tensors::unpack_hook()));
   });
 
   m.def("intern_label", &intern_label);
+  m.def("label_of", &label_of);
   m.def("label_tensors", &label_tensors);
+  m.def("label_as", &label_as);
+  m.def("gradient_of", &gradient_of);
+  m.def("attributes_of", &attributes_of);
+  m.def("items_of", &items_of);
+  m.def("parts_of", &parts_of);
+  m.def("tensors_in",
+        &tensors_in,
+        py::arg("value"),
+        py::arg("depth") = 4,
+        py::arg("also_in_objects") = false);
+  m.def("device_of", &device_of);
+  m.def("memory_of", &memory_of);
   m.def("identity_of", [](const py::object& nested) { return labels::identity_of(nested.ptr()); });
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
@@ -599,9 +673,6 @@ PYBIND11_MODULE(_C, m) {
       .def("label_gradients", &labels::Watched::label_gradients)
       .def("label_gradients_of", &labels::Watched::label_gradients_of);
 
-  py::class_<Streamer, std::unique_ptr<Streamer, DeleteUnlessForked>>(m, "Streamer")
-      .def(py::init<uint32_t, const std::string&, bool, const std::string&>())
-      .def("finish", &Streamer::finish, py::call_guard<py::gil_scoped_release>());
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
   m.def("read_snapshot", &read_snapshot_file);

@@ -15,7 +15,17 @@ from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from pytracer import environment, errors, snapshot
-from pytracer.capture.session import Options, Session, default_devices
+from pytracer.capture.hooks import HOOKS
+from pytracer.capture.looking import is_a
+from pytracer.capture.session import (
+    Held,
+    Options,
+    Session,
+    Targets,
+    default_devices,
+    ends_always,
+    ends_if_it_raises,
+)
 from pytracer.trace import Trace, load as load_trace
 
 if TYPE_CHECKING:
@@ -359,7 +369,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if not isinstance(stacks, bool):
             raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
-        self._targets = targets
+        self._targets = Targets(targets)
+        self._held = Held()  # what has been begun, and ends whatever happens
         self._options = Options(
             detail=detail,
             stacks=stacks,
@@ -376,7 +387,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._report_now = bool(report)
         self._session: Session | None = None
         self._data: Trace | None = None
-        self._listener: _StepListener | None = None
         self._entered = False
         self._step = 0
         self._cycle = 0
@@ -387,6 +397,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     # ---------------------------------------------------------------- the block
 
+    @ends_if_it_raises
     def __enter__(self) -> "Self":
         """Starts recording."""
         if self._entered:
@@ -400,17 +411,17 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._user_steps = self._is_whole = False
         if self._report is None:
             self._report_now = _has_no_name(sys._getframe(1))
-        if self._schedule is not None:
-            # One for the whole block: an optimizer that steps is going through these hooks.
-            self._listener = _StepListener(self._optimizer_stepped)
         try:
+            if self._schedule is not None:
+                HOOKS.count_steps(self._optimizer_stepped)
             self._follow_schedule()
+            return self
         except BaseException:
             self._entered = False
-            self._stop_listening()
+            HOOKS.count_no_steps(self._optimizer_stepped)
             raise
-        return self
 
+    @ends_always
     def __exit__(
         self,
         kind: type[BaseException] | None,
@@ -419,7 +430,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Stops recording; what the block raised goes on unchanged."""
         self._entered = False
-        self._stop_listening()
+        HOOKS.count_no_steps(self._optimizer_stepped)
         failed = error is not None and is_out_of_memory(error)
         if failed and self._session is not None:
             self._session.failed = True
@@ -454,7 +465,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         @functools.wraps(function)
         def traced(*args: P.args, **kwargs: P.kwargs) -> R:
             again = trace.__new__(trace)
-            again.__dict__.update(self.__dict__)
+            again.__dict__.update(self.__dict__, _held=Held())
             again._report = True if self._report is None else self._report
             again._report_now = bool(again._report)
             traced.last = again  # type: ignore[attr-defined]  # of a call that raises, too
@@ -564,16 +575,20 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._follow_schedule()
 
     def _optimizer_stepped(self) -> None:
-        if not self._user_steps:
+        if self._user_steps:
+            return
+        try:
             self._next_step()
+        except errors.PytracerError as problem:  # in the middle of the program's step
+            warnings.warn(str(problem), RuntimeWarning, stacklevel=5)
 
     def _start(self) -> None:
         options = self._options
         if not options.devices:
-            options = replace(options, devices=default_devices(self._targets))
+            options = replace(options, devices=default_devices(self._targets.alive()))
         if options.path is not None:
             options = replace(options, path=_next_file(options.path, len(self._files)))
-        session = Session(options, self._targets)
+        session = Session(options, self._targets, self._held)
         try:
             session.start()
         except errors.CannotWrite as problem:
@@ -582,11 +597,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             # In the middle of a program a trace is no reason to end it.
             warnings.warn(f"{problem}. Recorded in memory", RuntimeWarning, stacklevel=2)
             options = replace(options, path=None)
-            session = Session(options, self._targets)
+            session = Session(options, self._targets, self._held)
             session.start()
+        self._session = session
         if options.path is not None:
             self._files.append(options.path)
-        self._session = session
         if self._cost:
             self._start_measuring(session)
 
@@ -602,11 +617,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             )
             if data is not None and (self._data is None or session.failed or better):
                 self._data = data
-
-    def _stop_listening(self) -> None:
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.close()
 
     def _start_measuring(self, session: Session) -> None:
         from pytracer.cost.measure import Measurement
@@ -661,7 +671,7 @@ def _check_targets(targets: Sequence[Any]) -> None:
     import torch
 
     for target in targets:
-        if isinstance(target, torch.nn.Module) or _is_optimizer(target):
+        if is_a(target, (torch.nn.Module, torch.optim.Optimizer)) or _is_optimizer(target):
             continue
         if isinstance(target, FunctionType):
             raise errors.UsageError("as a decorator trace is called: write @trace()")
@@ -695,18 +705,6 @@ def free_name(stem: str) -> Path:
         if not path.exists():
             break
     return path
-
-
-class _StepListener:
-    """Hears every optimizer's steps."""
-
-    def __init__(self, heard: Callable[[], None]) -> None:
-        from torch.optim.optimizer import register_optimizer_step_post_hook
-
-        self._handle = register_optimizer_step_post_hook(lambda *_: heard())
-
-    def close(self) -> None:
-        self._handle.remove()
 
 
 def _next_file(path: str, written: int) -> str:

@@ -144,6 +144,18 @@ COUNTERS: dict[str, Counter] = {
             "`pytracer doctor` tells what can be done.",
         ),
         Counter(
+            "no_calls",
+            "loss",
+            "modules or backward passes were not seen",
+            "Please report it with the versions of torch and Python.",
+        ),
+        Counter(
+            "lost_places",
+            "warning",
+            "times that an event's stream and pool were not told apart: there are too many of them",
+            "The bytes are right; capture fewer CUDA graphs in one trace to tell pools apart.",
+        ),
+        Counter(
             "unknown_places", "loss", "events of a device that the trace does not name", _REPORT
         ),
         Counter(

@@ -300,7 +300,7 @@ class Traced:
 
     def begin(self) -> None:
         """The program has imported torch."""
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        from pytracer.capture.hooks import HOOKS
 
         self._owner = os.getpid()
         recording = self._recording = Recording(
@@ -315,11 +315,11 @@ class Traced:
         )
         recording.begin()
 
-        def stepped(*_: Any) -> None:
+        def stepped() -> None:
             if not self._forked():
                 recording.stepped()
 
-        register_optimizer_step_post_hook(stepped)
+        HOOKS.count_steps(stepped)
 
     def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
         """The program is over, has failed, or gave up with an exit code of its own."""

@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "integrations": {*WORDS, "api", "capture", "environment", "export", "recording", "trace"},
     "demo": {*WORDS, "api"},
     "recording": {"errors"},
-    "runner": {*WORDS, "analysis", "api", "environment", "export", "recording"},
+    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "environment", "export", "gemm", "integrations", "runner", "trace"},

@@ -188,7 +188,7 @@ def test_a_session_hears_calls_and_steps_and_lets_go(monkeypatch: pytest.MonkeyP
     assert heard == ["called", "stepped", "stepped"]
     step()
     assert len(heard) == 3
-    assert hooks.HOOKS.root_listeners == hooks.HOOKS.step_listeners == []
+    assert hooks.HOOKS.sessions() == []
 
 
 @pytest.mark.parametrize("broken", ["NVML: Driver/library version mismatch", None])

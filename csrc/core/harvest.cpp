@@ -7,7 +7,7 @@ namespace pytracer {
 
 namespace {
 
-constexpr const char* kLossNames[kActions + 1] = {"lost_alloc",
+constexpr const char* kLossNames[kActions + 2] = {"lost_alloc",
                                                   "lost_free_requested",
                                                   "lost_free_completed",
                                                   "lost_segment_alloc",
@@ -20,7 +20,8 @@ constexpr const char* kLossNames[kActions + 1] = {"lost_alloc",
                                                   "lost_oom",
                                                   "lost_label",
                                                   "lost_saved",
-                                                  "lost_scopes"};
+                                                  "lost_scopes",
+                                                  "lost_places"};
 
 template <class Row, class Sink>
 void add_some(const std::vector<Row>& rows, Sink& sink) {
@@ -66,7 +67,7 @@ void Harvest::drain_tables(Sink& sink) {
   }
   std::vector<NamedCount> losses;
   Recorder::Losses lost = recorder.losses();
-  for (size_t i = 0; i <= kActions; ++i) {
+  for (size_t i = 0; i < lost.size(); ++i) {
     uint64_t count = lost[i] - lost_before_[i];
     if (count != losses_[i]) {
       losses_[i] = count;
@@ -100,9 +101,7 @@ void Harvest::add_unfinished(Sink& sink) {
 template <class Sink>
 bool Harvest::drain(Sink& sink) {
   Recorder& recorder = Recorder::get();
-  uint64_t events = recorder.events.size();
-  uint64_t scope_ends = recorder.scope_ends.size();
-  uint64_t scopes = recorder.scopes.size();
+  auto [events, scopes, scope_ends] = recorder.end_of(session_);
   drain_tables(sink);
   read_.scopes = copy(recorder.scopes, read_.scopes, scopes, sink, [&](ScopeBegin& row) {
     row.parent = own_number(row.parent);

@@ -136,6 +136,7 @@ void Recorder::retire_thread(ThreadState& state) {
   state.retired_ = true;
   // Programs may start a thread for each step: of a state that stays only the nodes are needed.
   std::vector<Frame>().swap(state.frames_);
+  std::vector<std::shared_ptr<Annotation>>().swap(state.annotations_);
   std::vector<ThreadState::CachedName>().swap(state.names_);
 }
 
@@ -165,40 +166,71 @@ void Recorder::push_node(ThreadState& thread,
                          int64_t sequence,
                          uint64_t forward_thread,
                          NodeKind node) {
-  thread.frames_.push_back({key,
-                            name,
-                            ticks_now(),
-                            sequence,
-                            forward_thread,
-                            0,
-                            0,
-                            ScopeKind::kNode,
-                            0,
-                            false,
-                            thread.node_});
+  thread.frames_.push_back(
+      {key, name, ticks_now(), sequence, forward_thread, 0, 0, ScopeKind::kNode, 0, false, node});
   thread.node_ = node;
 }
 
+void Recorder::push_annotation(ThreadState& thread,
+                               ScopeKind kind,
+                               std::shared_ptr<Annotation> annotation) {
+  drop_ended(thread);
+  push(thread, kind, annotation.get(), annotation->name.c_str());
+  thread.annotations_.push_back(std::move(annotation));
+}
+
+void Recorder::end_annotation(ThreadState& thread, ThreadState& owner, Annotation& annotation) {
+  if (&thread == &owner) {
+    pop(thread, &annotation);
+    return;
+  }
+  annotation.ended_elsewhere.store(true, std::memory_order_release);
+  owner.some_ended_elsewhere_.store(true, std::memory_order_release);
+}
+
+// Whatever happens next on this thread is not inside of annotations that another thread has ended.
+void Recorder::drop_ended(ThreadState& thread) {
+  if (!thread.some_ended_elsewhere_.load(std::memory_order_relaxed) ||
+      !thread.some_ended_elsewhere_.exchange(false)) {
+    return;
+  }
+  for (size_t i = thread.annotations_.size(); i > 0; --i) {
+    std::shared_ptr<Annotation> annotation = thread.annotations_[i - 1];
+    if (annotation->ended_elsewhere.load(std::memory_order_acquire)) {
+      pop(thread, annotation.get());
+    }
+  }
+}
+
+// Frames above stay: generators and tasks that take turns on a thread leave in any order.
 void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) {
   auto& frames = thread.frames_;
   auto found = std::find_if(
       frames.rbegin(), frames.rend(), [key](const Frame& frame) { return frame.key == key; });
-  if (found == frames.rend()) {
-    return;  // entered before we looked, or on another thread
+  if (found != frames.rend()) {  // else it was entered before we looked, or on another thread
+    erase(thread, static_cast<size_t>(frames.rend() - found) - 1, next_sequence);
   }
-  // Anything above was left without a word (an asynchronous scope that ended elsewhere).
-  for (auto above = found - frames.rbegin(); above >= 0; --above) {
-    Frame& frame = frames.back();
-    if (frame.kind == ScopeKind::kOp && frame.sequence >= 0 && above == 0) {
-      claim(thread, frame, next_sequence);
-    }
-    if (frame.kind == ScopeKind::kNode) {
-      thread.node_ = frame.outer_node;
-    }
-    if (frame.scope != 0) {
-      close(thread, frame);
-    }
-    frames.pop_back();
+}
+
+void Recorder::erase(ThreadState& thread, size_t depth, int64_t next_sequence) {
+  auto& frames = thread.frames_;
+  Frame& frame = frames[depth];
+  if (frame.kind == ScopeKind::kOp && frame.sequence >= 0) {
+    claim(thread, frame, next_sequence);
+  }
+  if (frame.scope != 0) {
+    close(thread, depth);
+  }
+  const void* key = frame.key;
+  ScopeKind kind = frame.kind;
+  frames.erase(frames.begin() + static_cast<std::ptrdiff_t>(depth));
+  if (kind == ScopeKind::kNode) {
+    auto node = std::find_if(frames.rbegin(), frames.rend(), [](const Frame& outer) {
+      return outer.kind == ScopeKind::kNode;
+    });
+    thread.node_ = node != frames.rend() ? node->node : NodeKind::kNone;
+  } else if (kind == ScopeKind::kUser || kind == ScopeKind::kOptimizer) {
+    std::erase_if(thread.annotations_, [key](const auto& known) { return known.get() == key; });
   }
 }
 
@@ -327,9 +359,9 @@ void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
   thread.claimed_ = next_sequence;
 }
 
-void Recorder::close(ThreadState& thread, Frame& frame) {
-  size_t depth = thread.frames_.size();
-  bool inside_op = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kOp;
+void Recorder::close(ThreadState& thread, size_t depth) {
+  Frame& frame = thread.frames_[depth];
+  bool inside_op = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kOp;
   if (thread.generation_ != generation() || !recording.load(std::memory_order_relaxed)) {
     return;
   }
@@ -340,7 +372,7 @@ void Recorder::close(ThreadState& thread, Frame& frame) {
   uint32_t stack = 0;
   // The outermost op was called from Python: its line is the line. Under a node the line would
   // be that of backward(), which says nothing, unless the forward is being run again.
-  bool inside_node = depth > 1 && thread.frames_[depth - 2].kind == ScopeKind::kNode;
+  bool inside_node = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kNode;
   if (frame.kind == ScopeKind::kOp && frame.allocated && !inside_op &&
       (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
     auto take = take_stack.load(std::memory_order_relaxed);
@@ -417,6 +449,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     return AppendLog<Event>::kRefused;
   }
   ThreadState& thread = this_thread();
+  drop_ended(thread);
   Stay stay(*this, thread);
   if (!stay) {
     return AppendLog<Event>::kRefused;
@@ -457,10 +490,22 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
 }
 
 void Recorder::open_current(ThreadState& thread) {
+  drop_ended(thread);
   Stay stay(*this, thread);
   if (stay) {
     open_scope(thread);
   }
+}
+
+uint16_t Recorder::place(const Place& place) {
+  uint32_t number = places.intern(place, kMostPlaces);
+  if (number >= kMostPlaces) {
+    lost_places.fetch_add(1, std::memory_order_relaxed);
+    constexpr uint64_t kUnknown = UINT64_MAX;
+    Place shared{kUnknown, kUnknown, kUnknown, place.device_type, place.device_index};
+    number = places.intern(shared, kMostPlaces + kPlacesKept);
+  }
+  return static_cast<uint16_t>(number);
 }
 
 void Recorder::mark_step(std::string_view name) {
@@ -483,7 +528,7 @@ uint32_t Recorder::begin_session(uint64_t max_events) {
   Positions start{events.size(), released_.scopes, released_.scope_ends};
   uint64_t room = std::min(max_events, AppendLog<Event>::kMostRows);
   Positions limit{events.size() + room, scopes.size() + room, scope_ends.size() + room};
-  sessions_[id] = {start, start, limit, losses()};
+  sessions_[id] = {start, start, limit, losses(), false, {}};
   set_limits();
   recording.store(true, std::memory_order_seq_cst);
   return id;
@@ -492,6 +537,9 @@ uint32_t Recorder::begin_session(uint64_t max_events) {
 void Recorder::set_limits() {
   Positions limit;
   for (const auto& [id, session] : sessions_) {
+    if (session.ended) {
+      continue;
+    }
     limit.events = std::max(limit.events, session.limit.events);
     limit.scopes = std::max(limit.scopes, session.limit.scopes);
     limit.scope_ends = std::max(limit.scope_ends, session.limit.scope_ends);
@@ -503,13 +551,30 @@ void Recorder::set_limits() {
 
 void Recorder::end_session(uint32_t id) {
   std::lock_guard lock(mutex_);
-  sessions_.erase(id);
-  if (sessions_.empty()) {
+  auto it = sessions_.find(id);
+  if (it == sessions_.end() || it->second.ended) {
+    return;
+  }
+  it->second.ended = true;
+  if (open_sessions() == 0) {
     recording.store(false, std::memory_order_seq_cst);
     quiesce();
   } else {
     set_limits();
   }
+  it->second.end = reached();
+}
+
+void Recorder::forget_session(uint32_t id) {
+  std::lock_guard lock(mutex_);
+  if (sessions_.erase(id) > 0 && sessions_.empty() && quiesce()) {
+    clear();
+  }
+}
+
+uint32_t Recorder::open_sessions() const {
+  return static_cast<uint32_t>(std::count_if(
+      sessions_.begin(), sessions_.end(), [](const auto& entry) { return !entry.second.ended; }));
 }
 
 // Waits until no thread is inside the recorder. A hook raises its busy flag and then looks at
@@ -544,6 +609,21 @@ Recorder::Positions Recorder::start_of(uint32_t id) const {
   return it != sessions_.end() ? it->second.start : Positions{};
 }
 
+Recorder::Positions Recorder::end_of(uint32_t id) const {
+  std::lock_guard lock(mutex_);
+  auto it = sessions_.find(id);
+  return it != sessions_.end() && it->second.ended ? it->second.end : reached();
+}
+
+// In the order in which rows refer to each other: what an event refers to is there before it.
+Recorder::Positions Recorder::reached() const {
+  Positions now;
+  now.events = events.size();
+  now.scope_ends = scope_ends.size();
+  now.scopes = scopes.size();
+  return now;
+}
+
 Recorder::Losses Recorder::losses_before(uint32_t id) const {
   std::lock_guard lock(mutex_);
   auto it = sessions_.find(id);
@@ -554,19 +634,16 @@ Recorder::Losses Recorder::losses() const {
   Losses lost;
   std::copy(lost_events.begin(), lost_events.end(), lost.begin());
   lost[kActions] = lost_scopes.load();
+  lost[kActions + 1] = lost_places.load();
   return lost;
 }
 
 uint32_t Recorder::sessions() const {
   std::lock_guard lock(mutex_);
-  return static_cast<uint32_t>(sessions_.size());
+  return open_sessions();
 }
 
 void Recorder::clear() {
-  std::lock_guard lock(mutex_);
-  if (!sessions_.empty() || !quiesce()) {
-    return;
-  }
   generation_.fetch_add(1);
   released_ = {};
   forward_thread_.store(nullptr);
@@ -581,6 +658,7 @@ void Recorder::clear() {
     count.store(0);
   }
   lost_scopes.store(0);
+  lost_places.store(0);
 }
 
 void Recorder::release_below(uint32_t id, const Positions& positions) {
@@ -614,9 +692,16 @@ void Recorder::start_afresh_after_fork() {
   Recorder& parents = get();
   recording.store(false);
   instance = new Recorder;
-  get().take_stack.store(parents.take_stack.load());
-  get().torch_thread_id.store(parents.torch_thread_id.load());
+  instance->continue_after(parents);
   this_thread_state = nullptr;
+}
+
+// Numbers go on, so that nothing that belongs to the parent's recording passes for the child's.
+void Recorder::continue_after(const Recorder& parents) {
+  take_stack.store(parents.take_stack.load());
+  torch_thread_id.store(parents.torch_thread_id.load());
+  generation_.store(parents.generation_.load() + 1);
+  next_session_ = parents.next_session_;
 }
 
 }  // namespace pytracer

@@ -50,6 +50,16 @@ inline bool is_arithmetic(const char* name) {
   return std::strncmp(name, "aten::", 6) == 0 || std::strchr(name, ':') == nullptr;
 }
 
+// A scope that the program opens by hand. Unlike an op it may end on another thread: when a
+// generator is drained by a worker, or a future is completed. Its thread and whoever ends it share
+// this.
+struct Annotation {
+  explicit Annotation(std::string text) : name(std::move(text)) {}
+
+  const std::string name;
+  std::atomic<bool> ended_elsewhere{false};
+};
+
 // An op, module or pass that the thread is inside of.
 struct Frame {
   const void* key;   // tells whose frame this is when it is popped
@@ -62,8 +72,8 @@ struct Frame {
   uint32_t name_id;         // when the name is interned already, else 0
   ScopeKind kind;
   uint8_t flags;
-  bool allocated;       // a block was made inside: worth a Python line
-  NodeKind outer_node;  // the thread's value to restore when a node is left
+  bool allocated;  // a block was made inside: worth a Python line
+  NodeKind node;   // of a node
 };
 
 // The autograd node that a thread evaluates: what its operators are, and whose.
@@ -129,6 +139,8 @@ class ThreadState {
   std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
   int64_t claimed_ = 0;                // node numbers below this have an op
   std::vector<Frame> frames_;
+  std::vector<std::shared_ptr<Annotation>> annotations_;  // of the frames that are annotations
+  std::atomic<bool> some_ended_elsewhere_{false};         // of these annotations
   // Set once, before torch_id_. From calloc: of a thread that makes few nodes it takes one page.
   std::unique_ptr<std::atomic<uint64_t>[], Free> made_by_;
   std::vector<CachedName> names_;  // kNames, or none yet
@@ -170,6 +182,9 @@ class OwnTime {
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
+  // Of 65536 place numbers these are given out; the others are for what no number is left for.
+  static constexpr uint32_t kPlacesKept = 256;  // one per device
+  static constexpr uint32_t kMostPlaces = UINT16_MAX + 1 - kPlacesKept;
 
   static Recorder& get() { return *instance; }
 
@@ -198,6 +213,12 @@ class Recorder {
     uint64_t ticks = inner_op ? 0 : ticks_now();
     frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, {}});
   }
+
+  // The thread enters an annotation, whose address is the frame's key.
+  void push_annotation(ThreadState& thread, ScopeKind kind, std::shared_ptr<Annotation> annotation);
+
+  // It has ended. `owner` is the thread that entered it, `thread` the one that ends it.
+  void end_annotation(ThreadState& thread, ThreadState& owner, Annotation& annotation);
 
   // An autograd node is evaluated: its number on the thread that made it, and that thread.
   void push_node(ThreadState& thread,
@@ -242,7 +263,9 @@ class Recorder {
   void open_current(ThreadState& thread);
   void mark_step(std::string_view name);
 
-  uint16_t place(const Place& place) { return static_cast<uint16_t>(places.intern(place)); }
+  // Numbers are 16 bits wide. Beyond them a device's streams and pools share one row, which is
+  // counted: the bytes stay right, and where they lie is lost by name.
+  uint16_t place(const Place& place);
 
   // How the Python stack of the calling thread becomes a row of `stacks`; null takes none.
   std::atomic<uint32_t (*)()> take_stack{nullptr};
@@ -265,18 +288,22 @@ class Recorder {
     uint64_t scope_ends = 0;
   };
 
-  // What was refused since the recording began: events by their action, then scopes.
-  using Losses = std::array<uint64_t, kActions + 1>;
+  // What was refused since the recording began: events by their action, then scopes, then places.
+  using Losses = std::array<uint64_t, kActions + 2>;
 
   uint32_t begin_session(uint64_t max_events);
   // After the last session has ended no thread appends any more and the logs can be read whole.
+  // The session's rows stay until it is forgotten.
   void end_session(uint32_t id);
+  // Nobody reads the session any more. With the last one the recording's memory is given back.
+  void forget_session(uint32_t id);
   Positions start_of(uint32_t id) const;
+  // How far its rows reach: to where the logs are now, or were as it ended.
+  Positions end_of(uint32_t id) const;
   Losses losses_before(uint32_t id) const;
   Losses losses() const;
+  // How many have not ended.
   uint32_t sessions() const;
-  // Drops a finished recording's memory. Does nothing while a session is open.
-  void clear();
   // This session has read the rows below: their memory may go when no other needs it.
   void release_below(uint32_t id, const Positions& positions);
 
@@ -295,14 +322,17 @@ class Recorder {
   RowTable<Label> labels;
   std::array<std::atomic<uint64_t>, kActions> lost_events{};
   std::atomic<uint64_t> lost_scopes{0};
+  std::atomic<uint64_t> lost_places{0};
 
-  // Counts recordings: what was interned under an earlier number is not valid any more.
+  // Counts recordings, on into a forked child: what was interned under an earlier number is not
+  // valid any more. Every cache of interned numbers carries the generation that it belongs to.
   uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
  private:
   class Stay;
 
   Recorder() = default;
+  void continue_after(const Recorder& parents);
 
   static ThreadState& new_thread_state();
   ThreadState& adopt_thread();
@@ -317,7 +347,9 @@ class Recorder {
   uint32_t forward_of(const Frame& node) const;
   const ThreadState* thread_called(uint64_t torch_id) const;
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
-  void close(ThreadState& thread, Frame& frame);
+  void close(ThreadState& thread, size_t depth);
+  void erase(ThreadState& thread, size_t depth, int64_t next_sequence);
+  void drop_ended(ThreadState& thread);
   void set_limits();
 
   friend struct ThreadExit;
@@ -331,9 +363,16 @@ class Recorder {
     Positions unread;  // rows from here on are still needed
     Positions limit;   // rows from here on are more than it asked for
     Losses lost_before;
+    bool ended = false;
+    Positions end;  // once it has ended
   };
 
-  std::map<uint32_t, Session> sessions_;
+  Positions reached() const;
+
+  uint32_t open_sessions() const;
+  void clear();
+
+  std::map<uint32_t, Session> sessions_;  // until they are forgotten
   Positions released_;
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};

@@ -46,8 +46,12 @@ class RowTable {
  public:
   RowTable() { clear(); }
 
-  uint32_t intern(const Row& row) {
+  // The row's number, or `most` where it is new and as many rows are there already.
+  uint32_t intern(const Row& row, uint32_t most = UINT32_MAX) {
     std::lock_guard lock(mutex_);
+    if (rows_.size() >= most && !numbers_.contains(row)) [[unlikely]] {
+      return most;
+    }
     auto [it, is_new] = numbers_.try_emplace(row, static_cast<uint32_t>(rows_.size()));
     if (is_new) {
       rows_.push_back(row);

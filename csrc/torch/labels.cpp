@@ -1,13 +1,16 @@
 #include "labels.h"
 
 #include "../core/recorder.h"
+#include "calls.h"
 #include "cpu_allocator.h"
-#include "interceptors.h"
+#include "look.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/python_variable.h>
+
+#include <utility>
 
 namespace py = pybind11;
 
@@ -36,8 +39,8 @@ Block block_of(const at::Tensor& tensor) {
   }
   // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
   // copy-on-write storages copy nor complains about fake tensors, which have none.
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
-  return block_at(storage->_mutable_data_ptr_no_checks().get(), tensor.device());
+  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return block_at(data.get(), data.device());
 }
 
 bool is_compressed(c10::Layout layout) {
@@ -83,32 +86,11 @@ bool record(const at::Tensor& tensor, uint32_t label) {
 
 namespace {
 
-// What a tensor subclass without memory of its own is made of: a DTensor's shard, say.
-void record_parts(PyObject* whole, uint32_t label) {
-  auto flatten =
-      py::reinterpret_steal<py::object>(PyObject_GetAttrString(whole, "__tensor_flatten__"));
-  auto found = flatten ? py::reinterpret_steal<py::object>(PyObject_CallNoArgs(flatten.ptr()))
-                       : py::object();
-  auto names =
-      found ? py::reinterpret_steal<py::object>(PySequence_GetItem(found.ptr(), 0)) : py::object();
-  Py_ssize_t count = names ? PySequence_Size(names.ptr()) : 0;
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    auto name = py::reinterpret_steal<py::object>(PySequence_GetItem(names.ptr(), i));
-    auto part = name ? py::reinterpret_steal<py::object>(PyObject_GetAttr(whole, name.ptr()))
-                     : py::object();
-    // A DTensor also names its mesh.
-    if (part && THPVariable_Check(part.ptr()) &&
-        !labels::record(THPVariable_Unpack(part.ptr()), label)) {
-      record_parts(part.ptr(), label);
-    }
-    PyErr_Clear();  // what cannot be looked at is not labelled
-  }
-  PyErr_Clear();
-}
-
 void record_all(const at::Tensor& tensor, uint32_t label) {
   if (!labels::record(tensor, label) && tensor.key_set().has(c10::DispatchKey::Python)) {
-    record_parts(py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor)).ptr(), label);
+    auto whole = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+    look::each_part(whole.ptr(),
+                    [label](PyObject* part) { labels::record(THPVariable_Unpack(part), label); });
   }
 }
 
@@ -132,21 +114,20 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   if (!last.holder.is(entry.holder) || PyTuple_GET_SIZE(last.path.ptr()) != end + 1 ||
       !leads_to_last()) {
     last = {entry.holder, entry.path, py::object()};
-    auto found = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
+    auto holder = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
+    auto found = py::reinterpret_steal<py::object>(look::attributes(holder.ptr()));
     for (Py_ssize_t i = 0; found && i < end; ++i) {
       PyObject* key = PyTuple_GET_ITEM(path, i);
-      found = py::reinterpret_steal<py::object>(i == 0 ? PyObject_GetAttr(found.ptr(), key)
-                                                       : PyObject_GetItem(found.ptr(), key));
+      found = py::reinterpret_steal<py::object>(look::item(found.ptr(), key));
     }
     last.container = std::move(found);
   }
-  py::object found;
+  py::object found;  // none where the holder has died, or nothing stands there any more
   if (last.container) {
     PyObject* key = PyTuple_GET_ITEM(path, end);
-    found = py::reinterpret_steal<py::object>(PyObject_GetItem(last.container.ptr(), key));
+    found = py::reinterpret_steal<py::object>(look::item(last.container.ptr(), key));
   }
-  PyErr_Clear();  // the holder has died, or nothing stands there any more
-  return found && THPVariable_Check(found.ptr()) ? found : py::object();
+  return found && look::is_tensor(found.ptr()) ? found : py::object();
 }
 
 bool Watched::add(PyObject* tensor,
@@ -155,6 +136,7 @@ bool Watched::add(PyObject* tensor,
                   uint32_t label,
                   uint32_t gradient_label,
                   bool instead) {
+  look::Undisturbed undisturbed;
   bool is_there = false;
   if (auto known = known_.find(tensor); known != known_.end()) {
     Entry before = entries_[known->second];
@@ -185,32 +167,20 @@ bool Watched::add(PyObject* tensor,
 
 template <class LabelOne>
 size_t Watched::each(LabelOne label_one) {
-  if (looking_) {
-    return 0;  // another thread, of whose look this one got a turn in the middle
-  }
-
-  struct Turn {
-    bool& taken;
-
-    explicit Turn(bool& flag) : taken(flag) { taken = true; }
-
-    ~Turn() { taken = false; }
-  } turn(looking_);
-
+  look::Undisturbed undisturbed;
   Shelf last;
   size_t gone = 0;
   size_t unknown = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    Entry entry = entries_[i];  // a copy: another thread may add to them meanwhile
+    Entry& entry = entries_[i];
     py::object tensor = find(entry, last);
-    entries_[i].tensor = tensor.ptr();
+    PyObject* before = std::exchange(entry.tensor, tensor.ptr());
     if (tensor) {
       // Who stands there in turns (a shard and the whole, under FSDP) is new but once. Weights that
       // were computed (functional_call, MAML) come and go.
-      bool may_be_new = tensor.ptr() != entry.tensor && THPVariable_Unpack(tensor.ptr()).is_leaf();
+      bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       label_one(THPVariable_Unpack(tensor.ptr()), entry);
-      entries_[i].gradient_met = entry.gradient_met;
     } else {
       ++gone;
     }
@@ -231,7 +201,7 @@ size_t Watched::label() {
 }
 
 bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
-  const at::Tensor& gradient = tensor.grad();
+  const at::Tensor& gradient = gradient_of(tensor);
   if (gradient.defined()) {
     adopt_cpu(gradient, /*also_known=*/!entry.gradient_met);
     entry.gradient_met = true;
@@ -241,10 +211,11 @@ bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
 }
 
 size_t Watched::label_gradients() {
-  return interceptors::may_read_gradients() ? each(&label_gradient) : 0;
+  return calls::may_read_gradients() ? each(&label_gradient) : 0;
 }
 
 size_t Watched::label_gradients_of(const py::list& tensors) {
+  look::Undisturbed undisturbed;
   Shelf last;
   size_t labelled = 0;
   for (py::handle tensor : tensors) {
@@ -252,14 +223,28 @@ size_t Watched::label_gradients_of(const py::list& tensors) {
     if (known == known_.end()) {
       continue;
     }
-    size_t number = known->second;
-    Entry entry = entries_[number];
+    Entry& entry = entries_[known->second];
     if (find(entry, last).ptr() == tensor.ptr()) {
       labelled += label_gradient(THPVariable_Unpack(tensor.ptr()), entry) ? 1 : 0;
-      entries_[number].gradient_met = entry.gradient_met;
     }
   }
   return labelled;
+}
+
+const at::Tensor& gradient_of(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->grad();
+}
+
+uint32_t number_of(uint8_t category,
+                   std::string_view role,
+                   std::string_view name,
+                   const at::Tensor& tensor) {
+  Recorder& recorder = Recorder::get();
+  return recorder.labels.intern({category,
+                                 recorder.strings.intern(role),
+                                 recorder.strings.intern(name),
+                                 recorder.strings.intern(look::shape_of(tensor)),
+                                 recorder.strings.intern(look::dtype_of(tensor))});
 }
 
 size_t adopt_cpu(const at::Tensor& tensor, bool also_known) {
@@ -268,7 +253,7 @@ size_t adopt_cpu(const at::Tensor& tensor, bool also_known) {
     return adopted;
   }
   each_part(tensor, [&](const at::Tensor& part) {
-    if (part.device().is_cpu() && part.has_storage()) {
+    if (part.has_storage() && look::device_of(part).is_cpu()) {
       auto& storage = *part.storage().unsafeGetStorageImpl();
       if (also_known || !cpu_allocator::knows(storage)) {
         adopted += cpu_allocator::adopt(storage) ? 1 : 0;
@@ -287,8 +272,7 @@ void mix(uint64_t& seen, const void* identity) {
 }
 
 void add_identities(PyObject* nested, uint64_t& seen) {
-  // Not THPVariable_Check: of what is no tensor it may ask Python.
-  if (PyType_IsSubtype(Py_TYPE(nested), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
+  if (look::is_tensor(nested)) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
     if (tensor.has_storage()) {

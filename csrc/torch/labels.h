@@ -8,6 +8,7 @@
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -18,6 +19,15 @@ namespace pytracer::labels {
 bool record(const at::Tensor& tensor, uint32_t label);
 bool record_block(const void* address, c10::Device device, uint32_t label);
 
+// The gradient, without the warning that torch gives to whoever asks for that of a non-leaf.
+const at::Tensor& gradient_of(const at::Tensor& tensor);
+
+// The row of the label table for a tensor of this kind.
+uint32_t number_of(uint8_t category,
+                   std::string_view role,
+                   std::string_view name,
+                   const at::Tensor& tensor);
+
 // Makes CPU memory from before the trace visible, and its end too; what is known already only if
 // asked to. Returns how many blocks were written down.
 size_t adopt_cpu(const at::Tensor& tensor, bool also_known);
@@ -25,8 +35,8 @@ size_t adopt_cpu(const at::Tensor& tensor, bool also_known);
 // Tensors known by where they stand: under a key of a module's dictionary, in an optimizer's
 // group. Only the holder is referred to, and weakly. A weak reference to the tensor itself, ours or
 // Python's, would be seen by the program: torch refuses to swap tensors that have one, as
-// module.to() does for tensor subclasses. The GIL guards it all; but what is asked of containers
-// and subclasses may run Python, which lets other threads in: no place is held across that.
+// module.to() does for tensor subclasses. The GIL guards it all, and nothing in here runs Python:
+// no other thread gets a turn in the middle.
 class Watched {
  public:
   // `path` leads from the holder to the tensor: an attribute, then keys. Returns whether the
@@ -41,7 +51,7 @@ class Watched {
   // Labels the blocks that back the tensors that stand there now, or their gradients. Returns at
   // how many places nobody stands any more, or somebody who is not known.
   size_t label();
-  // Nothing, where several threads train: see interceptors::may_read_gradients. Gradients may be
+  // Nothing, where several threads train: see calls::may_read_gradients. Gradients may be
   // views of memory from before the trace: that becomes visible here.
   size_t label_gradients();
   // Of parameters whose gradients this thread is about to read itself. Returns how many have one.
@@ -71,7 +81,6 @@ class Watched {
   size_t each(LabelOne label_one);
 
   std::vector<Entry> entries_;
-  bool looking_ = false;
   std::unordered_map<PyObject*, size_t> known_;  // tensors' identities, and whose entry they have
 };
 

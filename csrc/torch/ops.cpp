@@ -1,8 +1,10 @@
 #include "ops.h"
 
 #include "../core/recorder.h"
-#include "interceptors.h"
+#include "calls.h"
+#include "graph.h"
 #include "node_names.h"
+#include "saved_tensors.h"
 
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
@@ -30,13 +32,8 @@ constexpr char kOptimizerPrefix[] = "Optimizer.step#";
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 Detail detail = Detail::kCategory;
 
-// Outermost passes of this recording, guarded by the GIL. These are heard, to learn what a pass
-// runs: the first ones, and again one in so many.
-uint64_t passes = 0;
-uint64_t quiet_passes = 0;
-constexpr uint64_t kHeardFirst = 2;
-constexpr uint64_t kHeardEvery = 64;
-// A pass ran more than torch's own nodes.
+uint64_t quiet = 0;  // passes of this recording, guarded by the GIL
+// A pass may run more than nodes, or has.
 std::atomic<bool> more_than_nodes{false};
 
 bool has_prefix(const char* text, const char* prefix, size_t length) {
@@ -62,9 +59,6 @@ void enter_node(Recorder& recorder,
   } else if (!node || is_python(*node)) {
     kind = NodeKind::kPython;
   }
-  if (kind != NodeKind::kPlain) {
-    hear_passes();
-  }
   int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
   uint64_t forward_thread = node ? node->thread_id() : 0;
   recorder.push_node(thread, &fn, name, sequence, forward_thread, kind);
@@ -79,7 +73,7 @@ Node describe_quiet_node() {
   auto node = torch::autograd::get_current_node();
   bool python = is_python(*node);
   if (python) {
-    hear_passes();
+    forbid_quiet_passes();
   }
   return {python ? "torch::autograd::PyNode" : node->name(),
           static_cast<int64_t>(node->sequence_nr()),
@@ -89,68 +83,106 @@ Node describe_quiet_node() {
 constexpr NodeSource kQuietNodes{&quiet_node, &describe_quiet_node};
 
 bool nobody_else_listens() {
-  auto heard_by = at::getStepCallbacks(at::RecordScope::FUNCTION);
-  return heard_by.callbacks_.size() == 1;
+  return at::getStepCallbacks(at::RecordScope::FUNCTION).callbacks_.size() == 1;
+}
+
+// Goes with torch's record of the annotation, so that whoever ends it knows who began it.
+struct Entered final : at::ObserverContext {
+  std::shared_ptr<Annotation> annotation;
+  ThreadState* owner = nullptr;
+  bool is_step = false;
+  calls::Step step;
+};
+
+std::unique_ptr<at::ObserverContext> enter_annotation(Recorder& recorder,
+                                                      ThreadState& thread,
+                                                      const at::RecordFunction& fn) {
+  const char* name = fn.name();
+  bool is_step = has_prefix(name, kOptimizerPrefix, sizeof(kOptimizerPrefix) - 1);
+  // A collective that goes on by itself says nothing about what its thread does meanwhile.
+  if (fn.isAsync() || (detail == Detail::kSteps && !is_step)) {
+    return nullptr;
+  }
+  auto entered = std::make_unique<Entered>();
+  entered->annotation = std::make_shared<Annotation>(name);
+  entered->owner = &thread;
+  entered->is_step = is_step;
+  recorder.push_annotation(
+      thread, is_step ? ScopeKind::kOptimizer : ScopeKind::kUser, entered->annotation);
+  if (is_step) {
+    entered->step = calls::before_step();
+  }
+  return entered;
+}
+
+void leave_annotation(ThreadState& thread, at::ObserverContext* context) {
+  auto* entered = static_cast<Entered*>(context);
+  if (entered == nullptr) {
+    return;
+  }
+  Recorder::get().end_annotation(thread, *entered->owner, *entered->annotation);
+  if (entered->is_step && entered->owner == &thread) {
+    calls::after_step(entered->step);
+  }
 }
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   Recorder& recorder = Recorder::get();
   ThreadState& thread = Recorder::this_thread();
-  const char* name = fn.name();
   if (fn.scope() == at::RecordScope::USER_SCOPE) {
-    bool optimizer = has_prefix(name, kOptimizerPrefix, sizeof(kOptimizerPrefix) - 1);
-    if (thread.node() != NodeKind::kNone) {
-      hear_passes();
-    }
-    recorder.push(thread, optimizer ? ScopeKind::kOptimizer : ScopeKind::kUser, &fn, name);
-    if (optimizer) {
-      interceptors::before_step();
-    }
-  } else if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
+    return enter_annotation(recorder, thread, fn);
+  }
+  const char* name = fn.name();
+  if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
     OwnTime own(thread);
-    int64_t sequence = fn.seqNr();
-    if (thread.node() == NodeKind::kPlain && (sequence >= 0 || !is_arithmetic(name))) {
-      hear_passes();
-    }
-    recorder.push(thread, ScopeKind::kOp, &fn, name, sequence);
+    recorder.push(thread, ScopeKind::kOp, &fn, name, fn.seqNr());
   }
   return nullptr;
 }
 
-void leave(const at::RecordFunction& fn, at::ObserverContext* /*context*/) {
+void leave(const at::RecordFunction& fn, at::ObserverContext* context) {
   ThreadState& thread = Recorder::this_thread();
+  if (fn.scope() == at::RecordScope::USER_SCOPE) {
+    leave_annotation(thread, context);
+    return;
+  }
   OwnTime own(thread);
   if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
+    // It made nodes, or something happened in it.
+    if (saved_tensors::program_has_hooks()) {
+      forbid_quiet_passes();  // what they unpack with runs in the backward
+    }
     Recorder::get().pop(thread, &fn, at::sequence_number::peek());
   }
 }
 
 }  // namespace
 
-Pass::Pass(bool may_be_quiet) : enabled_(at::isRecordFunctionEnabled()) {
-  uint64_t number = passes++;
-  quiet_ = may_be_quiet && enabled_ && detail == Detail::kOp && number >= kHeardFirst &&
-           number % kHeardEvery != 0 && !more_than_nodes.load(std::memory_order_relaxed) &&
-           !Recorder::get().asks_for_nodes() && installed() && nobody_else_listens();
+QuietBackward::QuietBackward(PyObject* outputs, bool is_possible)
+    : quiet_(is_possible && installed() && detail == Detail::kOp && at::isRecordFunctionEnabled() &&
+             !more_than_nodes.load(std::memory_order_relaxed) &&
+             !Recorder::get().asks_for_nodes() && nobody_else_listens() &&
+             graph::is_plain(outputs)) {
   if (quiet_) {
-    ++quiet_passes;
+    ++quiet;
     Recorder::get().ask_for_nodes(kQuietNodes);
     at::enableRecordFunction(false);
   }
 }
 
-Pass::~Pass() {
+QuietBackward::~QuietBackward() {
   if (quiet_) {
-    at::enableRecordFunction(enabled_);
+    at::enableRecordFunction(true);
     Recorder::get().ask_for_no_nodes();
   }
 }
 
-Heard::Heard() : inside_(Recorder::get().asks_for_nodes() && quiet_node() != nullptr) {
+ResumeRecordFunction::ResumeRecordFunction()
+    : inside_(Recorder::get().asks_for_nodes() && quiet_node() != nullptr) {
   if (inside_) {
-    hear_passes();
+    forbid_quiet_passes();
     Node node = describe_quiet_node();
     node_ = std::move(node.name);
     Recorder::get().push_node(Recorder::this_thread(),
@@ -163,28 +195,30 @@ Heard::Heard() : inside_(Recorder::get().asks_for_nodes() && quiet_node() != nul
   }
 }
 
-Heard::~Heard() {
+ResumeRecordFunction::~ResumeRecordFunction() {
   if (inside_) {
     at::enableRecordFunction(false);
     Recorder::get().pop(Recorder::this_thread(), this);
   }
 }
 
-void forget_passes() {
-  passes = 0;
-  quiet_passes = 0;
+void allow_quiet_passes() {
+  quiet = 0;
   more_than_nodes.store(false, std::memory_order_relaxed);
 }
 
-uint64_t passes_not_heard() {
-  return quiet_passes;
-}
-
-void hear_passes() {
+void forbid_quiet_passes() {
   more_than_nodes.store(true, std::memory_order_relaxed);
 }
 
+uint64_t quiet_passes() {
+  return quiet;
+}
+
 void install(Detail with) {
+  if (installed() && detail == with) {
+    return;
+  }
   uninstall();
   detail = with;
   Recorder::get().torch_thread_id.store(&at::RecordFunction::currentThreadId);

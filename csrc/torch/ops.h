@@ -2,53 +2,58 @@
 // entered and left.
 #pragma once
 
+#include <Python.h>
+
 #include <cstdint>
 #include <string>
 
 namespace pytracer::ops {
 
-enum class Detail { kCategory, kOp };
+enum class Detail {
+  kSteps,     // optimizers' steps only, and only to count them
+  kCategory,  // annotations: optimizer steps, DataLoader, FSDP
+  kOp,        // and operators and nodes
+};
 
-// Annotations (optimizer steps, DataLoader, FSDP) always; operators and nodes with kOp.
 // Installing twice, or with another detail, replaces what was there.
 void install(Detail detail);
 void uninstall();
 bool installed();
 
-// Around an outermost backward pass, which is then not told of operators if it can do without:
-// torch asks nobody else about them, and the passes heard so far ran nothing but torch's own nodes,
-// in which an operator is not told apart anyway. Nodes are asked for instead, at each event.
-// Hearing costs a host-bound step several percent, most of it torch's own.
-class Pass {
+// Around an outermost backward pass from these outputs. Turns RecordFunction off for this thread
+// and the engine's when nobody else listens and the pass runs only torch's own nodes: it computes
+// gradients, and an operator inside of a node is not told apart anyway. Allocations are then
+// attributed by asking the engine for its current node. Listening costs a host-bound step several
+// percent, most of it torch's own.
+class QuietBackward {
  public:
-  explicit Pass(bool may_be_quiet);
-  ~Pass();
-  Pass(const Pass&) = delete;
-  Pass& operator=(const Pass&) = delete;
+  QuietBackward(PyObject* outputs, bool is_possible);
+  ~QuietBackward();
+  QuietBackward(const QuietBackward&) = delete;
+  QuietBackward& operator=(const QuietBackward&) = delete;
 
  private:
   bool quiet_;
-  bool enabled_;  // the thread's switch, before
 };
 
-// Around what a quiet pass turns out to run all the same: a module, another pass. Those after it
-// are heard.
-class Heard {
+// Around what a quiet pass turns out to run all the same (a module, another pass): turns
+// RecordFunction on again for as long as it lasts. No later pass is quiet.
+class ResumeRecordFunction {
  public:
-  Heard();
-  ~Heard();
-  Heard(const Heard&) = delete;  // its address is the node's key
-  Heard& operator=(const Heard&) = delete;
+  ResumeRecordFunction();
+  ~ResumeRecordFunction();
+  ResumeRecordFunction(const ResumeRecordFunction&) = delete;  // its address is the node's key
+  ResumeRecordFunction& operator=(const ResumeRecordFunction&) = delete;
 
  private:
   std::string node_;
   bool inside_;
 };
 
-// A recording begins: nothing has been heard yet.
-void forget_passes();
-uint64_t passes_not_heard();
-// Something was run in a backward pass that must be heard.
-void hear_passes();
+// A recording begins: backward passes may be quiet until one turns out to run more than nodes.
+void allow_quiet_passes();
+// No later pass of this recording is quiet.
+void forbid_quiet_passes();
+uint64_t quiet_passes();
 
 }  // namespace pytracer::ops

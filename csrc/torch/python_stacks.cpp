@@ -28,8 +28,10 @@ struct CodePointHash {
   }
 };
 
-// Guarded by the GIL. Code objects are kept alive so that their addresses stay theirs.
+// Guarded by the GIL, and valid in one recording. Code objects are kept alive so that their
+// addresses stay theirs.
 struct Known {
+  uint32_t generation = 0;
   std::unordered_map<CodePoint, StackFrame, CodePointHash> frames;
   std::unordered_map<size_t, uint32_t> stacks;
 };
@@ -72,6 +74,10 @@ const StackFrame& resolve(const CodePoint& point) {
 }
 
 uint32_t take_with_gil() {
+  if (known().generation != Recorder::get().generation()) {
+    clear();
+    known().generation = Recorder::get().generation();
+  }
   std::array<CodePoint, kMaxDepth> points;
   size_t depth = 0;
   size_t hash = 0;

@@ -1,20 +1,28 @@
 #include "saved_tensors.h"
 
 #include "../core/recorder.h"
+#include "exchange.h"
 #include "labels.h"
+
+#include <pybind11/pybind11.h>
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
 #include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
+#include <atomic>
 #include <memory>
 #include <new>
 #include <string_view>
 #include <typeinfo>
 #include <utility>
+#include <vector>
+
+namespace py = pybind11;
 
 namespace pytracer::saved_tensors {
 
@@ -117,29 +125,155 @@ PyObject* pack(PyObject* /*self*/, PyObject* argument) {
   END_HANDLE_TH_ERRORS
 }
 
+// Returned as torch saved it: of what carries no gradient torch keeps the very object then, with
+// its class and attributes, as it does behind hooks that return what they are given.
 PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   const auto* packed = reinterpret_cast<const Packed*>(argument);
   if (!packed->output) {
-    return THPVariable_Wrap(packed->saved.unpack().tensor_data());
+    return THPVariable_Wrap(packed->saved.unpack());
   }
   auto made_by = packed->made_by.lock();
   return THPVariable_Wrap(
-      packed->saved.unpack(made_by ? made_by : torch::autograd::get_current_node()).tensor_data());
+      packed->saved.unpack(made_by ? made_by : torch::autograd::get_current_node()));
   END_HANDLE_TH_ERRORS
 }
 
 PyMethodDef pack_definition = {"pack", &pack, METH_O, nullptr};
 PyMethodDef unpack_definition = {"unpack", &unpack, METH_O, nullptr};
 
-}  // namespace
+// ------------------------------------------------------------------ the stack of hooks
 
-PyObject* pack_hook() {
-  return PyCFunction_New(&pack_definition, nullptr);
+using Default = at::SavedTensorDefaultHooks;
+
+// Made as they are first wanted. Asked for without the GIL, too: null until then.
+std::atomic<PyObject*> our_pack{nullptr};
+std::atomic<PyObject*> our_unpack{nullptr};
+
+// Guarded by the GIL. Each thread has a stack of its own: ours belong on that of the thread that
+// installed them. 0 where they are not wanted.
+unsigned long home = 0;
+bool pushed = false;
+
+bool is_pushed_here() {
+  return pushed && home == PyThread_get_thread_ident();
 }
 
-PyObject* unpack_hook() {
-  return PyCFunction_New(&unpack_definition, nullptr);
+bool are_ours(const std::pair<c10::SafePyObject, c10::SafePyObject>& hooks) {
+  return hooks.first.ptr(getPyInterpreter()) == our_pack.load(std::memory_order_relaxed);
+}
+
+c10::SafePyObject safe(PyObject* hook) {
+  return {Py_NewRef(hook), getPyInterpreter()};
+}
+
+// Where the program has hooks of its own, only those count.
+void push() {
+  if (Default::is_enabled() && !Default::get_hooks(/*ignore_is_tracing=*/true)) {
+    Default::lazy_initialize();
+    Default::push_hooks(safe(our_pack), safe(our_unpack));
+    pushed = true;
+  }
+}
+
+// Takes ours from the stack, also from under hooks that the program has yet to pop.
+void pop() {
+  std::vector<std::pair<c10::SafePyObject, c10::SafePyObject>> above;
+  while (Default::get_hooks(/*ignore_is_tracing=*/true)) {
+    auto top = Default::pop_hooks();
+    if (are_ours(top)) {
+      break;
+    }
+    above.push_back(std::move(top));
+  }
+  for (; !above.empty(); above.pop_back()) {
+    Default::push_hooks(std::move(above.back().first), std::move(above.back().second));
+  }
+  pushed = false;
+}
+
+// torch.func refuses to run while hooks are active. It announces itself by disabling them, so that
+// is where ours step aside; they come back where it enables them again.
+
+template <class Forward>
+PyObject* while_aside(Forward forward) {
+  auto top = Default::get_hooks(/*ignore_is_tracing=*/true);
+  bool on_top = is_pushed_here() && top && are_ours(*top);
+  if (on_top) {
+    pop();
+  }
+  PyObject* result = forward();
+  if (result == nullptr && on_top) {
+    push();
+  }
+  return result;
+}
+
+PyObject* back_again(PyObject* result) {
+  if (result != nullptr && !pushed && home == PyThread_get_thread_ident()) {
+    push();
+  }
+  return result;
+}
+
+PyObject* disable(PyObject* self, PyObject* args, PyObject* kwargs);
+PyObject* disable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* enable(PyObject* self, PyObject* args, PyObject* kwargs);
+PyObject* enable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+
+MethodExchange disabling(&disable, &disable_fast);
+MethodExchange enabling(&enable, &enable_fast);
+
+PyObject* disable(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return while_aside([&] { return disabling.original()(self, args, kwargs); });
+}
+
+PyObject* disable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return while_aside([&] { return disabling.fast_original()(self, args, count, names); });
+}
+
+PyObject* enable(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return back_again(enabling.original()(self, args, kwargs));
+}
+
+PyObject* enable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return back_again(enabling.fast_original()(self, args, count, names));
+}
+
+}  // namespace
+
+bool install() {
+  if (home != 0) {
+    return true;
+  }
+  if (our_pack == nullptr) {
+    our_unpack = PyCFunction_New(&unpack_definition, nullptr);
+    our_pack = PyCFunction_New(&pack_definition, nullptr);
+  }
+  py::object autograd = py::module_::import("torch._C._autograd");
+  home = PyThread_get_thread_ident();
+  if (!disabling.put(py::object(autograd.attr("_saved_tensors_hooks_disable")).ptr()) ||
+      !enabling.put(py::object(autograd.attr("_saved_tensors_hooks_enable")).ptr())) {
+    uninstall();
+    return false;
+  }
+  push();
+  return true;
+}
+
+void uninstall() {
+  if (is_pushed_here()) {
+    pop();
+  }
+  home = 0;
+  pushed = false;
+  disabling.take_away();
+  enabling.take_away();
+}
+
+bool program_has_hooks() {
+  const auto& stack = Default::get_tls_state().stack;
+  return !stack.empty() && !are_ours(stack.top());
 }
 
 }  // namespace pytracer::saved_tensors

@@ -5,12 +5,14 @@
 // and unpack lets it unpack: the check and its error are torch's own.
 #pragma once
 
-#include <Python.h>
-
 namespace pytracer::saved_tensors {
 
-// New references to the two callables for torch._C._autograd._push_saved_tensors_default_hooks.
-PyObject* pack_hook();
-PyObject* unpack_hook();
+// Pushes ours on the calling thread's stack, out of torch's way where it asks. False where this
+// torch cannot be hooked. Doing either twice is harmless; the GIL must be held.
+bool install();
+void uninstall();
+
+// Whether the calling thread saves tensors through hooks of somebody else's. Needs no GIL.
+bool program_has_hooks();
 
 }  // namespace pytracer::saved_tensors

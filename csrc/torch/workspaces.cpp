@@ -2,30 +2,34 @@
 
 #include "labels.h"
 
+#include <pybind11/pybind11.h>
+
 #include <c10/core/Allocator.h>
 #include <torch/version.h>
 
 #include <dlfcn.h>
 #include <map>
+#include <mutex>
+#include <shared_mutex>
 #include <tuple>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
 
 namespace pytracer::workspaces {
 
 namespace {
 
-// By handle and stream. Later releases keep the size behind the pointer and a mutex behind the map:
-// what is read here lies at the same place in all that are tested.
-//
-// It is read without that mutex, which the older releases lack. An entry is added once per handle
-// and stream, when a thread first multiplies there, and only rarely may that be at the time of
-// reading: the GIL is held, the backward pass of the thread that asks is over, but another thread's
-// first product, in an operator or a backward pass without the GIL, is not kept out. The iteration
-// may then see or miss the new entry, and is not defended against a tree that is being rebalanced.
-// Waiting for the mutex is no way out: its owner allocates, and an observer of failed allocations
-// may want the GIL.
-using Workspaces = std::map<std::tuple<void*, void*>, c10::DataPtr>;
+// As ATen/cuda/CUDAContextLight.h has it, which needs CUDA's headers: by handle and stream. Later
+// releases keep the size behind the pointer, which changes nothing here.
+struct Workspaces {
+  std::map<std::tuple<void*, void*>, c10::DataPtr> map;
+  std::shared_mutex mutex;
+};
 
-constexpr bool kIsKnown = TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR <= 13;
+constexpr bool kIsKnown =
+    TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 11 && TORCH_VERSION_MINOR <= 15;
 
 // Found by name: this file needs neither CUDA's headers nor its libraries.
 Workspaces* find(const char* function) {
@@ -34,18 +38,30 @@ Workspaces* find(const char* function) {
   return found != nullptr ? &reinterpret_cast<Workspaces& (*)()>(found)() : nullptr;
 }
 
+// The mutex's owner may allocate, and an observer of a failed allocation may want the GIL. So the
+// GIL is not held while it is waited for, and nothing is allocated from torch while it is held.
+std::vector<std::pair<const void*, c10::Device>> blocks_of(Workspaces& workspaces) {
+  std::vector<std::pair<const void*, c10::Device>> blocks;
+  py::gil_scoped_release unlocked;
+  std::shared_lock lock(workspaces.mutex);
+  for (const auto& [user, data] : workspaces.map) {
+    blocks.emplace_back(data.get(), data.device());
+  }
+  return blocks;
+}
+
 }  // namespace
 
 size_t label(uint32_t label) {
   size_t labelled = 0;
   for (const char* function : {"_ZN2at4cuda33cublas_handle_stream_to_workspaceEv",
                                "_ZN2at4cuda35cublaslt_handle_stream_to_workspaceEv"}) {
-    const Workspaces* workspaces = kIsKnown ? find(function) : nullptr;
+    Workspaces* workspaces = kIsKnown ? find(function) : nullptr;
     if (workspaces == nullptr) {
       continue;
     }
-    for (const auto& [user, data] : *workspaces) {
-      labelled += labels::record_block(data.get(), data.device(), label) ? 1 : 0;
+    for (const auto& [address, device] : blocks_of(*workspaces)) {
+      labelled += labels::record_block(address, device, label) ? 1 : 0;
     }
   }
   return labelled;

@@ -875,9 +875,10 @@ def health_rows(trace: Trace) -> list[HealthRow]:
         if count and name not in counters.HARMLESS:
             known = counters.counter(name)
             rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
-    if problem := str(trace.meta.get("cuda_problem") or ""):
-        known = counters.counter("no_cuda_events")
-        rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
+    for key, name in (("cuda_problem", "no_cuda_events"), ("calls_problem", "no_calls")):
+        if problem := str(trace.meta.get(key) or ""):
+            known = counters.counter(name)
+            rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
 
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import torch
 
+from pytracer._native import C
+from pytracer.capture.looking import is_a
+
 Held = tuple[str, str, torch.Tensor]  # category, role, tensor
 
 # Attributes of its optimizers, and what the tensors in them are.
@@ -56,28 +59,28 @@ class Engines:
 
 
 def _optimizer_of(module: torch.nn.Module) -> Any:
-    found = vars(module).get("optimizer")
+    found = C.attributes_of(module).get("optimizer")
     return found if type(found).__module__.startswith("deepspeed.") else None
 
 
 def _held_by(engine: torch.nn.Module) -> Iterator[Held]:
-    held = getattr(_optimizer_of(engine), "__dict__", {})
+    held = C.attributes_of(_optimizer_of(engine))
     for name, (category, role) in _ATTRIBUTES.items():
         for tensor in _tensors_in(held.get(name)):
             yield category, role, tensor
-            if role == "master" and tensor.is_leaf and tensor.grad is not None:
-                yield "gradients", role, tensor.grad
+            if role == "master" and (gradient := C.gradient_of(tensor)) is not None:
+                yield "gradients", role, gradient
 
 
 def _tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+    if is_a(value, torch.Tensor):
         yield value
     elif depth == 0:
         return
-    elif isinstance(value, dict):
-        yield from _tensors_in(list(value.values()), depth - 1)
-    elif isinstance(value, list | tuple):
+    elif is_a(value, dict):
+        yield from _tensors_in(list(dict.values(value)), depth - 1)
+    elif type(value) in (list, tuple):
         for item in value:
             yield from _tensors_in(item, depth - 1)
     else:  # a bucket
-        yield from _tensors_in(getattr(value, "__dict__", {}).get("buffer"), depth - 1)
+        yield from _tensors_in(C.attributes_of(value).get("buffer"), depth - 1)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytracer._native import C
-from pytracer.capture.labels import plain_tensors
+from pytracer.capture.looking import is_a
 
 # A walk takes about 2 us a node. The first graphs of each kind are always walked, for short traces
 # and for what comes now and then (a penalty in each 16th step); later ones as often as it adds no
@@ -106,7 +106,7 @@ def _first(outputs: Any) -> Iterator[Any]:
 
 
 def _roots(outputs: Any) -> list[Any]:
-    if isinstance(outputs, torch.Tensor):
+    if is_a(outputs, torch.Tensor):
         outputs = (outputs,)
     # Tensors, or gradient edges, which name a node.
     return [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
@@ -128,8 +128,8 @@ def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
         return
     for one in saved if isinstance(saved, tuple | list) else (saved,):
         tensor = getattr(one, "data", None)
-        if isinstance(tensor, torch.Tensor):  # else it is what the program's own hook packed
-            yield from plain_tensors(_unwrapped(tensor))
+        if is_a(tensor, torch.Tensor):  # else it is what the program's own hook packed
+            yield _unwrapped(tensor)
 
 
 def in_transform() -> bool:

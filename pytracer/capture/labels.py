@@ -5,24 +5,27 @@ module is entered, a backward pass ends, an optimizer steps, the trace ends. Eve
 weak references only; nothing lives longer for being watched.
 """
 
-import contextlib
-import functools
 import gc
 import inspect
 import re
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 
 from pytracer import schema
 from pytracer._native import C
 from pytracer.capture import deepspeed
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from pytracer.capture.looking import (
+    buffers_of,
+    is_a,
+    modules_of,
+    named_modules_of,
+    parameters_of,
+    submodules_of,
+)
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
@@ -39,21 +42,7 @@ _CACHE_ARGUMENT = re.compile(r"past|cache")
 # Which of a class's positional arguments are such.
 _CACHE_POSITIONS: weakref.WeakKeyDictionary[type, tuple[int, ...]] = weakref.WeakKeyDictionary()
 
-
 _DEEPEST_BATCH = 6  # a call's arguments are two deep themselves
-_MOST_VISITS = 5_000  # of what a call was given
-_NO_BATCH = (torch.nn.Module, torch.optim.Optimizer, type, ModuleType, FunctionType, MethodType)
-
-
-def unheard(method: Callable[P, R]) -> Callable[P, R]:
-    """What we ask of tensors does not reach the program's `__torch_function__`."""
-
-    @functools.wraps(method)
-    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
-        with torch._C.DisableTorchFunction():
-            return method(*args, **kwargs)
-
-    return quiet
 
 
 class Labels:
@@ -62,8 +51,9 @@ class Labels:
     def __init__(self) -> None:
         """Knows nothing yet; modules and optimizers are met as they are used."""
         self._watched = C.Watched()
-        self._module_names: dict[int, str] = {}
-        self._module_references: dict[int, weakref.ref[torch.nn.Module]] = {}
+        # By identity; the reference tells whether it is still that module.
+        self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
+        self._most_modules = 1024  # then those that are gone are forgotten
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
         self._has_root = False  # had one, that is
         self._engines = deepspeed.Engines()
@@ -74,25 +64,27 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
-        self._nameless: dict[tuple[int, str, Any, Any], int] = {}  # labels of shapes and dtypes
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
 
     def name_of_module(self, module: torch.nn.Module) -> str:
         """The module's path in the user's model. Asked once per module."""
-        if id(module) not in self._module_names and self._has(module):
+        if not self._known_name(module) and self._has(module):
             self.look_again()  # it has been added since we looked
-        if id(module) not in self._module_names:
+        if not self._known_name(module):
             self.add_root(module)
-        return self._module_names[id(module)]
+        return self._known_name(module)
+
+    def _known_name(self, module: torch.nn.Module) -> str:
+        reference, name = self._modules.get(id(module), (None, ""))
+        return name if reference is not None and reference() is module else ""
 
     def _has(self, module: torch.nn.Module) -> bool:
         """Whether a known model has it. Some are made for one call and in none: nn.Softmax()(x)."""
         self._roots = [root for root in self._roots if root[0]() is not None]
         return any(one is module for one in modules_of(root() for root, _ in self._roots))
 
-    @unheard
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
         # The first model's paths are as its user writes them; a second one's say whose they are.
@@ -100,7 +92,7 @@ class Labels:
         self._has_root = True
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
-        if next(module.parameters(), None) is not None:
+        if next(parameters_of([module]), None) is not None:
             self._watched.label_gradients()  # of steps before the trace; they may go before a backward
         held = self._engines.add(module)
         adopt(tensor for _, _, tensor in held)
@@ -115,39 +107,38 @@ class Labels:
 
     def _walk(self, root: torch.nn.Module, prefix: str) -> None:
         parallel = type(root).__name__ in _PARALLEL_WRAPPERS
-        for raw_path, module in root.named_modules():
+        for raw_path, module in named_modules_of(root):
             path = _clean(raw_path, parallel)
             name = prefix + path if path else type(_unwrapped(module)).__name__
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
-            for key, parameter in module._parameters.items():
-                self._has_16_bits |= parameter is not None and parameter.dtype in _16_BITS
-                self._watch(parameter, module, ("_parameters", key), "parameter", where + key)
-            for key, buffer in module._buffers.items():
-                self._watch(buffer, module, ("_buffers", key), "buffer", where + key)
+            attributes = C.attributes_of(module)
+            for key, parameter in C.items_of(attributes.get("_parameters")):
+                if parameter is not None:
+                    self._has_16_bits |= parameter.dtype in _16_BITS
+                    path_to = ("_parameters", key)
+                    self._watch(parameter, module, path_to, "parameter", where + key)
+            for key, buffer in C.items_of(attributes.get("_buffers")):
+                if buffer is not None:
+                    self._watch(buffer, module, ("_buffers", key), "buffer", where + key)
 
     def _name_module(self, module: torch.nn.Module, name: str) -> None:
-        key = id(module)
-        if key not in self._module_names:
-            self._module_names[key] = name
-            self._module_references[key] = weakref.ref(module, lambda _: self._forget(key))
+        if not self._known_name(module):
+            if len(self._modules) >= self._most_modules:
+                kept = {
+                    key: known for key, known in self._modules.items() if known[0]() is not None
+                }
+                self._modules, self._most_modules = kept, max(1024, 2 * len(kept))
+            self._modules[id(module)] = weakref.ref(module), name
 
     def _watch(
-        self,
-        tensor: torch.Tensor | None,
-        holder: Any,
-        path: tuple[Any, ...],
-        role: str,
-        name: str,
+        self, tensor: torch.Tensor, holder: Any, path: tuple[Any, ...], role: str, name: str
     ) -> None:
-        if tensor is None:
-            return
-        shape, dtype = describe(tensor)
-        weight = C.intern_label(_WEIGHTS, role, name, shape, dtype)
-        gradient = C.intern_label(_GRADIENTS, role, name, shape, dtype)
+        weight = C.label_of(_WEIGHTS, role, name, tensor)
+        gradient = C.label_of(_GRADIENTS, role, name, tensor)
         if self._watched.add(tensor, holder, path, weight, gradient):
             self._parameter_names[id(tensor)] = name
-            adopt([tensor, tensor.grad if tensor.is_leaf else None])
+            adopt([tensor, C.gradient_of(tensor)])
         elif name not in self._group_names:
             known = self.parameter_name(tensor)
             if not known:  # it has taken another's place
@@ -157,14 +148,8 @@ class Labels:
                 self._watched.add(tensor, holder, path, weight, gradient, instead=True)
                 self._parameter_names[id(tensor)] = self.renamed[known] = name
 
-    def _forget(self, module_id: int) -> None:
-        self._module_names.pop(module_id, None)
-        self._module_references.pop(module_id, None)
-        C.forget_module(module_id)
-
     # ---------------------------------------------------------------- moments
 
-    @unheard
     def session_begins(self) -> None:
         """What is known already, of the trace around this one or because it was given."""
         adopt(self._known_tensors())
@@ -173,15 +158,12 @@ class Labels:
     def _known_tensors(self) -> Iterator[torch.Tensor | None]:
         may_read = C.status()["may_read_gradients"]
         for root, _ in self._roots:
-            module = root()
-            if module is None:
-                continue
-            yield from module.buffers()
-            for parameter in module.parameters():
+            yield from buffers_of([root()])
+            for parameter in parameters_of([root()]):
                 yield parameter
-                yield parameter.grad if may_read and parameter.is_leaf else None
+                yield C.gradient_of(parameter) if may_read else None
         for optimizer in self._optimizers:
-            yield from tensors_in(_state_of(optimizer.reference()))
+            yield from C.tensors_in(_state_of(optimizer.reference()))
         yield from (tensor for _, _, tensor in self._engines.tensors())
 
     def before_root(
@@ -192,10 +174,11 @@ class Labels:
             self.look_again()
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
-        inputs = [t for t in _given((args, kwargs)) if id(t) not in is_cache]
+        given = C.tensors_in((args, kwargs), depth=_DEEPEST_BATCH, also_in_objects=True)
+        inputs = [tensor for tensor in given if id(tensor) not in is_cache]
         adopt([*inputs, *cached])
-        self._label_as(_INPUTS, "batch", inputs)
-        self._label_as(_FUNCTIONAL, "kv_cache", cached)
+        C.label_as(_INPUTS, "batch", inputs)
+        C.label_as(_FUNCTIONAL, "kv_cache", cached)
 
     def after_backward(self) -> None:
         """Gradients are where they are, whatever op allocated their blocks."""
@@ -216,7 +199,6 @@ class Labels:
         """State that this step has made."""
         self._optimizer(optimizer).label_changed_state(self)
 
-    @unheard
     def add_optimizer(self, optimizer: Any) -> None:
         """One given explicitly; without its model it waits until modules have named parameters."""
         known = self._optimizer(optimizer)
@@ -224,7 +206,6 @@ class Labels:
             known.watch_parameters(self)
             known.label_state_of_old(self)
 
-    @unheard
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known, and what modules got since."""
         self.look_again()
@@ -234,10 +215,9 @@ class Labels:
         """Outermost modules of which nothing is trained: a call of theirs keeps no graph."""
         found = []
         for root, _ in self._roots:
-            module = root()
-            trained = [p.requires_grad for p in module.parameters()] if module is not None else []
-            if trained and not any(trained):
-                found.append(self._module_names.get(id(module), ""))
+            trained = [parameter.requires_grad for parameter in parameters_of([root()])]
+            if (module := root()) is not None and trained and not any(trained):
+                found.append(self._known_name(module))
         return found
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
@@ -250,48 +230,36 @@ class Labels:
 
     def _label_held(self, held: Iterable[deepspeed.Held]) -> None:
         for category, role, tensor in held:
-            self._label_as(schema.CATEGORY[category], role, [tensor])
+            C.label_as(schema.CATEGORY[category], role, [tensor])
 
-    @unheard
     def label_from_before(self) -> None:
         """What else the program has on a GPU as the trace begins.
 
         An average of the weights in a dictionary, a data set; and gradients, of models that have
         not been met yet. A look at every object, hence once. Whatever says more is said later.
         """
-        plain = (torch.Tensor, torch.nn.Parameter)  # others may run code of the program's
-        found = [t for t in C.exactly_of(gc.get_objects(), plain) if t.is_cuda]
-        may_read = C.status()["may_read_gradients"]
-        gradients = [t.grad for t in found if may_read and t.is_leaf and t.grad is not None]
-        self._label_as(_FUNCTIONAL, "from_before", found)
-        self._label_as(_GRADIENTS, "parameter", gradients)
-
-    def _label_as(self, category: int, role: str, tensors: list[torch.Tensor]) -> None:
-        """Those that have no name; of what is alike the label is looked up once."""
-        C.label_tensors(tensors, [self._number_of(category, role, t) for t in tensors])
-
-    def _number_of(self, category: int, role: str, tensor: torch.Tensor) -> int:
-        if tensor.is_nested:  # has no shape, or one of symbols
-            return C.intern_label(category, role, "", *describe(tensor))
-        alike = (category, role, tensor.shape, tensor.dtype)
-        number = self._nameless.get(alike)
-        if number is None:
-            number = C.intern_label(category, role, "", *describe(tensor))
-            self._nameless[alike] = number
-        return number
+        plain = (torch.Tensor, torch.nn.Parameter)  # others may be made of these
+        found = [t for t in C.exactly_of(gc.get_objects(), plain) if C.device_of(t)[0] == "cuda"]
+        C.label_as(_FUNCTIONAL, "from_before", found)
+        if C.status()["may_read_gradients"]:
+            gradients = [C.gradient_of(tensor) for tensor in found]
+            C.label_as(_GRADIENTS, "parameter", [g for g in gradients if g is not None])
 
     def bucket_sizes(self) -> list[int]:
         """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""
         found: set[int] = set()
         for root, _ in self._roots:
-            told: dict[str, Any] = getattr(root(), "_get_ddp_logging_data", dict)()
+            module = root()
+            if module is None or not is_a(module, torch.nn.parallel.DistributedDataParallel):
+                continue
+            told = torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data(module)
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
                 found |= {int(size) for size in re.findall(r"\d+", str(told.get(key, "")))}
         return sorted(found)
 
     def label_workspaces(self) -> None:
         """What torch keeps for cuBLAS, made before the trace or in it."""
-        C.label_workspaces(C.intern_label(_WORKSPACES, "cublas", "", "", ""))
+        C.label_workspaces(C.intern_label(_WORKSPACES, "cublas"))
 
     # ---------------------------------------------------------------- optimizers
 
@@ -321,17 +289,6 @@ class Labels:
         return self._parameter_names.get(id(parameter), "")
 
 
-def modules_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.nn.Module]:
-    """Each once, in order: some have what they are a part of. Calls nothing of the program's."""
-    left, seen = [*roots][::-1], set()
-    while left:
-        one = left.pop()
-        if one is not None and id(one) not in seen:
-            seen.add(id(one))
-            yield one
-            left += reversed(one._modules.values())
-
-
 class _Optimizer:
     """One optimizer's state, labelled when it changes."""
 
@@ -343,12 +300,18 @@ class _Optimizer:
         self._old_state_known = False
 
     def parameters(self) -> list[torch.Tensor]:
-        groups = getattr(self.reference(), "param_groups", ())
-        return [parameter for group in groups for parameter in group["params"]]
+        return [parameter for group in self._groups() for parameter in group["params"]]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Of a wrapper that was given explicitly, what it says that it has."""
+        optimizer = self.reference()
+        groups = C.attributes_of(optimizer).get("param_groups")
+        if groups is None and not is_a(optimizer, torch.optim.Optimizer):
+            groups = getattr(optimizer, "param_groups", None)
+        return groups if is_a(groups, list) else []
 
     def watch_parameters(self, labels: Labels) -> None:
-        optimizer = self.reference()
-        groups = getattr(optimizer, "param_groups", ())
+        optimizer, groups = self.reference(), self._groups()
         sizes = [len(group["params"]) for group in groups]
         if sizes == self._group_sizes:
             return  # groups grow; nobody exchanges their members in between steps
@@ -363,7 +326,7 @@ class _Optimizer:
         """State from before the trace, once: it may be freed by this very step."""
         if not self._old_state_known:
             self._old_state_known = True
-            adopt(tensors_in(self._besides_state()))
+            adopt(C.tensors_in(self._besides_state()))
             self.label_state(labels, of_old=True)
 
     @property
@@ -373,7 +336,7 @@ class _Optimizer:
 
     def _besides_state(self) -> dict[str, Any]:
         """What it keeps to put into its state later: 8-bit optimizers share their code books."""
-        held = getattr(self.reference(), "__dict__", {})
+        held = C.attributes_of(self.reference())
         return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
 
     def label_changed_state(self, labels: Labels) -> None:
@@ -386,72 +349,33 @@ class _Optimizer:
         self._labelled = C.identity_of(state)
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
-        for parameter, entry in state.items():
+        for parameter, entry in C.items_of(state):
             name = labels.parameter_name(parameter)
             for role, tensor in named_tensors(entry):
                 tensors.append(tensor)
-                numbers.append(C.intern_label(_OPTIMIZER_STATE, role, name, *describe(tensor)))
+                numbers.append(C.label_of(_OPTIMIZER_STATE, role, name, tensor))
         C.adopt_cpu_tensors(tensors, also_known=of_old)
         C.label_tensors(tensors, numbers)
 
 
 def _state_of(optimizer: Any) -> dict[Any, Any]:
-    state = getattr(optimizer, "state", None)
-    return state if isinstance(state, dict) else {}
+    state = C.attributes_of(optimizer).get("state")
+    if state is None and not is_a(optimizer, torch.optim.Optimizer):
+        state = getattr(optimizer, "state", None)
+    return state if is_a(state, dict) else {}
 
 
 def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The tensors of a parameter's state, each with the key it is under."""
-    if isinstance(entry, torch.Tensor):
-        for part in plain_tensors(entry):
+    if is_a(entry, torch.Tensor):
+        for part in C.parts_of(entry):
             yield role, part
-    elif isinstance(entry, dict):
-        for key, value in entry.items():
-            yield from named_tensors(value, role or str(key))
-    elif isinstance(entry, list | tuple):
-        for value in entry:
+    elif is_a(entry, dict):
+        for key, value in dict.items(entry):
+            yield from named_tensors(value, role or (str(key) if type(key) in (str, int) else ""))
+    elif is_a(entry, (list, tuple)):
+        for value in (list if is_a(entry, list) else tuple).__iter__(entry):
             yield from named_tensors(value, role)
-
-
-def _given(arguments: Any) -> Iterator[torch.Tensor]:
-    """Tensors in a call's arguments: in containers, and in objects that are batches."""
-    todo = [(arguments, _DEEPEST_BATCH)]
-    for _ in range(_MOST_VISITS):
-        if not todo:
-            return
-        value, depth = todo.pop()
-        if isinstance(value, torch.Tensor):
-            yield from plain_tensors(value)
-        elif depth:
-            todo.extend((part, depth - 1) for part in _parts(value))
-
-
-def _parts(value: Any) -> Iterable[Any]:
-    """What a container or an object holds. What computes or learns is no batch."""
-    if isinstance(value, dict):
-        return value.values()
-    if isinstance(value, list | tuple):
-        return value
-    if isinstance(value, _NO_BATCH):
-        return ()
-    with contextlib.suppress(AttributeError):  # an object with slots has none
-        attributes: dict[str, Any] = object.__getattribute__(value, "__dict__")
-        return attributes.values()
-    return [getattr(value, name, None) for name in getattr(type(value), "__dataclass_fields__", ())]
-
-
-def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Tensors in nested containers."""
-    if isinstance(value, torch.Tensor):
-        yield from plain_tensors(value)
-    elif depth == 0:
-        return
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from tensors_in(item, depth - 1)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_in(item, depth - 1)
 
 
 def _caches(
@@ -466,7 +390,7 @@ def _caches(
             positions = tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
             _CACHE_POSITIONS[type(module)] = positions
         named += [args[i] for i in positions if i < len(args)]
-    return [tensor for value in named for tensor in tensors_in(contents(value))]
+    return [tensor for value in named for tensor in C.tensors_in(contents(value))]
 
 
 def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
@@ -481,39 +405,16 @@ def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
 
 def contents(cache: Any) -> Any:
     """What a cache that is an object of its own (transformers' DynamicCache) is made of."""
-    if isinstance(cache, dict | list | tuple | torch.Tensor) or not hasattr(cache, "__dict__"):
+    if is_a(cache, (dict, list, tuple, torch.Tensor)):
         return cache
-    layers = vars(cache).get("layers")
-    if not isinstance(layers, list):
-        return vars(cache)
-    return [vars(layer) for layer in layers if hasattr(layer, "__dict__")]
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What a tensor subclass is made of (quantised state, DTensor), or the tensor itself."""
-    flatten = getattr(tensor, "__tensor_flatten__", None)
-    if flatten is None:
-        yield tensor
-        return
-    names, _ = flatten()
-    for name in names:
-        part = getattr(tensor, name)
-        if isinstance(part, torch.Tensor):  # a DTensor also names its mesh
-            yield from plain_tensors(part)
-
-
-def describe(tensor: torch.Tensor) -> tuple[str, str]:
-    """Shape and dtype as people write them."""
-    try:
-        shape = "x".join(map(str, tensor.shape)) or "scalar"
-    except RuntimeError:  # a nested tensor has none
-        shape = "nested"
-    return shape, str(tensor.dtype).removeprefix("torch.")
+    attributes = C.attributes_of(cache)
+    layers = attributes.get("layers")
+    return [C.attributes_of(layer) for layer in layers] if type(layers) is list else attributes
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
     """Makes CPU memory from before the trace visible, and its end too."""
-    C.adopt_cpu_tensors([part for t in tensors if t is not None for part in plain_tensors(t)])
+    C.adopt_cpu_tensors([tensor for tensor in tensors if tensor is not None])
 
 
 def _clean(path: str, parallel: bool) -> str:
@@ -524,10 +425,9 @@ def _clean(path: str, parallel: bool) -> str:
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    held = submodules_of(module)
     for level in (*schema.WRAPPER_LEVELS, "module"):
-        inner = getattr(module, level, None)
-        if isinstance(inner, torch.nn.Module) and (
-            level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS
-        ):
+        inner = held.get(level)
+        if inner is not None and (level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS):
             return _unwrapped(inner)
     return module

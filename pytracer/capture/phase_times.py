@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from pytracer._native import C
-from pytracer.capture.labels import modules_of
+from pytracer.capture.looking import parameters_of
 from pytracer.schema import PHASE
 
 _FORWARD, _BACKWARD, _OPTIMIZER = (PHASE[name] for name in ("forward", "backward", "optimizer"))
@@ -274,16 +274,16 @@ class PhaseTimes:
 
 
 def _device_of(module: torch.nn.Module) -> int | None:
-    """The CUDA device of the first parameter; a look that calls nothing of the program's."""
-    for one in modules_of([module]):
-        for parameter in one._parameters.values():
-            if parameter is not None:
-                return parameter.device.index if parameter.device.type == "cuda" else None
-    return None
+    """The CUDA device of the first parameter."""
+    parameter = next(parameters_of([module]), None)
+    return _cuda_index(parameter) if parameter is not None else None
 
 
 def _device_among(outputs: Any) -> int | None:
-    for output in outputs if isinstance(outputs, tuple | list) else (outputs,):
-        if isinstance(output, torch.Tensor) and output.device.type == "cuda":
-            return output.device.index
-    return None
+    found = (_cuda_index(one) for one in C.tensors_in(outputs, depth=1))
+    return next((index for index in found if index is not None), None)
+
+
+def _cuda_index(tensor: torch.Tensor) -> int | None:
+    kind, index = C.device_of(tensor)
+    return index if kind == "cuda" else None

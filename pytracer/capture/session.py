@@ -5,8 +5,9 @@ import os
 import platform
 import sys
 import warnings
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ import torch
 from pytracer import environment, errors
 from pytracer._native import C, facts
 from pytracer.capture.device_memory import DeviceMemory
-from pytracer.capture.hooks import HOOKS, Wants, quietly
+from pytracer.capture.hooks import HOOKS
+from pytracer.capture.looking import is_a, parameters_of
 from pytracer.capture.phase_times import CudaEvents, PhaseTimes
 from pytracer.capture.variables import variables_of
 from pytracer.trace import Trace
@@ -24,6 +26,11 @@ from pytracer.version import __version__
 # 640 MB of host memory; with `path` the log is written away and this bounds nothing.
 DEFAULT_MAX_EVENTS = 20_000_000
 _MOST_EVENTS = 2**63 - 1  # that anything can count
+
+# What the public face needs of the extension: see csrc/torch/ensure.h.
+Held = C.Held
+ends_always = C.ends_always
+ends_if_it_raises = C.ends_if_it_raises
 
 DETAILS = ("op", "category")
 SAVED_TENSORS = ("auto", "hooks")
@@ -52,16 +59,6 @@ class Options:
                 'stacks=True needs detail="op": lines are taken as operators end'
             )
 
-    def wants(self) -> Wants:
-        """What has to be hooked for this."""
-        return Wants(
-            ops=self.detail == "op",
-            cpu="cpu" in self.devices,
-            cuda="cuda" in self.devices,
-            stacks=self.stacks,
-            saved_tensors=self.saved_tensors == "hooks",
-        )
-
 
 def _check(option: str, value: str, allowed: Iterable[str]) -> None:
     if value not in allowed:
@@ -78,74 +75,98 @@ def _check_max_events(count: object) -> None:
 
 def default_devices(targets: Iterable[Any]) -> tuple[str, ...]:
     """CUDA where there is one, unless what is traced is on the CPU; else the CPU."""
-    found = {
-        parameter.device.type
-        for target in targets
-        if isinstance(target, torch.nn.Module)
-        for parameter in target.parameters()
-    }
-    found &= {"cpu", "cuda"}
+    modules = [target for target in targets if is_a(target, torch.nn.Module)]
+    found = {C.device_of(parameter)[0] for parameter in parameters_of(modules)} & {"cpu", "cuda"}
     if found:
         return tuple(sorted(found))
     return ("cuda",) if torch.cuda.is_available() else ("cpu",)
 
 
-@dataclass
+class Targets:
+    """The models and optimizers that a trace was given, which live no longer for it."""
+
+    def __init__(self, targets: Iterable[Any] = ()) -> None:
+        """What cannot be referred to weakly is kept."""
+        self._references = [_reference_to(target) for target in targets]
+        self.kinds = [type(target).__name__ for target in targets]
+
+    def alive(self) -> list[Any]:
+        """Those that the program still has."""
+        found = (reference() for reference in self._references)
+        return [target for target in found if target is not None]
+
+
+def _reference_to(target: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(target)
+    except TypeError:  # an optimizer of somebody's with slots
+        return lambda: target
+
+
 class Session:
     """Starts recording, and turns what was recorded into a Trace."""
 
-    options: Options
-    targets: tuple[Any, ...] = ()
-    failed: bool = False  # an allocation failed, and the block was left because of it
-    notes: dict[str, Any] = field(default_factory=dict)  # what else belongs into the trace's meta
-    _id: int = 0
-    _pid: int = 0
-    _streamer: Any = None
-    _clock: list[tuple[int, int]] = field(default_factory=list)
-    _counters: dict[str, Any] = field(default_factory=dict)
-    _variables: list[dict[str, Any]] = field(default_factory=list)
-    _ddp_buckets: list[int] = field(default_factory=list)
-    _frozen: list[str] = field(default_factory=list)
-    _renamed: dict[str, str] = field(default_factory=dict)
-    _before: dict[str, Any] = field(default_factory=dict)
-    _memory: DeviceMemory = field(init=False)
-    _phases: PhaseTimes = field(init=False)
+    def __init__(self, options: Options, targets: Targets | None = None, held: Any = None) -> None:
+        """Nothing is hooked. `held` is the C.Held that ends it whatever happens to its Python."""
+        self.options = options
+        self.failed = False  # an allocation failed, and the block was left because of it
+        self.notes: dict[str, Any] = {}  # what else belongs into the trace's meta
+        self.by_hooks = options.saved_tensors == "hooks"
+        cuda = "cuda" in options.devices
+        self.memory = DeviceMemory(cuda=cuda)
+        self.phases = PhaseTimes(CudaEvents() if cuda else None)
+        self._targets = targets or Targets()
+        self._native = (held or C.Held()).session()
+        self._pid = 0
+        self._clock: list[tuple[int, int]] = []
+        self._counters: dict[str, Any] = {}
+        self._learned: dict[str, Any] = {
+            "ddp_buckets": [],
+            "frozen_modules": [],
+            "renamed": {},
+            "variables": [],
+        }
+        self._before: dict[str, Any] = {}
+        self._cuda_problem = ""
 
     @property
     def running(self) -> bool:
         """Started, not stopped, and in the process that started it."""
-        return self._id != 0 and self._pid == os.getpid()
+        return bool(self._native.is_open)
 
     def start(self) -> None:
         """Hooks what is needed and records from here on."""
+        options = self.options
+        self._refuse_file()
         self._pid = os.getpid()
-        self._memory = DeviceMemory(cuda="cuda" in self.options.devices)
-        self._memory.begin()
-        self._phases = PhaseTimes(CudaEvents() if "cuda" in self.options.devices else None)
+        self.memory.begin()
         self._before = C.status()
         self._clock = [C.read_clock()]
-        self._id = C.begin_session(self._max_events())
+        HOOKS.session_begins(self)
+        cuda = "cuda" in options.devices
+        self._cuda_problem = _why_no_cuda_events() if cuda else ""
         try:
+            problem = self._native.begin(
+                max_events=self._max_events(),
+                ops=options.detail == "op",
+                cpu="cpu" in options.devices,
+                device=cuda and not self._cuda_problem,
+                stacks=options.stacks,
+                saved_tensors=self.by_hooks,
+            )
+            if problem:
+                raise errors.CaptureError(problem)
             self._open_file()
-            HOOKS.add(self._id, self.options.wants())
-            self._learn_targets()
-            if "cuda" in self.options.devices:
-                HOOKS.seed_cuda()
-            HOOKS.labels.session_begins()
-            if "cuda" in self.options.devices and torch.cuda.is_initialized():
-                HOOKS.labels.label_from_before()
-            self._counters["begin"] = _allocator_counters(self.options.devices)
+            self._learn(cuda=cuda)
+            self._counters["begin"] = _allocator_counters(options.devices)
         except BaseException:
-            self._abandon()
+            self.abandon()
             raise
-        HOOKS.step_listeners.append(self._memory.stepped)
-        HOOKS.root_listeners.append(self._memory.called)
-        HOOKS.phase_times.append(self._phases)
 
     def mark_step(self) -> None:
         """The user says that a step ends here."""
         C.mark_step("step")
-        self._memory.stepped()
+        self.memory.stepped()
 
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording. None in a forked child, which recorded nothing.
@@ -153,91 +174,97 @@ class Session:
         `wait`: until a GPU has come as far as the program, so that its last phases have times.
         """
         if not self.running:
-            self._forget_in_child()
+            self._native.end()
             return None
         try:
-            self._phases.finish(wait=wait and not self.failed)
+            self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
-            self._variables = variables_of(sys._getframe(1))
-        except BaseException:  # Ctrl-C, while it waited
-            self._stop_listening()
-            self._abandon()
-            raise
-        self._stop_listening()
-        session, self._id = self._id, 0
-        HOOKS.remove(session)
-        try:
-            return self._finish(session)
-        finally:
-            self._streamer = None
-            C.clear()
+            self._learned["variables"] = C.quietly(variables_of, sys._getframe(1)) or []
+            return self._finish()
+        finally:  # also of Ctrl-C, while it waited
+            self.abandon()
+
+    def abandon(self) -> None:
+        """As if it had never been tried; a file stays as far as it was written."""
+        self._native.end()
+        HOOKS.tidy()
+
+    def end_at_exit(self) -> None:
+        """The interpreter goes away: nobody will look at what is in memory, but a file is kept."""
+        if self.options.path is not None:
+            self.stop(wait=False)
+        self.abandon()
 
     def peek(self) -> Trace:
         """What is there so far; the recording goes on."""
-        if self._streamer is not None:
+        if self.options.path is not None:
             raise errors.CaptureError(
                 f"this trace is being written to {self.options.path}: load() that file to see "
                 "what is there so far"
             )
         self._look_once_more()
-        self._phases.look()
-        return self._trace(C.read_session(self._id))
+        self.phases.look()
+        return self._trace(self._native.read())
 
     # ---------------------------------------------------------------- parts
 
     def _look_once_more(self) -> None:
         """What is read and labelled at the end, or when somebody looks: the end so far."""
-        self._memory.end()
+        self.memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
-        quietly(HOOKS.labels.label_everything)
-        self._ddp_buckets = quietly(HOOKS.labels.bucket_sizes) or []
-        self._frozen = quietly(HOOKS.labels.frozen_modules) or []
-        self._renamed = HOOKS.labels.renamed
-
-    def _stop_listening(self) -> None:
-        if self._memory.stepped in HOOKS.step_listeners:
-            HOOKS.step_listeners.remove(self._memory.stepped)
-            HOOKS.root_listeners.remove(self._memory.called)
-            HOOKS.phase_times.remove(self._phases)
+        labels = HOOKS.labels
+        C.quietly(labels.label_everything)
+        self._learned |= {
+            "ddp_buckets": C.quietly(labels.bucket_sizes) or [],
+            "frozen_modules": C.quietly(labels.frozen_modules) or [],
+            "renamed": labels.renamed,
+        }
 
     def _max_events(self) -> int:
         if self.options.max_events is not None:
             return self.options.max_events
         return 2**32 if self.options.path else DEFAULT_MAX_EVENTS
 
-    def _open_file(self) -> None:
-        if self.options.path is None:
-            return
-        if Path(self.options.path).exists():
+    def _refuse_file(self) -> None:
+        if self.options.path is not None and Path(self.options.path).exists():
             raise errors.CannotWrite(
                 f"{self.options.path} exists, and path= replaces no file: delete it, or name another"
             )
-        try:
-            self._streamer = C.Streamer(self._id, self.options.path, False, self._meta())
-        except C.FileError as error:
-            raise errors.CannotWrite(str(error)) from None
 
-    def _learn_targets(self) -> None:
-        labels = HOOKS.labels
-        for target in self.targets:
-            if isinstance(target, torch.nn.Module):
-                labels.add_root(target)
-        for target in self.targets:
-            if not isinstance(target, torch.nn.Module):
-                labels.add_optimizer(target)
+    def _open_file(self) -> None:
+        if self.options.path is not None:
+            try:
+                self._native.stream_to(self.options.path, self._meta())
+            except C.FileError as error:
+                raise errors.CannotWrite(str(error)) from None
 
-    def _finish(self, session: int) -> Trace:
-        if self._streamer is None:
-            return self._trace(C.end_and_read_session(session))
-        C.end_session(session)
+    def _learn(self, *, cuda: bool) -> None:
+        """What is there as the recording begins."""
+        labels, targets = HOOKS.labels, self._targets.alive()
+        for target in targets:
+            if is_a(target, torch.nn.Module):
+                C.quietly(labels.add_root, target)
+        for target in targets:
+            if not is_a(target, torch.nn.Module):
+                C.quietly(labels.add_optimizer, target)
+        if cuda:
+            C.seed_device()
+        C.quietly(labels.session_begins)
+        if cuda and torch.cuda.is_initialized():
+            C.quietly(labels.label_from_before)
+
+    def _finish(self) -> Trace:
+        path = self.options.path
+        if path is None:
+            return self._trace(self._native.end_and_read())
         self._clock.append(C.read_clock())
         problem = ""
         try:
-            self._streamer.finish(self._meta())
+            self._native.end_and_write(self._meta())
         except C.FileError as error:  # a full disk: what came before it is there
             problem = str(error)
         try:
-            columns, report = C.read_file(str(self.options.path))
+            columns, report = C.read_file(path)
         except C.FileError as error:
             raise errors.CannotWrite(problem or str(error)) from None
         if problem:
@@ -267,37 +294,43 @@ class Session:
                 "directory": environment.working_directory(),
                 "torch_folder": str(Path(torch.__file__).parent),
                 "options": asdict(self.options),
-                "targets": [type(target).__name__ for target in self.targets],
+                "targets": self._targets.kinds,
                 "allocator_settings": allocator_settings(),
                 "counters": self._counters,
-                "ddp_buckets": self._ddp_buckets,
-                "frozen_modules": self._frozen,
-                "renamed": self._renamed,
-                "device_memory": self._memory.document(),
-                "phase_times": self._phases.document(),
-                "cuda_problem": HOOKS.cuda_problem() if "cuda" in self.options.devices else "",
-                "variables": self._variables,
+                **self._learned,
+                "device_memory": self.memory.document(),
+                "phase_times": self.phases.document(),
+                "cuda_problem": self._problem_with_cuda(),
+                "calls_problem": C.status()["calls_problem"],
                 "failed": self.failed,
                 "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
                 "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
             }
         )
 
-    def _abandon(self) -> None:
-        """Starting failed, or ending was interrupted: as if it had never been tried."""
-        session, self._id = self._id, 0
-        HOOKS.remove(session)
-        C.end_session(session)
-        self._streamer = None
-        C.clear()
-
-    def _forget_in_child(self) -> None:
-        self._streamer = None  # which in a child ends nothing: the file is its parent's
+    def _problem_with_cuda(self) -> str:
+        if "cuda" not in self.options.devices:
+            return ""
+        return str(self._cuda_problem or C.status()["device_problem"])
 
 
 def allocator_settings() -> str:
     """What the environment asks of CUDA's allocator; of two names the older one counts."""
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
+
+
+def _why_no_cuda_events() -> str:
+    if not C.has_device_tracker():
+        return "this build of pytracer has no CUDA tracker; rebuild it beside a CUDA torch"
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        return (
+            f"the CUDA allocator is {backend}, which reports no events; "
+            "unset backend: in PYTORCH_ALLOC_CONF to see each allocation"
+        )
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        return "PYTORCH_NO_CUDA_MEMORY_CACHING is set: uncached allocations report no events"
+    return ""
 
 
 def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:

@@ -1,15 +1,13 @@
 """Which of the program's variables hold tensors when a trace ends: names for what a leak keeps.
 
-Looked at once, at the end, and only names, addresses and counts are kept. On Python 3.11 and 3.12
-`frame.f_locals` leaves a copy of the variables behind in the frame, which would keep them alive:
-the copy is emptied again, unless the program holds that very dictionary itself.
+Looked at once, at the end, and only names, addresses and counts are kept. The variables themselves,
+the dictionaries that the program got from `locals()` and what lives are as they were.
 """
 
 import contextlib
 import inspect
 import itertools
 import os
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,7 +18,8 @@ import torch
 
 from pytracer._native import HERE, C
 from pytracer.capture import graph
-from pytracer.capture.labels import contents, unheard
+from pytracer.capture.labels import contents
+from pytracer.capture.looking import is_a
 
 _MOST_ITEMS = 300  # of one container
 _MOST_VISITS = 3_000  # of one variable
@@ -35,41 +34,22 @@ _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<fro
 
 def variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
     """The tensors that the frame's and its callers' variables hold, named."""
-    try:
-        return _variables_of(frame)
-    except Exception:
-        C.count_callback_error()
-        return []
-
-
-@unheard
-def _variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     seen_globals: set[int] = set()
     for _ in range(_DEEPEST):
         if frame is None:
             break
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                rows += _held_by(_locals_of(frame))
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # else its variables are globals
+                rows += _held_by(C.locals_of(frame).items())
             if id(frame.f_globals) not in seen_globals:
                 seen_globals.add(id(frame.f_globals))
-                rows += _held_by(list(frame.f_globals.items()))
+                rows += _held_by(list(dict.items(frame.f_globals)))
         frame = frame.f_back
     return rows[:_MOST_VARIABLES]
 
 
-def _locals_of(frame: FrameType) -> list[tuple[str, Any]]:
-    """Of a function; the variables of a module are its globals."""
-    values = frame.f_locals
-    found = list(values.items())
-    # The frame, `values` and the call itself; anyone else who holds it got it from locals().
-    if sys.version_info < (3, 13) and sys.getrefcount(values) <= 3:
-        values.clear()
-    return found
-
-
-def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
     for name, value in _with_attributes(variables):
         if name.startswith("__"):
             continue
@@ -84,17 +64,15 @@ def _held_by(variables: list[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _with_attributes(variables: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def _with_attributes(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """Also what a variable's object has under names of its own: `self.history`."""
     for name, value in variables:
         yield name, value
-        if isinstance(value, type | ModuleType | FunctionType | torch.Tensor):
+        if is_a(value, (type, ModuleType, FunctionType, torch.Tensor)):
             continue
-        with contextlib.suppress(AttributeError):  # most of Python's own have none
-            held: dict[str, Any] = object.__getattribute__(value, "__dict__")
-            for key in list(held)[:_MOST_ITEMS]:
-                if not key.startswith("_"):
-                    yield f"{name}.{key}", held[key]
+        for key, attribute in list(C.attributes_of(value).items())[:_MOST_ITEMS]:
+            if type(key) is str and not key.startswith("_"):
+                yield f"{name}.{key}", attribute
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
@@ -104,10 +82,10 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         if not todo:
             return
         item, depth = todo.pop()
-        if isinstance(item, torch.Tensor):
-            if not isinstance(item, torch.nn.Parameter):
+        if is_a(item, torch.Tensor):
+            if not is_a(item, torch.nn.Parameter):
                 yield item
-        elif depth and isinstance(item, dict):
+        elif depth and is_a(item, dict):
             inner = itertools.islice(reversed(dict.values(item)), _MOST_ITEMS)
             todo.extend((part, depth - 1) for part in inner)
         elif depth and type(item) in (list, tuple):
@@ -121,33 +99,20 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
-    found = set()
-    for tensor in tensors:
-        with contextlib.suppress(Exception):  # no storage, a view that lost its base, ...
-            found.add(_address(tensor))
-    return found - {0}
+    return {C.memory_of(tensor)[0] for tensor in tensors} - {0}
 
 
 def _is_number_of_many(tensor: torch.Tensor) -> bool:
     """One element that has the memory of many: some of torch's losses reduce in place."""
-    with contextlib.suppress(Exception):  # as above
-        if tensor.numel() == 1 and _address(tensor):
-            return tensor.untyped_storage().nbytes() > 64 * tensor.element_size()
-    return False
-
-
-def _address(tensor: torch.Tensor) -> int:
-    asks: Any = torch._C
-    if asks._is_cow_tensor(tensor):
-        return 0  # asking for its address would make the copy
-    return int(tensor.untyped_storage().data_ptr())
+    address, storage_bytes, elements, element_bytes = C.memory_of(tensor)
+    return bool(address and elements == 1 and storage_bytes > 64 * element_bytes)
 
 
 def _saved_by_graph(tensors: Iterable[torch.Tensor]) -> set[int]:
     """Where what the autograd nodes have saved is that these keep alive."""
     ends = []
     for tensor in tensors:
-        with contextlib.suppress(Exception):  # as above
+        with contextlib.suppress(RuntimeError):  # a view whose base has been changed in place
             if tensor.grad_fn is not None:
                 ends.append(tensor)
     saved: set[int] = set()

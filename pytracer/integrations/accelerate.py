@@ -3,8 +3,8 @@
 from typing import Any
 
 from accelerate import Accelerator
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from pytracer.capture.hooks import HOOKS
 from pytracer.integrations.callback import Callback
 
 
@@ -20,7 +20,7 @@ class MemoryTrace:
         """Recording begins here; a step is one of the optimizer, not one that accumulates."""
         self._accelerator = accelerator
         self._callback = Callback(**options)
-        self._handle = register_optimizer_step_post_hook(lambda *_: self._stepped())
+        HOOKS.count_steps(self._stepped)
         self._logged = False
         self._callback.begin(*(accelerator.unwrap_model(target) for target in targets))
 
@@ -32,7 +32,7 @@ class MemoryTrace:
     def end(self, error: BaseException | None = None) -> None:
         """No more is recorded: not the rest of its steps, and none of those that it watches."""
         self._callback.end(error)
-        self._handle.remove()
+        HOOKS.count_no_steps(self._stepped)
         self._log()
 
     def __enter__(self) -> "MemoryTrace":

@@ -4,7 +4,11 @@
 #include "recorder.h"
 #include "streamer.h"
 
+#include <atomic>
 #include <cstdio>
+#include <memory>
+#include <mutex>
+#include <string>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <thread>
@@ -21,7 +25,7 @@ class Recorded {
 
   ~Recorded() {
     Recorder::get().end_session(id_);
-    Recorder::get().clear();
+    Recorder::get().forget_session(id_);
   }
 
   Recording read() const {
@@ -393,19 +397,114 @@ TEST(an_allocation_goes_on_where_no_memory_is_left_to_record_it) {
   CHECK_EQ(r.losses[0].second, uint64_t{1});
 }
 
-TEST(a_scope_that_ends_on_another_thread_does_not_confuse_the_stack) {
+std::shared_ptr<Annotation> annotate(const std::string& name) {
+  auto annotation = std::make_shared<Annotation>(name);
+  Recorder::get().push_annotation(here(), ScopeKind::kUser, annotation);
+  return annotation;
+}
+
+void end_elsewhere(ThreadState& owner, std::shared_ptr<Annotation> annotation) {
+  std::thread([&owner, annotation = std::move(annotation)] {
+    Recorder::get().end_annotation(here(), owner, *annotation);
+  }).join();
+}
+
+TEST(an_annotation_that_ends_on_another_thread_is_over) {
   Recorded session;
-  int outer = 0;
-  int lost = 0;
-  Recorder::get().push(here(), ScopeKind::kUser, &outer, "outer");
-  Recorder::get().push(here(), ScopeKind::kUser, &lost, "async");
-  std::thread([&lost] { Recorder::get().pop(here(), &lost); }).join();
+  auto outer = annotate("outer");
+  end_elsewhere(here(), annotate("drained by a worker"));
   alloc(0x1000);
-  Recorder::get().pop(here(), &outer);
+  Recorder::get().end_annotation(here(), here(), *outer);
   alloc(0x2000);
   Recording r = session.read();
-  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("async"));
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("outer"));
   CHECK_EQ(r.events.scope[1], 0u);
+}
+
+TEST(an_annotation_that_ended_elsewhere_has_an_end) {
+  Recorded session;
+  auto annotation = annotate("all_gather");
+  alloc(0x1000);
+  end_elsewhere(here(), annotation);
+  alloc(0x2000);
+  Recording r = session.read();
+  CHECK_EQ(r.scope_ends.scope, std::vector<uint32_t>{r.events.scope[0]});
+  CHECK_EQ(r.events.scope[1], 0u);
+}
+
+TEST(annotations_that_take_turns_end_in_any_order) {
+  Recorded session;
+  auto first = annotate("first task");
+  auto second = annotate("second task");
+  Recorder::get().end_annotation(here(), here(), *first);
+  alloc(0x1000);
+  Recorder::get().end_annotation(here(), here(), *second);
+  alloc(0x2000);
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string("second task"));
+  CHECK_EQ(r.events.scope[1], 0u);
+}
+
+TEST(an_annotation_s_name_is_the_recorder_s_own) {
+  std::shared_ptr<Annotation> annotation;
+  {
+    Recorded earlier;
+    annotation = annotate(std::string(1 << 20, 'x'));
+  }
+  Recorded session;
+  alloc(0x1000);
+  Recording r = session.read();
+  CHECK_EQ(name_of(r, r.events.scope[0]), std::string(1 << 20, 'x'));
+  Recorder::get().end_annotation(here(), here(), *annotation);
+}
+
+TEST(annotations_are_handed_over_between_threads_at_any_moment) {
+  Recorded session;
+  ThreadState& owner = here();
+  std::atomic<bool> stop{false};
+  std::mutex mutex;
+  std::vector<std::shared_ptr<Annotation>> handed_over;
+  std::thread worker([&] {
+    while (!stop.load()) {
+      std::lock_guard lock(mutex);
+      for (auto& annotation : handed_over) {
+        Recorder::get().end_annotation(here(), owner, *annotation);
+      }
+      handed_over.clear();
+    }
+  });
+  for (int i = 0; i < 2000; ++i) {
+    auto annotation = annotate("number " + std::to_string(i));
+    alloc(0x1000);
+    std::lock_guard lock(mutex);
+    handed_over.push_back(std::move(annotation));
+  }
+  while (true) {
+    std::lock_guard lock(mutex);
+    if (handed_over.empty()) {
+      break;
+    }
+  }
+  stop.store(true);
+  worker.join();
+  alloc(0x2000);
+  Recording r = session.read();
+  CHECK_EQ(r.events.scope.back(), 0u);
+}
+
+TEST(a_place_that_no_number_is_left_for_keeps_its_device_and_is_counted) {
+  Recorded session;
+  Recorder& recorder = Recorder::get();
+  uint16_t number = 0;
+  for (uint64_t pool = 1; pool <= 70000; ++pool) {
+    number = recorder.place({0, pool, 0, DeviceType::kCuda, 1});
+  }
+  recorder.record(Action::kAlloc, number, 0x1000, 8);
+  Recording r = session.read();
+  CHECK_EQ(r.places.device_type[r.events.place[0]], static_cast<uint8_t>(DeviceType::kCuda));
+  CHECK_EQ(r.places.device_index[r.events.place[0]], uint8_t{1});
+  CHECK_EQ(r.losses[0].first, std::string("lost_places"));
+  CHECK_EQ(r.losses[0].second, uint64_t{70000 - (Recorder::kMostPlaces - 1)});
 }
 
 TEST(names_are_told_apart_though_their_addresses_are_reused) {
@@ -442,6 +541,7 @@ TEST(a_session_inside_a_session_sees_its_own_stretch) {
     Harvest(inner).drain_all(builder);
     inside = builder.recording;
     Recorder::get().end_session(inner);
+    Recorder::get().forget_session(inner);
   }
   alloc(0x3000);
   Recording whole = outer.read();
@@ -465,6 +565,7 @@ TEST(a_session_inside_one_that_is_full_has_its_own_room_and_its_own_losses) {
     Harvest(roomy).drain_all(builder);
     whole_inside = builder.recording;
     Recorder::get().end_session(roomy);
+    Recorder::get().forget_session(roomy);
   }
   five();  // the outer one's room is used up
   Recording small_inside;
@@ -475,6 +576,7 @@ TEST(a_session_inside_one_that_is_full_has_its_own_room_and_its_own_losses) {
     Harvest(small).drain_all(builder);
     small_inside = builder.recording;
     Recorder::get().end_session(small);
+    Recorder::get().forget_session(small);
   }
   Recording r = outer.read();
   CHECK_EQ(whole_inside.events.address.size(), size_t{5});
@@ -497,6 +599,7 @@ TEST(scopes_from_before_take_no_room_of_a_session_inside) {
   RecordingBuilder builder;
   Harvest(inner).drain_all(builder);
   Recorder::get().end_session(inner);
+  Recorder::get().forget_session(inner);
   CHECK_EQ(name_of(builder.recording, builder.recording.events.scope[0]),
            std::string("aten::empty"));
   CHECK(builder.recording.losses.empty());

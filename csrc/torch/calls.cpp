@@ -1,0 +1,393 @@
+#include "calls.h"
+
+#include "../core/recorder.h"
+#include "exchange.h"
+#include "frame_locals.h"
+#include "ops.h"
+#include "quietly.h"
+
+#include <pybind11/pybind11.h>
+
+#include <ATen/record_function.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
+
+#include <array>
+#include <cstring>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace pytracer::calls {
+
+namespace {
+
+// All guarded by the GIL.
+Listeners listeners{};
+unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
+constexpr unsigned long kSeveral = ~0UL;
+bool marking_modules = false;
+bool counting_steps = false;
+
+PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
+PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
+
+FunctionExchange module_calls(&module_call);
+MethodExchange engine_calls(&engine_call);
+
+// Names of modules by their address, valid in one recording and for as long as the module lives.
+struct ModuleNames {
+  struct Known {
+    uint32_t name;
+    py::object reference;  // weak; its end takes this entry away
+  };
+
+  uint32_t generation = 0;
+  std::unordered_map<uintptr_t, Known> known;
+};
+
+ModuleNames& module_names() {
+  static auto* const names = new ModuleNames;
+  if (names->generation != Recorder::get().generation()) {
+    names->generation = Recorder::get().generation();
+    names->known.clear();
+  }
+  return *names;
+}
+
+// A module has died: its address, `self`, may become another's.
+PyObject* forget_module(PyObject* self, PyObject* /*reference*/) {
+  module_names().known.erase(PyLong_AsSize_t(self));
+  Py_RETURN_NONE;
+}
+
+PyMethodDef forget_definition{"forget_module", &forget_module, METH_O, nullptr};
+
+py::object reference_to(PyObject* module) {
+  auto address =
+      py::reinterpret_steal<py::object>(PyLong_FromSize_t(reinterpret_cast<uintptr_t>(module)));
+  auto forget =
+      py::reinterpret_steal<py::object>(PyCFunction_New(&forget_definition, address.ptr()));
+  auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(module, forget.ptr()));
+  PyErr_Clear();
+  return reference;
+}
+
+// Whether torch.compile, torch.export or make_fx runs modules and passes to see what they do. They
+// compute nothing then.
+bool is_only_looked_at() {
+  using Modes = c10::impl::TorchDispatchModeTLS;
+  using Key = c10::impl::TorchDispatchModeKey;
+  return Modes::any_modes_set() && (Modes::get_mode(Key::FAKE) || Modes::get_mode(Key::PROXY) ||
+                                    Modes::get_mode(Key::FUNCTIONAL));
+}
+
+// False where an exception is set that is the program's to see.
+bool name_of(PyObject* module, uint32_t& name) {
+  auto& known = module_names().known;
+  if (auto it = known.find(reinterpret_cast<uintptr_t>(module)); it != known.end()) {
+    name = it->second.name;
+    return true;
+  }
+  name = 0;
+  PyObject* text = nullptr;
+  if (!quietly::call(listeners.name_of_module, &module, 1, &text)) {
+    return false;
+  }
+  const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
+  if (utf8 != nullptr) {
+    name = Recorder::get().strings.intern(utf8);
+  } else {
+    PyErr_Clear();
+  }
+  Py_XDECREF(text);
+  if (py::object reference = reference_to(module)) {
+    ModuleNames::Known entry{name, std::move(reference)};
+    module_names().known.insert_or_assign(reinterpret_cast<uintptr_t>(module), std::move(entry));
+  }
+  return true;
+}
+
+// The listener sees what a Python function would: a tuple and a dictionary.
+bool tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  PyObject* tuple = PyTuple_New(count);
+  PyObject* dict = PyDict_New();
+  bool go_on = true;
+  if (tuple != nullptr && dict != nullptr) {
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
+    }
+    Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
+    for (Py_ssize_t i = 0; i < named; ++i) {
+      PyDict_SetItem(dict, PyTuple_GET_ITEM(names, i), args[count + i]);
+    }
+    std::array<PyObject*, 3> call{module, tuple, dict};
+    go_on = quietly::call(listeners.before_root, call.data(), call.size());
+  } else {
+    PyErr_Clear();
+  }
+  Py_XDECREF(tuple);
+  Py_XDECREF(dict);
+  return go_on;
+}
+
+// Closes the frame however the call ends, KeyboardInterrupt and thread exit included.
+class OpenFrame {
+ public:
+  OpenFrame(ScopeKind kind, const char* name, uint32_t name_id) : thread_(Recorder::this_thread()) {
+    Recorder::get().push(thread_, kind, this, name, -1, name_id);
+  }
+
+  ~OpenFrame() { Recorder::get().pop(thread_, this); }
+
+  OpenFrame(const OpenFrame&) = delete;  // its address is the frame's key
+  OpenFrame& operator=(const OpenFrame&) = delete;
+
+ private:
+  ThreadState& thread_;
+};
+
+// A module's call as torch's profilers record it. The scope is one that eager torch never uses, so
+// they cannot take it for an operator or an annotation, and our own callbacks do not hear it.
+class Mark {
+ public:
+  explicit Mark(uint32_t name) : function_(at::RecordScope::STATIC_RUNTIME_MODEL) {
+    if (function_.isActive()) {
+      function_.before(Recorder::get().strings.at(name));
+    }
+  }
+
+ private:
+  at::RecordFunction function_;
+};
+
+// args[0] is the module.
+PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
+  auto forward = [&] { return module_calls.original()(function, args, flags, names); };
+  Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (!recording.load(std::memory_order_relaxed) || count == 0 || is_only_looked_at()) {
+    return forward();
+  }
+  ops::ResumeRecordFunction resumed;
+  uint32_t name = 0;
+  if (!name_of(args[0], name)) {
+    return nullptr;
+  }
+  bool root = Recorder::this_thread().outside_of_modules();
+  if (root && !tell_root(args[0], args + 1, count - 1, names)) {
+    return nullptr;
+  }
+  PyObject* result = nullptr;
+  {
+    OpenFrame frame(ScopeKind::kModule, "", name);
+    if (root) {
+      Recorder::get().open_current(Recorder::this_thread());
+    }
+    std::optional<Mark> mark;
+    if (marking_modules) {
+      mark.emplace(name);
+    }
+    result = forward();
+  }
+  if (root && result != nullptr && !quietly::call(listeners.after_root, nullptr, 0)) {
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
+// One of `run_backward(tensors, grad_tensors, keep_graph, create_graph, ...)`. Borrowed, or null.
+PyObject* argument(PyObject* args, PyObject* kwargs, Py_ssize_t position, const char* name) {
+  if (PyTuple_GET_SIZE(args) > position) {
+    return PyTuple_GET_ITEM(args, position);
+  }
+  return kwargs != nullptr ? PyDict_GetItemString(kwargs, name) : nullptr;
+}
+
+// Whether the pass makes a graph of its own, or Python compiles it as a whole.
+bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
+  if (argument(args, kwargs, 3, "create_graph") != Py_False) {
+    return true;
+  }
+  PyObject* modules = PyImport_GetModuleDict();
+  PyObject* compiled = PyDict_GetItemString(modules, "torch._dynamo.compiled_autograd");
+  PyObject* enabled =
+      compiled != nullptr && PyModule_Check(compiled)
+          ? PyDict_GetItemString(PyModule_GetDict(compiled), "compiled_autograd_enabled")
+          : nullptr;
+  return enabled != nullptr && enabled != Py_False;
+}
+
+PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
+  auto forward = [&] { return engine_calls.original()(self, args, kwargs); };
+  if (!recording.load(std::memory_order_relaxed) || is_only_looked_at()) {
+    return forward();
+  }
+  ops::ResumeRecordFunction resumed;
+  ThreadState& thread = Recorder::this_thread();
+  bool outermost = !thread.inside_node();
+  if (outermost && backward_thread != PyThread_get_thread_ident()) {
+    backward_thread = backward_thread == 0 ? PyThread_get_thread_ident() : kSeveral;
+  }
+  PyObject* outputs = argument(args, kwargs, 0, "tensors");
+  outermost = outermost && outputs != nullptr;
+  if (outermost && !quietly::call(listeners.before_backward, &outputs, 1)) {
+    return nullptr;
+  }
+  PyObject* result = nullptr;
+  {
+    OpenFrame frame(ScopeKind::kBackward, "backward", 0);
+    Recorder::get().open_current(thread);
+    bool may_be_quiet =
+        outermost && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
+    ops::QuietBackward quiet(outputs, may_be_quiet);
+    result = forward();
+  }
+  if (outermost && result != nullptr && !quietly::call(listeners.after_backward, nullptr, 0)) {
+    Py_CLEAR(result);
+  }
+  return result;
+}
+
+// ------------------------------------------------------------------ optimizers
+
+// The wrapper that torch puts around each optimizer's step; the optimizer is its `self`.
+bool is_step_wrapper(PyCodeObject* code) {
+  static const char* const file = [] {
+    auto optimizer = py::module_::import("torch.optim.optimizer").attr("Optimizer");
+    py::object name = optimizer.attr("profile_hook_step").attr("__code__").attr("co_filename");
+    return PyUnicode_AsUTF8(name.release().ptr());  // kept for good
+  }();
+  return PyUnicode_CompareWithASCIIString(code->co_name, "wrapper") == 0 && file != nullptr &&
+         std::strcmp(PyUnicode_AsUTF8(code->co_filename), file) == 0;
+}
+
+// Whose step has just been entered or left: torch's wrapper is a few frames further up.
+py::object stepping_optimizer() {
+  py::object found = py::none();
+  PyFrameObject* frame = PyEval_GetFrame();
+  Py_XINCREF(frame);
+  for (int i = 0; i < 12 && frame != nullptr && found.is_none(); ++i) {
+    PyCodeObject* code = PyFrame_GetCode(frame);
+    if (is_step_wrapper(code)) {
+      if (PyObject* optimizer = frame_locals::one(frame, "self")) {
+        found = py::reinterpret_steal<py::object>(optimizer);
+      }
+    }
+    Py_DECREF(code);
+    PyFrameObject* caller = PyFrame_GetBack(frame);
+    Py_DECREF(frame);
+    frame = caller;
+  }
+  Py_XDECREF(frame);
+  return found;
+}
+
+const void* handled_exception() {
+  PyObject *type, *value, *traceback;
+  PyErr_GetExcInfo(&type, &value, &traceback);
+  const void* identity = value;
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  return identity;
+}
+
+// No exception can pass through here: the program gets its own a moment later.
+void tell_of_step(PyObject* listener) {
+  py::object optimizer = stepping_optimizer();
+  PyObject* argument = optimizer.ptr();
+  if (!quietly::call(listener, &argument, 1)) {
+    quietly::raise_later();
+  }
+}
+
+void replace(PyObject*& held, PyObject* with) {
+  PyObject* before = held;
+  held = Py_XNewRef(with);
+  Py_XDECREF(before);
+}
+
+}  // namespace
+
+Step before_step() {
+  if (!Py_IsInitialized() || (!recording.load(std::memory_order_relaxed) && !counting_steps)) {
+    return {};
+  }
+  py::gil_scoped_acquire locked;
+  Step step{handled_exception(), true};
+  if (recording.load(std::memory_order_relaxed)) {
+    tell_of_step(listeners.before_step);
+  }
+  return step;
+}
+
+void after_step(const Step& step) {
+  if (!step.heard || !Py_IsInitialized()) {
+    return;
+  }
+  py::gil_scoped_acquire locked;
+  bool raised = handled_exception() != step.handled;
+  if (!raised && (recording.load(std::memory_order_relaxed) || counting_steps)) {
+    tell_of_step(listeners.after_step);
+  }
+}
+
+void count_steps(bool on) {
+  counting_steps = on;
+}
+
+void set_listeners(const Listeners& with) {
+  replace(listeners.name_of_module, with.name_of_module);
+  replace(listeners.before_root, with.before_root);
+  replace(listeners.after_root, with.after_root);
+  replace(listeners.before_backward, with.before_backward);
+  replace(listeners.after_backward, with.after_backward);
+  replace(listeners.before_step, with.before_step);
+  replace(listeners.after_step, with.after_step);
+}
+
+const char* install() {
+  static auto* const module =
+      new py::object(py::module_::import("torch.nn").attr("Module").attr("__dict__"));
+  static auto* const engine = new py::object(
+      py::module_::import("torch.autograd").attr("Variable").attr("_execution_engine"));
+  py::object function = (*module)["_call_impl"];
+  if (!module_calls.put(function.ptr())) {
+    return "torch.nn.Module._call_impl is no function here: modules cannot be seen";
+  }
+  py::object method = py::type::of(*engine).attr("run_backward");
+  if (!engine_calls.put(method.ptr())) {
+    return "torch's engine has changed: backward passes cannot be seen";
+  }
+  return "";
+}
+
+void uninstall() {
+  module_calls.take_away();
+  engine_calls.take_away();
+}
+
+bool installed() {
+  return module_calls.is_put() || engine_calls.is_put();
+}
+
+void begin_recording() {
+  backward_thread = 0;
+  ops::allow_quiet_passes();
+}
+
+void end_recording() {
+  module_names().known.clear();
+}
+
+void mark_modules(bool on) {
+  marking_modules = on;
+}
+
+bool may_read_gradients() {
+  return backward_thread == 0 || backward_thread == PyThread_get_thread_ident();
+}
+
+}  // namespace pytracer::calls

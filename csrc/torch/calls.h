@@ -1,0 +1,62 @@
+// Sees the program's calls of modules, of autograd's engine and of optimizers' steps.
+//
+//   torch.nn.Module._call_impl        its function object gets another vectorcall: the module stack
+//   torch._C._EngineBase.run_backward its method table gets another entry: backward passes
+//   "Optimizer.step#..."              torch's own annotation, which csrc/torch/ops.h hears of
+//
+// No attribute and no type of torch's changes, so neither torch.compile nor the program can tell:
+// what it compares, copies, pickles, wraps or guards on are the same objects. _call_impl and not
+// __call__, since Python 3.11 calls a function past its vectorcall unless it is called with a star.
+#pragma once
+
+#include <Python.h>
+
+#include <cstdint>
+
+namespace pytracer::calls {
+
+// What is told of calls, in Python.
+struct Listeners {
+  PyObject* name_of_module;   // module -> str, asked once per module
+  PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
+  PyObject* after_root;       // (): it has been left without an exception
+  PyObject* before_backward;  // (outputs): an outermost backward pass starts
+  PyObject* after_backward;   // (): it has ended without an exception
+  PyObject* before_step;      // (optimizer or None): an optimizer's step starts
+  PyObject* after_step;       // (optimizer or None): it has ended without an exception
+};
+
+// Set once, for the life of the process: they are asked while something records. The GIL must be
+// held for this and for all that follows.
+void set_listeners(const Listeners& listeners);
+
+// Doing either twice is harmless. Returns what could not be hooked, or nothing.
+const char* install();
+void uninstall();
+bool installed();
+
+// A recording begins: no thread has run a backward pass yet. Or it ends: no module is known any
+// more.
+void begin_recording();
+void end_recording();
+
+// Whether module calls also tell torch's own profilers which module is entered.
+void mark_modules(bool on);
+
+// An optimizer's annotation is entered or left. Both take the GIL.
+struct Step {
+  const void* handled = nullptr;  // the exception that was being handled as it began
+  bool heard = false;
+};
+
+Step before_step();
+void after_step(const Step& step);
+// Steps are to be heard of though nothing records.
+void count_steps(bool on);
+
+// Whether no thread but this one runs backward passes. Only the thread that trains a model may look
+// at its gradients: the engine makes them without the GIL, and where Python gives one up torch lets
+// go of the GIL before the parameter has forgotten it.
+bool may_read_gradients();
+
+}  // namespace pytracer::calls

@@ -1,0 +1,34 @@
+// Methods that end what their object has begun, whatever interrupts their Python.
+//
+// A Ctrl-C may come between any two lines of Python: also in a `finally`, before its first call.
+// What has to happen in any case therefore happens in C, after the method's Python.
+#pragma once
+
+#include "session.h"
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <vector>
+
+namespace pytracer {
+
+// The sessions that one object has begun. It is the object's attribute `_held`.
+class Held {
+ public:
+  std::shared_ptr<Session> session();
+  void end_all();
+
+  // Called when an interrupted method has left sessions that had to be ended here.
+  static void set_listener(PyObject* listener);
+
+ private:
+  std::vector<std::weak_ptr<Session>> sessions_;
+};
+
+// The method, after which its object's sessions are ended: if it raises, or always. The latter does
+// nothing at all once the interpreter is going away.
+pybind11::object ends_if_it_raises(const pybind11::function& method);
+pybind11::object ends_always(const pybind11::function& method);
+
+}  // namespace pytracer

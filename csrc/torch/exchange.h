@@ -1,0 +1,62 @@
+// Puts functions of ours where Python finds the code of a callable. The callable itself, its type
+// and everything that refers to it stay the same objects.
+#pragma once
+
+#include <Python.h>
+
+namespace pytracer {
+
+// What METH_FASTCALL | METH_KEYWORDS stands for; its public name differs from Python to Python.
+using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
+
+// The vectorcall of one Python function.
+class FunctionExchange {
+ public:
+  explicit FunctionExchange(vectorcallfunc ours) : ours_(ours) {}
+
+  // False if `function` is no Python function. The function is kept for as long as ours is there.
+  bool put(PyObject* function);
+  // Where somebody has put another there meanwhile, theirs stays.
+  void take_away();
+
+  bool is_put() const { return function_ != nullptr; }
+
+  // What ours stands for. It is valid for ever: a call may still be on its way.
+  vectorcallfunc original() const { return original_; }
+
+ private:
+  vectorcallfunc ours_;
+  vectorcallfunc original_ = nullptr;
+  PyFunctionObject* function_ = nullptr;
+};
+
+// The entry of one method or function in the table that its extension has made for it.
+class MethodExchange {
+ public:
+  explicit MethodExchange(PyCFunctionWithKeywords ours, FastFunction ours_if_fast = nullptr)
+      : ours_(ours), ours_if_fast_(ours_if_fast) {}
+
+  // False if `callable` has no such entry, takes its arguments in another way, or if its entry lies
+  // in memory that must not be written.
+  bool put(PyObject* callable);
+  void take_away();
+
+  bool is_put() const { return entry_ != nullptr; }
+
+  // What ours stand for, however it takes its arguments. Valid for ever.
+  PyCFunctionWithKeywords original() const;
+  FastFunction fast_original() const;
+
+ private:
+  PyCFunction ours_for(int flags) const;
+
+  PyCFunctionWithKeywords ours_;
+  FastFunction ours_if_fast_;
+  PyCFunction original_ = nullptr;
+  PyMethodDef* entry_ = nullptr;
+};
+
+// Whether an address holds data that may be written: not what a library's loader made read-only.
+bool is_writable(const void* address);
+
+}  // namespace pytracer

@@ -1,0 +1,234 @@
+#include "look.h"
+
+#include <pybind11/pybind11.h>
+
+#include <c10/core/StorageImpl.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/DynamicTypes.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <array>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace py = pybind11;
+
+namespace pytracer::look {
+
+namespace {
+
+constexpr int kDeepestPart = 4;
+constexpr size_t kMostVisits = 5000;  // of one value
+
+PyTypeObject* tensor_type() {
+  return reinterpret_cast<PyTypeObject*>(THPVariableClass);
+}
+
+// Whether it is a subclass in Python that stands for tensors elsewhere.
+bool has_no_memory(const at::Tensor& tensor) {
+  if (!tensor.key_set().has(c10::DispatchKey::Python)) {
+    return false;
+  }
+  return !tensor.has_storage() ||
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
+
+// visit(name, value) for what lies in the slots that the object's classes declare.
+template <class Visit>
+void each_slot(PyObject* object, Visit visit) {
+  PyObject* classes = Py_TYPE(object)->tp_mro;
+  for (Py_ssize_t i = 0; classes != nullptr && i < PyTuple_GET_SIZE(classes); ++i) {
+    PyObject* declared = reinterpret_cast<PyTypeObject*>(PyTuple_GET_ITEM(classes, i))->tp_dict;
+    PyObject* name = nullptr;
+    PyObject* descriptor = nullptr;
+    for (Py_ssize_t at = 0;
+         declared != nullptr && PyDict_Next(declared, &at, &name, &descriptor);) {
+      if (!Py_IS_TYPE(descriptor, &PyMemberDescr_Type)) {
+        continue;
+      }
+      auto* type = reinterpret_cast<PyObject*>(Py_TYPE(object));
+      PyObject* value = PyMemberDescr_Type.tp_descr_get(descriptor, object, type);
+      if (value != nullptr) {
+        visit(name, value);
+        Py_DECREF(value);
+      }
+      PyErr_Clear();  // nothing lies there yet
+    }
+  }
+}
+
+template <class Visit>
+void each_attribute(PyObject* object, Visit visit) {
+  if (PyObject* own = attributes(object)) {
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(own, &at, &name, &value);) {
+      visit(name, value);
+    }
+    Py_DECREF(own);
+  }
+  each_slot(object, visit);
+}
+
+bool names_a_gradient(PyObject* name) {
+  const char* text = PyUnicode_Check(name) ? PyUnicode_AsUTF8(name) : nullptr;
+  PyErr_Clear();
+  return text != nullptr && std::strstr(text, "grad") != nullptr;
+}
+
+void each_part(PyObject* tensor, int depth, Found found) {
+  if (!has_no_memory(THPVariable_Unpack(tensor))) {
+    found(tensor);
+  } else if (depth > 0) {
+    each_attribute(tensor, [&](PyObject* name, PyObject* value) {
+      if (is_tensor(value) && !names_a_gradient(name)) {
+        each_part(value, depth - 1, found);
+      }
+    });
+  }
+}
+
+// What computes or learns is no batch, nor is a class, a module or a function.
+bool may_be_batch(PyObject* object) {
+  auto of_torch = [](const char* module, const char* name) {
+    return py::object(py::module_::import(module).attr(name)).release().ptr();
+  };
+  static const auto* const others = new std::array{
+      of_torch("torch.nn", "Module"),
+      of_torch("torch.optim", "Optimizer"),
+      reinterpret_cast<PyObject*>(&PyType_Type),
+      reinterpret_cast<PyObject*>(&PyModule_Type),
+      reinterpret_cast<PyObject*>(&PyFunction_Type),
+      reinterpret_cast<PyObject*>(&PyMethod_Type),
+  };
+  for (PyObject* other : *others) {
+    if (PyType_IsSubtype(Py_TYPE(object), reinterpret_cast<PyTypeObject*>(other))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+}  // namespace
+
+bool is_tensor(PyObject* object) {
+  return PyType_IsSubtype(Py_TYPE(object), tensor_type());
+}
+
+PyObject* attributes(PyObject* object) {
+  if (Py_TYPE(object)->tp_dictoffset == 0 || PyType_Check(object)) {
+    return nullptr;
+  }
+  PyObject* found = PyObject_GenericGetDict(object, nullptr);
+  PyErr_Clear();
+  return found;
+}
+
+PyObject* item(PyObject* container, PyObject* key) {
+  PyObject* found = nullptr;
+  if (PyDict_Check(container)) {
+    found = PyDict_GetItemWithError(container, key);
+  } else if (PyLong_CheckExact(key) && (PyList_Check(container) || PyTuple_Check(container))) {
+    Py_ssize_t position = PyLong_AsSsize_t(key);
+    if (position >= 0 && position < PySequence_Fast_GET_SIZE(container)) {
+      found = PySequence_Fast_GET_ITEM(container, position);
+    }
+  } else if (is_of_torch(Py_TYPE(container))) {
+    PyObject* made = PyObject_GetItem(container, key);
+    PyErr_Clear();
+    return made;
+  }
+  PyErr_Clear();
+  return Py_XNewRef(found);
+}
+
+bool is_of_torch(PyTypeObject* type) {
+  PyObject* module =
+      type->tp_dict != nullptr ? PyDict_GetItemString(type->tp_dict, "__module__") : nullptr;
+  const char* name =
+      module != nullptr && PyUnicode_Check(module) ? PyUnicode_AsUTF8(module) : type->tp_name;
+  PyErr_Clear();
+  return name != nullptr && std::strncmp(name, "torch.", 6) == 0;
+}
+
+void each_part(PyObject* tensor, Found found) {
+  Undisturbed undisturbed;
+  each_part(tensor, kDeepestPart, found);
+}
+
+void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found) {
+  Undisturbed undisturbed;
+  std::vector<std::pair<py::object, int>> left;
+  left.emplace_back(py::reinterpret_borrow<py::object>(value), depth);
+  for (size_t visits = 0; !left.empty() && visits < kMostVisits; ++visits) {
+    auto [held, levels] = std::move(left.back());
+    left.pop_back();
+    PyObject* object = held.ptr();
+    auto later = [&left, below = levels - 1](PyObject* inner) {
+      left.emplace_back(py::reinterpret_borrow<py::object>(inner), below);
+    };
+    if (is_tensor(object)) {
+      each_part(object, found);
+    } else if (levels == 0) {
+      continue;
+    } else if (PyDict_Check(object)) {
+      PyObject* key = nullptr;
+      PyObject* inner = nullptr;
+      for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &inner);) {
+        later(inner);
+      }
+    } else if (PyList_Check(object) || PyTuple_Check(object)) {
+      for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
+        later(PySequence_Fast_GET_ITEM(object, i));
+      }
+    } else if (also_in_objects && may_be_batch(object)) {
+      each_attribute(object, [&](PyObject* /*name*/, PyObject* inner) { later(inner); });
+    }
+  }
+}
+
+std::string shape_of(const at::Tensor& tensor) {
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  if (impl.is_nested()) {
+    return "nested";
+  }
+  if (impl.has_symbolic_sizes_strides()) {
+    return "";
+  }
+  std::string text;
+  for (int64_t size : impl.sizes_default()) {
+    text += (text.empty() ? "" : "x") + std::to_string(size);
+  }
+  return text.empty() ? "scalar" : text;
+}
+
+const char* dtype_of(const at::Tensor& tensor) {
+  return torch::getTHPDtype(tensor.scalar_type())->name;
+}
+
+c10::Device device_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return c10::Device(c10::DeviceType::Meta);
+  }
+  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device();
+}
+
+Memory memory_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return {};
+  }
+  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  const auto& impl = *tensor.unsafeGetTensorImpl();
+  Memory found{reinterpret_cast<uint64_t>(storage->_mutable_data_ptr_no_checks().get()),
+               static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)),
+               1};
+  if (!impl.has_symbolic_sizes_strides()) {
+    for (int64_t size : impl.sizes_default()) {
+      found.elements *= static_cast<uint64_t>(size);
+    }
+  }
+  return found;
+}
+
+}  // namespace pytracer::look

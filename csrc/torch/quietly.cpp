@@ -1,0 +1,192 @@
+#include "quietly.h"
+
+#include "../core/clock.h"
+#include "../core/recorder.h"
+
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/jit/frontend/tracer.h>
+
+#include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unistd.h>
+#include <utility>
+
+namespace pytracer::quietly {
+
+namespace {
+
+uint64_t count = 0;  // guarded by the GIL
+
+// Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
+PyObject* set_eval_frame(PyObject* callback) {
+  static PyObject* const function = [] {
+    PyObject* module = PyImport_ImportModule("torch._C._dynamo.eval_frame");
+    PyObject* found =
+        module != nullptr ? PyObject_GetAttrString(module, "set_eval_frame") : nullptr;
+    Py_XDECREF(module);
+    PyErr_Clear();
+    return found;
+  }();
+  PyObject* before = function != nullptr ? PyObject_CallOneArg(function, callback) : nullptr;
+  PyErr_Clear();
+  return before;
+}
+
+class IsolatedFromProgram {
+ public:
+  IsolatedFromProgram()
+      : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
+        tracing_(may_stop_tracing() ? torch::jit::tracer::getTracingState() : nullptr),
+        compiler_(set_eval_frame(Py_None)) {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(
+        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+    if (tracing_) {
+      torch::jit::tracer::setTracingState(nullptr);
+    }
+  }
+
+  // An exception may be on its way.
+  ~IsolatedFromProgram() {
+    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
+    if (tracing_) {
+      torch::jit::tracer::setTracingState(std::move(tracing_));
+    }
+    if (compiler_ != nullptr && compiler_ != Py_None) {
+      PyObject *type, *value, *traceback;
+      PyErr_Fetch(&type, &value, &traceback);
+      Py_XDECREF(set_eval_frame(compiler_));
+      PyErr_Restore(type, value, traceback);
+    }
+    Py_XDECREF(compiler_);
+  }
+
+  IsolatedFromProgram(const IsolatedFromProgram&) = delete;
+  IsolatedFromProgram& operator=(const IsolatedFromProgram&) = delete;
+
+ private:
+  // Inside of an operator torch refuses to.
+  static bool may_stop_tracing() {
+    return !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
+  }
+
+  at::impl::TorchFunctionDisabledState functions_;
+  std::shared_ptr<torch::jit::tracer::TracingState> tracing_;
+  PyObject* compiler_;
+};
+
+// The folder of a package or module that is imported.
+std::string folder_of(const char* module) {
+  std::string folder;
+  PyObject* found = PyImport_ImportModule(module);
+  PyObject* file = found != nullptr ? PyObject_GetAttrString(found, "__file__") : nullptr;
+  if (const char* path = file != nullptr ? PyUnicode_AsUTF8(file) : nullptr) {
+    folder = std::string_view(path).substr(0, std::string_view(path).rfind('/') + 1);
+  }
+  PyErr_Clear();
+  Py_XDECREF(file);
+  Py_XDECREF(found);
+  return folder;
+}
+
+// Whether code in this file runs because ours does: ours, torch's, the standard library's.
+bool runs_for_us(std::string_view file) {
+  static const auto* const folders = new std::array{folder_of("pytracer"), folder_of("torch")};
+  static const auto* const library = new std::string(folder_of("os"));
+  auto is_in = [file](const std::string& folder) {
+    return !folder.empty() && file.substr(0, folder.size()) == folder;
+  };
+  bool in_library = is_in(*library) && file.find("-packages/") == file.npos;
+  return in_library || file.substr(0, 8) == "<frozen " ||
+         std::any_of(folders->begin(), folders->end(), is_in);
+}
+
+// Whether the exception was raised by what ours called. A signal's handler is the program's: it may
+// run between any two of our lines, and what it raises is meant for the program.
+bool is_ours(PyObject* traceback) {
+  if (traceback == nullptr) {
+    return true;
+  }
+  auto* last = reinterpret_cast<PyTracebackObject*>(traceback);
+  while (last->tb_next != nullptr) {
+    last = last->tb_next;
+  }
+  PyCodeObject* code = PyFrame_GetCode(last->tb_frame);
+  const char* file = PyUnicode_AsUTF8(code->co_filename);
+  PyErr_Clear();
+  bool ours = file == nullptr || runs_for_us(file);
+  Py_DECREF(code);
+  return ours;
+}
+
+// Forgets the exception that is set, if it is of ours.
+bool forget_ours() {
+  if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+    return false;
+  }
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  if (!is_ours(traceback)) {
+    PyErr_Restore(type, value, traceback);
+    return false;
+  }
+  ++count;
+  Py_XDECREF(type);
+  Py_XDECREF(value);
+  Py_XDECREF(traceback);
+  return true;
+}
+
+int raise_now(void* exception) {
+  auto* raised = static_cast<PyObject*>(exception);
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(raised)), raised);
+  Py_DECREF(raised);
+  return -1;
+}
+
+}  // namespace
+
+bool call(PyObject* callback, PyObject* const* args, size_t argc, PyObject** result) {
+  IsolatedFromProgram isolated;
+  uint64_t begin = ticks_now();
+  Py_INCREF(callback);  // another thread may replace it meanwhile
+  PyObject* returned = PyObject_Vectorcall(callback, args, argc, nullptr);
+  Py_DECREF(callback);
+  OwnTime::add(ticks_now() - begin);
+  if (returned == nullptr && !forget_ours()) {
+    return false;
+  }
+  if (result != nullptr) {
+    *result = returned;
+  } else {
+    Py_XDECREF(returned);
+  }
+  return true;
+}
+
+void raise_later() {
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback != nullptr) {
+    PyException_SetTraceback(value, traceback);
+  }
+  // Signals are handled by the main thread; another one is interrupted by its exception's type.
+  if (gettid() != getpid()) {
+    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
+    Py_XDECREF(value);
+  } else if (Py_AddPendingCall(&raise_now, value) != 0) {
+    Py_XDECREF(value);  // no room, since a full queue of others is on its way
+  }
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+}
+
+uint64_t errors() {
+  return count;
+}
+
+}  // namespace pytracer::quietly

@@ -1,0 +1,25 @@
+// Python of ours, run in the middle of the program without disturbing it.
+#pragma once
+
+#include <Python.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace pytracer::quietly {
+
+// The GIL must be held for all of these.
+
+// Calls back, and lets the program see nothing of it: neither its __torch_function__ nor a graph
+// that is being traced nor torch.compile learns what ours asks of tensors. An exception of ours is
+// counted and forgotten; the result is then null. False where an exception is set that is the
+// program's to see: Ctrl-C, an exit, whatever its signal handler raised while ours ran.
+bool call(PyObject* callback, PyObject* const* args, size_t count, PyObject** result = nullptr);
+
+// Where no exception can pass: the one that is set is raised as soon as Python goes on.
+void raise_later();
+
+// Exceptions of ours so far.
+uint64_t errors();
+
+}  // namespace pytracer::quietly

@@ -1,0 +1,271 @@
+#include "session.h"
+
+#include "../core/recorder.h"
+#include "calls.h"
+#include "cpu_allocator.h"
+#include "device_tracker.h"
+#include "python_stacks.h"
+#include "saved_tensors.h"
+
+#include <pybind11/pybind11.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <unistd.h>
+#include <utility>
+
+namespace py = pybind11;
+
+namespace pytracer {
+
+namespace {
+
+// All guarded by the GIL.
+std::map<uint32_t, Wants> wanted;
+bool counting_steps = false;
+bool device_attached = false;
+std::string problem_with_calls;
+std::string problem_with_device;
+
+Wants operator|(const Wants& a, const Wants& b) {
+  return {std::max(a.detail, b.detail),
+          a.cpu || b.cpu,
+          a.device || b.device,
+          a.stacks || b.stacks,
+          a.saved_tensors || b.saved_tensors};
+}
+
+std::optional<Wants> wanted_by_all() {
+  std::optional<Wants> all;
+  for (const auto& [id, wants] : wanted) {
+    all = all ? *all | wants : wants;
+  }
+  return all;
+}
+
+// Torch calls what is in this list when it brings CUDA up, before its first allocation.
+class DeviceQueue {
+ public:
+  void wait(bool on) {
+    if (on == waits_ || device_tracker() == nullptr) {
+      return;
+    }
+    waits_ = on;
+    py::list queued = py::module_::import("torch.cuda").attr("_queued_calls");
+    static auto* const call = new py::object(py::cpp_function(&sessions::device_came_up));
+    if (on) {
+      queued.append(py::make_tuple(*call, py::list()));
+      return;
+    }
+    for (size_t i = queued.size(); i > 0; --i) {
+      if (py::object(py::tuple(queued[i - 1])[0]).is(*call)) {
+        PySequence_DelItem(queued.ptr(), static_cast<Py_ssize_t>(i - 1));
+      }
+    }
+  }
+
+  bool waits() const { return waits_; }
+
+ private:
+  bool waits_ = false;
+} device_queue;
+
+void attach_to_device() {
+  problem_with_device = device_tracker()->attach();
+  device_attached = problem_with_device.empty();
+}
+
+void hook_device(bool wanted_now) {
+  bool ready = wanted_now && device_tracker() != nullptr && device_tracker()->ready();
+  if (ready && !device_attached) {
+    attach_to_device();
+  }
+  device_queue.wait(wanted_now && !ready);
+}
+
+// Hooks what is wanted now and unhooks the rest; each part does nothing where nothing changes.
+// Returns what stands in the way.
+std::string apply() {
+  std::optional<Wants> wants = wanted_by_all();
+  if (!wants) {
+    calls::uninstall();
+    saved_tensors::uninstall();
+    python_stacks::uninstall();
+    cpu_allocator::uninstall();
+    hook_device(false);
+    if (counting_steps) {
+      ops::install(ops::Detail::kSteps);
+    } else {
+      ops::uninstall();
+    }
+    return {};
+  }
+  ops::install(wants->detail);
+  wants->stacks ? python_stacks::install() : python_stacks::uninstall();
+  std::string problem;
+  if (wants->cpu) {
+    problem = cpu_allocator::install();
+  } else {
+    cpu_allocator::uninstall();
+  }
+  hook_device(wants->device);
+  if (wants->saved_tensors) {
+    saved_tensors::install();
+  } else {
+    saved_tensors::uninstall();
+  }
+  problem_with_calls = calls::install();
+  return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
+}
+
+}  // namespace
+
+Session::~Session() {
+  end();
+}
+
+bool Session::is_open() const {
+  return recording_ && owner_ == getpid();
+}
+
+std::string Session::begin(uint64_t max_events, const Wants& wants) {
+  if (id_ != 0) {
+    return "this session has begun already";
+  }
+  if (wanted.empty()) {
+    calls::begin_recording();
+  }
+  owner_ = getpid();
+  id_ = Recorder::get().begin_session(max_events);
+  recording_ = true;
+  wanted[id_] = wants;
+  std::string problem = apply();
+  if (!problem.empty()) {
+    end();
+  }
+  return problem;
+}
+
+// Whoever ends a session forgets it, when it has been read.
+class Session::Ending {
+ public:
+  explicit Ending(Session& session)
+      : session_(session), is_first_(std::exchange(session.recording_, false)) {
+    if (is_first_) {
+      wanted.erase(session_.id_);
+      apply();
+      py::gil_scoped_release unlocked;
+      Recorder::get().end_session(session_.id_);
+    }
+  }
+
+  ~Ending() {
+    if (is_first_) {
+      Recorder::get().forget_session(std::exchange(session_.id_, 0));
+      if (wanted.empty()) {
+        calls::end_recording();
+        python_stacks::clear();
+      }
+    }
+  }
+
+  Ending(const Ending&) = delete;  // it ends once
+  Ending& operator=(const Ending&) = delete;
+
+  explicit operator bool() const { return is_first_; }
+
+ private:
+  Session& session_;
+  bool is_first_;
+};
+
+// A forked child leaves its parent's streamer where it lies: its thread does not exist there, its
+// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that somebody
+// waits for, and the file is its parent's.
+void Session::end() {
+  if (!is_open()) {
+    if (owner_ != getpid()) {
+      (void)streamer_.release();
+    }
+    return;
+  }
+  Ending ending(*this);
+  py::gil_scoped_release unlocked;
+  streamer_.reset();
+}
+
+Recording Session::read() const {
+  RecordingBuilder builder;
+  py::gil_scoped_release unlocked;
+  Harvest(id_).drain_all(builder);
+  return std::move(builder.recording);
+}
+
+Recording Session::end_and_read() {
+  Ending ending(*this);
+  return ending ? read() : Recording{};
+}
+
+void Session::stream_to(const std::string& path, const std::string& meta) {
+  streamer_ = std::make_unique<Streamer>(id_, path, /*overwrite=*/false, meta);
+}
+
+void Session::end_and_write(const std::string& meta) {
+  Ending ending(*this);
+  auto streamer = std::move(streamer_);
+  py::gil_scoped_release unlocked;
+  if (streamer) {
+    streamer->finish(meta);
+  }
+}
+
+namespace sessions {
+
+uint32_t open() {
+  return static_cast<uint32_t>(wanted.size());
+}
+
+void count_steps(bool on) {
+  counting_steps = on;
+  calls::count_steps(on);
+  apply();
+}
+
+std::string calls_problem() {
+  return problem_with_calls;
+}
+
+std::string device_problem() {
+  return problem_with_device;
+}
+
+// An exception here would reach the program as CUDA's.
+void device_came_up() {
+  if (device_queue.waits()) {
+    attach_to_device();
+    try {
+      seed_device();
+    } catch (const std::exception& error) {
+      problem_with_device = error.what();
+    }
+  }
+}
+
+void seed_device() {
+  if (device_attached) {
+    py::gil_scoped_release unlocked;  // others may allocate meanwhile
+    device_tracker()->seed();
+  }
+}
+
+void after_fork_in_child() {
+  wanted.clear();
+  counting_steps = false;
+  calls::count_steps(false);
+  apply();
+}
+
+}  // namespace sessions
+
+}  // namespace pytracer

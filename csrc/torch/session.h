@@ -1,0 +1,77 @@
+// A session: one stretch of recording, and all that is hooked for it.
+//
+// One set of hooks serves all sessions of the process. It is what the most demanding one asks for,
+// and gone when the last one ends. Beginning and ending are one call each, so that no interrupt in
+// Python can leave something half hooked.
+#pragma once
+
+#include "../core/streamer.h"
+#include "ops.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <sys/types.h>
+
+namespace pytracer {
+
+struct Wants {
+  ops::Detail detail = ops::Detail::kSteps;
+  bool cpu = false;
+  bool device = false;
+  bool stacks = false;
+  bool saved_tensors = false;
+};
+
+// The GIL must be held for everything here. In a forked child its parent's sessions are over, and
+// what is asked of them there does nothing.
+class Session {
+ public:
+  Session() = default;
+  ~Session();
+  Session(const Session&) = delete;  // it ends once
+  Session& operator=(const Session&) = delete;
+
+  // Records from here on. Returns what stands in the way, and then nothing is hooked for it.
+  std::string begin(uint64_t max_events, const Wants& wants);
+  // Records no more, and unhooks what no other session needs. Twice is harmless. A file that was
+  // being written stays as far as it came.
+  void end();
+  bool is_open() const;
+
+  uint32_t id() const { return id_; }
+
+  // What there is so far; the recording goes on. Or ends it, and reads it whole.
+  Recording read() const;
+  Recording end_and_read();
+  // Writes to a file from here on. Throws FileError.
+  void stream_to(const std::string& path, const std::string& meta);
+  // Ends the session and its file. Throws FileError where something could not be written.
+  void end_and_write(const std::string& meta);
+
+ private:
+  class Ending;
+
+  uint32_t id_ = 0;  // 0: not begun, or read and forgotten
+  bool recording_ = false;
+  pid_t owner_ = 0;
+  std::unique_ptr<Streamer> streamer_;
+};
+
+namespace sessions {
+
+uint32_t open();  // how many
+// Optimizers' steps are told to the listener though nothing records.
+void count_steps(bool on);
+// What of the program cannot be seen, or nothing.
+std::string calls_problem();
+std::string device_problem();
+// The device's allocator has come into being. Attaches to it, if a session waits for that.
+void device_came_up();
+// What the device holds already becomes visible.
+void seed_device();
+void after_fork_in_child();
+
+}  // namespace sessions
+
+}  // namespace pytracer

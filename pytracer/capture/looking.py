@@ -1,0 +1,69 @@
+"""Looks into the program's objects without running any of its code.
+
+What an object is, its type says: `isinstance` would ask the object, and a proxy would answer. What it
+holds is read where Python and torch keep it: no override of the program's is called.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeGuard, TypeVar, overload
+
+import torch
+
+from pytracer._native import C
+
+T = TypeVar("T")
+
+
+@overload
+def is_a(value: Any, kinds: type[T]) -> TypeGuard[T]: ...
+@overload
+def is_a(value: Any, kinds: tuple[type, ...]) -> bool: ...
+def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
+    """Whether it is of one of these types, whatever it says of itself."""
+    return issubclass(type(value), kinds)
+
+
+def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
+    """By name, without those that are None."""
+    held = C.items_of(C.attributes_of(module).get("_modules"))
+    return {name: one for name, one in held if one is not None}
+
+
+def named_modules_of(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Each once with its path, in the order of `root.named_modules()`."""
+    left, seen = [("", root)], set()
+    while left:
+        path, one = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            yield path, one
+            inner = submodules_of(one).items()
+            left += [(f"{path}.{name}" if path else name, sub) for name, sub in inner][::-1]
+
+
+def modules_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.nn.Module]:
+    """Each once, in order: some have what they are a part of."""
+    left, seen = [*roots][::-1], set()
+    while left:
+        one = left.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            yield one
+            left += [*submodules_of(one).values()][::-1]
+
+
+def parameters_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.Tensor]:
+    """Of these modules and all that they have; a shared one may come twice."""
+    return _tensors_of(roots, "_parameters")
+
+
+def buffers_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.Tensor]:
+    """As `parameters_of`."""
+    return _tensors_of(roots, "_buffers")
+
+
+def _tensors_of(roots: Iterable[torch.nn.Module | None], kind: str) -> Iterator[torch.Tensor]:
+    for module in modules_of(roots):
+        for _, tensor in C.items_of(C.attributes_of(module).get(kind)):
+            if tensor is not None:
+                yield tensor
