@@ -7,12 +7,14 @@ import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,14 @@ from pytracer import trace
 from pytracer._native import C
 
 ROOT = Path(__file__).parents[2]
-# How a program is run: not traced at all, or with this choice of `saved_tensors`.
+# How a program is run: not traced at all, or in one of the modes, each with its options.
 UNTRACED, AUTO, HOOKS_MODE = "untraced", "auto", "hooks"
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "category": {"detail": "category"},
+    AUTO: {"stacks": True},
+    HOOKS_MODE: {"stacks": True, "saved_tensors": "hooks"},
+}
 
 
 class Block:
@@ -36,11 +44,10 @@ class Block:
         self.mode = mode
         self.traces: list[trace] = []
 
-    def __call__(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
+    def __call__(self, *targets: Any, **options: Any) -> contextlib.AbstractContextManager[Any]:
         if self.mode == UNTRACED:
             return contextlib.nullcontext()
-        chosen = {"stacks": True, "saved_tensors": self.mode} | options
-        self.traces.append(trace(detail="op", report=False, **chosen))
+        self.traces.append(trace(*targets, report=False, **MODES[self.mode] | options))
         return self.traces[-1]
 
 
@@ -93,6 +100,34 @@ def observe(program: Program, device: str, mode: str) -> Observation:
     return Observation(seen, left, traces)
 
 
+def untraced_and_traced(
+    program: Program, device: str, mode: str, folder: Path
+) -> tuple[Observation, Observation]:
+    """The program without a trace (once for all modes) and with one."""
+    key = program.run, device
+    untraced = _UNTRACED.get(key)
+    if program.fresh:
+        with contextlib.ExitStack() as stack:  # side by side
+            other = stack.enter_context(Running(program, device, mode, folder))
+            if untraced is None:
+                one = stack.enter_context(Running(program, device, UNTRACED, folder))
+                untraced = _UNTRACED[key] = one.finish()
+            return untraced, other.finish()
+    if untraced is None:
+        untraced = observe(program, device, UNTRACED)
+        if device == "cuda" or untraced.left_behind or _says_something(untraced):
+            untraced = observe(program, device, UNTRACED)  # the first time fills caches, and warns
+        _UNTRACED[key] = untraced
+    return untraced, observe(program, device, mode)
+
+
+def _says_something(observation: Observation) -> bool:
+    return bool(observation.seen["warnings"] or observation.seen["printed"])
+
+
+_UNTRACED: dict[tuple[Callable[..., Any], str], Observation] = {}
+
+
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """Where two frozen values differ, one line each."""
     if isinstance(a, dict) and isinstance(b, dict):
@@ -110,8 +145,8 @@ class Running:
 
     def __init__(self, program: Program, device: str, mode: str, folder: Path) -> None:
         self._file = folder / f"{program.name}.{mode}.pickle"
-        arguments = [program.name, device, mode, str(self._file)]
-        code = f"from tests.transparency.observe import main; main(*{arguments})"
+        self._file.write_bytes(pickle.dumps((program, device, mode)))
+        code = f"from tests.transparency.observe import main; main({str(self._file)!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=ROOT,
@@ -160,7 +195,8 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     held = torch.cuda.memory_allocated() if device == "cuda" else 0
     reserved = torch.cuda.memory_reserved() if device == "cuda" else 0
     seen: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as warned:
+    printed: list[str] = []
+    with warnings.catch_warnings(record=True) as warned, _outputs(printed):
         warnings.simplefilter("always")
         try:
             if program.own_block:
@@ -172,7 +208,9 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
         except BaseException as error:
             seen["raised"] = (type(error).__name__, str(error))
     seen["warnings"] = sorted(_warning(w) for w in warned)
+    seen["printed"] = printed
     seen["random state"] = freeze(torch.get_rng_state())
+    seen["random state of Python and numpy"] = repr((random.getstate(), np.random.get_state()))  # noqa: NPY002
     seen["compiled"] = _compilations()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -183,6 +221,28 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
             seen["peak reserved"] = torch.cuda.max_memory_reserved() - reserved
             seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
     return seen
+
+
+# Whatever pytest puts into `sys`. Never closed: a handler of `logging` may keep it.
+_STDOUT = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+
+
+@contextlib.contextmanager
+def _outputs(lines: list[str]) -> Iterator[None]:
+    """What Python and C++ write to stdout and stderr, without times and process ids."""
+    with tempfile.TemporaryFile("w+") as file:
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            with contextlib.redirect_stdout(_STDOUT), contextlib.redirect_stderr(_STDOUT):
+                yield
+        finally:
+            for descriptor, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, descriptor)
+                os.close(before)
+            file.seek(0)
+            lines += [re.sub(r"[0-9]{2}[0-9:.-]*", "#", line) for line in file]
 
 
 def _warning(warned: warnings.WarningMessage) -> str:
@@ -286,7 +346,14 @@ def registries() -> dict[str, Any]:
         "showwarning": warnings.showwarning,
         "excepthook": (sys.excepthook, threading.excepthook),
         "profile and trace functions": (sys.getprofile(), sys.gettrace()),
-        "gc callbacks": len(gc.callbacks),
+        "gc": (len(gc.callbacks), gc.isenabled(), gc.get_threshold()),
+        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "torch's settings": (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+        ),
         "queued CUDA calls": len(torch.cuda._queued_calls),
         "Python threads": python_threads(),
         "recording": status["recording"],
@@ -349,9 +416,7 @@ def _facts(traced: trace) -> dict[str, Any]:
     }
 
 
-def main(name: str, device: str, mode: str, file: str) -> None:
-    """In the process of its own."""
-    from tests.programs import PROGRAMS
-
-    observation = observe(PROGRAMS[name], device, mode)
+def main(file: str) -> None:
+    """In the process of its own: the file says what to run, and gets what was observed."""
+    observation = observe(*pickle.loads(Path(file).read_bytes()))
     Path(file).write_bytes(pickle.dumps(observation))
