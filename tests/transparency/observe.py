@@ -61,6 +61,7 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
+    needs: str = ""  # a package that need not be there
     timed: bool = False  # how much is allocated, and how much at once, depends on the moment
 
     @property
@@ -100,6 +101,19 @@ def observe(program: Program, device: str, mode: str) -> Observation:
     return Observation(seen, left, traces)
 
 
+def assert_unchanged(program: Program, device: str, mode: str, folder: Path) -> None:
+    """The program does, says and leaves the same as untraced, and its traces are whole."""
+    untraced, traced = untraced_and_traced(program, device, mode, folder)
+    assert "result" in untraced.seen, untraced.seen["raised"]
+    different = differences(untraced.seen, traced.seen)
+    assert not different, "\n".join(different)
+    assert traced.left_behind == untraced.left_behind
+    for facts in traced.traces:
+        assert facts["events"] > 0 or program.empty
+        assert facts["losses"] == {}
+        assert facts["callback_errors"] == 0
+
+
 def untraced_and_traced(
     program: Program, device: str, mode: str, folder: Path
 ) -> tuple[Observation, Observation]:
@@ -108,9 +122,9 @@ def untraced_and_traced(
     untraced = _UNTRACED.get(key)
     if program.fresh:
         with contextlib.ExitStack() as stack:  # side by side
-            other = stack.enter_context(Running(program, device, mode, folder))
+            other = stack.enter_context(Running(folder, observe, program, device, mode))
             if untraced is None:
-                one = stack.enter_context(Running(program, device, UNTRACED, folder))
+                one = stack.enter_context(Running(folder, observe, program, device, UNTRACED))
                 untraced = _UNTRACED[key] = one.finish()
             return untraced, other.finish()
     if untraced is None:
@@ -141,12 +155,14 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
 
 
 class Running:
-    """A program that runs in a process of its own."""
+    """A function that runs in a process of its own, with arguments that can be pickled."""
 
-    def __init__(self, program: Program, device: str, mode: str, folder: Path) -> None:
-        self._file = folder / f"{program.name}.{mode}.pickle"
-        self._file.write_bytes(pickle.dumps((program, device, mode)))
-        code = f"from tests.transparency.observe import main; main({str(self._file)!r})"
+    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
+        descriptor, file = tempfile.mkstemp(dir=folder)
+        os.close(descriptor)
+        self._file = Path(file)
+        self._file.write_bytes(pickle.dumps((function, arguments)))
+        code = f"from tests.transparency.observe import main; main({file!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=ROOT,
@@ -163,12 +179,18 @@ class Running:
         self._process.kill()
         self._process.communicate()
 
-    def finish(self) -> Observation:
-        output, _ = self._process.communicate(timeout=120)
+    def finish(self, timeout: float = 120) -> Any:
+        """What the function returns."""
+        output, _ = self._process.communicate(timeout=timeout)
         if self._process.returncode != 0:
             raise AssertionError(f"exit status {self._process.returncode}:\n{output}")
-        observation: Observation = pickle.loads(self._file.read_bytes())
-        return observation
+        return pickle.loads(self._file.read_bytes())
+
+
+def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns there; an error if that process dies of anything."""
+    with Running(folder, function, *arguments) as running:
+        return running.finish()
 
 
 # -------------------------------------------------------------------------- the run
@@ -224,7 +246,7 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
 
 
 # Whatever pytest puts into `sys`. Never closed: a handler of `logging` may keep it.
-_STDOUT = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115, PTH123
+_STDOUT = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
 
 
 @contextlib.contextmanager
@@ -417,6 +439,6 @@ def _facts(traced: trace) -> dict[str, Any]:
 
 
 def main(file: str) -> None:
-    """In the process of its own: the file says what to run, and gets what was observed."""
-    observation = observe(*pickle.loads(Path(file).read_bytes()))
-    Path(file).write_bytes(pickle.dumps(observation))
+    """In the process of its own: the file says what to call, and gets what that returned."""
+    function, arguments = pickle.loads(Path(file).read_bytes())
+    Path(file).write_bytes(pickle.dumps(function(*arguments)))

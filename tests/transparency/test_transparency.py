@@ -13,9 +13,8 @@ from tests.transparency.observe import (
     AUTO,
     HOOKS_MODE,
     Program,
-    differences,
+    assert_unchanged,
     observe,
-    untraced_and_traced,
 )
 
 DEVICES = {"cpu": [], "cuda": [pytest.mark.cuda]}
@@ -41,15 +40,7 @@ def rows() -> list[Any]:
 def test_tracing_changes_nothing_and_leaves_nothing(
     program: Program, device: str, mode: str, tmp_path: Path
 ) -> None:
-    untraced, traced = untraced_and_traced(program, device, mode, tmp_path)
-
-    different = differences(untraced.seen, traced.seen)
-    assert not different, "\n".join(different)
-    assert traced.left_behind == untraced.left_behind
-    for facts in traced.traces:
-        assert facts["events"] > 0 or program.empty
-        assert facts["losses"] == {}
-        assert facts["callback_errors"] == 0
+    assert_unchanged(program, device, mode, tmp_path)
 
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if "checkpoint_" in name])
