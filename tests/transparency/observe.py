@@ -7,12 +7,14 @@ import os
 import pickle
 import random
 import re
+import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,14 @@ from pytracer import trace
 from pytracer._native import C
 
 ROOT = Path(__file__).parents[2]
-# How a program is run: not traced at all, or with this choice of `saved_tensors`.
+# How a program is run: not traced at all, or in one of the modes, each with its options.
 UNTRACED, AUTO, HOOKS_MODE = "untraced", "auto", "hooks"
+MODES: dict[str, dict[str, Any]] = {
+    "default": {},
+    "category": {"detail": "category"},
+    AUTO: {"stacks": True},
+    HOOKS_MODE: {"stacks": True, "saved_tensors": "hooks"},
+}
 
 
 class Block:
@@ -36,11 +44,10 @@ class Block:
         self.mode = mode
         self.traces: list[trace] = []
 
-    def __call__(self, **options: Any) -> contextlib.AbstractContextManager[Any]:
+    def __call__(self, *targets: Any, **options: Any) -> contextlib.AbstractContextManager[Any]:
         if self.mode == UNTRACED:
             return contextlib.nullcontext()
-        chosen = {"stacks": True, "saved_tensors": self.mode} | options
-        self.traces.append(trace(detail="op", report=False, **chosen))
+        self.traces.append(trace(*targets, report=False, **MODES[self.mode] | options))
         return self.traces[-1]
 
 
@@ -54,6 +61,7 @@ class Program:
     fresh: bool = False  # in processes of its own
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
+    needs: str = ""  # a package that need not be there
     timed: bool = False  # how much is allocated, and how much at once, depends on the moment
 
     @property
@@ -93,6 +101,47 @@ def observe(program: Program, device: str, mode: str) -> Observation:
     return Observation(seen, left, traces)
 
 
+def assert_unchanged(program: Program, device: str, mode: str, folder: Path) -> None:
+    """The program does, says and leaves the same as untraced, and its traces are whole."""
+    untraced, traced = untraced_and_traced(program, device, mode, folder)
+    assert "result" in untraced.seen, untraced.seen["raised"]
+    different = differences(untraced.seen, traced.seen)
+    assert not different, "\n".join(different)
+    assert traced.left_behind == untraced.left_behind
+    for facts in traced.traces:
+        assert facts["events"] > 0 or program.empty
+        assert facts["losses"] == {}
+        assert facts["callback_errors"] == 0
+
+
+def untraced_and_traced(
+    program: Program, device: str, mode: str, folder: Path
+) -> tuple[Observation, Observation]:
+    """The program without a trace (once for all modes) and with one."""
+    key = program.run, device
+    untraced = _UNTRACED.get(key)
+    if program.fresh:
+        with contextlib.ExitStack() as stack:  # side by side
+            other = stack.enter_context(Running(folder, observe, program, device, mode))
+            if untraced is None:
+                one = stack.enter_context(Running(folder, observe, program, device, UNTRACED))
+                untraced = _UNTRACED[key] = one.finish()
+            return untraced, other.finish()
+    if untraced is None:
+        untraced = observe(program, device, UNTRACED)
+        if device == "cuda" or untraced.left_behind or _says_something(untraced):
+            untraced = observe(program, device, UNTRACED)  # the first time fills caches, and warns
+        _UNTRACED[key] = untraced
+    return untraced, observe(program, device, mode)
+
+
+def _says_something(observation: Observation) -> bool:
+    return bool(observation.seen["warnings"] or observation.seen["printed"])
+
+
+_UNTRACED: dict[tuple[Callable[..., Any], str], Observation] = {}
+
+
 def differences(a: Any, b: Any, where: str = "") -> list[str]:
     """Where two frozen values differ, one line each."""
     if isinstance(a, dict) and isinstance(b, dict):
@@ -106,12 +155,14 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
 
 
 class Running:
-    """A program that runs in a process of its own."""
+    """A function that runs in a process of its own, with arguments that can be pickled."""
 
-    def __init__(self, program: Program, device: str, mode: str, folder: Path) -> None:
-        self._file = folder / f"{program.name}.{mode}.pickle"
-        arguments = [program.name, device, mode, str(self._file)]
-        code = f"from tests.transparency.observe import main; main(*{arguments})"
+    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
+        descriptor, file = tempfile.mkstemp(dir=folder)
+        os.close(descriptor)
+        self._file = Path(file)
+        self._file.write_bytes(pickle.dumps((function, arguments)))
+        code = f"from tests.transparency.observe import main; main({file!r})"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code],
             cwd=ROOT,
@@ -128,12 +179,18 @@ class Running:
         self._process.kill()
         self._process.communicate()
 
-    def finish(self) -> Observation:
-        output, _ = self._process.communicate(timeout=120)
+    def finish(self, timeout: float = 120) -> Any:
+        """What the function returns."""
+        output, _ = self._process.communicate(timeout=timeout)
         if self._process.returncode != 0:
             raise AssertionError(f"exit status {self._process.returncode}:\n{output}")
-        observation: Observation = pickle.loads(self._file.read_bytes())
-        return observation
+        return pickle.loads(self._file.read_bytes())
+
+
+def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What the function returns there; an error if that process dies of anything."""
+    with Running(folder, function, *arguments) as running:
+        return running.finish()
 
 
 # -------------------------------------------------------------------------- the run
@@ -160,7 +217,8 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
     held = torch.cuda.memory_allocated() if device == "cuda" else 0
     reserved = torch.cuda.memory_reserved() if device == "cuda" else 0
     seen: dict[str, Any] = {}
-    with warnings.catch_warnings(record=True) as warned:
+    printed: list[str] = []
+    with warnings.catch_warnings(record=True) as warned, _outputs(printed):
         warnings.simplefilter("always")
         try:
             if program.own_block:
@@ -172,7 +230,9 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
         except BaseException as error:
             seen["raised"] = (type(error).__name__, str(error))
     seen["warnings"] = sorted(_warning(w) for w in warned)
+    seen["printed"] = printed
     seen["random state"] = freeze(torch.get_rng_state())
+    seen["random state of Python and numpy"] = repr((random.getstate(), np.random.get_state()))  # noqa: NPY002
     seen["compiled"] = _compilations()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -183,6 +243,28 @@ def _run(program: Program, device: str, block: Block) -> dict[str, Any]:
             seen["peak reserved"] = torch.cuda.max_memory_reserved() - reserved
             seen["allocations"] = torch.cuda.memory_stats()["allocation.all.allocated"]
     return seen
+
+
+# Whatever pytest puts into `sys`. Never closed: a handler of `logging` may keep it.
+_STDOUT = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+
+
+@contextlib.contextmanager
+def _outputs(lines: list[str]) -> Iterator[None]:
+    """What Python and C++ write to stdout and stderr, without times and process ids."""
+    with tempfile.TemporaryFile("w+") as file:
+        kept = [os.dup(descriptor) for descriptor in (1, 2)]
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+        try:
+            with contextlib.redirect_stdout(_STDOUT), contextlib.redirect_stderr(_STDOUT):
+                yield
+        finally:
+            for descriptor, before in zip((1, 2), kept, strict=True):
+                os.dup2(before, descriptor)
+                os.close(before)
+            file.seek(0)
+            lines += [re.sub(r"[0-9]{2}[0-9:.-]*", "#", line) for line in file]
 
 
 def _warning(warned: warnings.WarningMessage) -> str:
@@ -286,7 +368,14 @@ def registries() -> dict[str, Any]:
         "showwarning": warnings.showwarning,
         "excepthook": (sys.excepthook, threading.excepthook),
         "profile and trace functions": (sys.getprofile(), sys.gettrace()),
-        "gc callbacks": len(gc.callbacks),
+        "gc": (len(gc.callbacks), gc.isenabled(), gc.get_threshold()),
+        "signal handlers": [signal.getsignal(number) for number in signal.valid_signals()],
+        "torch's settings": (
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cpu"),
+            torch.get_num_threads(),
+            torch.get_default_dtype(),
+        ),
         "queued CUDA calls": len(torch.cuda._queued_calls),
         "Python threads": python_threads(),
         "recording": status["recording"],
@@ -349,9 +438,7 @@ def _facts(traced: trace) -> dict[str, Any]:
     }
 
 
-def main(name: str, device: str, mode: str, file: str) -> None:
-    """In the process of its own."""
-    from tests.programs import PROGRAMS
-
-    observation = observe(PROGRAMS[name], device, mode)
-    Path(file).write_bytes(pickle.dumps(observation))
+def main(file: str) -> None:
+    """In the process of its own: the file says what to call, and gets what that returned."""
+    function, arguments = pickle.loads(Path(file).read_bytes())
+    Path(file).write_bytes(pickle.dumps(function(*arguments)))

@@ -1,0 +1,259 @@
+"""Ctrl-C at every line of pytracer's own Python, one interrupt a run, and what became of it.
+
+Where Ctrl-C arrives is chance. A trace function makes it certain: it raises KeyboardInterrupt at
+the n-th line that runs in a file of pytracer's. Each n gets a process of its own, forked from one
+that has imported everything and run nothing: so no interrupt can spoil the next one.
+"""
+
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+import pytracer
+from tests.transparency.observe import native_threads, registries
+
+OURS = f"{Path(pytracer.__file__).parent}{os.sep}"
+SECONDS = 60  # for one run; more is a hang
+Program = Callable[["Interrupter"], None]
+
+
+class Interrupter:
+    """A trace function that counts lines of pytracer's, and raises at one of them."""
+
+    def __init__(self, at: int = -1) -> None:
+        self.raised: KeyboardInterrupt | None = None
+        self.where = ""
+        self.lines: list[tuple[CodeType, int]] = []  # that have run
+        self.counts = True  # a program may switch it off where nothing is to be interrupted
+        self._at = at
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
+        return self.line if frame.f_code.co_filename.startswith(OURS) else None
+
+    def line(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "line" and self.counts:
+            self.lines.append((frame.f_code, frame.f_lineno))
+            if len(self.lines) - 1 == self._at:
+                self.where = name_of(self.lines[-1])
+                self.raised = KeyboardInterrupt("injected")
+                raise self.raised
+        return self.line
+
+
+def name_of(line: tuple[CodeType, int]) -> str:
+    code, number = line
+    return f"{code.co_filename.removeprefix(OURS)}:{number} in {code.co_name}"
+
+
+def lines_of(program: Program) -> list[str]:
+    """Which lines of pytracer's run, in order."""
+
+    def count() -> list[str]:
+        interrupter = Interrupter()
+        run(program, interrupter)
+        return [name_of(line) for line in interrupter.lines]
+
+    gc.collect()
+    gc.freeze()  # children collect only what is theirs
+    status, lines = in_a_child(count)
+    assert status == 0, (status, lines)
+    return list(lines)
+
+
+def outcomes(program: Program, chosen: Iterable[int]) -> dict[str, list[str]]:
+    """What went wrong, by the line that was interrupted; nothing is good news."""
+    found: dict[str, list[str]] = {}
+    for at in chosen:
+        status, answer = in_a_child(lambda at=at: problems_of(program, at))
+        where, problems = answer if status == 0 else (f"at {at}", [f"ended by {status}: {answer}"])
+        if problems:
+            found[where] = problems
+    return found
+
+
+def problems_of(program: Program, at: int) -> tuple[str, list[str]]:
+    before, threads = registries(), native_threads()
+    interrupter = Interrupter(at)
+    arrived = run(program, interrupter)
+    if interrupter.raised is None:
+        return "", []  # this run was shorter; that is no fault
+    problems = []
+    if arrived is not interrupter.raised:
+        problems.append(f"what arrived is {arrived!r}")
+    elif arrived is not None:
+        arrived.__traceback__ = None
+    problems += left_behind(before)
+    problems += ["a thread is still running"] * (native_threads() > threads)
+    try:
+        problems += [f"the next trace {problem}" for problem in wrong_with_a_trace()]
+    except BaseException as error:
+        problems.append(f"the next trace raised {error!r}")
+    return interrupter.where, problems
+
+
+def run(program: Program, interrupter: Interrupter) -> BaseException | None:
+    """What comes out of the program."""
+    sys.settrace(interrupter)
+    try:
+        program(interrupter)
+    except BaseException as error:
+        return error
+    finally:
+        sys.settrace(None)
+    return None
+
+
+def left_behind(before: dict[str, Any]) -> list[str]:
+    gc.collect()
+    after = registries()
+    return [f"{name} stays changed" for name in before if before[name] != after[name]]
+
+
+def wrong_with_a_trace() -> list[str]:
+    model = torch.nn.Linear(4, 4)
+    with pytracer.trace(model, report=False) as recorded:
+        model(torch.ones(2, 4)).sum().backward()
+        inside = torch.empty(1001)
+    del inside
+    data = recorded.data
+    sizes = data.events.bytes.tolist()
+    names = set(data.strings)
+    wrong = {
+        "did not see an allocation": 4004 not in sizes,
+        "did not see the module": "Linear" not in names,
+        "lost something": data.losses != {},
+        "has errors": data.meta["callback_errors"] != 0,
+    }
+    return [text for text, is_so in wrong.items() if is_so]
+
+
+def in_a_child(work: Callable[[], Any]) -> tuple[int, Any]:
+    """The exit status of a forked child (or minus a signal), and what it returned or raised."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _work_and_end(work, writing)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    _, status = os.waitpid(child, 0)
+    return os.waitstatus_to_exitcode(status), json.loads(text) if text else None
+
+
+def _work_and_end(work: Callable[[], Any], writing: int) -> None:
+    status = 1
+    try:
+        signal.alarm(SECONDS)
+        result = work()
+        status = 0
+    except BaseException:
+        result = traceback.format_exc()
+    finally:
+        with os.fdopen(writing, "w") as pipe:
+            json.dump(result, pipe)
+        os._exit(status)
+
+
+# -------------------------------------------------------------------------- the programs
+
+
+def train(*, options: dict[str, Any], looks: bool) -> None:
+    """Enters a trace, trains for two steps, may look at it meanwhile, and leaves."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with pytracer.trace(model, optimizer, report=False, **options) as recorded:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+        if looks:
+            recorded.summary()
+            str(recorded)
+
+
+def two_steps(_: Interrupter, **options: Any) -> None:
+    train(options=options, looks=False)
+
+
+def two_steps_into_a_file(_: Interrupter) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.pytrace"
+        try:
+            train(options={"path": path}, looks=False)
+        finally:
+            if path.exists():
+                pytracer.load(path)
+
+
+def two_steps_and_a_look(_: Interrupter) -> None:
+    train(options={}, looks=True)
+
+
+def models_that_die(_: Interrupter) -> None:
+    """What is forgotten of the dead is forgotten in callbacks, out of which nothing comes."""
+    with pytracer.trace(report=False):
+        for _ in range(2):
+            model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+            model(torch.randn(2, 4)).sum().backward()
+            optimizer.step()
+            del model, optimizer
+            gc.collect()
+
+
+def first_optimizer(interrupter: Interrupter) -> None:
+    """The first optimizer of a process imports torch._dynamo, here inside a trace."""
+    interrupter.counts = False
+    with pytracer.trace(report=False):
+        interrupter.counts = True
+        torch.optim.AdamW([torch.ones(1, requires_grad=True)])
+        interrupter.counts = False
+
+
+PROGRAMS: dict[str, Program] = {
+    "two steps": two_steps,
+    "category": functools.partial(two_steps, detail="category"),
+    "stacks": functools.partial(two_steps, stacks=True),
+    "hooks": functools.partial(two_steps, saved_tensors="hooks"),
+    "into a file": two_steps_into_a_file,
+    "a look meanwhile": two_steps_and_a_look,
+    "models that die": models_that_die,
+    "first optimizer": first_optimizer,
+}
+
+
+def each_line(lines: list[str], times: int) -> list[int]:
+    """Each line at the last time it ran, and the first ones; at every time if `times` is 0."""
+    places: dict[str, list[int]] = {}
+    for at, line in enumerate(lines):
+        places.setdefault(line, []).append(at)
+    if not times:
+        return list(range(len(lines)))
+    return sorted({at for ran in places.values() for at in (*ran[: times - 1], ran[-1])})
+
+
+def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, dict[str, list[str]]]:
+    """At how many places a program was interrupted, and what went wrong.
+
+    What is as in the plain program while somebody looks is interrupted there only.
+    """
+    torch.set_num_threads(1)
+    if name != "first optimizer":  # which imports torch._dynamo, and takes most of the time
+        torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    if name == "a look meanwhile":
+        import pandas as pd  # noqa: F401 - its import, too, would take most of the time
+    lines = lines_of(PROGRAMS[name])
+    plain = set(lines_of(two_steps)) if name == "a look meanwhile" else set()
+    chosen = [at for at in each_line(lines, times) if lines[at] not in plain][share::shares]
+    return len(chosen), outcomes(PROGRAMS[name], chosen)
