@@ -577,10 +577,13 @@ PYBIND11_MODULE(_C, m) {
       .def("stream_to", &Session::stream_to)
       .def("end_and_write", &Session::end_and_write)
       .def_property_readonly("is_open", &Session::is_open);
-  py::class_<Held>(m, "Held").def(py::init<>()).def("session", &Held::session);
+  py::class_<Held>(m, "Held")
+      .def(py::init<>())
+      .def("session", &Held::session)
+      .def("count_steps", &Held::count_steps)
+      .def("end", &Held::end);
   m.def("ends_if_it_raises", &ends_if_it_raises);
   m.def("ends_always", &ends_always);
-  m.def("count_steps", &sessions::count_steps);
   m.def("after_fork_in_child", &sessions::after_fork_in_child);
   m.def("status", &status);
   m.def("mark_step", [](const std::string& name) { Recorder::get().mark_step(name); });

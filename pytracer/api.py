@@ -15,7 +15,6 @@ from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
 from pytracer import environment, errors, snapshot
-from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
@@ -413,12 +412,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             self._report_now = _has_no_name(sys._getframe(1))
         try:
             if self._schedule is not None:
-                HOOKS.count_steps(self._optimizer_stepped)
+                self._held.count_steps(self._optimizer_stepped)
             self._follow_schedule()
             return self
         except BaseException:
             self._entered = False
-            HOOKS.count_no_steps(self._optimizer_stepped)
             raise
 
     @ends_always
@@ -430,7 +428,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Stops recording; what the block raised goes on unchanged."""
         self._entered = False
-        HOOKS.count_no_steps(self._optimizer_stepped)
         failed = error is not None and is_out_of_memory(error)
         if failed and self._session is not None:
             self._session.failed = True

@@ -293,6 +293,7 @@ class Traced:
         self._plan, self._path, self._tell = plan, path, tell
         self._file = _File(path.absolute())  # wherever the program goes
         self._recording: Recording | None = None
+        self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
         self._later = ""
         self._why = ""
@@ -300,7 +301,7 @@ class Traced:
 
     def begin(self) -> None:
         """The program has imported torch."""
-        from pytracer.capture.hooks import HOOKS
+        from pytracer.capture.session import Held
 
         self._owner = os.getpid()
         recording = self._recording = Recording(
@@ -319,7 +320,8 @@ class Traced:
             if not self._forked():
                 recording.stepped()
 
-        HOOKS.count_steps(stepped)
+        self._counter = Held()
+        self._counter.count_steps(stepped)
 
     def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
         """The program is over, has failed, or gave up with an exit code of its own."""
@@ -330,6 +332,7 @@ class Traced:
             if well:
                 self._tell.line("the program never imported torch: nothing is recorded")
             return
+        self._counter.end()
         self._recording.end(error)
         recorded = _has_tensors(self._recording.first)
         self._file.settle(recorded=recorded)

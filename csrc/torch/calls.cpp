@@ -17,6 +17,7 @@
 #include <string>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace py = pybind11;
 
@@ -29,10 +30,14 @@ Listeners listeners{};
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
-bool counting_steps = false;
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
+
+std::vector<py::object>& step_counters() {
+  static auto* const counters = new std::vector<py::object>;
+  return *counters;
+}
 
 FunctionExchange module_calls(&module_call);
 MethodExchange engine_calls(&engine_call);
@@ -312,7 +317,7 @@ void replace(PyObject*& held, PyObject* with) {
 }  // namespace
 
 Step before_step() {
-  if (!Py_IsInitialized() || (!recording.load(std::memory_order_relaxed) && !counting_steps)) {
+  if (!Py_IsInitialized()) {
     return {};
   }
   py::gil_scoped_acquire locked;
@@ -328,14 +333,32 @@ void after_step(const Step& step) {
     return;
   }
   py::gil_scoped_acquire locked;
-  bool raised = handled_exception() != step.handled;
-  if (!raised && (recording.load(std::memory_order_relaxed) || counting_steps)) {
+  if (handled_exception() != step.handled) {
+    return;  // it was left by one
+  }
+  if (recording.load(std::memory_order_relaxed)) {
     tell_of_step(listeners.after_step);
+  }
+  for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
+    if (!quietly::call(counter.ptr(), nullptr, 0)) {
+      quietly::raise_later();
+    }
   }
 }
 
-void count_steps(bool on) {
-  counting_steps = on;
+bool add_step_counter(PyObject* counter) {
+  step_counters().push_back(py::reinterpret_borrow<py::object>(counter));
+  return true;
+}
+
+bool remove_step_counter(PyObject* counter) {
+  std::erase_if(step_counters(), [counter](const auto& known) { return known.ptr() == counter; });
+  return !step_counters().empty();
+}
+
+bool remove_all_step_counters() {
+  step_counters().clear();
+  return false;
 }
 
 void set_listeners(const Listeners& with) {

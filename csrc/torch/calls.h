@@ -51,8 +51,12 @@ struct Step {
 
 Step before_step();
 void after_step(const Step& step);
-// Steps are to be heard of though nothing records.
-void count_steps(bool on);
+
+// Calls it after each optimizer's step, whether or not anything records. `counter` is what it is
+// called by; taking away one that is not there is harmless. Returns whether any is left.
+bool add_step_counter(PyObject* counter);
+bool remove_step_counter(PyObject* counter);
+bool remove_all_step_counters();
 
 // Whether no thread but this one runs backward passes. Only the thread that trains a model may look
 // at its gradients: the engine makes them without the GIL, and where Python gives one up torch lets

@@ -26,7 +26,7 @@ void end_what_is_held_by(PyObject* object) {
   PyErr_Fetch(&type, &value, &traceback);
   PyObject* held = PyObject_GetAttrString(object, "_held");
   if (held != nullptr && py::isinstance<Held>(held)) {
-    py::handle(held).cast<Held&>().end_all();
+    py::handle(held).cast<Held&>().end();
   }
   PyErr_Clear();
   Py_XDECREF(held);
@@ -76,7 +76,15 @@ std::shared_ptr<Session> Held::session() {
   return session;
 }
 
-void Held::end_all() {
+void Held::count_steps(const py::function& counter) {
+  counter_ = counter;
+  sessions::count_steps(counter_.ptr());
+}
+
+void Held::end() {
+  if (py::object counter = std::exchange(counter_, py::object())) {
+    sessions::count_no_steps(counter.ptr());
+  }
   bool were_open = false;
   for (const auto& known : std::exchange(sessions_, {})) {
     if (auto session = known.lock(); session && session->is_open()) {

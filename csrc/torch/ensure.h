@@ -13,17 +13,26 @@
 
 namespace pytracer {
 
-// The sessions that one object has begun. It is the object's attribute `_held`.
+// What one object has begun: sessions, and a counter of steps. It is the object's attribute
+// `_held`.
 class Held {
  public:
+  Held() = default;
+  Held(const Held&) = delete;  // it ends once
+  Held& operator=(const Held&) = delete;
+
   std::shared_ptr<Session> session();
-  void end_all();
+  // Calls it after each optimizer's step, until the end.
+  void count_steps(const pybind11::function& counter);
+  // Ends all of it. Twice is harmless.
+  void end();
 
   // Called when an interrupted method has left sessions that had to be ended here.
   static void set_listener(PyObject* listener);
 
  private:
   std::vector<std::weak_ptr<Session>> sessions_;
+  pybind11::object counter_;
 };
 
 // The method, after which its object's sessions are ended: if it raises, or always. The latter does

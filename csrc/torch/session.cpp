@@ -226,9 +226,13 @@ uint32_t open() {
   return static_cast<uint32_t>(wanted.size());
 }
 
-void count_steps(bool on) {
-  counting_steps = on;
-  calls::count_steps(on);
+void count_steps(PyObject* counter) {
+  counting_steps = calls::add_step_counter(counter);
+  apply();
+}
+
+void count_no_steps(PyObject* counter) {
+  counting_steps = calls::remove_step_counter(counter);
   apply();
 }
 
@@ -261,8 +265,7 @@ void seed_device() {
 
 void after_fork_in_child() {
   wanted.clear();
-  counting_steps = false;
-  calls::count_steps(false);
+  counting_steps = calls::remove_all_step_counters();
   apply();
 }
 

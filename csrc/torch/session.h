@@ -61,8 +61,9 @@ class Session {
 namespace sessions {
 
 uint32_t open();  // how many
-// Optimizers' steps are told to the listener though nothing records.
-void count_steps(bool on);
+// Calls the counter after each optimizer's step, whether or not anything records; or no more.
+void count_steps(PyObject* counter);
+void count_no_steps(PyObject* counter);
 // What of the program cannot be seen, or nothing.
 std::string calls_problem();
 std::string device_problem();

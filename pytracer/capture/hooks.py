@@ -8,8 +8,6 @@ import atexit
 import os
 import sys
 import warnings
-import weakref
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -43,8 +41,8 @@ class Hooks:
         """Nothing is known."""
         self.labels = Labels()
         self.walks = GraphWalks()
-        self._sessions: list[weakref.ref[Listening]] = []
-        self._step_counters: list[Callable[[], None]] = []
+        # Kept while they record: a program may enter a trace and hold it nowhere.
+        self._sessions: list[Listening] = []
         self._awaits_exit = False
 
     # ---------------------------------------------------------------- sessions
@@ -55,20 +53,18 @@ class Hooks:
         if not self._awaits_exit:
             self._awaits_exit = True
             atexit.register(self._end_all)
-        self._sessions.append(weakref.ref(session))
+        self._sessions.append(session)
 
     def tidy(self) -> None:
         """Forgets sessions that are over; with the last one, all that was known."""
-        running = [known for known in self._sessions if (s := known()) is not None and s.running]
-        self._sessions = running
-        if not running:
+        self._sessions = self.sessions()
+        if not self._sessions:
             self.labels = Labels()
             self.walks = GraphWalks()
 
     def sessions(self) -> list[Listening]:
         """Those that record."""
-        found = (known() for known in self._sessions)
-        return [session for session in found if session is not None and session.running]
+        return [session for session in self._sessions if session.running]
 
     def _end_all(self) -> None:
         """The interpreter ends: files become whole, and nobody is told of anything."""
@@ -77,19 +73,6 @@ class Hooks:
             for session in self.sessions():
                 C.quietly(session.end_at_exit)
         self.tidy()
-
-    # ---------------------------------------------------------------- steps
-
-    def count_steps(self, counter: Callable[[], None]) -> None:
-        """Calls it after every optimizer's step, whether or not anything records."""
-        self._step_counters.append(counter)
-        C.count_steps(True)
-
-    def count_no_steps(self, counter: Callable[[], None]) -> None:
-        """Calls it no more."""
-        if counter in self._step_counters:
-            self._step_counters.remove(counter)
-        C.count_steps(bool(self._step_counters))
 
     # ---------------------------------------------------------------- what C tells
 
@@ -147,8 +130,6 @@ class Hooks:
         self.walks.stepped()
         for session in sessions:
             session.memory.stepped()
-        for counter in tuple(self._step_counters):
-            counter()
 
     # ---------------------------------------------------------------- forks
 
@@ -156,7 +137,6 @@ class Hooks:
         """The child records nothing: it inherited hooks, and gets rid of them."""
         C.after_fork_in_child()
         self._sessions.clear()
-        self._step_counters.clear()
         self.tidy()
 
 

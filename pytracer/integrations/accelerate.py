@@ -4,7 +4,7 @@ from typing import Any
 
 from accelerate import Accelerator
 
-from pytracer.capture.hooks import HOOKS
+from pytracer.capture.session import Held
 from pytracer.integrations.callback import Callback
 
 
@@ -20,7 +20,8 @@ class MemoryTrace:
         """Recording begins here; a step is one of the optimizer, not one that accumulates."""
         self._accelerator = accelerator
         self._callback = Callback(**options)
-        HOOKS.count_steps(self._stepped)
+        self._counter = Held()
+        self._counter.count_steps(self._stepped)
         self._logged = False
         self._callback.begin(*(accelerator.unwrap_model(target) for target in targets))
 
@@ -32,7 +33,7 @@ class MemoryTrace:
     def end(self, error: BaseException | None = None) -> None:
         """No more is recorded: not the rest of its steps, and none of those that it watches."""
         self._callback.end(error)
-        HOOKS.count_no_steps(self._stepped)
+        self._counter.end()
         self._log()
 
     def __enter__(self) -> "MemoryTrace":

@@ -29,17 +29,18 @@ Program = Callable[["Interrupter"], None]
 
 
 class Interrupter:
-    """A trace function that counts lines of pytracer's, and raises at one of them."""
+    """A trace function that counts lines of these files, and raises at one of them."""
 
-    def __init__(self, at: int = -1) -> None:
+    def __init__(self, at: int = -1, files: str = OURS) -> None:
         self.raised: KeyboardInterrupt | None = None
         self.where = ""
         self.lines: list[tuple[CodeType, int]] = []  # that have run
         self.counts = True  # a program may switch it off where nothing is to be interrupted
         self._at = at
+        self._files = files
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self.line if frame.f_code.co_filename.startswith(OURS) else None
+        return self.line if frame.f_code.co_filename.startswith(self._files) else None
 
     def line(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line" and self.counts:
@@ -56,11 +57,11 @@ def name_of(line: tuple[CodeType, int]) -> str:
     return f"{code.co_filename.removeprefix(OURS)}:{number} in {code.co_name}"
 
 
-def lines_of(program: Program) -> list[str]:
-    """Which lines of pytracer's run, in order."""
+def lines_of(program: Program, files: str = OURS) -> list[str]:
+    """Which lines of these files run, in order."""
 
     def count() -> list[str]:
-        interrupter = Interrupter()
+        interrupter = Interrupter(files=files)
         run(program, interrupter)
         return [name_of(line) for line in interrupter.lines]
 
@@ -71,20 +72,20 @@ def lines_of(program: Program) -> list[str]:
     return list(lines)
 
 
-def outcomes(program: Program, chosen: Iterable[int]) -> dict[str, list[str]]:
+def outcomes(program: Program, chosen: Iterable[int], files: str = OURS) -> dict[str, list[str]]:
     """What went wrong, by the line that was interrupted; nothing is good news."""
     found: dict[str, list[str]] = {}
     for at in chosen:
-        status, answer = in_a_child(lambda at=at: problems_of(program, at))
+        status, answer = in_a_child(lambda at=at: problems_of(program, at, files))
         where, problems = answer if status == 0 else (f"at {at}", [f"ended by {status}: {answer}"])
         if problems:
             found[where] = problems
     return found
 
 
-def problems_of(program: Program, at: int) -> tuple[str, list[str]]:
+def problems_of(program: Program, at: int, files: str) -> tuple[str, list[str]]:
     before, threads = registries(), native_threads()
-    interrupter = Interrupter(at)
+    interrupter = Interrupter(at, files)
     arrived = run(program, interrupter)
     if interrupter.raised is None:
         return "", []  # this run was shorter; that is no fault
@@ -212,13 +213,14 @@ def models_that_die(_: Interrupter) -> None:
             gc.collect()
 
 
-def first_optimizer(interrupter: Interrupter) -> None:
-    """The first optimizer of a process imports torch._dynamo, here inside a trace."""
-    interrupter.counts = False
+def first_optimizer(_: Interrupter) -> None:
+    """The first optimizer of a process imports torch._dynamo."""
+    torch.optim.AdamW([torch.ones(1, requires_grad=True)])
+
+
+def first_optimizer_in_a_trace(interrupter: Interrupter) -> None:
     with pytracer.trace(report=False):
-        interrupter.counts = True
-        torch.optim.AdamW([torch.ones(1, requires_grad=True)])
-        interrupter.counts = False
+        first_optimizer(interrupter)
 
 
 PROGRAMS: dict[str, Program] = {
@@ -229,7 +231,6 @@ PROGRAMS: dict[str, Program] = {
     "into a file": two_steps_into_a_file,
     "a look meanwhile": two_steps_and_a_look,
     "models that die": models_that_die,
-    "first optimizer": first_optimizer,
 }
 
 
@@ -249,11 +250,20 @@ def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, di
     What is as in the plain program while somebody looks is interrupted there only.
     """
     torch.set_num_threads(1)
-    if name != "first optimizer":  # which imports torch._dynamo, and takes most of the time
-        torch.optim.SGD([torch.ones(1, requires_grad=True)])
+    torch.optim.SGD([torch.ones(1, requires_grad=True)])  # torch._dynamo is imported by now
     if name == "a look meanwhile":
         import pandas as pd  # noqa: F401 - its import, too, would take most of the time
     lines = lines_of(PROGRAMS[name])
     plain = set(lines_of(two_steps)) if name == "a look meanwhile" else set()
     chosen = [at for at in each_line(lines, times) if lines[at] not in plain][share::shares]
     return len(chosen), outcomes(PROGRAMS[name], chosen)
+
+
+def interrupted_imports(times: int) -> list[dict[str, list[str]]]:
+    """The same at lines of torch._dynamo while it is imported, untraced and traced."""
+    torch.set_num_threads(1)
+    dynamo = f"{Path(torch.__file__).parent / '_dynamo'}{os.sep}"
+    lines = lines_of(first_optimizer, dynamo)
+    chosen = range(0, len(lines), max(len(lines) // times, 1))
+    programs = (first_optimizer, first_optimizer_in_a_trace)
+    return [outcomes(program, chosen, dynamo) for program in programs]

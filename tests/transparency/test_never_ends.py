@@ -340,13 +340,13 @@ def test_each_process_of_a_family_records_its_own(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "times"),
-    [(name, 2 if name in ("two steps", "first optimizer") else 1) for name in interrupts.PROGRAMS],
+    [(name, 2 if name == "two steps" else 1) for name in interrupts.PROGRAMS],
 )
 def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     name: str, times: int, tmp_path: Path
 ) -> None:
     """The program gets that very KeyboardInterrupt, nothing stays hooked, the next trace works."""
-    times = 0 if EVERY_TIME and name != "first optimizer" else times
+    times = 0 if EVERY_TIME else times
     with ExitStack() as stack:
         halves = [
             stack.enter_context(Running(tmp_path, interrupts.interrupted, name, times, half, 2))
@@ -357,6 +357,13 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     assert sum(count for count, _ in results) > 20
     problems = results[0][1] | results[1][1]
     assert not problems, "\n".join(f"{line}: {found}" for line, found in sorted(problems.items()))
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_dynamo_is_imported_arrives_and_leaves_nothing(tmp_path: Path) -> None:
+    """The first optimizer of a process imports it, for seconds. What torch leaves is torch's."""
+    untraced, traced = in_a_process(tmp_path, interrupts.interrupted_imports, 6)
+    assert traced == untraced
 
 
 # -------------------------------------------------------------------------- the interpreter ends first
