@@ -13,6 +13,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -215,7 +216,8 @@ def models_that_die(_: Interrupter) -> None:
 def first_optimizer(interrupter: Interrupter) -> None:
     """The first optimizer of a process imports torch._dynamo, here inside a trace."""
     interrupter.counts = False
-    with pytracer.trace(report=False):
+    # What torch._dynamo imports adds filters of warnings, and an interrupt leaves them there.
+    with warnings.catch_warnings(), pytracer.trace(report=False):
         interrupter.counts = True
         torch.optim.AdamW([torch.ones(1, requires_grad=True)])
         interrupter.counts = False
