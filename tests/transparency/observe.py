@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from pytracer import trace
 from pytracer._native import C
+from pytracer.schema import ACTION
 
 ROOT = Path(__file__).parents[2]
 # How a program is run: not traced at all, or in one of the modes, each with its options.
@@ -431,6 +432,7 @@ def _facts(traced: trace) -> dict[str, Any]:
     flags = int(np.bitwise_or.reduce(data.scopes.flags)) if len(data.scopes.flags) else 0
     return {
         "events": len(data.events.ticks),
+        "allocated": int(data.events.bytes[data.events.action == ACTION["alloc"]].sum()),
         "losses": dict(data.losses),
         "callback_errors": data.meta["callback_errors"],
         "recompute": bool(flags & 1),

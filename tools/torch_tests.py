@@ -1,0 +1,485 @@
+"""Runs PyTorch's own tests untraced and traced, and compares them test by test.
+
+    python tools/torch_tests.py FOLDER              # the default selection, a few hours on 2 cores
+    python tools/torch_tests.py FOLDER --quick      # about five minutes
+    python tools/torch_tests.py FOLDER test_nn.py functorch/test_vmap.py
+    python tools/torch_tests.py --page              # writes docs/transparency.md again
+
+FOLDER is the `test` folder of PyTorch's source, or an archive of the source (.tar.*, .zip); nothing
+of it is kept in this project. It should be of the installed torch, or near it: a test that fails
+untraced as well is compared all the same, and counts for nothing. It needs: pip install expecttest
+hypothesis psutil.
+
+Each file runs in a process of its own: untraced, in each mode, and untraced once more. A test that
+crashes or takes too long is written down as such, and the others go on. Stopped, it goes on where
+it was. A test whose untraced outcome varies is listed as flaky; one that differs is run again,
+alone, three times with and without a trace.
+"""
+
+import argparse
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
+
+from run_torch_tests import MODES, UNTRACED, Journal  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "torch-tests-cpu.json"
+PAGE = ROOT / "docs" / "transparency.md"
+WORK = ROOT / "build" / "torch-tests"
+AGAIN = "untraced again"
+MOST_RESTARTS = 40
+TRIES = 3
+
+QUICK = [
+    "autograd/test_complex.py",
+    "autograd/test_logging.py",
+    "nn/test_module_hooks.py",
+    "test_autograd_fallback.py",
+    "test_stateless.py",
+]
+DEFAULT = [
+    *QUICK,
+    "autograd/test_functional.py",
+    "test_autograd.py",
+    "test_nn.py",
+    "nn/test_convolution.py",
+    "nn/test_dropout.py",
+    "nn/test_embedding.py",
+    "nn/test_init.py",
+    "nn/test_lazy_modules.py",
+    "nn/test_load_state_dict.py",
+    "nn/test_multihead_attention.py",
+    "nn/test_packed_sequence.py",
+    "nn/test_parametrization.py",
+    "nn/test_pooling.py",
+    "nn/test_pruning.py",
+    "test_optim.py",
+    "optim/test_lrscheduler.py",
+    "optim/test_optim.py",
+    "optim/test_swa_utils.py",
+    "functorch/test_ac.py",
+    "functorch/test_eager_transforms.py",
+    "functorch/test_logging.py",
+    "functorch/test_memory_efficient_fusion.py",
+    "functorch/test_rearrange.py",
+    "functorch/test_control_flow.py",
+    "test_utils.py",
+    "profiler/test_execution_trace.py",
+    "profiler/test_memory_profiler.py",
+    "profiler/test_profiler.py",
+    "profiler/test_profiler_tree.py",
+    "profiler/test_record_function.py",
+    "profiler/test_torch_tidy.py",
+    "dynamo/test_activation_checkpointing.py",
+    "dynamo/test_autograd_function.py",
+    "dynamo/test_backward_higher_order_ops.py",
+    "dynamo/test_ctx_manager.py",
+    "dynamo/test_guard_manager.py",
+    "dynamo/test_higher_order_ops.py",
+    "dynamo/test_hooks.py",
+    "dynamo/test_logging.py",
+    "dynamo/test_misc.py",
+    "dynamo/test_modules.py",
+    "dynamo/test_optimizers.py",
+    "dynamo/test_profiler.py",
+    "dynamo/test_recompiles.py",
+    "dynamo/test_repros.py",
+    "dynamo/test_subclasses.py",
+    "test_custom_ops.py",
+    "test_dataloader.py",
+    "test_dispatch.py",
+    "test_flop_counter.py",
+    "test_functionalization.py",
+    "test_fx.py",
+    "test_module_tracker.py",
+    "test_multiprocessing.py",
+    "test_namedtensor.py",
+    "test_overrides.py",
+    "test_python_dispatch.py",
+    "test_subclass.py",
+    "test_torch.py",
+    "test_view_ops.py",
+    "test_weak.py",
+]
+
+
+@dataclass
+class Run:
+    """One file in one mode: a process, and more of them after crashes."""
+
+    tests: Path  # the folder of all tests
+    file: str
+    mode: str
+    out: Path
+    only: tuple[str, ...] = ()
+    seconds: float = 120  # for one test
+
+    def finish(self) -> dict[str, dict[str, Any]]:
+        """The outcomes, with those of tests that ended their process."""
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        for _ in range(MOST_RESTARTS):
+            journal = Journal(self.out)
+            if journal.ended:
+                return journal.outcomes
+            self._close(*self._run_on())
+        self._write(end=True, gave_up=True)
+        return Journal(self.out).outcomes
+
+    def _run_on(self) -> tuple[str, str]:
+        """Runs what has no outcome yet. What came of the test that was running, and why."""
+        mode = UNTRACED if self.mode == AGAIN else self.mode
+        with self.out.with_suffix(".log").open("a") as log:
+            process = subprocess.Popen(
+                [
+                    sys.executable,
+                    str(ROOT / "tools" / "run_torch_tests.py"),
+                    str(self.tests / self.file),
+                    mode,
+                    str(self.out),
+                    *self.only,
+                ],
+                cwd=self.tests,
+                env=environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            begun = time.time()
+            try:
+                while process.poll() is None:
+                    time.sleep(0.2)
+                    news = max(begun, self.out.stat().st_mtime if self.out.exists() else 0)
+                    if time.time() - news > self.seconds:
+                        return "timed out", f"{self.seconds:.0f} s"
+            finally:
+                kill_group(process)
+        return "crashed", f"exit status {process.returncode}"
+
+    def _close(self, outcome: str, why: str) -> None:
+        """Writes down the test that ended its process, or that the file cannot be run."""
+        journal = Journal(self.out)
+        if journal.ended:
+            return
+        if journal.running:
+            self._write(test=journal.running, outcome=outcome, why=why)
+        else:
+            lines = self.out.with_suffix(".log").read_text(errors="replace").splitlines()
+            self._write(end=True, problem=f"{outcome}, {why}: {lines[-1] if lines else ''}")
+
+    def _write(self, **row: Any) -> None:
+        with self.out.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+
+
+def kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """The process that was started here, and what it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def environment() -> dict[str, str]:
+    """The same for all: one thread, the same hashes, nothing of a colour or a cache in common."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "PYTHONHASHSEED": "0",
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+    }
+
+
+def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[str, Any]:
+    """One file in every mode: a row of the table."""
+    runs, traced = {}, product()
+    for mode in (UNTRACED, *modes, AGAIN):
+        where = torch_version() if mode in (UNTRACED, AGAIN) else traced
+        out = WORK / where / mode.replace(" ", "-") / f"{file.replace('/', '.')}.jsonl"
+        runs[mode] = Run(tests, file, mode, out, seconds=seconds).finish()
+    first, again = runs[UNTRACED], runs[AGAIN]
+    flaky = sorted(name for name in first | again if word(first, name) != word(again, name))
+    row: dict[str, Any] = {
+        "file": file,
+        "untraced": dict(Counter(outcome["outcome"] for outcome in first.values())),
+        "seconds": round(sum(outcome.get("seconds", 0) for outcome in first.values())),
+        "flaky": flaky,
+        "differs": {},
+    }
+    if not first:
+        log = WORK / torch_version() / UNTRACED / f"{file.replace('/', '.')}.log"
+        row["problem"] = (log.read_text(errors="replace").splitlines() or ["no test"])[-1][:300]
+    for mode in modes:
+        different = [
+            name
+            for name in first | runs[mode]
+            if word(first, name) != word(runs[mode], name) and name not in flaky
+        ]
+        row["differs"][mode] = [
+            tried for name in sorted(different)
+            if (tried := try_again(tests, file, mode, name, runs[mode].get(name, {}), seconds))
+        ]  # fmt: skip
+    moved = {
+        tried["test"] for of_mode in row["differs"].values() for tried in of_mode if tried["flaky"]
+    }
+    row["flaky"] = sorted({*flaky, *moved})
+    for of_mode in row["differs"].values():
+        of_mode[:] = [tried for tried in of_mode if not tried.pop("flaky")]
+    return row
+
+
+def word(outcomes: dict[str, dict[str, Any]], name: str) -> str:
+    return str(outcomes.get(name, {}).get("outcome", "not run"))
+
+
+def try_again(
+    tests: Path, file: str, mode: str, name: str, seen: dict[str, Any], seconds: float
+) -> dict[str, Any]:
+    """Alone, with and without a trace: in how many of the tries it differs."""
+    traced, untraced = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(TRIES):
+            for which, found in ((mode, traced), (UNTRACED, untraced)):
+                out = Path(folder) / f"{number}.{which.replace(' ', '-')}.jsonl"
+                run = Run(tests, file, which, out, (name,), seconds)
+                found.append(word(run.finish(), name))
+    return {
+        "test": name,
+        "untraced": untraced[0],
+        "traced": seen.get("outcome", "not run"),
+        "why": seen.get("why", ""),
+        "alone": f"{sum(one != untraced[0] for one in traced)} of {TRIES}",
+        "flaky": len(set(untraced)) > 1,
+    }
+
+
+# -------------------------------------------------------------------------- what is compared
+
+
+def unpack(source: Path) -> Path:
+    """The folder of tests, of a folder or of an archive."""
+    if source.is_dir():
+        return source / "test" if (source / "test" / "test_autograd.py").exists() else source
+    folder = WORK / "tests" / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
+    if not folder.exists():
+        partial = folder.with_suffix(".partial")
+        with (
+            zipfile.ZipFile(source) if source.suffix == ".zip" else tarfile.open(source) as archive
+        ):
+            if isinstance(archive, zipfile.ZipFile):
+                names = [name for name in archive.namelist() if is_of_tests(name)]
+                archive.extractall(partial, names)
+            else:
+                members = [member for member in archive if is_of_tests(member.name)]
+                archive.extractall(partial, members, filter="data")
+        partial.rename(folder)
+    return next(folder.glob("**/test/test_autograd.py")).parent
+
+
+def is_of_tests(name: str) -> bool:
+    parts = Path(name).parts
+    return "test" in parts[:2] or "tools" in parts[1:2]
+
+
+def torch_version() -> str:
+    from importlib.metadata import version
+
+    return f"torch-{version('torch')}"
+
+
+def product() -> str:
+    """What is traced with, known by its files: results of another are not taken for its own."""
+    files = [*(ROOT / "pytracer").rglob("*.py"), *(ROOT / "pytracer").glob("*.so")]
+    content = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))
+    return f"pytracer-{hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def version_of(tests: Path) -> str:
+    version = tests.parent / "version.txt"
+    return version.read_text().strip() if version.exists() else "unknown"
+
+
+# -------------------------------------------------------------------------- the page
+
+HEAD = """\
+# Transparency
+
+Tracing never changes a program. `tests/transparency/` states it as laws; this page says how other
+people's programs and tests fared. `tools/torch_tests.py` and `tools/public_programs.py` write the
+tables, each from its file in `benchmarks/results/`.
+
+## PyTorch's own tests
+
+Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
+trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
+what came out otherwise in a mode and did so again; *flaky* is what varies untraced.
+"""
+
+
+def write_page(results: dict[str, Any]) -> None:
+    text = PAGE.read_text() if PAGE.exists() else HEAD + "\n" + "\n".join(markers()) + "\n"
+    begin, end = markers()
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    PAGE.write_text(f"{before}{begin}\n{table(results)}{end}{after}")
+
+
+def markers() -> tuple[str, str]:
+    return "<!-- torch-tests:begin -->", "<!-- torch-tests:end -->"
+
+
+def table(results: dict[str, Any]) -> str:
+    modes = results["modes"]
+    lines = [
+        "| file | passed | skipped | failed | flaky | "
+        + " | ".join(f"differ: {m}" for m in modes)
+        + " |",
+        "|---|" + "---:|" * (4 + len(modes)),
+    ]
+    rows = [row for row in results["files"] if row["untraced"]]
+    for row in [*rows, total(rows, modes)]:
+        cells = [row["file"], *map(str, counts(row)), str(len(row["flaky"]))]
+        cells += [str(len(row["differs"].get(mode, ()))) for mode in modes]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", *differences(rows, modes), *flaky(rows)]
+    unusable = [f"`{row['file']}`" for row in results["files"] if not row["untraced"]]
+    if unusable:
+        lines += [f"Not usable with this torch, or not there: {', '.join(unusable)}.", ""]
+    about = results["about"]
+    lines.append(
+        f"torch {about['torch']}, tests of torch {about['tests']}, Python {about['python']}, "
+        f"pytracer {about['pytracer']}, {about['date']}."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def counts(row: dict[str, Any]) -> tuple[int, int, int]:
+    """Passed, skipped, and all else."""
+    found = Counter(row["untraced"])
+    passed = found["passed"] + found["failed as expected"]
+    return passed, found["skipped"], found.total() - passed - found["skipped"]
+
+
+def total(rows: list[dict[str, Any]], modes: list[str]) -> dict[str, Any]:
+    together: Counter[str] = Counter()
+    for row in rows:
+        together.update(row["untraced"])
+    return {
+        "file": "**all**",
+        "untraced": together,
+        "flaky": [name for row in rows for name in row["flaky"]],
+        "differs": {m: [d for row in rows for d in row["differs"].get(m, ())] for m in modes},
+    }
+
+
+def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
+    """Each test that differs, with the modes, and what it said."""
+    for row in rows:
+        by_test: dict[str, dict[str, Any]] = {}
+        for mode in modes:
+            for found in row["differs"].get(mode, ()):
+                entry = by_test.setdefault(found["test"], {**found, "modes": []})
+                entry["modes"].append(f"{mode} ({found['alone']} alone)")
+        for name, found in sorted(by_test.items()):
+            why = found["why"].replace("|", "\\|").replace("<", "&lt;")[:160]
+            yield (
+                f"- `{row['file']}` `{name}`: {found['untraced']} untraced, {found['traced']} traced "
+                f"in {', '.join(found['modes'])}. {why}"
+            )
+    yield ""
+
+
+def flaky(rows: list[dict[str, Any]]) -> Iterable[str]:
+    names = [f"`{name}`" for row in rows for name in row["flaky"]]
+    if names:
+        yield f"Flaky, untraced: {', '.join(names)}."
+        yield ""
+
+
+# -------------------------------------------------------------------------- the command
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, nargs="?", help="a folder of tests, or an archive")
+    parser.add_argument("files", nargs="*", help="instead of the default selection")
+    parser.add_argument("--quick", action="store_true", help="the selection of five minutes")
+    parser.add_argument("--modes", default=",".join(MODES), help="some of them, with commas")
+    parser.add_argument("--jobs", type=int, default=2, help="how many files at once")
+    parser.add_argument("--seconds", type=float, default=120, help="for one test")
+    parser.add_argument("--results", type=Path, help=f"default: {RESULTS.name}, of a full run")
+    parser.add_argument("--page", action="store_true", help="only write docs/transparency.md")
+    options = parser.parse_args()
+    if options.page:
+        write_page(json.loads(RESULTS.read_text()))
+        return
+    if options.source is None:
+        parser.error("name the folder of PyTorch's tests, or an archive of its source")
+    chosen = options.files or (QUICK if options.quick else DEFAULT)
+    results = run(unpack(options.source), chosen, options)
+    whole = not options.files and not options.quick
+    path = options.results or (RESULTS if whole else WORK / "results.json")
+    path.write_text(json.dumps(results, indent=1) + "\n")
+    if path == RESULTS:
+        write_page(results)
+    print(table(results))
+    sys.exit(any(found for row in results["files"] for found in row["differs"].values()))
+
+
+def run(tests: Path, files: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    tests, modes = tests.resolve(), options.modes.split(",")
+    there = [file for file in files if (tests / file).exists()]
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        futures = [pool.submit(compare, tests, file, modes, options.seconds) for file in there]
+        rows = []
+        for future in concurrent.futures.as_completed(futures):
+            row = future.result()
+            rows.append(row)
+            differ = {mode: len(found) for mode, found in row["differs"].items() if found}
+            print(
+                f"{row['file']}: {row['untraced']}, {row['seconds']} s, differ {differ}", flush=True
+            )
+    missing = [
+        {"file": f, "untraced": {}, "flaky": [], "differs": {}} for f in files if f not in there
+    ]
+    return {
+        "about": {
+            "date": time.strftime("%Y-%m-%d"),
+            "torch": torch_version().removeprefix("torch-"),
+            "tests": version_of(tests),
+            "python": platform.python_version(),
+            "pytracer": commit(),
+            "machine": platform.machine(),
+        },
+        "modes": modes,
+        "files": sorted([*rows, *missing], key=lambda row: files.index(row["file"])),
+    }
+
+
+if __name__ == "__main__":
+    main()
