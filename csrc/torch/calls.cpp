@@ -300,10 +300,8 @@ const void* handled_exception() {
 }
 
 // No exception can pass through here: the program gets its own a moment later.
-void tell_of_step(PyObject* listener) {
-  py::object optimizer = stepping_optimizer();
-  PyObject* argument = optimizer.ptr();
-  if (!quietly::call(listener, &argument, 1)) {
+void tell(PyObject* listener, PyObject* const* arguments, size_t count) {
+  if (!quietly::call(listener, arguments, count)) {
     quietly::raise_later();
   }
 }
@@ -316,33 +314,40 @@ void replace(PyObject*& held, PyObject* with) {
 
 }  // namespace
 
-Step before_step() {
+void Step::begin() {
   if (!Py_IsInitialized()) {
-    return {};
-  }
-  py::gil_scoped_acquire locked;
-  Step step{handled_exception(), true};
-  if (recording.load(std::memory_order_relaxed)) {
-    tell_of_step(listeners.before_step);
-  }
-  return step;
-}
-
-void after_step(const Step& step) {
-  if (!step.heard || !Py_IsInitialized()) {
     return;
   }
   py::gil_scoped_acquire locked;
-  if (handled_exception() != step.handled) {
+  optimizer_ = stepping_optimizer().release().ptr();
+  handled_ = handled_exception();
+  if (recording.load(std::memory_order_relaxed)) {
+    tell(listeners.before_step, &optimizer_, 1);
+  }
+}
+
+void Step::end() {
+  if (optimizer_ == nullptr || !Py_IsInitialized()) {
+    return;
+  }
+  py::gil_scoped_acquire locked;
+  auto optimizer = py::reinterpret_steal<py::object>(std::exchange(optimizer_, nullptr));
+  if (handled_exception() != handled_) {
     return;  // it was left by one
   }
   if (recording.load(std::memory_order_relaxed)) {
-    tell_of_step(listeners.after_step);
+    PyObject* argument = optimizer.ptr();
+    tell(listeners.after_step, &argument, 1);
   }
   for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
-    if (!quietly::call(counter.ptr(), nullptr, 0)) {
-      quietly::raise_later();
-    }
+    tell(counter.ptr(), nullptr, 0);
+  }
+}
+
+Step::~Step() {
+  if (optimizer_ != nullptr && Py_IsInitialized()) {
+    py::gil_scoped_acquire locked;
+    Py_DECREF(optimizer_);
   }
 }
 

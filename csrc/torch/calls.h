@@ -43,14 +43,23 @@ void end_recording();
 // Whether module calls also tell torch's own profilers which module is entered.
 void mark_modules(bool on);
 
-// An optimizer's annotation is entered or left. Both take the GIL.
-struct Step {
-  const void* handled = nullptr;  // the exception that was being handled as it began
-  bool heard = false;
-};
+// A step of an optimizer, from when its annotation is entered. Takes the GIL to begin and to end.
+class Step {
+ public:
+  Step() = default;
+  ~Step();
+  Step(const Step&) = delete;  // it ends once
+  Step& operator=(const Step&) = delete;
 
-Step before_step();
-void after_step(const Step& step);
+  void begin();
+  // Its annotation is left on the thread that entered it.
+  void end();
+
+ private:
+  PyObject* optimizer_ =
+      nullptr;  // held by torch's own frame as well, for as long as the step lasts
+  const void* handled_ = nullptr;  // the exception that was being handled as it began
+};
 
 // Calls it after each optimizer's step, whether or not anything records. `counter` is what it is
 // called by; taking away one that is not there is harmless. Returns whether any is left.

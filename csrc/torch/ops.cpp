@@ -110,7 +110,7 @@ std::unique_ptr<at::ObserverContext> enter_annotation(Recorder& recorder,
   recorder.push_annotation(
       thread, is_step ? ScopeKind::kOptimizer : ScopeKind::kUser, entered->annotation);
   if (is_step) {
-    entered->step = calls::before_step();
+    entered->step.begin();
   }
   return entered;
 }
@@ -122,7 +122,7 @@ void leave_annotation(ThreadState& thread, at::ObserverContext* context) {
   }
   Recorder::get().end_annotation(thread, *entered->owner, *entered->annotation);
   if (entered->is_step && entered->owner == &thread) {
-    calls::after_step(entered->step);
+    entered->step.end();
   }
 }
 

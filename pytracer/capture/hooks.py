@@ -124,9 +124,9 @@ class Hooks:
         """It has ended without an exception."""
         sessions = self.sessions()
         for session in sessions:
-            C.quietly(session.phases.step_ends)
-        if sessions and optimizer is not None:
-            C.quietly(self.labels.after_optimizer, optimizer)
+            session.phases.step_ends()
+        if optimizer is not None:
+            self.labels.after_optimizer(optimizer)
         self.walks.stepped()
         for session in sessions:
             session.memory.stepped()
