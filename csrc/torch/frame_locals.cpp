@@ -1,6 +1,7 @@
 #include "frame_locals.h"
 
 #include <cstring>
+#include <initializer_list>
 
 #if PY_VERSION_HEX < 0x030b0000
 #include <frameobject.h>

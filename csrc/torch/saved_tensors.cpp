@@ -192,13 +192,17 @@ void pop() {
   pushed = false;
 }
 
+bool top_is_ours() {
+  auto top = Default::get_hooks(/*ignore_is_tracing=*/true);
+  return top && are_ours(*top);
+}
+
 // torch.func refuses to run while hooks are active. It announces itself by disabling them, so that
 // is where ours step aside; they come back where it enables them again.
 
 template <class Forward>
 PyObject* while_aside(Forward forward) {
-  auto top = Default::get_hooks(/*ignore_is_tracing=*/true);
-  bool on_top = is_pushed_here() && top && are_ours(*top);
+  bool on_top = is_pushed_here() && top_is_ours();
   if (on_top) {
     pop();
   }
@@ -220,9 +224,12 @@ PyObject* disable(PyObject* self, PyObject* args, PyObject* kwargs);
 PyObject* disable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 PyObject* enable(PyObject* self, PyObject* args, PyObject* kwargs);
 PyObject* enable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
+PyObject* top(PyObject* self, PyObject* args, PyObject* kwargs);
+PyObject* top_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names);
 
 MethodExchange disabling(&disable, &disable_fast);
 MethodExchange enabling(&enable, &enable_fast);
+MethodExchange asking(&top, &top_fast);
 
 PyObject* disable(PyObject* self, PyObject* args, PyObject* kwargs) {
   return while_aside([&] { return disabling.original()(self, args, kwargs); });
@@ -240,6 +247,21 @@ PyObject* enable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, P
   return back_again(enabling.fast_original()(self, args, count, names));
 }
 
+// Torch asks which hooks the program has: selective checkpointing warns of them, and will refuse.
+
+PyObject* top(PyObject* self, PyObject* args, PyObject* kwargs) {
+  return top_is_ours() ? Py_NewRef(Py_None) : asking.original()(self, args, kwargs);
+}
+
+PyObject* top_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
+  return top_is_ours() ? Py_NewRef(Py_None) : asking.fast_original()(self, args, count, names);
+}
+
+bool exchange(MethodExchange& method, const char* name) {
+  py::object function = py::module_::import("torch._C._autograd").attr(name);
+  return method.put(function.ptr());
+}
+
 }  // namespace
 
 bool install() {
@@ -250,10 +272,10 @@ bool install() {
     our_unpack = PyCFunction_New(&unpack_definition, nullptr);
     our_pack = PyCFunction_New(&pack_definition, nullptr);
   }
-  py::object autograd = py::module_::import("torch._C._autograd");
   home = PyThread_get_thread_ident();
-  if (!disabling.put(py::object(autograd.attr("_saved_tensors_hooks_disable")).ptr()) ||
-      !enabling.put(py::object(autograd.attr("_saved_tensors_hooks_enable")).ptr())) {
+  if (!exchange(disabling, "_saved_tensors_hooks_disable") ||
+      !exchange(enabling, "_saved_tensors_hooks_enable") ||
+      !exchange(asking, "_top_saved_tensors_default_hooks")) {
     uninstall();
     return false;
   }
@@ -269,6 +291,7 @@ void uninstall() {
   pushed = false;
   disabling.take_away();
   enabling.take_away();
+  asking.take_away();
 }
 
 bool program_has_hooks() {
