@@ -538,6 +538,37 @@ TEST(references_into_nothing_become_none) {
   CHECK(notes_speak_of(report, "unknown kind"));
 }
 
+TEST(sizes_that_no_memory_has_are_the_most_there_can_be) {
+  for (size_t count : {1, 20000}) {
+    std::vector<Event> rows = events(count);
+    for (Event& row : rows) {
+      row.bytes = kMostBytes;
+    }
+    Bytes bytes;
+    TraceWriter writer(&bytes);
+    add(writer, rows);
+    writer.finish();
+    size_t column = chunk_of(bytes, Table::kEvents) + kChunkHeader;
+    while (bytes[column] != 3) {  // their bytes
+      column += 12 + load<uint32_t>(bytes, column + 8);
+    }
+    if (count == 1) {
+      CHECK_EQ(bytes[column + 3], 0);  // one number is stored as it is
+      std::fill_n(bytes.begin() + static_cast<long>(column) + 12, 8, uint8_t{0xFF});
+      repair_checksums(bytes);
+    }
+    ReadReport report;
+    Recording r = read(bytes, report);
+    CHECK_EQ(r.events.bytes.at(0), kMostBytes);
+    uint64_t sum = 0;
+    for (uint64_t each : r.events.bytes) {
+      sum += each;
+    }
+    CHECK(sum <= uint64_t{1} << 62);
+    CHECK(notes_speak_of(report, "larger than can be"));
+  }
+}
+
 TEST(texts_are_made_utf8) {
   Bytes bytes;
   TraceWriter writer(&bytes);
