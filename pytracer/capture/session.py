@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import sys
-import warnings
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -213,7 +212,9 @@ class Session:
                 f"{self.options.path} exists, and path= replaces no file: delete it, or name another"
             )
         try:
-            self._streamer = C.Streamer(self._id, self.options.path, False, self._meta())
+            self._streamer = C.Streamer(
+                self._id, os.fsencode(self.options.path), False, self._meta()
+            )
         except C.FileError as error:
             raise errors.CannotWrite(str(error)) from None
 
@@ -237,11 +238,11 @@ class Session:
         except C.FileError as error:  # a full disk: what came before it is there
             problem = str(error)
         try:
-            columns, report = C.read_file(str(self.options.path))
+            columns, report = C.read_file(os.fsencode(str(self.options.path)))
         except C.FileError as error:
             raise errors.CannotWrite(problem or str(error)) from None
         if problem:
-            warnings.warn(problem, RuntimeWarning, stacklevel=6)
+            errors.warn(problem)
         return Trace.from_columns(columns, report)
 
     def _trace(self, columns: dict[str, Any]) -> Trace:
