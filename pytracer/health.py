@@ -55,7 +55,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "truncated_file",
             "loss",
-            "the file ends before the recording does, which was killed or still goes on",
+            "the file ends before its recording, which was killed, found no room or still goes on",
             "What is here is right up to that moment; what came later is missing.",
         ),
         Counter(

@@ -261,7 +261,7 @@ def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
     assert re.search(r"^<string>:\d+: RuntimeWarning: .*run\.pytrace.*no room", traced["err"], re.M)
     assert re.search(r"^[1-9]\d+ allocations$", traced["err"], re.MULTILINE)  # what came before
     assert path.stat().st_size <= 512 * 1024
-    with pytest.warns(RuntimeWarning, match="the file ends before"):
+    with pytest.warns(RuntimeWarning, match="the file ends before its"):
         loaded = pytracer.load(path)
     assert loaded.file_report["status"] == "truncated"
     assert len(loaded.data.events.ticks) > 0

@@ -32,24 +32,26 @@ void add_some(const std::vector<Row>& rows, Sink& sink) {
 
 }  // namespace
 
-// Moves `from` behind what was copied: up to `to`, or to the first row that is of a later flush.
+// Moves `from` behind what was copied: the stretch, or as far as a row that is of a later flush.
 // Returns false if a row on the way is still being written.
 template <class Row, class Sink, class Change, class IsLater>
 bool Harvest::copy(const AppendLog<Row>& log,
                    uint64_t& from,
-                   uint64_t to,
+                   Stretch stretch,
                    Sink& sink,
                    Change change,
                    IsLater is_later) {
   std::vector<Row> batch;
-  while (from < to) {
+  while (from < stretch.to) {
     batch.clear();
-    uint64_t end = std::min(to, from + kMaxRowsPerChunk);
+    uint64_t end = std::min(stretch.to, from + kMaxRowsPerChunk);
     uint64_t reached = log.read(from, end, [&](Row row) {
       change(row);
       batch.push_back(row);
     });
-    auto later = std::find_if(batch.begin(), batch.end(), is_later);
+    uint64_t overdue = std::min(std::max(stretch.overdue, from), from + batch.size()) - from;
+    auto first = batch.begin() + static_cast<std::ptrdiff_t>(overdue);
+    auto later = std::find_if(first, batch.end(), is_later);
     auto count = static_cast<size_t>(later - batch.begin());
     if (count > 0) {
       sink.add(std::span<const Row>(batch).first(count));
@@ -111,9 +113,10 @@ void Harvest::add_unfinished(Sink& sink) {
 template <class Sink>
 bool Harvest::drain(Sink& sink, uint64_t until) {
   Recorder& recorder = Recorder::get();
-  uint64_t events = recorder.events.size();
-  uint64_t scope_ends = recorder.scope_ends.size();
-  uint64_t scopes = recorder.scopes.size();
+  Stretch events{seen_.events, recorder.events.size()};
+  Stretch scope_ends{seen_.scope_ends, recorder.scope_ends.size()};
+  Stretch scopes{seen_.scopes, recorder.scopes.size()};
+  seen_ = {events.to, scopes.to, scope_ends.to};
   drain_tables(sink);
   auto renumber_outer = [&](ScopeBegin& row) {
     row.parent = own_number(row.parent);

@@ -77,10 +77,17 @@ class Harvest {
   uint32_t session() const { return session_; }
 
  private:
+  // The rows to read now lie below `to`. Those below `overdue` were there the last time already and
+  // wait no longer, whatever their clock says.
+  struct Stretch {
+    uint64_t overdue;
+    uint64_t to;
+  };
+
   template <class Row, class Sink, class Change, class IsLater>
   bool copy(const AppendLog<Row>& log,
             uint64_t& from,
-            uint64_t to,
+            Stretch stretch,
             Sink& sink,
             Change change,
             IsLater is_later);
@@ -98,6 +105,7 @@ class Harvest {
   Recorder::Positions start_;
   Recorder::Losses lost_before_;
   Recorder::Positions read_;
+  Recorder::Positions seen_;  // claimed when it was drained last
   size_t strings_ = 0;
   size_t stacks_ = 0;
   size_t places_ = 0;

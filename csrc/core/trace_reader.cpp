@@ -137,7 +137,11 @@ int nesting(std::string_view json) {
 class Reader {
  public:
   Reader(Source& source, ReadReport& report)
-      : source_(source), report_(report), notes_(report.notes), name_(source.name()) {}
+      : source_(source),
+        report_(report),
+        notes_(report.notes),
+        name_(source.name()),
+        size_of_data_(source.size_of_data()) {}
 
   Recording read();
 
@@ -187,6 +191,7 @@ class Reader {
   // by what it holds.
   uint64_t blank_budget_ = 0;
   uint64_t checked_ = 0;
+  uint64_t size_of_data_;
   std::array<uint64_t, kTables> expected_{};  // rows that the headers speak of
   std::array<ReadReport::Lost, kTables> lost_{};
   std::vector<Column> columns_;  // of the chunk at hand
@@ -304,7 +309,7 @@ bool Reader::is_sound(const Chunk& chunk) {
   // A file may be made of headers that all claim the same bytes: checking each claim would take
   // quadratic time.
   checked_ += chunk.header.payload_size;
-  if (checked_ > 8 * source_.size()) {
+  if (checked_ > 8 * size_of_data_) {
     return false;
   }
   uint32_t crc = 0;
@@ -376,8 +381,8 @@ void Reader::cut_to_last_flush() {
   auto cut = static_cast<size_t>(last - chunks_.rbegin());
   if (cut > 0) {
     chunks_.resize(chunks_.size() - cut);
-    notes_.add(std::to_string(cut) + " chunks behind the last whole flush were cut: others of " +
-               "theirs are missing");
+    notes_.add(std::to_string(cut) + " chunks behind the last whole flush were cut: the rest of " +
+               "their own is missing");
   }
 }
 

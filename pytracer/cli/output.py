@@ -44,10 +44,16 @@ def in_words(error: errors.PytracerError) -> str:
     return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
 
 
+def tell(text: str) -> None:
+    """To people, if there is a stderr: without one print() would take the program's stdout."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
 @contextmanager
 def patience(doing: str) -> Iterator[None]:
     """Says what takes so long, if it takes longer than two seconds."""
-    timer = threading.Timer(2.0, lambda: print(f"pytracer: {doing} ...", file=sys.stderr))
+    timer = threading.Timer(2.0, lambda: tell(f"pytracer: {doing} ..."))
     timer.daemon = True
     timer.start()
     try:

@@ -610,6 +610,26 @@ TEST(what_is_read_up_to_an_instant_is_consistent_while_threads_record) {
   CHECK(whole > 50);
 }
 
+TEST(a_row_waits_for_no_clock_that_runs_ahead) {
+  Recorded session;
+  Harvest harvest(session.id());
+  RecordingBuilder so_far;
+  uint64_t now = ticks_now();
+  Recorder::get().events.append({.ticks = UINT64_MAX,
+                                 .address = 1,
+                                 .bytes = 1,
+                                 .action = 0,
+                                 .ready = 1,
+                                 .scope = 0,
+                                 .place = 0,
+                                 .thread = 0});
+  alloc(2);
+  CHECK(harvest.drain(so_far, now));
+  CHECK_EQ(so_far.recording.events.address.size(), size_t{0});
+  CHECK(harvest.drain(so_far, now));
+  CHECK_EQ(so_far.recording.events.address, (std::vector<uint64_t>{1, 2}));
+}
+
 TEST(a_streamed_file_that_ends_anywhere_is_consistent) {
   const std::string path = "cut.pytrace";
   {

@@ -720,6 +720,8 @@ TEST(each_unreadable_path_has_its_error) {
   }
 }
 
+// A sanitizer's own memory is beyond any such limit.
+#if !defined(PYTRACER_SANITIZED)
 // Runs in a child that may take no more memory than this.
 int with_little_memory(int (*body)(const std::string& path), const std::string& path) {
   pid_t child = ::fork();
@@ -733,8 +735,6 @@ int with_little_memory(int (*body)(const std::string& path), const std::string& 
   return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-// A sanitizer's own memory is beyond any such limit.
-#if !defined(PYTRACER_SANITIZED)
 TEST(a_file_of_any_size_is_read_in_little_memory) {
   TempDir dir;
   constexpr off_t kHuge = off_t{50} << 30;
