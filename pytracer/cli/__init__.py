@@ -48,7 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pytracer: {what}: {error.strerror or error}", file=sys.stderr)
         return 1
     except MemoryError:
-        print("pytracer: this takes more memory than there is; use a machine with more", file=sys.stderr)
+        print(
+            "pytracer: this takes more memory than there is; use a machine with more",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         return 130

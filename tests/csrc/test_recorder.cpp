@@ -176,7 +176,7 @@ TEST(limits_that_change_while_threads_append_leave_no_hole) {
   CHECK_EQ(ticks_of(log).size(), size_t{kept + 1});
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need the memory
+#if !defined(PYTRACER_SANITIZED)  // sanitizers need the memory
 TEST(where_memory_ends_the_log_ends_and_what_it_holds_can_be_read) {
   pid_t child = ::fork();
   if (child == 0) {
