@@ -537,9 +537,12 @@ PYBIND11_MODULE(_C, m) {
         std::rethrow_exception(raised);
       }
     } catch (const FileError& error) {
-      py::object value = py::reinterpret_borrow<py::object>(file_error.ptr())(error.what());
+      auto text = [](const char* of_path) {  // which need not be UTF-8
+        return py::reinterpret_steal<py::object>(PyUnicode_DecodeFSDefault(of_path));
+      };
+      py::object value = py::reinterpret_borrow<py::object>(file_error.ptr())(text(error.what()));
       value.attr("kind") = static_cast<int>(error.kind());
-      value.attr("path") = error.path();
+      value.attr("path") = text(error.path().c_str());
       PyErr_SetObject(file_error.ptr(), value.ptr());
     }
   });

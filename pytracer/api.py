@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
-from pytracer import environment, errors, snapshot
+from pytracer import environment, errors, health, snapshot
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
@@ -265,11 +265,11 @@ class Views:
 
         return html.fragment(self.data)
 
-    def table(self, width: int = 80, *, color: bool = False) -> str:
-        """The one screen, as text."""
+    def table(self, width: int | None = None, *, color: bool = False) -> str:
+        """The one screen, as text; by default as wide as the terminal, and 80 columns at most."""
         from pytracer.export import table
 
-        return table.render(self.data, width=width, color=color)
+        return table.render(self.data, width=width or table.columns(), color=color)
 
     def __str__(self) -> str:
         """The one screen."""
@@ -308,8 +308,17 @@ def load(path: str | Path) -> LoadedTrace:
     """Reads a saved trace, whole or as far as it was written before the program died.
 
     Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) are read as well, and nothing in
-    them is executed.
+    them is executed. Of a file that is not whole a RuntimeWarning tells.
     """
+    loaded = read(path)
+    for name in sorted(health.OF_FILES & loaded.data.losses.keys()):
+        known = health.counter(name)
+        errors.warn(f"{os.fspath(path)}: {known.meaning}. {known.advice} t.file_report has details")
+    return loaded
+
+
+def read(path: str | Path) -> LoadedTrace:
+    """As `load`, for those who tell of a file that is not whole in their own way."""
     if snapshot.is_snapshot(path):
         return LoadedTrace(snapshot.load(path))
     return LoadedTrace(load_trace(path))
@@ -577,7 +586,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         try:
             self._next_step()
         except errors.PytracerError as problem:  # in the middle of the program's step
-            warnings.warn(str(problem), RuntimeWarning, stacklevel=5)
+            errors.warn(str(problem))
 
     def _start(self) -> None:
         options = self._options

@@ -1,5 +1,8 @@
 """Every error pytracer raises on purpose, and the exit code the command line gives it."""
 
+import sys
+import warnings
+
 
 class PytracerError(Exception):
     """Something went wrong and the message says what to do; every error below is one."""
@@ -48,3 +51,11 @@ class FileIsThere(CannotWrite):
         """The message is for Python; the command line has an option for it, and says its own."""
         super().__init__(f"{path} {state}; overwrite=True {remedy}")
         self.at_the_command_line = f"{path} {state}; -f {remedy}"
+
+
+def warn(text: str) -> None:
+    """A RuntimeWarning at the line of the program's that called us, however far away it is."""
+    level, frame = 1, sys._getframe().f_back
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("pytracer."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, RuntimeWarning, stacklevel=level + 1)

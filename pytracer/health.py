@@ -22,6 +22,9 @@ class Counter(NamedTuple):
 _MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
 _REPORT = "If this repeats, please report it with the trace: an event arrived that we missed."
 
+# What a file lacks as a whole.
+OF_FILES = frozenset(("truncated_file", "corrupt_file"))
+
 # Seen twice and counted once, as is meant to be: nobody's trouble.
 HARMLESS = frozenset(("repeated_snapshots", "duplicate_seeds"))
 
@@ -48,6 +51,24 @@ COUNTERS: dict[str, Counter] = {
             "loss",
             "a thread was still writing when the trace was read",
             "Join the program's threads before the trace ends.",
+        ),
+        Counter(
+            "truncated_file",
+            "loss",
+            "the file ends before its recording, which was killed, found no room or still goes on",
+            "What is here is right up to that moment; what came later is missing.",
+        ),
+        Counter(
+            "corrupt_file",
+            "loss",
+            "parts of the file are damaged, missing or not its own, so any figure may be wrong",
+            "Use another copy of the file, or record again.",
+        ),
+        Counter(
+            "unreadable_meta",
+            "loss",
+            "what the file says of the program and its options cannot be read",
+            "Use another copy of the file, or record again.",
         ),
         Counter(
             "untimed_phases",

@@ -26,6 +26,7 @@ Files of our own (`t.export_memory_snapshot`) say each block's category themselv
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,7 @@ def load(path: str | Path) -> Trace:
         errors.UnreadableTrace: not a snapshot, cut short, or one that wants to run code.
     """
     try:
-        columns = C.read_snapshot(str(path))
+        columns = C.read_snapshot(os.fsencode(path))
     except C.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
     return _Import(columns).trace(Path(path))

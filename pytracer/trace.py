@@ -1,6 +1,7 @@
 """A finished recording: frozen columns, and the file they are kept in."""
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from pytracer.files import unfinished
 # The readings of both clocks closer together than this say nothing about the rate.
 _SHORTEST_SPAN_NS = 1_000_000
 _LONGEST_TICKS = 2**60  # decades: no recording is longer
+_LONGEST_NS = 2**61  # so that differences of times are numbers too
 
 
 @dataclass(frozen=True)
@@ -39,13 +41,22 @@ class Trace:
     def from_columns(
         cls, columns: Mapping[str, Any], file_report: Mapping[str, Any] | None = None
     ) -> "Trace":
-        """Takes over what the native side hands out."""
+        """Takes over what the native side hands out.
+
+        That the file was not whole is among the losses: a trace that is saved again still says so.
+        """
+        report, losses = file_report or {}, dict(columns["losses"])
+        if (status := report.get("status", "complete")) != "complete":
+            losses[f"{status}_file"] = 1
+        meta = _parse_meta(columns["meta"])
+        if meta is None:
+            losses["unreadable_meta"] = 1
         return cls(
             **{name: _table(name, columns) for name in schema.TABLES},
             strings=tuple(columns["strings"]),
-            losses=dict(columns["losses"]),
-            meta=_parse_meta(columns["meta"]),
-            file_report=file_report or {},
+            losses=losses,
+            meta=meta or {},
+            file_report=report,
         )
 
     def to_columns(self) -> dict[str, Any]:
@@ -74,7 +85,7 @@ class Trace:
         beside = target
         try:
             with place as beside:
-                C.write_file(str(beside), self.to_columns(), overwrite)
+                C.write_file(os.fsencode(beside), self.to_columns(), overwrite)
         except (C.FileError, OSError) as error:
             raise errors.CannotWrite(str(error).replace(str(beside), str(target))) from None
         return target
@@ -104,7 +115,7 @@ def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
     rate = span_ns / span_ticks if span_ticks > 0 and span_ns > _SHORTEST_SPAN_NS else 1.0
     # Unsigned differences wrap without complaint; a damaged file may hold any number at all.
     since = (ticks - np.uint64(first_ticks)).view(np.int64).clip(-_LONGEST_TICKS, _LONGEST_TICKS)
-    return first_ns + np.round(since * rate).astype(np.int64)
+    return first_ns + np.round(since * rate).clip(-_LONGEST_NS, _LONGEST_NS).astype(np.int64)
 
 
 def load(path: str | Path) -> Trace:
@@ -114,10 +125,16 @@ def load(path: str | Path) -> Trace:
         errors.UnreadableTrace: not a trace, damaged beyond reading, of a newer format, or missing.
     """
     try:
-        columns, report = C.read_file(str(path))
+        columns, report = C.read_file(os.fsencode(path))
     except C.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
-    return Trace.from_columns(columns, report)
+    trace = Trace.from_columns(columns, report)
+    if report["status"] != "complete" and not len(trace.events.ticks) + len(trace.scopes.ticks):
+        raise errors.UnreadableTrace(
+            f"{path}: the file is {report['status']} and nothing that happened is left in it; use "
+            "another copy of it, or record again"
+        )
+    return trace
 
 
 def _table(name: str, columns: Mapping[str, Any]) -> Any:
@@ -130,10 +147,10 @@ def _table(name: str, columns: Mapping[str, Any]) -> Any:
     return row_type(*values)
 
 
-def _parse_meta(text: str) -> dict[str, Any]:
-    """The meta document of a file may be anything; only an object is ours."""
+def _parse_meta(text: str) -> dict[str, Any] | None:
+    """The meta document of a file may be anything; None if it is no object."""
     try:
         meta = json.loads(text) if text else {}
     except ValueError:
-        return {}
-    return meta if isinstance(meta, dict) else {}
+        return None
+    return meta if isinstance(meta, dict) else None

@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from pytracer import errors
 from pytracer.analysis import budgets
+from pytracer.api import read
 from pytracer.cli import main
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -162,9 +163,13 @@ def test_no_trace_is_4(tmp_path, capsys) -> None:
 def test_what_is_not_whole_is_not_within_any_budget(flag, tmp_path, capsys) -> None:
     whole = a_trace(steps=400).trace().save(tmp_path / "whole.pytrace")
     cut, empty = tmp_path / "cut.pytrace", tmp_path / "empty.pytrace"
-    cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    gone, again = tmp_path / "gone.pytrace", tmp_path / "again.pytrace"
+    cut.write_bytes(whole.read_bytes()[:-8])
+    read(cut).save(again)
+    gone.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
     TraceBuilder().trace().save(empty)
-    for file, why in ((cut, "is truncated"), (empty, "no memory event")):
+    reasons = {cut: "is not whole", again: "is not whole", gone: "nothing that happened is left"}
+    for file, why in (*reasons.items(), (empty, "no memory event")):
         assert main(["check", str(file), "--max-peak", "40GiB", *flag]) == 4
         out, err = capsys.readouterr()
         assert why in err

@@ -21,6 +21,7 @@ from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot
 from tests.golden import same_as_golden
+from tests.mutations import HEADER, meta_chunk
 from tests.test_diff import training
 from tests.test_snapshot import recorded_bytes
 from tests.trace_builder import TraceBuilder
@@ -44,7 +45,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     TraceBuilder().trace().save("stepless.pytrace")
     whole = Path("run.pytrace").read_bytes()
     Path("corrupt.pytrace").write_bytes(whole[:8] + bytes(len(whole) - 8))
-    Path("cut.pytrace").write_bytes(whole[: len(whole) // 2])
+    Path("cut.pytrace").write_bytes(whole[:-20])
+    Path("gone.pytrace").write_bytes(whole[: len(whole) // 2])
+    for name, beginning in (("sparse.pytrace", b""), ("sparse.pickle", b"\x80\x04")):
+        Path(name).write_bytes(beginning)
+        os.truncate(name, 50 << 30)
     Path("empty").write_bytes(b"")
     Path("foreign.txt").write_text("hello\n")
     Path("foreign.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
@@ -173,6 +178,9 @@ UNREADABLE = {
     "missing.pytrace": "no such file",
     "missing.pickle": "no such file",
     "corrupt.pytrace": "",
+    "gone.pytrace": "nothing that happened is left",
+    "sparse.pytrace": "not a pytracer trace",
+    "sparse.pickle": "not like that",
     "empty": "",
     "foreign.txt": "not a pytracer trace",
     "foreign.png": "not a pytracer trace",
@@ -191,6 +199,9 @@ READERS: dict[str, Callable[[str], list[str]]] = {
     "diff before": lambda file: ["diff", file, "run.pytrace"],
     "diff after": lambda file: ["diff", "run.pytrace", file],
     "diff steps": lambda file: ["diff", file, "--steps", "0,1"],
+    "check": lambda file: ["check", file, "--max-peak", "1GiB"],
+    "ledger": lambda file: ["ledger", file],
+    "cost": lambda file: ["cost", file],
 }
 
 
@@ -206,6 +217,33 @@ def test_a_file_that_is_no_trace(
     assert_one_line(err)
     assert file in err
     assert UNREADABLE[file] in err
+    assert everything(here) == before
+
+
+@pytest.mark.parametrize("opening", ["[", '{"a":'])
+def test_a_trace_whose_meta_document_nests_without_end(
+    opening: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Path("run.pytrace").read_bytes()
+    deep = meta_chunk(opening.encode() * 100_000)
+    Path("deep.pytrace").write_bytes(whole[:HEADER] + deep + whole[HEADER:])
+    for command in (["summary"], ["summary", "--json"], ["export", "-o", "out.json"]):
+        code, _, err = run(capsys, command[0], "deep.pytrace", *command[1:])
+        assert code == 0
+        assert "Traceback" not in err
+
+
+def test_a_trace_is_not_replaced_by_its_own_export(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = everything(here)
+    os.link("run.pytrace", "linked.html")
+    for target in ("run.pytrace", "./run.pytrace", "linked.html"):
+        code, _, err = run(capsys, "export", "run.pytrace", "-f", "--format", "html", "-o", target)
+        assert code == 2
+        assert "is the trace itself" in err
+        assert_one_line(err)
+    Path("linked.html").unlink()
     assert everything(here) == before
 
 
@@ -334,7 +372,9 @@ def test_force_replaces_and_leaves_nothing_else(
 
 def everything(folder: Path) -> dict[str, bytes]:
     return {
-        str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b""
+        str(path.relative_to(folder)): path.read_bytes()
+        if path.is_file() and path.stat().st_size < 1 << 30
+        else b""
         for path in sorted(folder.rglob("*"))
     }
 
@@ -398,3 +438,72 @@ def test_a_screen_that_cannot_be_written_is_one_line(here: Path, more: list[str]
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1] == "pytracer: the output: No space left on device"
     assert "Traceback" not in ran.stderr
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    """As typed, with `pytracer` for the command."""
+    return subprocess.run(
+        ["bash", "-c", command.replace("pytracer", f"{sys.executable} -m pytracer", 1)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), **environment},
+        capture_output=True,
+    )
+
+
+@pytest.mark.parametrize("command", ["summary run.pytrace", "export run.pytrace -f"])
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_screen_that_is_closed_is_one_line(closed: str, command: str, here: Path) -> None:
+    ran = shell(f"pytracer {command} {closed}")
+    assert ran.returncode == 1
+    expected = b"" if "2>" in closed else b"pytracer: the output: Bad file descriptor\n"
+    assert ran.stderr[-len(expected) :] == expected
+    assert b"Traceback" not in ran.stderr
+
+
+# What a terminal may speak.
+ENCODINGS = {
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "latin-1": {"PYTHONIOENCODING": "latin-1"},
+}
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_bars_are_of_what_the_screen_can_show(encoding: str, here: Path) -> None:
+    ran = shell("pytracer summary run.pytrace", **ENCODINGS[encoding])
+    assert (ran.returncode, ran.stdout.isascii()) == (0, True), ran.stderr
+    shown = (Path(__file__).parent / "golden" / "summary-run-pytrace.txt").read_text()
+    assert ran.stdout.decode() in shown.replace("\N{FULL BLOCK}", "#")
+
+
+def test_names_of_files_may_be_any_bytes(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = os.fsdecode(b"na\xefve")
+    Path("run.pytrace").rename(f"{name}.pytrace")
+    commands = {
+        f"summary {name}.pytrace": 0,
+        f"summary {name}.pytrace --json": 0,
+        f"check {name}.pytrace --max-peak 1TiB": 0,
+        f"check {name}.pytrace --max-peak 1": 3,
+        f"diff {name}.pytrace --steps 0,1": 0,
+        f"export {name}.pytrace": 0,
+        f"export {name}.pytrace --format snapshot": 0,
+        f"export {name}.pytrace --format html": 0,
+        f"summary {name}.pickle": 0,
+        f"summary {name}.missing": 4,
+        f"export {name}.pytrace --format html ": 1,  # which is there
+    }
+    for command, code in commands.items():
+        assert run(capsys, *command.split())[0] == code, command
+    ran = shell(f"pytracer summary {name}.pytrace", **ENCODINGS["C"])
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize("columns", [1, 40, 66])
+def test_the_table_is_as_wide_as_the_screen(
+    columns: int, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Down to 40: a narrower one cannot hold a row."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    code, out, _ = run(capsys, "summary", "run.pytrace")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= max(columns, 40)
+    assert max(map(len, str(load("run.pytrace")).splitlines())) <= max(columns, 40)

@@ -1,7 +1,6 @@
 """Long, large, killed and out of room: what a recording does when it does not end well."""
 
 import os
-import random
 import re
 import resource
 import signal
@@ -107,45 +106,6 @@ with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
     found = numbers(output)
     assert found["events"] > 500_000
     assert found["grown"] < 8 * MIB
-
-
-@pytest.mark.slow
-def test_a_recording_killed_at_any_moment_is_readable(tmp_path: Path) -> None:
-    """One process that has imported everything forks a recorder per kill."""
-    kills = 20
-    generator = random.Random(0)
-    delays = [generator.uniform(0.0, 0.6) for _ in range(kills)]
-    run_alone(
-        TINY_STEPS
-        + """
-import os, signal, sys, time
-folder = sys.argv[1]
-for number, delay in enumerate(map(float, sys.argv[2:])):
-    child = os.fork()
-    if child == 0:
-        path = f"{folder}/{number}.pytrace"
-        with pytracer.trace(model, optimizer, path=path, stacks=True, report=False):
-            while True:
-                step()
-    # From the moment the file exists: also while its first bytes are written.
-    while not os.path.exists(f"{folder}/{number}.pytrace"):
-        time.sleep(0.001)
-    time.sleep(delay)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-""",
-        tmp_path,
-        *delays,
-    )
-    events = []
-    for number in range(kills):
-        loaded = pytracer.load(tmp_path / f"{number}.pytrace")
-        assert loaded.file_report["status"] in ("truncated", "complete")
-        assert loaded.file_report["skipped_chunks"] == 0
-        assert_consistent(loaded.data)
-        events.append(len(loaded.data.events.ticks))
-    # Rows are written ten times a second: who lived longer than that left something.
-    assert all(count > 0 for count, delay in zip(events, delays, strict=True) if delay > 0.4)
 
 
 @pytest.mark.slow
@@ -297,10 +257,12 @@ def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
     assert plain["code"] == 0, plain["err"]
     assert traced["code"] == 0, traced["err"]
     assert traced["out"] == plain["out"]
-    assert re.search(r"RuntimeWarning: .*run\.pytrace.*no room", traced["err"])
+    # At the program's own line, which is of no file here.
+    assert re.search(r"^<string>:\d+: RuntimeWarning: .*run\.pytrace.*no room", traced["err"], re.M)
     assert re.search(r"^[1-9]\d+ allocations$", traced["err"], re.MULTILINE)  # what came before
     assert path.stat().st_size <= 512 * 1024
-    loaded = pytracer.load(path)
+    with pytest.warns(RuntimeWarning, match="the file ends before its"):
+        loaded = pytracer.load(path)
     assert loaded.file_report["status"] == "truncated"
     assert len(loaded.data.events.ticks) > 0
     assert_consistent(loaded.data)

@@ -294,9 +294,27 @@ def test_a_killed_program_leaves_a_readable_file(tmp_path: Path) -> None:
     )  # fmt: skip
     ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
     assert ran.returncode == -signal.SIGKILL
-    loaded = pytracer.load(tmp_path / "train.pytrace")
+    with pytest.warns(RuntimeWarning, match="the file ends before its"):
+        loaded = pytracer.load(tmp_path / "train.pytrace")
     assert loaded.file_report["status"] == "truncated"
     assert loaded.peak.bytes > 0
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_program_without_a_screen_runs_as_it_would(closed: str, tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "step()\nprint('done')\n")
+    command = f"{sys.executable} -m pytracer run train.py {closed}"
+    ran = subprocess.run(
+        ["bash", "-c", command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 0
+    assert ran.stdout == ("" if ">&-" in closed.split() else "done\n")
+    assert "Traceback" not in ran.stderr
+    assert pytracer.load(tmp_path / "train.pytrace").peak.bytes > 0
 
 
 def test_spawned_processes_find_the_programs_classes(tmp_path: Path) -> None:

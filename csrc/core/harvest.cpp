@@ -33,26 +33,39 @@ void add_some(const std::vector<Row>& rows, Sink& sink) {
 
 }  // namespace
 
-template <class Row, class Sink, class Change>
-uint64_t Harvest::copy(
-    const AppendLog<Row>& log, uint64_t from, uint64_t to, Sink& sink, Change change) {
+// Moves `from` behind what was copied: the stretch, or as far as a row that is of a later flush.
+// Returns false if a row on the way is still being written.
+template <class Row, class Sink, class Change, class IsLater>
+bool Harvest::copy(const AppendLog<Row>& log,
+                   uint64_t& from,
+                   Stretch stretch,
+                   Sink& sink,
+                   Change change,
+                   IsLater is_later) {
   std::vector<Row> batch;
-  while (from < to) {
+  while (from < stretch.to) {
     batch.clear();
-    uint64_t end = std::min(to, from + kMaxRowsPerChunk);
+    uint64_t end = std::min(stretch.to, from + kMaxRowsPerChunk);
     uint64_t reached = log.read(from, end, [&](Row row) {
       change(row);
       batch.push_back(row);
     });
-    if (!batch.empty()) {
-      sink.add(std::span<const Row>(batch));
+    uint64_t overdue = std::min(std::max(stretch.overdue, from), from + batch.size()) - from;
+    auto first = batch.begin() + static_cast<std::ptrdiff_t>(overdue);
+    auto later = std::find_if(first, batch.end(), is_later);
+    auto count = static_cast<size_t>(later - batch.begin());
+    if (count > 0) {
+      sink.add(std::span<const Row>(batch).first(count));
     }
-    from = reached;
+    from += count;
+    if (later != batch.end()) {
+      return true;
+    }
     if (reached < end) {
-      break;  // that row is still being written
+      return false;
     }
   }
-  return from;
+  return true;
 }
 
 template <class Sink>
@@ -99,27 +112,33 @@ void Harvest::add_unfinished(Sink& sink) {
 }
 
 template <class Sink>
-bool Harvest::drain(Sink& sink) {
+bool Harvest::drain(Sink& sink, uint64_t until) {
   Recorder& recorder = Recorder::get();
-  auto [events, scopes, scope_ends] = recorder.end_of(session_);
+  Recorder::Positions end = recorder.end_of(session_);
+  Stretch events{seen_.events, end.events};
+  Stretch scope_ends{seen_.scope_ends, end.scope_ends};
+  Stretch scopes{seen_.scopes, end.scopes};
+  seen_ = end;
   drain_tables(sink);
-  read_.scopes = copy(recorder.scopes, read_.scopes, scopes, sink, [&](ScopeBegin& row) {
+  auto renumber_outer = [&](ScopeBegin& row) {
     row.parent = own_number(row.parent);
     row.forward = own_number(row.forward);
-  });
-  read_.scope_ends =
-      copy(recorder.scope_ends, read_.scope_ends, scope_ends, sink, [&](ScopeEnd& row) {
-        row.scope = own_number(row.scope);
-      });
-  read_.events = copy(recorder.events, read_.events, events, sink, [&](Event& row) {
-    row.scope = own_number(row.scope);
-  });
-  return read_.events >= events && read_.scopes >= scopes && read_.scope_ends >= scope_ends;
+  };
+  auto renumber = [&](auto& row) { row.scope = own_number(row.scope); };
+  auto is_later = [&](const ScopeBegin& row) { return row.ticks > until; };
+  // A clock may be read a moment too early, so a reference is looked at as well.
+  auto refers_later = [&](const auto& row) {
+    return row.ticks > until || row.scope > read_.scopes - start_.scopes;
+  };
+  bool whole = copy(recorder.scopes, read_.scopes, scopes, sink, renumber_outer, is_later);
+  whole &= copy(recorder.scope_ends, read_.scope_ends, scope_ends, sink, renumber, refers_later);
+  whole &= copy(recorder.events, read_.events, events, sink, renumber, refers_later);
+  return whole;
 }
 
-template bool Harvest::drain(TraceWriter& sink);
-template bool Harvest::drain(RecordingBuilder& sink);
-template bool Harvest::drain(Nowhere& sink);
+template bool Harvest::drain(TraceWriter& sink, uint64_t until);
+template bool Harvest::drain(RecordingBuilder& sink, uint64_t until);
+template bool Harvest::drain(Nowhere& sink, uint64_t until);
 template void Harvest::add_unfinished(TraceWriter& sink);
 template void Harvest::add_unfinished(RecordingBuilder& sink);
 
@@ -215,13 +234,13 @@ namespace {
 
 // Rows are built and written a chunk at a time: no second copy of a long recording.
 template <class MakeRow>
-void write_rows(TraceWriter& writer, size_t count, MakeRow make_row) {
+void write_rows(TraceWriter& writer, size_t from, size_t to, MakeRow make_row) {
   using Row = decltype(make_row(size_t{0}));
   std::vector<Row> batch;
-  for (size_t i = 0; i < count; i += kMaxRowsPerChunk) {
+  while (from < to) {
     batch.clear();
-    for (size_t row = i; row < std::min(count, i + kMaxRowsPerChunk); ++row) {
-      batch.push_back(make_row(row));
+    for (size_t end = std::min(to, from + kMaxRowsPerChunk); from < end; ++from) {
+      batch.push_back(make_row(from));
     }
     writer.add(std::span<const Row>(batch));
   }
@@ -244,56 +263,116 @@ void write_losses(TraceWriter& writer, const Recording& from) {
   writer.add(std::span<const NamedCount>(rows));
 }
 
-}  // namespace
-
-void write_recording(const Recording& from, const std::string& path, bool overwrite) {
-  TraceWriter writer(path, overwrite);
+void write_tables(TraceWriter& writer, const Recording& from) {
   writer.set_meta(from.meta);
-  write_rows(writer, from.clock.ticks.size(), [&](size_t i) {
+  write_rows(writer, 0, from.clock.ticks.size(), [&](size_t i) {
     return ClockReading{from.clock.ticks[i], from.clock.unix_ns[i]};
   });
   add_some(from.strings, writer);
   write_losses(writer, from);
-  write_rows(writer, from.stacks.parent.size(), [&](size_t i) {
+  write_rows(writer, 0, from.stacks.parent.size(), [&](size_t i) {
     return StackFrame{
         from.stacks.parent[i], from.stacks.file[i], from.stacks.function[i], from.stacks.line[i]};
   });
   std::vector<Place> places = to_places(from.places);
   add_some(places, writer);
-  write_rows(writer, from.labels.category.size(), [&](size_t i) {
+  write_rows(writer, 0, from.labels.category.size(), [&](size_t i) {
     return Label{from.labels.category[i],
                  from.labels.role[i],
                  from.labels.name[i],
                  from.labels.shape[i],
                  from.labels.dtype[i]};
   });
-  write_rows(writer, from.threads.native_id.size(), [&](size_t i) {
+  write_rows(writer, 0, from.threads.native_id.size(), [&](size_t i) {
     return NamedThread{from.threads.native_id[i], from.threads.name[i]};
   });
-  const auto& scopes = from.scope_begins;
-  write_rows(writer, scopes.ticks.size(), [&](size_t i) {
-    return ScopeBegin{scopes.ticks[i],
-                      scopes.parent[i],
-                      scopes.forward[i],
-                      scopes.name[i],
-                      scopes.thread[i],
-                      static_cast<ScopeKind>(scopes.kind[i]),
-                      static_cast<uint8_t>(scopes.flags[i] | kScopeReady)};
-  });
-  write_rows(writer, from.scope_ends.ticks.size(), [&](size_t i) {
-    return ScopeEnd{from.scope_ends.ticks[i], from.scope_ends.scope[i], from.scope_ends.stack[i]};
-  });
-  const auto& events = from.events;
-  write_rows(writer, events.ticks.size(), [&](size_t i) {
-    return Event{events.ticks[i],
-                 events.address[i],
-                 std::min(events.bytes[i], kMostBytes),
-                 events.action[i],
-                 1,
-                 events.scope[i],
-                 events.place[i],
-                 events.thread[i]};
-  });
+}
+
+// What happened, in flushes like those of a recording that is streamed: a copy of the file that is
+// cut short can be read as far as one.
+class History {
+ public:
+  History(TraceWriter& writer, const Recording& from) : writer_(writer), from_(from) {}
+
+  void write() {
+    size_t events = from_.events.ticks.size();
+    while (events_ + kMaxRowsPerChunk < events) {
+      write_until(events_ + kMaxRowsPerChunk);
+    }
+    write_scopes(from_.scope_begins.ticks.size(), from_.scope_ends.ticks.size());
+    write_events(events);
+  }
+
+ private:
+  // Scopes and ends up to the time of the last event, and all that the events refer to.
+  void write_until(size_t events) {
+    const auto& scope = from_.events.scope;
+    auto at = [](size_t row) { return static_cast<std::ptrdiff_t>(row); };
+    uint32_t used = *std::max_element(scope.begin() + at(events_), scope.begin() + at(events));
+    uint64_t now = from_.events.ticks[events - 1];
+    const auto& begins = from_.scope_begins;
+    size_t scopes = std::min(std::max<size_t>(scopes_, used), begins.ticks.size());
+    while (scopes < begins.ticks.size() && begins.ticks[scopes] <= now) {
+      ++scopes;
+    }
+    const auto& ends = from_.scope_ends;
+    size_t scope_ends = scope_ends_;
+    while (scope_ends < ends.ticks.size() && ends.ticks[scope_ends] <= now &&
+           ends.scope[scope_ends] <= scopes) {
+      ++scope_ends;
+    }
+    write_scopes(scopes, scope_ends);
+    write_events(events);
+    writer_.end_flush();
+  }
+
+  void write_scopes(size_t scopes, size_t scope_ends) {
+    const auto& begins = from_.scope_begins;
+    write_rows(writer_, scopes_, scopes, [&](size_t i) {
+      return ScopeBegin{begins.ticks[i],
+                        begins.parent[i],
+                        begins.forward[i],
+                        begins.name[i],
+                        begins.thread[i],
+                        static_cast<ScopeKind>(begins.kind[i]),
+                        static_cast<uint8_t>(begins.flags[i] | kScopeReady)};
+    });
+    const auto& ends = from_.scope_ends;
+    write_rows(writer_, scope_ends_, scope_ends, [&](size_t i) {
+      return ScopeEnd{ends.ticks[i], ends.scope[i], ends.stack[i]};
+    });
+    scopes_ = scopes;
+    scope_ends_ = scope_ends;
+  }
+
+  void write_events(size_t to) {
+    const auto& events = from_.events;
+    write_rows(writer_, events_, to, [&](size_t i) {
+      return Event{events.ticks[i],
+                   events.address[i],
+                   std::min(events.bytes[i], kMostBytes),
+                   events.action[i],
+                   1,
+                   events.scope[i],
+                   events.place[i],
+                   events.thread[i]};
+    });
+    events_ = to;
+  }
+
+  TraceWriter& writer_;
+  const Recording& from_;
+  size_t scopes_ = 0;  // written
+  size_t scope_ends_ = 0;
+  size_t events_ = 0;
+};
+
+}  // namespace
+
+void write_recording(const Recording& from, const std::string& path, bool overwrite) {
+  TraceWriter writer(path, overwrite);
+  write_tables(writer, from);
+  History(writer, from).write();
   writer.finish();
 }
 

@@ -3,6 +3,11 @@
 //
 // Rows come after the rows they refer to: sizes are read from the referring logs first, tables
 // last, and written the other way round.
+//
+// What is read up to an instant is consistent, whatever the threads did meanwhile. Each row's ticks
+// are read before its position is claimed, and a scope is claimed before the ticks of what refers
+// to it are read. So of the rows up to an instant every scope that is referred to is among them,
+// and so is every event that came before a step's mark or a scope's end.
 #pragma once
 
 #include "recorder.h"
@@ -45,9 +50,11 @@ class Harvest {
         lost_before_(Recorder::get().losses_before(session)),
         read_(start_) {}
 
-  // Everything that is whole by now. Returns whether all rows claimed by now were.
+  static constexpr uint64_t kAll = UINT64_MAX;
+
+  // Everything up to the instant, in ticks, that is whole by now. Returns whether all of it was.
   template <class Sink>
-  bool drain(Sink& sink);
+  bool drain(Sink& sink, uint64_t until = kAll);
 
   // Drains until every row that exists now has been read. Rows take nanoseconds to become whole;
   // a thread may be asleep in the middle of one, though, so this gives up in the end, and the
@@ -70,8 +77,20 @@ class Harvest {
   uint32_t session() const { return session_; }
 
  private:
-  template <class Row, class Sink, class Change>
-  uint64_t copy(const AppendLog<Row>& log, uint64_t from, uint64_t to, Sink& sink, Change change);
+  // The rows to read now lie below `to`. Those below `overdue` were there the last time already and
+  // wait no longer, whatever their clock says.
+  struct Stretch {
+    uint64_t overdue;
+    uint64_t to;
+  };
+
+  template <class Row, class Sink, class Change, class IsLater>
+  bool copy(const AppendLog<Row>& log,
+            uint64_t& from,
+            Stretch stretch,
+            Sink& sink,
+            Change change,
+            IsLater is_later);
   template <class Sink>
   void drain_tables(Sink& sink);
   template <class Sink>
@@ -86,6 +105,7 @@ class Harvest {
   Recorder::Positions start_;
   Recorder::Losses lost_before_;
   Recorder::Positions read_;
+  Recorder::Positions seen_;  // claimed when it was drained last
   size_t strings_ = 0;
   size_t stacks_ = 0;
   size_t places_ = 0;
@@ -97,9 +117,9 @@ class Harvest {
 // The other way round: a recording in memory becomes a finished file. Throws FileError.
 void write_recording(const Recording& recording, const std::string& path, bool overwrite);
 
-extern template bool Harvest::drain(TraceWriter& sink);
-extern template bool Harvest::drain(RecordingBuilder& sink);
-extern template bool Harvest::drain(Nowhere& sink);
+extern template bool Harvest::drain(TraceWriter& sink, uint64_t until);
+extern template bool Harvest::drain(RecordingBuilder& sink, uint64_t until);
+extern template bool Harvest::drain(Nowhere& sink, uint64_t until);
 extern template void Harvest::add_unfinished(TraceWriter& sink);
 extern template void Harvest::add_unfinished(RecordingBuilder& sink);
 

@@ -2,8 +2,10 @@
 
 #include "pickle.h"
 #include "trace_format.h"
+#include "trace_source.h"
 
 #include <array>
+#include <new>
 #include <unordered_map>
 
 namespace pytracer {
@@ -597,8 +599,12 @@ Snapshot read_snapshot(std::span<const uint8_t> bytes, const std::string& name) 
 }
 
 Snapshot read_snapshot(const std::string& path) {
-  WholeFile file = read_whole_file(path);
-  return read_snapshot(file.bytes(), path);
+  try {
+    Source file(path);
+    return read_snapshot(file.read(0, file.size_of_data()), path);
+  } catch (const std::bad_alloc&) {
+    throw no_memory_for(path);
+  }
 }
 
 }  // namespace pytracer

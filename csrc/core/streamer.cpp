@@ -26,6 +26,7 @@ Streamer::Streamer(uint32_t session,
     : writer_(path, overwrite), harvest_(session) {
   writer_.set_meta(meta);
   add_clock(writer_);
+  writer_.end_flush();
   thread_ = std::thread(&Streamer::run, this);
 }
 
@@ -60,9 +61,12 @@ void Streamer::write_some() {
   } else {
     try {
       uint64_t before = harvest_.events_read();
-      harvest_.drain(writer_);
+      bool whole = harvest_.drain(writer_, ticks_now());
       if (harvest_.events_read() != before) {
         add_clock(writer_);
+      }
+      if (whole) {  // else a row is missing that others may refer to: the next time, then
+        writer_.end_flush();
       }
     } catch (const std::exception& error) {  // also a lack of memory
       auto* of_file = dynamic_cast<const FileError*>(&error);

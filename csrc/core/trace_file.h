@@ -21,7 +21,7 @@ namespace pytracer {
 // A reader of major version N reads every N.x. Within a major version only tables, columns and
 // enumerators are added, and old readers skip them.
 inline constexpr uint16_t kFormatMajor = 1;
-inline constexpr uint16_t kFormatMinor = 0;
+inline constexpr uint16_t kFormatMinor = 1;
 inline constexpr size_t kMaxRowsPerChunk = 65536;
 inline constexpr size_t kMaxColumnBytes = size_t{256} << 20;  // of one decoded column: long texts
 
@@ -39,8 +39,9 @@ enum class Table : uint16_t {
   kScopeBegins = 10,
   kScopeEnds = 11,
   kEnd = 12,
+  kFlushes = 13,
 };
-inline constexpr size_t kTables = 13;  // one more than the largest: indexes arrays by table
+inline constexpr size_t kTables = 14;  // one more than the largest: indexes arrays by table
 
 std::string_view table_name(Table table);
 
@@ -87,7 +88,8 @@ class FileError : public std::runtime_error {
 };
 
 // Appends rows to a new file. Guarantees:
-//   - every call leaves whole chunks in the file: after kill -9 they can be read
+//   - every call leaves whole chunks in the file
+//   - after kill -9 the file can be read up to the last end_flush(), in all tables alike
 //   - memory is bounded by one chunk, however long the recording
 //   - rows are numbered by the writer, per table, in the order they are added
 //   - after a failed write the file ends at its last whole chunk, and every later call throws
@@ -118,8 +120,11 @@ class TraceWriter {
   void add(std::span<const ScopeBegin> rows);
   void add(std::span<const ScopeEnd> rows);
 
-  // Writes the trailer that says "complete", flushes and closes. Later calls of it do nothing;
-  // adding afterwards throws std::logic_error.
+  // What was added since the last time belongs together: a reader shows all of it or nothing.
+  void end_flush();
+
+  // Ends the last flush, writes the trailer that says "complete", syncs and closes. Later calls of
+  // it do nothing; adding afterwards throws std::logic_error.
   void finish();
 
   uint64_t bytes_written() const { return bytes_written_.load(std::memory_order_relaxed); }
@@ -130,6 +135,7 @@ class TraceWriter {
   template <typename Row, typename Columns>
   void add_rows(Table table, std::span<const Row> rows, Columns columns);
   void write_file_header();
+  void write_chunk(std::span<const uint8_t> chunk);
   void write_bytes(std::span<const uint8_t> bytes);
   void sync();
   void require_open() const;
@@ -141,6 +147,8 @@ class TraceWriter {
   bool finished_ = false;
   std::optional<FileError> failure_;
   std::array<uint64_t, kTables> rows_{};
+  uint32_t chain_ = 0;    // over the chunks written so far: see docs/trace-format.md
+  uint64_t flushed_ = 0;  // bytes up to the end of the last flush
   std::atomic<uint64_t> bytes_written_{0};
   std::vector<uint8_t> chunk_;    // the one being built
   std::vector<uint8_t> column_;   // one column of it, gathered from rows
@@ -229,7 +237,7 @@ std::vector<Place> to_places(const Recording::Places& columns);
 struct ReadReport {
   enum class Status : uint8_t {
     kComplete,   // finished, and all of it is here
-    kTruncated,  // never finished (killed, or still recording): everything up to a point is here
+    kTruncated,  // never finished (killed, or still recording): the whole flushes are here
     kCorrupt,    // parts in the middle are damaged or missing; the rest is here
   };
 
@@ -251,7 +259,8 @@ struct ReadReport {
 
 // Throws FileError when there is nothing to read; damage and truncation are in the report.
 // Rows that are lost in the middle leave blank rows, so that all others keep their numbers; a
-// blank event is a kLabel of label 0 at address 0.
+// blank event is a kLabel of label 0 at address 0. A clock reading that is lost leaves none. Rows
+// behind the last whole flush are cut.
 Recording read_recording(const std::string& path, ReadReport& report);
 // The same from memory. `name` stands for the path in messages.
 Recording read_recording(std::span<const uint8_t> bytes,

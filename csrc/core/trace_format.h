@@ -5,7 +5,6 @@
 #include "trace_file.h"
 
 #include <cstring>
-#include <memory>
 #include <set>
 #include <tuple>
 #include <type_traits>
@@ -18,9 +17,12 @@ inline constexpr std::array<uint8_t, 8> kMagic = {0x89, 'P', 'Y', 'T', '\r', '\n
 inline constexpr std::array<uint8_t, 8> kSync = {0xC4, 0x7E, 0x91, 0x0D, 0xF3, 0x5A, 0x0A, 0xE8};
 inline constexpr size_t kFileHeader = 16;
 inline constexpr size_t kChunkHeader = 36;
+inline constexpr size_t kHeaderCrc = 32;  // where in it its own checksum is
 inline constexpr size_t kColumnHeader = 12;
 inline constexpr unsigned kBytesWidth = 0;  // a column that is one text, not one item per row
 inline constexpr uint64_t kMaxRow = uint64_t{1} << 48;
+inline constexpr size_t kMaxPayload = size_t{512} << 20;
+inline constexpr int kMaxNesting = 64;  // of the meta document
 
 constexpr size_t index_of(Table table) {
   return static_cast<size_t>(table);
@@ -86,6 +88,14 @@ inline auto columns_of(Losses& t) {
   return std::tie(t.name, t.count);
 }
 
+struct Flushes {
+  std::vector<uint32_t> chain;
+};
+
+inline auto columns_of(Flushes& t) {
+  return std::tie(t.chain);
+}
+
 template <typename Group>
 size_t rows_in(Group& group) {
   return std::get<0>(columns_of(group)).size();
@@ -104,17 +114,6 @@ size_t row_bytes(Group& group) {
       },
       columns_of(group));
 }
-
-// A file's bytes, as many as there were when it was opened.
-struct WholeFile {
-  std::unique_ptr<uint8_t[]> data;
-  size_t size;
-
-  std::span<const uint8_t> bytes() const { return {data.get(), size}; }
-};
-
-// Throws FileError.
-WholeFile read_whole_file(const std::string& path);
 
 // Replaces what is not UTF-8. True when there was such.
 bool make_utf8(std::string& text);

@@ -1,14 +1,10 @@
 #include "codec.h"
 #include "trace_file.h"
 #include "trace_format.h"
+#include "trace_source.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <fcntl.h>
-#include <memory>
-#include <sys/stat.h>
-#include <system_error>
-#include <unistd.h>
+#include <new>
 
 namespace pytracer {
 namespace {
@@ -25,7 +21,8 @@ constexpr std::array<std::string_view, kTables> kTableNames = {"none",
                                                                "events",
                                                                "scope_begins",
                                                                "scope_ends",
-                                                               "end"};
+                                                               "end",
+                                                               "flushes"};
 
 struct Totals {
   std::vector<uint16_t> table;
@@ -78,16 +75,25 @@ struct ChunkHeader {
   uint64_t first_row;
   uint32_t payload_size;
   uint32_t payload_crc;
+  uint32_t own_crc;
 };
 
-// The header at `at`, if there is a sound one.
-std::optional<ChunkHeader> header_at(std::span<const uint8_t> bytes, size_t at) {
-  if (bytes.size() - at < kChunkHeader) {
+// A whole one, and where it is.
+struct Chunk {
+  ChunkHeader header;
+  uint64_t at;
+
+  uint64_t end() const { return at + kChunkHeader + header.payload_size; }
+};
+
+// The header that these bytes begin with, if it is a sound one.
+std::optional<ChunkHeader> header_of(std::span<const uint8_t> bytes) {
+  if (bytes.size() < kChunkHeader) {
     return std::nullopt;
   }
-  auto raw = bytes.subspan(at, kChunkHeader);
+  auto raw = bytes.first(kChunkHeader);
   if (!std::equal(kSync.begin(), kSync.end(), raw.begin()) ||
-      load<uint32_t>(raw, 32) != crc32(raw.first(32))) {
+      load<uint32_t>(raw, kHeaderCrc) != crc32(raw.first(kHeaderCrc))) {
     return std::nullopt;
   }
   ChunkHeader header{static_cast<Table>(load<uint16_t>(raw, 8)),
@@ -96,45 +102,60 @@ std::optional<ChunkHeader> header_at(std::span<const uint8_t> bytes, size_t at) 
                      load<uint32_t>(raw, 12),
                      load<uint64_t>(raw, 16),
                      load<uint32_t>(raw, 24),
-                     load<uint32_t>(raw, 28)};
-  if (header.rows > kMaxRowsPerChunk || header.first_row > kMaxRow) {
+                     load<uint32_t>(raw, 28),
+                     load<uint32_t>(raw, kHeaderCrc)};
+  if (header.rows > kMaxRowsPerChunk || header.first_row > kMaxRow ||
+      header.payload_size > kMaxPayload) {
     return std::nullopt;
   }
   return header;
 }
 
-// Where the next sound header is, or the end.
-size_t find_header(std::span<const uint8_t> bytes, size_t from) {
-  while (from < bytes.size()) {
-    auto start = bytes.begin() + static_cast<std::ptrdiff_t>(from);
-    auto found = std::search(start, bytes.end(), kSync.begin(), kSync.end());
-    from = static_cast<size_t>(found - bytes.begin());
-    if (from == bytes.size() || header_at(bytes, from)) {
-      return from;
+// How deep the brackets of a JSON document nest.
+int nesting(std::string_view json) {
+  int depth = 0;
+  int deepest = 0;
+  bool in_text = false;
+  for (size_t i = 0; i < json.size(); ++i) {
+    char byte = json[i];
+    if (in_text) {
+      i += byte == '\\' ? 1 : 0;
+      in_text = byte != '"';
+    } else if (byte == '[' || byte == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (byte == ']' || byte == '}') {
+      --depth;
+    } else {
+      in_text = byte == '"';
     }
-    ++from;
   }
-  return bytes.size();
+  return deepest;
 }
 
+// Twice through the file: first for where its whole chunks are, which tells how far it may be
+// believed, then for what is in them.
 class Reader {
  public:
-  Reader(std::span<const uint8_t> bytes, ReadReport& report, const std::string& name)
-      : bytes_(bytes),
+  Reader(Source& source, ReadReport& report)
+      : source_(source),
         report_(report),
         notes_(report.notes),
-        name_(name),
-        blank_budget_(bytes.size() * kLz4MaxRatio) {}
+        name_(source.name()),
+        size_of_data_(source.size_of_data()) {}
 
   Recording read();
 
  private:
   void read_file_header();
+  void find_chunks();
+  std::optional<Chunk> chunk_at(uint64_t at);
+  bool is_sound(const Chunk& chunk);
+  uint64_t find_header(uint64_t from);
+  void take_tail(uint64_t at);
+  void take_what_follows_the_end(uint64_t at);
+  void cut_to_last_flush();
   void reserve_events();
-  void read_chunks();
-  bool read_chunk_at(size_t& at);
-  void take_tail(size_t at);
-  void take(const ChunkHeader& header, std::span<const uint8_t> payload);
+  void take(const Chunk& chunk);
   bool parse_columns(const ChunkHeader& header, std::span<const uint8_t> payload);
   bool take_rows(const ChunkHeader& header);
   template <typename Group>
@@ -142,26 +163,35 @@ class Reader {
   template <typename Item>
   bool decode(uint8_t id, size_t rows, std::vector<Item>& column);
   bool take_meta();
+  bool take_clock(const ChunkHeader& header);
   bool take_text(uint8_t id, std::string& text);
   bool take_strings(const ChunkHeader& header);
+  bool take_flush(const ChunkHeader& header);
   const Column* column(uint8_t id) const;
   bool fits(const ChunkHeader& header, size_t rows_here, size_t bytes_per_row);
+  void cut_after_last_event();
   void check_totals();
   void corrupt(const std::string& text);
   size_t rows_read(size_t table);
 
-  std::span<const uint8_t> bytes_;
+  Source& source_;
   ReadReport& report_;
   Notes notes_;
   const std::string& name_;
+  std::vector<Chunk> chunks_;
   Recording out_;
   Losses losses_;
   Totals totals_;
+  Flushes flushes_;
+  uint32_t chain_ = 0;     // over the chunks taken so far
+  bool in_flush_ = false;  // one has begun
+  size_t clock_rows_ = 0;  // those that are lost, too: they leave no blank ones
   bool ended_ = false;
   // Blank rows and checksums cost work that the file did not pay for in bytes; both are limited
-  // by its size.
-  size_t blank_budget_;
-  size_t checked_ = 0;
+  // by what it holds.
+  uint64_t blank_budget_ = 0;
+  uint64_t checked_ = 0;
+  uint64_t size_of_data_;
   std::array<uint64_t, kTables> expected_{};  // rows that the headers speak of
   std::array<ReadReport::Lost, kTables> lost_{};
   std::vector<Column> columns_;  // of the chunk at hand
@@ -175,10 +205,15 @@ void Reader::corrupt(const std::string& text) {
 
 Recording Reader::read() {
   report_ = {};
-  report_.total_bytes = bytes_.size();
+  report_.total_bytes = source_.size();
   read_file_header();
+  find_chunks();
+  cut_to_last_flush();
   reserve_events();
-  read_chunks();
+  for (const Chunk& chunk : chunks_) {
+    take(chunk);
+  }
+  cut_after_last_event();
   check_totals();
   make_safe(out_, losses_, notes_);
   return std::move(out_);
@@ -187,13 +222,14 @@ Recording Reader::read() {
 void Reader::read_file_header() {
   using Kind = FileError::Kind;
   const std::string elsewhere = "name a file that pytracer wrote";
-  size_t known = std::min(bytes_.size(), kMagic.size());
-  if (bytes_.empty()) {
+  auto head = source_.read(0, kFileHeader);
+  size_t known = std::min(head.size(), kMagic.size());
+  if (head.empty()) {
     throw FileError(Kind::kEmpty, name_, "the file is empty", "record again");
   }
   if (!std::equal(
-          kMagic.begin(), kMagic.begin() + static_cast<std::ptrdiff_t>(known), bytes_.begin())) {
-    bool ours = known > 4 && std::equal(kMagic.begin(), kMagic.begin() + 4, bytes_.begin());
+          kMagic.begin(), kMagic.begin() + static_cast<std::ptrdiff_t>(known), head.begin())) {
+    bool ours = known > 4 && std::equal(kMagic.begin(), kMagic.begin() + 4, head.begin());
     if (ours) {
       throw FileError(Kind::kDamaged,
                       name_,
@@ -202,16 +238,16 @@ void Reader::read_file_header() {
     }
     throw FileError(Kind::kForeign, name_, "this is not a pytracer trace", elsewhere);
   }
-  if (bytes_.size() < kFileHeader) {
+  if (head.size() < kFileHeader) {
     throw FileError(
         Kind::kEmpty, name_, "the recording died before anything was written", "record again");
   }
-  if (load<uint32_t>(bytes_, 12) != crc32(bytes_.first(12))) {
+  if (load<uint32_t>(head, 12) != crc32(head.first(12))) {
     throw FileError(
         Kind::kDamaged, name_, "the trace's header is damaged", "use another copy of the file");
   }
-  report_.major = load<uint16_t>(bytes_, 8);
-  report_.minor = load<uint16_t>(bytes_, 10);
+  report_.major = load<uint16_t>(head, 8);
+  report_.minor = load<uint16_t>(head, 10);
   if (report_.major != kFormatMajor) {
     throw FileError(Kind::kNewer,
                     name_,
@@ -222,32 +258,20 @@ void Reader::read_file_header() {
   report_.good_bytes = kFileHeader;
 }
 
-// Growing a column of millions of rows step by step would move them all again and again.
-void Reader::reserve_events() {
-  size_t rows = 0;
-  for (size_t at = kFileHeader; at < bytes_.size();) {
-    auto header = header_at(bytes_, at);
-    if (!header || header->payload_size > bytes_.size() - at - kChunkHeader) {
-      break;
-    }
-    if (header->table == Table::kEvents) {
-      // A chunk may claim more than its bytes can hold.
-      size_t most = header->payload_size * kLz4MaxRatio / row_bytes(out_.events);
-      rows += std::min<size_t>(header->rows, most);
-    }
-    at += kChunkHeader + header->payload_size;
-  }
-  std::apply([rows](auto&... column) { (column.reserve(rows), ...); }, columns_of(out_.events));
-}
-
-void Reader::read_chunks() {
-  size_t at = kFileHeader;
-  while (at < bytes_.size() && !ended_) {
-    if (read_chunk_at(at)) {
+void Reader::find_chunks() {
+  uint64_t at = kFileHeader;
+  while (at < source_.size()) {
+    if (auto chunk = chunk_at(at)) {
+      chunks_.push_back(*chunk);
+      at = chunk->end();
+      if (chunk->header.table == Table::kEnd && chunk->header.flags == 0) {
+        take_what_follows_the_end(at);
+        return;
+      }
       continue;
     }
-    size_t next = find_header(bytes_, at + 1);
-    if (next == bytes_.size()) {
+    uint64_t next = find_header(at + 1);
+    if (next == source_.size()) {
       take_tail(at);
       return;
     }
@@ -255,51 +279,81 @@ void Reader::read_chunks() {
             " on are damaged");
     at = next;
   }
-  if (ended_ && at < bytes_.size()) {
-    notes_.add(std::to_string(bytes_.size() - at) + " bytes after the trace's end were ignored");
-  }
 }
 
-// Reads the whole chunk at `at` and moves behind it. False when there is none.
-bool Reader::read_chunk_at(size_t& at) {
-  auto header = header_at(bytes_, at);
+// The whole chunk at `at`, if there is one.
+std::optional<Chunk> Reader::chunk_at(uint64_t at) {
+  auto header = header_of(source_.read(at, kChunkHeader));
   if (!header) {
-    return false;
+    return std::nullopt;
   }
   size_t table = index_of(header->table);
-  bool counted = table < kTables && header->table != Table::kEnd;
+  bool counted = table < index_of(Table::kEnd);
   if (counted) {
     expected_[table] = std::max(expected_[table], header->first_row + header->rows);
   }
-  auto rest = bytes_.subspan(at + kChunkHeader);
-  if (header->payload_size > rest.size()) {
-    return false;
+  Chunk chunk{*header, at};
+  if (chunk.end() > source_.size()) {
+    return std::nullopt;
   }
-  auto payload = rest.first(header->payload_size);
+  if (is_sound(chunk)) {
+    return chunk;
+  }
+  if (counted) {
+    ++lost_[table].chunks;
+  }
+  return std::nullopt;
+}
+
+bool Reader::is_sound(const Chunk& chunk) {
   // A file may be made of headers that all claim the same bytes: checking each claim would take
   // quadratic time.
-  checked_ += payload.size();
-  if (checked_ > 8 * bytes_.size() || crc32(payload) != header->payload_crc) {
-    if (counted) {
-      ++lost_[table].chunks;
-    }
+  checked_ += chunk.header.payload_size;
+  if (checked_ > 8 * size_of_data_) {
     return false;
   }
-  take(*header, payload);
-  report_.good_bytes += kChunkHeader + payload.size();
-  at += kChunkHeader + payload.size();
-  return true;
+  uint32_t crc = 0;
+  for (uint64_t at = chunk.at + kChunkHeader; at < chunk.end();) {
+    auto piece = source_.look(at, 1);
+    piece = piece.first(std::min<uint64_t>(piece.size(), chunk.end() - at));
+    if (piece.empty()) {
+      return false;  // somebody has cut the file meanwhile
+    }
+    crc = crc32(piece, crc);
+    at += piece.size();
+  }
+  return crc == chunk.header.payload_crc;
+}
+
+// Where the next sound header is, or the end.
+uint64_t Reader::find_header(uint64_t from) {
+  while ((from = source_.next_data(from)) < source_.size()) {
+    auto piece = source_.look(from, kChunkHeader);
+    if (piece.size() < kChunkHeader) {
+      break;
+    }
+    auto sync = std::search(piece.begin(), piece.end(), kSync.begin(), kSync.end());
+    if (sync == piece.end()) {
+      from += piece.size() - (kSync.size() - 1);
+      continue;
+    }
+    from += static_cast<uint64_t>(sync - piece.begin());
+    if (header_of(source_.read(from, kChunkHeader))) {
+      return from;
+    }
+    ++from;
+  }
+  return source_.size();
 }
 
 // What follows the last whole chunk: cut off by a kill or a power cut, or damaged?
-void Reader::take_tail(size_t at) {
-  auto tail = bytes_.subspan(at);
-  auto header = header_at(bytes_, at);
-  bool cut = header ? header->payload_size > tail.size() - kChunkHeader
-                    : tail.size() < kChunkHeader ||
-                          std::all_of(tail.begin(), tail.end(), [](uint8_t b) { return b == 0; });
-  std::string where = std::to_string(tail.size()) + " bytes at the end, from offset " +
-                      std::to_string(at) + " on, ";
+void Reader::take_tail(uint64_t at) {
+  uint64_t size = source_.size() - at;
+  auto header = header_of(source_.read(at, kChunkHeader));
+  bool cut = header ? header->payload_size > size - kChunkHeader
+                    : size < kChunkHeader || source_.is_zero_from(at);
+  std::string where =
+      std::to_string(size) + " bytes at the end, from offset " + std::to_string(at) + " on, ";
   if (cut) {
     notes_.add(where + "are an unfinished chunk");
   } else {
@@ -307,19 +361,61 @@ void Reader::take_tail(size_t at) {
   }
 }
 
-void Reader::take(const ChunkHeader& header, std::span<const uint8_t> payload) {
-  std::string name(table_name(header.table));
-  if (index_of(header.table) == 0 || index_of(header.table) >= kTables || header.flags != 0) {
+void Reader::take_what_follows_the_end(uint64_t at) {
+  uint64_t size = source_.size() - at;
+  if (find_header(at) < source_.size()) {
+    corrupt("the trace's end is in the middle of the file: what follows was ignored");
+  } else if (size > 0) {
+    notes_.add(std::to_string(size) + " bytes after the trace's end were ignored");
+  }
+}
+
+// A flush is there as a whole or not at all.
+void Reader::cut_to_last_flush() {
+  if (report_.minor == 0) {
+    return;  // nothing in it says what belongs together
+  }
+  auto last = std::find_if(chunks_.rbegin(), chunks_.rend(), [](const Chunk& chunk) {
+    return chunk.header.table == Table::kFlushes || chunk.header.table == Table::kEnd;
+  });
+  auto cut = static_cast<size_t>(last - chunks_.rbegin());
+  if (cut > 0) {
+    chunks_.resize(chunks_.size() - cut);
+    notes_.add(std::to_string(cut) + " chunks behind the last whole flush were cut: the rest of " +
+               "their own is missing");
+  }
+}
+
+// Growing a column of millions of rows step by step would move them all again and again.
+void Reader::reserve_events() {
+  size_t rows = 0;
+  for (const Chunk& chunk : chunks_) {
+    size_t most = chunk.header.payload_size * kLz4MaxRatio;
+    blank_budget_ += most;
+    if (chunk.header.table == Table::kEvents) {
+      // A chunk may claim more than its bytes can hold.
+      rows += std::min<size_t>(chunk.header.rows, most / row_bytes(out_.events));
+    }
+  }
+  std::apply([rows](auto&... column) { (column.reserve(rows), ...); }, columns_of(out_.events));
+}
+
+void Reader::take(const Chunk& chunk) {
+  const ChunkHeader& header = chunk.header;
+  size_t table = index_of(header.table);
+  if (table == 0 || table >= kTables || header.flags != 0) {
     ++report_.skipped_chunks;
-    notes_.add("chunks of table " + std::to_string(index_of(header.table)) + ", flags " +
+    notes_.add("chunks of table " + std::to_string(table) + ", flags " +
                std::to_string(header.flags) +
                ", were skipped: a newer pytracer wrote them and can read them");
-    return;
+  } else if (!parse_columns(header, source_.read(chunk.at + kChunkHeader, header.payload_size)) ||
+             !take_rows(header)) {
+    ++lost_[table].chunks;
+    corrupt("a chunk of " + std::string(table_name(header.table)) + " contradicts itself");
   }
-  if (!parse_columns(header, payload) || !take_rows(header)) {
-    ++lost_[index_of(header.table)].chunks;
-    corrupt("a chunk of " + name + " contradicts itself");
-  }
+  report_.good_bytes += chunk.end() - chunk.at;
+  in_flush_ = header.table != Table::kFlushes;
+  chain_ = crc32(std::span(reinterpret_cast<const uint8_t*>(&header.own_crc), 4), chain_);
 }
 
 bool Reader::parse_columns(const ChunkHeader& header, std::span<const uint8_t> payload) {
@@ -357,7 +453,7 @@ bool Reader::take_rows(const ChunkHeader& header) {
     case Table::kMeta:
       return take_meta();
     case Table::kClock:
-      return take_group(header, out_.clock, false);
+      return take_clock(header);
     case Table::kStrings:
       return take_strings(header);
     case Table::kStacks:
@@ -378,7 +474,12 @@ bool Reader::take_rows(const ChunkHeader& header) {
       return take_group(header, out_.scope_ends);
     case Table::kEnd:
       ended_ = take_group(header, totals_, false);
+      if (report_.minor > 0 && in_flush_) {
+        corrupt("the last chunks before the trace's end belong to no flush");
+      }
       return ended_;
+    case Table::kFlushes:
+      return take_flush(header);
   }
   return false;
 }
@@ -461,10 +562,31 @@ bool Reader::take_text(uint8_t id, std::string& text) {
 
 bool Reader::take_meta() {
   std::string meta;
-  if (!take_text(1, meta)) {
+  if (!take_text(1, meta) || nesting(meta) > kMaxNesting) {
     return false;
   }
   out_.meta = std::move(meta);
+  return true;
+}
+
+// A reading that is lost leaves no blank one: time is the line through the first and the last.
+bool Reader::take_clock(const ChunkHeader& header) {
+  if (!fits(header, clock_rows_, row_bytes(out_.clock)) || !take_group(header, out_.clock, false)) {
+    return false;
+  }
+  clock_rows_ = header.first_row + header.rows;
+  return true;
+}
+
+// Says what was written before it: other chunks, or in another order, are not this recording's.
+bool Reader::take_flush(const ChunkHeader& header) {
+  if (header.rows != 1 || !take_group(header, flushes_)) {
+    return false;
+  }
+  if (flushes_.chain.back() != chain_ && report_.status != ReadReport::Status::kCorrupt) {
+    corrupt("chunks were taken away, repeated, put in another order or come from another file");
+  }
+  chain_ = flushes_.chain.back();
   return true;
 }
 
@@ -498,7 +620,7 @@ size_t Reader::rows_read(size_t table) {
     case Table::kMeta:
       return out_.meta.empty() ? 0 : 1;
     case Table::kClock:
-      return rows_in(out_.clock);
+      return clock_rows_;
     case Table::kStrings:
       return out_.strings.size();
     case Table::kStacks:
@@ -517,21 +639,54 @@ size_t Reader::rows_read(size_t table) {
       return rows_in(out_.scope_begins);
     case Table::kScopeEnds:
       return rows_in(out_.scope_ends);
+    case Table::kFlushes:
+      return rows_in(flushes_);
     case Table::kEnd:
       break;
   }
   return 0;
 }
 
+// How many rows there are behind the first that is later than that.
+template <typename Group>
+size_t cut_later(Group& group, uint64_t ticks) {
+  auto later = std::find_if(
+      group.ticks.begin(), group.ticks.end(), [ticks](uint64_t each) { return each > ticks; });
+  auto cut = static_cast<size_t>(group.ticks.end() - later);
+  resize(group, group.ticks.size() - cut);
+  return cut;
+}
+
+// Version 1.0 did not say which chunks belong together. Events came last: a scope that is later
+// than the last of them may have had some, and would look as if nothing had happened in it.
+void Reader::cut_after_last_event() {
+  if (ended_ || report_.minor > 0) {
+    return;
+  }
+  const auto& ticks = out_.events.ticks;
+  uint64_t last = ticks.empty() ? 0 : *std::max_element(ticks.begin(), ticks.end());
+  size_t cut = cut_later(out_.scope_begins, last) + cut_later(out_.scope_ends, last);
+  if (cut > 0) {
+    notes_.add(std::to_string(cut) +
+               " rows of scopes were cut: they are later than the last event");
+  }
+}
+
 // What the file says it held, against what we have.
 void Reader::check_totals() {
   for (size_t i = 0; i < rows_in(totals_); ++i) {
-    if (size_t table = totals_.table[i]; table > 0 && table < index_of(Table::kEnd)) {
-      expected_[table] = std::max(expected_[table], totals_.rows[i]);
+    size_t table = totals_.table[i];
+    if (table == 0 || table >= kTables) {
+      continue;
+    }
+    expected_[table] = std::max(expected_[table], totals_.rows[i]);
+    if (rows_read(table) > totals_.rows[i]) {
+      corrupt("there are more rows of " + std::string(kTableNames[table]) +
+              " than the trace's end says");
     }
   }
   bool missing = false;
-  for (size_t table = 1; table < index_of(Table::kEnd); ++table) {
+  for (size_t table = 1; table < kTables; ++table) {
     ReadReport::Lost& lost = lost_[table];
     lost.table = kTableNames[table];
     size_t here = rows_read(table);
@@ -552,53 +707,12 @@ void Reader::check_totals() {
   }
 }
 
-FileError read_error(const std::string& path, int error) {
-  using Kind = FileError::Kind;
-  std::string reason = std::generic_category().message(error);
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return {Kind::kMissing, path, "there is no such file", "see whether the path is right"};
-    case EACCES:
-    case EPERM:
-      return {Kind::kUnreadable,
-              path,
-              "may not be read (" + reason + ")",
-              "ask its owner for permission to read it"};
-    default:
-      return {Kind::kIo, path, "reading failed (" + reason + ")", "see whether the disk is well"};
+Recording read_from(Source& source, ReadReport& report) {
+  try {
+    return Reader(source, report).read();
+  } catch (const std::bad_alloc&) {
+    throw no_memory_for(source.name());
   }
-}
-
-// Closes on every way out.
-struct Descriptor {
-  explicit Descriptor(int number) : fd(number) {}
-
-  ~Descriptor() {
-    if (fd >= 0) {
-      ::close(fd);
-    }
-  }
-
-  Descriptor(const Descriptor&) = delete;  // closes once
-  Descriptor& operator=(const Descriptor&) = delete;
-  int fd;
-};
-
-// What the file holds now; a recording that goes on may grow it meanwhile.
-size_t checked_size(const Descriptor& file, const std::string& path) {
-  using Kind = FileError::Kind;
-  struct stat status;
-  if (::fstat(file.fd, &status) != 0) {
-    throw read_error(path, errno);
-  }
-  if (S_ISDIR(status.st_mode)) {
-    throw FileError(Kind::kDirectory, path, "this is a directory", "name a trace inside it");
-  }
-  if (!S_ISREG(status.st_mode)) {
-    throw FileError(Kind::kNotAFile, path, "this is not a regular file", "copy it into one first");
-  }
-  return static_cast<size_t>(status.st_size);
 }
 
 }  // namespace
@@ -623,36 +737,13 @@ std::vector<Place> to_places(const Recording::Places& columns) {
 Recording read_recording(std::span<const uint8_t> bytes,
                          ReadReport& report,
                          const std::string& name) {
-  return Reader(bytes, report, name).read();
-}
-
-WholeFile read_whole_file(const std::string& path) {
-  // Without O_NONBLOCK opening a pipe would wait for a writer.
-  Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-  if (file.fd < 0) {
-    throw read_error(path, errno);
-  }
-  size_t size = checked_size(file, path);
-  WholeFile whole{std::make_unique_for_overwrite<uint8_t[]>(size), 0};
-  size_t& done = whole.size;
-  while (done < size) {
-    ssize_t got = ::read(file.fd, whole.data.get() + done, size - done);
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
-    if (got < 0) {
-      throw read_error(path, errno);
-    }
-    if (got == 0) {
-      break;
-    }
-    done += static_cast<size_t>(got);
-  }
-  return whole;
+  Source source(bytes, name);
+  return read_from(source, report);
 }
 
 Recording read_recording(const std::string& path, ReadReport& report) {
-  return read_recording(read_whole_file(path).bytes(), report, path);
+  Source source(path);
+  return read_from(source, report);
 }
 
 }  // namespace pytracer

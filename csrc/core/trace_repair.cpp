@@ -167,6 +167,9 @@ void Repair::check_scopes() {
   }
 }
 
+// No sum of sizes is beyond what a signed number holds.
+constexpr uint64_t kMostBytesInAll = uint64_t{1} << 62;
+
 // An unknown action becomes a blank row: events are known by their positions, so none may go.
 void Repair::check_events() {
   auto& events = out_.events;
@@ -175,6 +178,8 @@ void Repair::check_events() {
   clamp(events.thread, rows_in(out_.threads), "an event's thread");
   size_t unknown = 0;
   size_t unlabelled = 0;
+  size_t too_large = 0;
+  uint64_t room = kMostBytesInAll;
   constexpr auto kLabel = static_cast<uint8_t>(Action::kLabel);
   for (size_t i = 0; i < events.action.size(); ++i) {
     if (events.action[i] >= kActions) {
@@ -185,11 +190,19 @@ void Repair::check_events() {
     } else if (events.action[i] == kLabel && events.bytes[i] >= rows_in(out_.labels)) {
       events.bytes[i] = 0;
       ++unlabelled;
+    } else if (events.action[i] != kLabel) {
+      uint64_t most = std::min(kMostBytes, room);
+      too_large += events.bytes[i] > most ? 1 : 0;
+      events.bytes[i] = std::min(events.bytes[i], most);
+      room -= events.bytes[i];
     }
   }
   note_count(unlabelled, "a label");
   if (unknown > 0) {
     notes_.add(std::to_string(unknown) + " events are of an unknown kind and were blanked");
+  }
+  if (too_large > 0) {
+    notes_.add(std::to_string(too_large) + " sizes are larger than can be: set to the most");
   }
 }
 

@@ -62,7 +62,7 @@ class ChunkBuilder {
     out_[10] = columns_;
     store(out_, 24, static_cast<uint32_t>(out_.size() - kChunkHeader));
     store(out_, 28, crc32(std::span(out_).subspan(kChunkHeader)));
-    store(out_, 32, crc32(std::span(out_).first(32)));
+    store(out_, kHeaderCrc, crc32(std::span(out_).first(kHeaderCrc)));
     return out_;
   }
 
@@ -156,6 +156,7 @@ void TraceWriter::write_file_header() {
   append(chunk_, kFormatMajor);
   append(chunk_, kFormatMinor);
   append(chunk_, crc32(chunk_));
+  flushed_ = chunk_.size();
   try {
     write_bytes(chunk_);
   } catch (...) {
@@ -176,6 +177,11 @@ void TraceWriter::require_open() const {
 void TraceWriter::fail(int error) {
   failure_ = write_error(path_, error);
   throw FileError(*failure_);
+}
+
+void TraceWriter::write_chunk(std::span<const uint8_t> chunk) {
+  write_bytes(chunk);
+  chain_ = crc32(chunk.subspan(kHeaderCrc, sizeof(uint32_t)), chain_);
 }
 
 // One call per chunk, without a buffer of our own: what is written survives the process.
@@ -207,20 +213,36 @@ void TraceWriter::sync() {
   }
 }
 
+void TraceWriter::end_flush() {
+  require_open();
+  if (bytes_written() == flushed_) {
+    return;
+  }
+  std::span<const uint32_t> row(&chain_, 1);
+  uint64_t& flushes = rows_[index_of(Table::kFlushes)];
+  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kFlushes, flushes, row.size());
+  chunk.column<uint32_t>(row, kFilterNone, [](uint32_t chain) { return chain; });
+  write_chunk(chunk.finish());
+  ++flushes;
+  flushed_ = bytes_written();
+}
+
 void TraceWriter::finish() {
   if (finished_) {
     return;
   }
-  require_open();
-  std::array<size_t, index_of(Table::kEnd) - 1> tables;
-  for (size_t i = 0; i < tables.size(); ++i) {
-    tables[i] = i + 1;
+  end_flush();
+  std::vector<size_t> tables;
+  for (size_t table = 1; table < kTables; ++table) {
+    if (table != index_of(Table::kEnd)) {
+      tables.push_back(table);
+    }
   }
   std::span<const size_t> rows(tables);
   ChunkBuilder chunk(chunk_, column_, scratch_, Table::kEnd, 0, rows.size());
   chunk.column<uint16_t>(rows, kFilterNone, [](size_t table) { return table; });
   chunk.column<uint64_t>(rows, kFilterNone, [this](size_t table) { return rows_[table]; });
-  write_bytes(chunk.finish());
+  write_chunk(chunk.finish());
   sync();
   finished_ = true;
   if (fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) {
@@ -236,7 +258,7 @@ void TraceWriter::add_rows(Table table, std::span<const Row> rows, Columns colum
     auto part = rows.first(std::min(rows.size(), kMaxRowsPerChunk));
     ChunkBuilder chunk(chunk_, column_, scratch_, table, first_row, part.size());
     columns(chunk, part);
-    write_bytes(chunk.finish());
+    write_chunk(chunk.finish());
     first_row += part.size();
     rows = rows.subspan(part.size());
   }
@@ -249,7 +271,7 @@ void TraceWriter::set_meta(std::string_view json) {
   }
   ChunkBuilder chunk(chunk_, column_, scratch_, Table::kMeta, 0, 1);
   chunk.text(as_bytes(json));
-  write_bytes(chunk.finish());
+  write_chunk(chunk.finish());
   rows_[index_of(Table::kMeta)] = 1;
 }
 
@@ -270,7 +292,7 @@ void TraceWriter::add(std::span<const std::string> rows) {
     ChunkBuilder chunk(chunk_, column_, scratch_, Table::kStrings, first_row, lengths.size());
     chunk.string_lengths(lengths);
     chunk.text(text);
-    write_bytes(chunk.finish());
+    write_chunk(chunk.finish());
     first_row += lengths.size();
   }
 }

@@ -234,7 +234,7 @@ class Session:
     def _open_file(self) -> None:
         if self.options.path is not None:
             try:
-                self._native.stream_to(self.options.path, self._meta())
+                self._native.stream_to(os.fsencode(self.options.path), self._meta())
             except C.FileError as error:
                 raise errors.CannotWrite(str(error)) from None
 
@@ -264,11 +264,11 @@ class Session:
         except C.FileError as error:  # a full disk: what came before it is there
             problem = str(error)
         try:
-            columns, report = C.read_file(path)
+            columns, report = C.read_file(os.fsencode(path))
         except C.FileError as error:
             raise errors.CannotWrite(problem or str(error)) from None
         if problem:
-            warnings.warn(problem, RuntimeWarning, stacklevel=6)
+            errors.warn(problem)
         return Trace.from_columns(columns, report)
 
     def _trace(self, columns: dict[str, Any]) -> Trace:

@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return errors.UsageError.exit_code
     if options.command == "run":
         return run.run(options, program)
+    output.ready_streams()
     command: Callable[[argparse.Namespace], int] = options.run
     try:
         code = command(options)
@@ -45,6 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         what = error.filename or "the output"
         print(f"pytracer: {what}: {error.strerror or error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print(
+            "pytracer: this takes more memory than there is; use a machine with more",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         return 130

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from pytracer import errors
+from pytracer import errors, health
 from pytracer.cli import output
 
 
@@ -35,14 +35,14 @@ def add_check(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from pytracer import api
     from pytracer.analysis import budgets
-    from pytracer.api import load
     from pytracer.export import budget
 
     limits = _limits(options)
     with output.patience(f"reading {options.file}"):
-        loaded = load(options.file)
-        baseline = load(options.baseline) if options.baseline else None
+        loaded = api.read(options.file)
+        baseline = output.read(options.baseline) if options.baseline else None
         if options.max_increase is not None:
             assert baseline is not None
             allowed = _increase(options.max_increase, baseline.peak.bytes)
@@ -78,13 +78,13 @@ def _check(options: argparse.Namespace) -> int:
 
 def _require_whole(file: Path, loaded: Any) -> None:
     """What is missing may have been more than the budget: that is not to pass for keeping it."""
-    status = loaded.file_report.get("status")
-    if status not in ("complete", None):
+    lost = loaded.health().index
+    if any(name in health.OF_FILES for name in lost):
         raise errors.UnreadableTrace(
-            f"{file} is {status}: what is left of it is within the budget, and what is missing may "
+            f"{file} is not whole: what is left of it is within the budget, and what is missing may "
             "not have been; record it again"
         )
-    if "lost_alloc" in loaded.health().index:
+    if "lost_alloc" in lost:
         raise errors.UnreadableTrace(
             f"{file} lacks allocations that did not fit into the recording: what is there is within "
             "the budget; record it again with path=, or fewer steps"

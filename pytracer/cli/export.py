@@ -51,7 +51,10 @@ def add_export(commands: Any) -> None:
 def _export(options: argparse.Namespace) -> int:
     kind, target = _export_target(options)
     with output.patience(f"exporting {options.file}"):
-        return _export_as(kind, target, output.read(options.file), options)
+        loaded = output.read(options.file)
+        if Path(target).exists() and Path(target).samefile(options.file):
+            raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+        return _export_as(kind, target, loaded, options)
 
 
 def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace) -> int:

@@ -45,7 +45,6 @@ def _traced_model(options: argparse.Namespace) -> Any:
     """The linear layers that a trace shows, as a model to give advice on."""
     from pytracer.analysis.linear_layers import linear_layers
     from pytracer.gemm import device, presets
-    from pytracer.trace import load
 
     described = ("model", "vocab", "hidden", "ffn", "layers")
     given = [f"--{name}" for name in described if getattr(options, name) is not None]
@@ -60,7 +59,7 @@ def _traced_model(options: argparse.Namespace) -> Any:
         raise errors.UsageError("of a trace --batch and --seq go together: say both, or neither")
     rows = None if options.batch is None else options.batch * options.seq
     kind = device.pick(options.device).type
-    return presets.traced(linear_layers(load(options.file), rows), options.dtype, kind)
+    return presets.traced(linear_layers(output.read(options.file).data, rows), options.dtype, kind)
 
 
 def add_cost(commands: Any) -> None:

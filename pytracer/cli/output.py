@@ -1,7 +1,9 @@
 """What commands have in common: how they print, write and complain."""
 
 import argparse
+import io
 import json
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,17 @@ from typing import Any, BinaryIO
 from pytracer import errors
 
 JSON_VERSION = 1
+
+
+def ready_streams() -> None:
+    """Printing works in any encoding; to a stream that is closed it fails as to a full disk."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +44,16 @@ def in_words(error: errors.PytracerError) -> str:
     return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
 
 
+def tell(text: str) -> None:
+    """To people, if there is a stderr: without one print() would take the program's stdout."""
+    if sys.stderr is not None:
+        print(text, file=sys.stderr)
+
+
 @contextmanager
 def patience(doing: str) -> Iterator[None]:
     """Says what takes so long, if it takes longer than two seconds."""
-    timer = threading.Timer(2.0, lambda: print(f"pytracer: {doing} ...", file=sys.stderr))
+    timer = threading.Timer(2.0, lambda: tell(f"pytracer: {doing} ..."))
     timer.daemon = True
     timer.start()
     try:
@@ -67,9 +86,9 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
 
 def read(file: Path) -> Any:
     """The trace in a file; if it is damaged, that is said."""
-    from pytracer.api import load
+    from pytracer import api
 
-    loaded = load(file)
+    loaded = api.read(file)
     say_if_damaged(file, loaded)
     return loaded
 

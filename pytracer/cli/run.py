@@ -125,7 +125,7 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
     as_module = program[:1] == ["-m"]
     words = program[1:] if as_module else program
     if not words:
-        print("pytracer: run what? pytracer run train.py, or pytracer run -h", file=sys.stderr)
+        output.tell("pytracer: run what? pytracer run train.py, or pytracer run -h")
         return errors.UsageError.exit_code
     plan = runner.Plan(
         program=tuple(words),
@@ -147,7 +147,7 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
         tell = _Teller(options.json, options.force)
         prepared = runner.prepare(plan, tell)
     except errors.PytracerError as error:
-        print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
+        output.tell(f"pytracer: {output.in_words(error)}")
         return error.exit_code
     return prepared()
 
@@ -165,7 +165,7 @@ class _Teller:
 
     def line(self, text: str) -> None:
         if self._rank == 0:
-            print(f"pytracer: {text}", file=sys.stderr)
+            output.tell(f"pytracer: {text}")
 
     def recorded(self, traced: Any, path: Path, which: str) -> None:
         if self._rank != 0:
@@ -173,12 +173,12 @@ class _Teller:
         from pytracer.export.table import wants_color
 
         with output.patience("analysing"):
-            table = traced.table(color=wants_color(sys.stderr))
+            table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))
         of = f"{which.capitalize()} (--steps all: every step):\n" if which else ""
         file = shlex.quote(str(path))
-        print(f"\n{of}{table}\n\nWritten to {path}. Look again with:", file=sys.stderr)
-        print(f"  pytracer summary {file}", file=sys.stderr)
-        print(f"  pytracer export {file}    a timeline for Perfetto", file=sys.stderr)
+        output.tell(f"\n{of}{table}\n\nWritten to {path}. Look again with:")
+        output.tell(f"  pytracer summary {file}")
+        output.tell(f"  pytracer export {file}    a timeline for Perfetto")
         try:
             output.write_json(self._json, output.summary_document(traced))
         except errors.CannotWrite as problem:  # the training goes on
@@ -186,7 +186,7 @@ class _Teller:
 
     def page(self, text: str) -> None:
         if self._rank == 0:
-            print(f"\n{text}", file=sys.stderr)
+            output.tell(f"\n{text}")
         else:
             last = text.splitlines()[-1]
-            print(f"pytracer: rank {self._rank}: {' '.join(last.split())}", file=sys.stderr)
+            output.tell(f"pytracer: rank {self._rank}: {' '.join(last.split())}")

@@ -62,18 +62,18 @@ def add_summary(commands: Any) -> None:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    from pytracer.api import load
-    from pytracer.export.table import wants_color
+    from pytracer import api
+    from pytracer.export.table import columns, wants_color
 
     with output.patience(f"reading {options.file}"):
-        loaded = load(options.file)
+        loaded = api.read(options.file)
         table = loaded.table(color=wants_color(sys.stdout))
     if options.json:
         output.print_json(output.summary_document(loaded))
         return 0
     print(table)
     if loaded.data.meta.get("failed"):
-        print(f"\n{loaded.post_mortem()}")
+        print(f"\n{loaded.post_mortem(columns())}")
     output.say_if_damaged(options.file, loaded)
     file = shlex.quote(str(options.file))
     print(f"\nOver time:         pytracer export {file}", file=sys.stderr)

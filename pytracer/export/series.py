@@ -86,7 +86,8 @@ def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
     if len(times) <= points:
         return np.arange(len(times))
     span = max(int(times[-1] - times[0]), 1)
-    of = ((times - times[0]).astype(np.float64) / span * (points - 1)).astype(np.int64)
+    slices = (times - times[0]).astype(np.float64) / span * (points - 1)
+    of = slices.clip(0, points - 1).astype(np.int64)  # in a damaged file time may go back
     firsts = np.flatnonzero(np.append(True, of[1:] != of[:-1]))
     highest = np.maximum.reduceat(total, firsts)
     is_highest = total == np.repeat(highest, np.diff(np.append(firsts, len(total))))

@@ -1,10 +1,13 @@
 """The one screen: where the memory went at the peak, as about a dozen lines of text."""
 
 import os
+import shutil
+import sys
 import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
+from pytracer import health
 from pytracer.analysis import blocks, hints, owners, views
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
@@ -38,6 +41,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         *_allocator(trace, peak, width),
         *_times(trace, width),
         *_advice(trace, peak, width),
+        *_file(trace, width),
         *_health(trace, width),
         *_recorded(trace, width, paint),
     ]
@@ -49,6 +53,11 @@ def wants_color(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
+
+
+def columns() -> int:
+    """The width of the terminal, or what COLUMNS says; more than 80 is of no use."""
+    return min(max(shutil.get_terminal_size().columns, 40), 80)
 
 
 def size_text(amount: int) -> str:
@@ -95,11 +104,14 @@ def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[
         phase = f"in {peak.phase}" if peak.phase != "other" else "between phases"
         step = (peak.step or 0) + views.first_step(trace)
         when = f"step {step}, {phase}, {time_text(peak.time_ns)} after the start"
-    yield paint(head, _BOLD) + f"   {when}"[: max(width - len(head), 0)]
+    if len(f"{head}   {when}") <= width:
+        yield f"{paint(head, _BOLD)}   {when}"
+    else:
+        yield from (paint(head, _BOLD), *textwrap.wrap(when, width))
     others = [name for name in views.devices(trace) if name != peak.device]
     if others:
         listed = (f"{size_text(views.peak(trace, name).bytes)} on {name}" for name in others)
-        yield paint(f"also {', '.join(listed)}"[:width], _DIM)
+        yield from (paint(line, _DIM) for line in textwrap.wrap(f"also {', '.join(listed)}", width))
 
 
 def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
@@ -111,9 +123,18 @@ def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
             continue
         share = amount / peak.bytes if peak.bytes else 0.0
         # The longest bar is the largest category; the percentages say what it is of.
-        bar = "\N{FULL BLOCK}" * round(room * amount / largest)
+        bar = _block() * round(room * amount / largest)
         row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
         yield row + paint(bar, _COLORS.get(name, "\x1b[37m"))
+
+
+def _block() -> str:
+    """What bars are made of: something that the output can show."""
+    try:
+        "\N{FULL BLOCK}".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return "#"
+    return "\N{FULL BLOCK}"
 
 
 def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
@@ -144,7 +165,7 @@ def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
     if found.reserved is not None and found.allocated is not None:
         parts.append(f"caches {size_text(found.reserved - found.allocated)} of it")
     if parts:
-        yield f"{'allocator':<{_MARGIN}}{', '.join(parts)}"[:width]
+        yield from paragraph("allocator", ", ".join(parts), width)
 
 
 def _times(trace: Trace, width: int) -> Iterator[str]:
@@ -153,7 +174,7 @@ def _times(trace: Trace, width: int) -> Iterator[str]:
     if found is not None:
         parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]
         where = " on the GPU" if found.of_device else ""
-        yield f"{'a step':<{_MARGIN}}{', '.join(parts)}{where}"[:width]
+        yield from paragraph("a step", f"{', '.join(parts)}{where}", width)
 
 
 def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
@@ -171,9 +192,17 @@ def _advice(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
         yield from paragraph("hint", found.text, width)
 
 
+def _file(trace: Trace, width: int) -> Iterator[str]:
+    """That the file is not whole; always, whatever else was lost."""
+    for row in views.health_rows(trace):
+        if row.name in health.OF_FILES:
+            yield from paragraph("file", f"{row.meaning}. {row.advice}", width)
+
+
 def _health(trace: Trace, width: int) -> Iterator[str]:
     """Only what can make the numbers wrong; `health()` has the rest."""
-    bad = [row for row in views.health_rows(trace) if row.severity != "info"]
+    rows = [row for row in views.health_rows(trace) if row.name not in health.OF_FILES]
+    bad = [row for row in rows if row.severity != "info"]
     for row in bad[:2]:
         text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
         yield from paragraph("lost" if row.severity == "loss" else "health", text, width)
@@ -185,7 +214,7 @@ def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     taken = views.own_time(trace)
     if taken is not None:
         parts.append(f"in about {time_text(taken.ns)} ({taken.share:.1%})")
-    yield paint(f"{'recorded':<{_MARGIN}}{', '.join(parts)}"[:width], _DIM)
+    yield from (paint(line, _DIM) for line in paragraph("recorded", ", ".join(parts), width))
 
 
 def cut_in_front(text: str, room: int) -> str:

@@ -19,6 +19,14 @@
 
 namespace check {
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define PYTRACER_SANITIZED
+#endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define PYTRACER_SANITIZED
+#endif
+
 struct Test {
   const char* name;
   void (*body)();

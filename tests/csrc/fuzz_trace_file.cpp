@@ -40,6 +40,14 @@ void require_sound(const Recording& r) {
   for (size_t i = 0; i < r.stacks.parent.size(); ++i) {
     require(r.stacks.parent[i] < i || r.stacks.parent[i] == 0);
   }
+  uint64_t sum = 0;
+  for (size_t i = 0; i < r.events.bytes.size(); ++i) {
+    if (r.events.action[i] != static_cast<uint8_t>(Action::kLabel)) {
+      require(r.events.bytes[i] <= kMostBytes);
+      sum += r.events.bytes[i];
+      require(sum <= uint64_t{1} << 62);
+    }
+  }
   size_t rows = r.events.ticks.size();
   require(r.events.address.size() == rows && r.events.bytes.size() == rows &&
           r.events.thread.size() == rows);

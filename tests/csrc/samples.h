@@ -42,7 +42,7 @@ inline std::vector<pytracer::Event> events(size_t count) {
   return rows;
 }
 
-// Every table, a few rows each, and `count` events.
+// Every table, a few rows each, and `count` events, in two flushes.
 inline void write_all(pytracer::TraceWriter& writer, size_t count) {
   using namespace pytracer;
   writer.set_meta(R"({"title": "old"})");
@@ -58,9 +58,11 @@ inline void write_all(pytracer::TraceWriter& writer, size_t count) {
                    {1002, 1, 1, 2, 1, ScopeKind::kNode, 0x80 | kScopeRecompute}});
   add<ScopeEnd>(writer, {{1010, 2, 1}, {1011, 1, 2}});
   add(writer, events(count));
+  writer.end_flush();
   add<ClockReading>(writer, {{5000, 1'700'000'000'000'001'000}});
   add<NamedCount>(writer, {{5, 4}});
   writer.set_meta(R"({"title": "new"})");
+  writer.end_flush();
 }
 
 inline Bytes trace(size_t count, bool finish = true) {
@@ -100,10 +102,29 @@ inline std::vector<size_t> chunks(const Bytes& bytes) {
   return found;
 }
 
+inline pytracer::Table table_at(const Bytes& bytes, size_t at) {
+  return static_cast<pytracer::Table>(load<uint16_t>(bytes, at + 8));
+}
+
+// The bytes of the chunk that begins there.
+inline Bytes chunk_at(const Bytes& bytes, size_t at) {
+  auto begin = bytes.begin() + static_cast<long>(at);
+  return {begin, begin + static_cast<long>(kChunkHeader + load<uint32_t>(bytes, at + 24))};
+}
+
+inline void insert(Bytes& bytes, size_t at, const Bytes& more) {
+  bytes.insert(bytes.begin() + static_cast<long>(at), more.begin(), more.end());
+}
+
+inline void take_out(Bytes& bytes, size_t at, size_t size) {
+  auto begin = bytes.begin() + static_cast<long>(at);
+  bytes.erase(begin, begin + static_cast<long>(size));
+}
+
 // The nth chunk of a table.
 inline size_t chunk_of(const Bytes& bytes, pytracer::Table table, size_t nth = 0) {
   for (size_t at : chunks(bytes)) {
-    if (load<uint16_t>(bytes, at + 8) == static_cast<uint16_t>(table) && nth-- == 0) {
+    if (table_at(bytes, at) == table && nth-- == 0) {
       return at;
     }
   }

@@ -1,7 +1,7 @@
 """Reads a trace by docs/trace-format.md alone, and LZ4 blocks with the real lz4.
 
 A second reader, written from the page and not from the code, shows that the page says enough. Run
-by ctest where Python has the `lz4` package:  stranger.py CODEC_TOOL TRACE
+by ctest where Python has the `lz4` package:  stranger.py CODEC_TOOL CORPUS
 """
 
 import random
@@ -28,6 +28,7 @@ TABLES = {
     10: ("scope_begins", "ticks", "parent", "forward", "name", "thread", "kind", "flags"),
     11: ("scope_ends", "ticks", "scope", "stack"),
     12: ("end", "table", "rows"),
+    13: ("flushes", "chain"),
 }
 
 
@@ -50,12 +51,14 @@ def decode(data, width, filters, codec, size):
 
 
 def read(data):
+    """The chunks of an undamaged file, as far as it may be believed."""
     assert data[:8] == MAGIC
-    major, _minor, crc = struct.unpack_from("<HHI", data, 8)
+    major, minor, crc = struct.unpack_from("<HHI", data, 8)
     assert major == 1
     assert crc == zlib.crc32(data[:12])
     at = 16
     chunks = []
+    whole = chain = 0
     while at < len(data):
         head = data[at : at + 36]
         assert head[:8] == SYNC
@@ -78,14 +81,19 @@ def read(data):
             )
             where += encoded
         assert where == size
+        if table == 13:
+            assert found["chain"] == [chain]
         chunks.append((TABLES[table][0], rows, first, found))
+        if table in (12, 13) or minor == 0:
+            whole = len(chunks)
+        chain = zlib.crc32(head[32:], chain)
         at += 36 + size
-    return chunks
+    return chunks[:whole]
 
 
 def check_trace(path):
-    """The trace is make_corpus's "whole": see tests/csrc/samples.h."""
-    chunks = read(Path(path).read_bytes())
+    """The trace is make_corpus's "whole", of this version or of 1.0: see tests/csrc/samples.h."""
+    chunks = read(path.read_bytes())
     tables = {name: columns for name, _, _, columns in chunks}
     assert tables["meta"]["text"] == b'{"title": "new"}'
     assert tables["clock"]["ticks"] == [5000]
@@ -106,6 +114,17 @@ def check_trace(path):
     totals = dict(zip(*tables["end"].values(), strict=True))
     assert totals[9] == 40
     assert totals[3] == 6
+
+
+def check_cut(path):
+    """Cut between any two chunks, the trace is as it was when the last flush before ended."""
+    data = path.read_bytes()
+    at, whole = 16, 0
+    for number, (name, _, _, _) in enumerate(read(data), 1):
+        assert len(read(data[:at])) == whole
+        at += 36 + struct.unpack_from("<I", data, at + 24)[0]
+        if name in ("flushes", "end"):
+            whole = number
 
 
 def check_lz4(tool):
@@ -130,4 +149,7 @@ def check_lz4(tool):
 
 if __name__ == "__main__":
     check_lz4(sys.argv[1])
-    check_trace(sys.argv[2])
+    corpus = Path(sys.argv[2])
+    for name in ("whole", "whole_1_0"):
+        check_trace(corpus / name)
+    check_cut(corpus / "whole")

@@ -6,6 +6,8 @@
 
 #include <atomic>
 #include <cstdio>
+#include <fstream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -178,7 +180,7 @@ TEST(limits_that_change_while_threads_append_leave_no_hole) {
   CHECK_EQ(ticks_of(log).size(), size_t{kept + 1});
 }
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need the memory
+#if !defined(PYTRACER_SANITIZED)  // sanitizers need the memory
 TEST(where_memory_ends_the_log_ends_and_what_it_holds_can_be_read) {
   pid_t child = ::fork();
   if (child == 0) {
@@ -643,6 +645,134 @@ TEST(sessions_start_and_stop_while_threads_record) {
   for (std::thread& thread : threads) {
     thread.join();
   }
+}
+
+// Each thread allocates in an operator, then marks a step, and so on.
+class Stepping {
+ public:
+  Stepping(int threads, int steps, std::chrono::microseconds rest = {}) {
+    for (int t = 0; t < threads; ++t) {
+      threads_.emplace_back([steps, rest] {
+        for (int i = 0; i < steps; ++i) {
+          op("work", -1, -1, [] { alloc(1); });
+          Recorder::get().mark_step("step");
+          if (rest.count() > 0) {
+            std::this_thread::sleep_for(rest);
+          }
+        }
+      });
+    }
+  }
+
+  ~Stepping() {
+    for (std::thread& thread : threads_) {
+      thread.join();
+    }
+  }
+
+  Stepping(const Stepping&) = delete;  // joins its threads once
+  Stepping& operator=(const Stepping&) = delete;
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+// Every event's operator is there, and every event that came before a mark.
+void check_consistent(const Recording& r) {
+  std::map<uint16_t, int64_t> events_after_marks;
+  for (size_t i = 0; i < r.events.ticks.size(); ++i) {
+    CHECK(r.events.scope[i] > 0 && r.events.scope[i] <= r.scope_begins.ticks.size());
+    ++events_after_marks[r.events.thread[i]];
+  }
+  for (uint32_t scope : r.scope_ends.scope) {
+    CHECK(scope > 0 && scope <= r.scope_begins.ticks.size());
+  }
+  for (size_t i = 0; i < r.scope_begins.ticks.size(); ++i) {
+    if (r.scope_begins.kind[i] == static_cast<uint8_t>(ScopeKind::kStep)) {
+      --events_after_marks[r.scope_begins.thread[i]];
+    }
+  }
+  for (const auto& [thread, count] : events_after_marks) {
+    CHECK(count == 0 || count == 1);
+  }
+}
+
+TEST(what_is_read_up_to_an_instant_is_consistent_while_threads_record) {
+  Recorded session;
+  Harvest harvest(session.id());
+  RecordingBuilder so_far;
+  int whole = 0;
+  constexpr size_t kSteps = 10000;
+  Stepping stepping(3, kSteps, std::chrono::microseconds(1));
+  while (so_far.recording.events.ticks.size() < 3 * kSteps) {
+    if (harvest.drain(so_far, ticks_now())) {
+      check_consistent(so_far.recording);
+      ++whole;
+    }
+  }
+  CHECK(whole > 50);
+}
+
+TEST(a_row_waits_for_no_clock_that_runs_ahead) {
+  Recorded session;
+  Harvest harvest(session.id());
+  RecordingBuilder so_far;
+  uint64_t now = ticks_now();
+  Recorder::get().events.append({.ticks = UINT64_MAX,
+                                 .address = 1,
+                                 .bytes = 1,
+                                 .action = 0,
+                                 .ready = 1,
+                                 .scope = 0,
+                                 .place = 0,
+                                 .thread = 0});
+  alloc(2);
+  CHECK(harvest.drain(so_far, now));
+  CHECK_EQ(so_far.recording.events.address.size(), size_t{0});
+  CHECK(harvest.drain(so_far, now));
+  CHECK_EQ(so_far.recording.events.address, (std::vector<uint64_t>{1, 2}));
+}
+
+TEST(a_streamed_file_that_ends_anywhere_is_consistent) {
+  const std::string path = "cut.pytrace";
+  {
+    Recorded session;
+    Streamer streamer(session.id(), path, true, "{}");
+    Stepping(2, 1000, std::chrono::microseconds(300));
+  }
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  size_t most = 0;
+  for (size_t tenth = 1; tenth <= 10; ++tenth) {
+    ReadReport report;
+    Recording r = read_recording(
+        {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size() * tenth / 10}, report);
+    CHECK_EQ(report.status, ReadReport::Status::kTruncated);
+    check_consistent(r);
+    most = std::max(most, r.events.ticks.size());
+  }
+  CHECK(most > 0);
+  std::remove(path.c_str());
+}
+
+TEST(a_saved_file_that_ends_anywhere_is_consistent) {
+  const std::string path = "saved.pytrace";
+  Recorded session;
+  Stepping(2, 2 * kMaxRowsPerChunk);
+  Recording before = session.read();
+  write_recording(before, path, true);
+  std::ifstream file(path, std::ios::binary);
+  const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
+  size_t half = 0;
+  for (size_t tenth = 1; tenth < 10; ++tenth) {
+    ReadReport report;
+    Recording r = read_recording(
+        {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size() * tenth / 10}, report);
+    check_consistent(r);
+    half += !r.events.ticks.empty() && r.events.ticks.size() < before.events.ticks.size() ? 1 : 0;
+  }
+  CHECK(half > 3);
+  std::remove(path.c_str());
 }
 
 TEST(a_streamed_file_says_what_memory_says) {

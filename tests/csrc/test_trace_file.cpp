@@ -221,28 +221,100 @@ TEST(an_unfinished_file_is_truncated_and_whole) {
   CHECK_EQ(report.good_bytes, report.total_bytes);
 }
 
-TEST(every_cut_gives_the_whole_chunks_before_it) {
+TEST(every_cut_gives_the_whole_flushes_before_it_in_every_table) {
   Bytes whole = trace(70000);
   auto starts = chunks(whole);
+  size_t good = kFileHeader;  // the end of the last whole flush
+  size_t flushes = 0;
   for (size_t i = 0; i < starts.size(); ++i) {
     size_t next = i + 1 < starts.size() ? starts[i + 1] : whole.size();
     for (size_t cut : {starts[i], starts[i] + 1, starts[i] + 35, starts[i] + 36, next - 1}) {
       ReadReport report;
-      read(Bytes(whole.begin(), whole.begin() + static_cast<long>(cut)), report);
+      Recording r = read(Bytes(whole.begin(), whole.begin() + static_cast<long>(cut)), report);
       CHECK_EQ(report.status, Status::kTruncated);
-      CHECK_EQ(report.good_bytes, starts[i]);
+      CHECK_EQ(report.good_bytes, good);
       CHECK_EQ(report.total_bytes, cut);
+      CHECK_EQ(r.scope_begins.ticks.size(), flushes > 0 ? size_t{2} : size_t{0});
+      CHECK_EQ(r.events.ticks.size(), flushes > 0 ? size_t{70000} : size_t{0});
+      CHECK_EQ(r.clock.ticks.size(), flushes);
+      CHECK_EQ(r.losses.size(), flushes > 0 ? size_t{1} : size_t{0});
+      CHECK_EQ(r.meta,
+               std::string(flushes == 0   ? ""
+                           : flushes == 1 ? R"({"title": "old"})"
+                                          : R"({"title": "new"})"));
+    }
+    if (table_at(whole, starts[i]) == Table::kFlushes) {
+      good = next;
+      ++flushes;
     }
   }
+  CHECK_EQ(flushes, size_t{2});
 }
 
-TEST(a_cut_chunk_says_how_many_rows_are_lost) {
+TEST(a_cut_flush_says_how_many_rows_are_lost) {
   Bytes whole = trace(70000);
   size_t second = chunk_of(whole, Table::kEvents, 1);
   ReadReport report;
   Recording r = read(Bytes(whole.begin(), whole.begin() + static_cast<long>(second) + 100), report);
-  CHECK_EQ(r.events.ticks.size(), size_t{65536});
-  CHECK_EQ(lost_rows(report, "events"), 70000u - 65536u);
+  CHECK_EQ(r.events.ticks.size(), size_t{0});
+  CHECK_EQ(lost_rows(report, "events"), 70000u);
+  CHECK_EQ(lost_rows(report, "scope_begins"), 2u);
+  CHECK(notes_speak_of(report, "behind the last whole flush"));
+}
+
+// As version 1.0 wrote it: nothing says which chunks belong together.
+Bytes without_flushes(const Bytes& bytes) {
+  Bytes old(bytes.begin(), bytes.begin() + kFileHeader);
+  old[10] = 0;
+  for (size_t at : chunks(bytes)) {
+    if (table_at(bytes, at) != Table::kFlushes) {
+      Bytes chunk = chunk_at(bytes, at);
+      old.insert(old.end(), chunk.begin(), chunk.end());
+    }
+  }
+  repair_checksums(old);
+  return old;
+}
+
+TEST(scopes_without_their_events_are_cut_from_a_file_without_flushes) {
+  Bytes bytes;
+  TraceWriter writer(&bytes);
+  add<std::string>(writer, {"", "step"});
+  add<ScopeBegin>(writer, {{10, 0, 0, 1, 0, ScopeKind::kStep, 0x80}});
+  add<ScopeEnd>(writer, {{11, 1, 0}});
+  add<Event>(writer,
+             {{.ticks = 9,
+               .address = 1,
+               .bytes = 1,
+               .action = 0,
+               .ready = 1,
+               .scope = 0,
+               .place = 0,
+               .thread = 0},
+              {.ticks = 12,
+               .address = 2,
+               .bytes = 1,
+               .action = 0,
+               .ready = 1,
+               .scope = 0,
+               .place = 0,
+               .thread = 0}});
+  add<ScopeBegin>(writer, {{20, 0, 0, 1, 0, ScopeKind::kStep, 0x80}});
+  add<ScopeEnd>(writer, {{21, 2, 0}});
+  ReadReport report;
+  Recording r = read(without_flushes(bytes), report);
+  CHECK_EQ(report.status, Status::kTruncated);
+  CHECK_EQ(r.scope_begins.ticks, std::vector<uint64_t>{10});
+  CHECK_EQ(r.scope_ends.ticks, std::vector<uint64_t>{11});
+  CHECK_EQ(lost_rows(report, "scope_begins"), 1u);
+  CHECK(notes_speak_of(report, "later than the last event"));
+}
+
+TEST(a_finished_file_without_flushes_is_read_whole) {
+  ReadReport report;
+  check_sample(read(without_flushes(trace(100, false)), report), 100);
+  CHECK_EQ(report.minor, 0);
+  CHECK_EQ(report.good_bytes, report.total_bytes);
 }
 
 TEST(zeros_after_a_power_cut_are_a_truncation) {
@@ -332,10 +404,84 @@ TEST(a_missing_piece_is_noticed) {
 
 TEST(a_repeated_chunk_is_not_read_twice) {
   Bytes bytes = trace(100, false);
-  size_t at = chunk_of(bytes, Table::kEvents);
-  size_t size = kChunkHeader + load<uint32_t>(bytes, at + 24);
-  Bytes chunk(bytes.begin() + static_cast<long>(at), bytes.begin() + static_cast<long>(at + size));
-  bytes.insert(bytes.end(), chunk.begin(), chunk.end());
+  Bytes chunk = chunk_at(bytes, chunk_of(bytes, Table::kEvents));
+  insert(bytes, chunk_of(bytes, Table::kFlushes), chunk);
+  ReadReport report;
+  check_sample(read(bytes, report), 100);
+  CHECK_EQ(report.status, Status::kCorrupt);
+}
+
+TEST(a_repeated_clock_reading_is_not_read_twice) {
+  Bytes bytes = without_flushes(trace(100, false));
+  insert(bytes, bytes.size(), chunk_at(bytes, chunk_of(bytes, Table::kClock)));
+  ReadReport report;
+  check_sample(read(bytes, report), 100);
+  CHECK_EQ(report.status, Status::kCorrupt);
+}
+
+TEST(a_lost_clock_reading_leaves_no_blank_one) {
+  Bytes bytes = trace(100);
+  size_t at = chunk_of(bytes, Table::kClock);
+  take_out(bytes, at, chunk_at(bytes, at).size());
+  ReadReport report;
+  Recording r = read(bytes, report);
+  CHECK_EQ(r.clock.ticks, std::vector<uint64_t>{5000});
+  CHECK_EQ(lost_rows(report, "clock"), 1u);
+  CHECK_EQ(report.status, Status::kCorrupt);
+}
+
+// Another recording: the same tables, other rows.
+Bytes foreign_trace() {
+  Bytes bytes;
+  TraceWriter writer(&bytes);
+  writer.set_meta(R"({"title": "foreign"})");
+  add<ClockReading>(writer, {{7, 8}});
+  add<Event>(writer, events(3));
+  writer.end_flush();
+  add<ClockReading>(writer, {{9, 10}});
+  writer.finish();
+  return bytes;
+}
+
+TEST(a_chunk_that_is_not_where_it_was_written_is_noticed) {
+  Bytes whole = trace(60);
+  auto starts = chunks(whole);
+  auto check_noticed = [](const Bytes& bytes) {
+    ReadReport report;
+    read(bytes, report);
+    CHECK(report.status != Status::kComplete);
+    CHECK(!report.notes.empty());
+  };
+  Bytes foreign = foreign_trace();
+  for (size_t from : starts) {
+    Bytes chunk = chunk_at(whole, from);
+    Bytes without = whole;
+    take_out(without, from, chunk.size());
+    check_noticed(without);
+    for (size_t to : starts) {
+      Bytes repeated = whole;
+      insert(repeated, to, chunk);
+      check_noticed(repeated);
+      if (to > from + chunk.size()) {
+        Bytes moved = without;
+        insert(moved, to - chunk.size(), chunk);
+        check_noticed(moved);
+      }
+    }
+  }
+  for (size_t from : chunks(foreign)) {
+    for (size_t to : starts) {
+      Bytes spliced = whole;
+      insert(spliced, to, chunk_at(foreign, from));
+      check_noticed(spliced);
+    }
+  }
+}
+
+TEST(a_trace_appended_to_another_is_noticed) {
+  Bytes bytes = trace(100);
+  Bytes other = foreign_trace();
+  bytes.insert(bytes.end(), other.begin(), other.end());
   ReadReport report;
   check_sample(read(bytes, report), 100);
   CHECK_EQ(report.status, Status::kCorrupt);
@@ -390,6 +536,37 @@ TEST(references_into_nothing_become_none) {
   CHECK_EQ(r.events.action[1], static_cast<uint8_t>(Action::kLabel));
   CHECK(notes_speak_of(report, "a place"));
   CHECK(notes_speak_of(report, "unknown kind"));
+}
+
+TEST(sizes_that_no_memory_has_are_the_most_there_can_be) {
+  for (size_t count : {1, 20000}) {
+    std::vector<Event> rows = events(count);
+    for (Event& row : rows) {
+      row.bytes = kMostBytes;
+    }
+    Bytes bytes;
+    TraceWriter writer(&bytes);
+    add(writer, rows);
+    writer.finish();
+    size_t column = chunk_of(bytes, Table::kEvents) + kChunkHeader;
+    while (bytes[column] != 3) {  // their bytes
+      column += 12 + load<uint32_t>(bytes, column + 8);
+    }
+    if (count == 1) {
+      CHECK_EQ(bytes[column + 3], 0);  // one number is stored as it is
+      std::fill_n(bytes.begin() + static_cast<long>(column) + 12, 8, uint8_t{0xFF});
+      repair_checksums(bytes);
+    }
+    ReadReport report;
+    Recording r = read(bytes, report);
+    CHECK_EQ(r.events.bytes.at(0), kMostBytes);
+    uint64_t sum = 0;
+    for (uint64_t each : r.events.bytes) {
+      sum += each;
+    }
+    CHECK(sum <= uint64_t{1} << 62);
+    CHECK(notes_speak_of(report, "larger than can be"));
+  }
 }
 
 TEST(texts_are_made_utf8) {
@@ -463,6 +640,20 @@ TEST(absurd_sizes_cost_nothing) {
   refuse(strings + kChunkHeader + 12 + 24 + 4, uint32_t{0x0FFFFFFF});  // all strings
 }
 
+TEST(a_meta_document_that_nests_without_end_is_refused) {
+  for (const std::string& deep : {std::string(100000, '['), std::string(65, '{') + "}"}) {
+    Bytes bytes;
+    TraceWriter writer(&bytes);
+    writer.set_meta(R"({"title": "\\\"[[["})");
+    writer.set_meta(deep);
+    writer.finish();
+    ReadReport report;
+    Recording r = read(bytes, report);
+    CHECK_EQ(r.meta, R"({"title": "\\\"[[["})");
+    CHECK_EQ(report.status, Status::kCorrupt);
+  }
+}
+
 // --- Files that cannot be read or written -----------------------------------------------------
 
 TEST(each_kind_of_foreign_file_has_its_error) {
@@ -528,6 +719,42 @@ TEST(each_unreadable_path_has_its_error) {
     CHECK_EQ(read_kind(dir / "secret"), Kind::kUnreadable);
   }
 }
+
+// A sanitizer's own memory is beyond any such limit.
+#if !defined(PYTRACER_SANITIZED)
+// Runs in a child that may take no more memory than this.
+int with_little_memory(int (*body)(const std::string& path), const std::string& path) {
+  pid_t child = ::fork();
+  if (child == 0) {
+    rlimit limit{1 << 30, 1 << 30};
+    ::setrlimit(RLIMIT_AS, &limit);
+    ::_exit(body(path));
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+TEST(a_file_of_any_size_is_read_in_little_memory) {
+  TempDir dir;
+  constexpr off_t kHuge = off_t{50} << 30;
+  save(dir / "foreign", Bytes(100, 'x'));
+  save(dir / "trace", trace(1000));
+  save(dir / "unfinished", trace(1000, false));
+  for (const char* name : {"foreign", "trace", "unfinished"}) {
+    CHECK_EQ(::truncate((dir / name).c_str(), kHuge), 0);
+  }
+  auto kind = [](const std::string& path) { return static_cast<int>(read_kind(path)); };
+  CHECK_EQ(with_little_memory(kind, dir / "foreign"), static_cast<int>(Kind::kForeign));
+  auto status = [](const std::string& path) {
+    ReadReport report;
+    check_sample(read_recording(path, report), 1000);
+    return static_cast<int>(report.status);
+  };
+  CHECK_EQ(with_little_memory(status, dir / "trace"), static_cast<int>(Status::kComplete));
+  CHECK_EQ(with_little_memory(status, dir / "unfinished"), static_cast<int>(Status::kTruncated));
+}
+#endif
 
 TEST(each_unwritable_path_has_its_error) {
   TempDir dir;
