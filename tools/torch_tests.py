@@ -3,7 +3,6 @@
     python tools/torch_tests.py FOLDER              # the default selection, a few hours on 2 cores
     python tools/torch_tests.py FOLDER --quick      # about five minutes
     python tools/torch_tests.py FOLDER test_nn.py functorch/test_vmap.py
-    python tools/torch_tests.py --page              # writes docs/transparency.md again
 
 FOLDER is the `test` folder of PyTorch's source, or an archive of the source (.tar.*, .zip); nothing
 of it is kept in this project. It should be of the installed torch, or near it: a test that fails
@@ -31,7 +30,6 @@ import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,10 +37,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import transparency_page  # noqa: E402
 from run_torch_tests import MODES, UNTRACED, Journal  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "torch-tests-cpu.json"
-PAGE = ROOT / "docs" / "transparency.md"
+RESULTS = transparency_page.TORCH_TESTS
 WORK = ROOT / "build" / "torch-tests"
 AGAIN = "untraced again"
 MOST_RESTARTS = 40
@@ -322,103 +320,6 @@ def version_of(tests: Path) -> str:
     return version.read_text().strip() if version.exists() else "unknown"
 
 
-# -------------------------------------------------------------------------- the page
-
-HEAD = """\
-# Transparency
-
-Tracing never changes a program. `tests/transparency/` states it as laws; this page says how other
-people's programs and tests fared. `tools/torch_tests.py` and `tools/public_programs.py` write the
-tables, each from its file in `benchmarks/results/`.
-
-## PyTorch's own tests
-
-Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
-trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
-what came out otherwise in a mode and did so again; *flaky* is what varies untraced.
-"""
-
-
-def write_page(results: dict[str, Any]) -> None:
-    text = PAGE.read_text() if PAGE.exists() else HEAD + "\n" + "\n".join(markers()) + "\n"
-    begin, end = markers()
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{begin}\n{table(results)}{end}{after}")
-
-
-def markers() -> tuple[str, str]:
-    return "<!-- torch-tests:begin -->", "<!-- torch-tests:end -->"
-
-
-def table(results: dict[str, Any]) -> str:
-    modes = results["modes"]
-    lines = [
-        "| file | passed | skipped | failed | flaky | "
-        + " | ".join(f"differ: {m}" for m in modes)
-        + " |",
-        "|---|" + "---:|" * (4 + len(modes)),
-    ]
-    rows = [row for row in results["files"] if row["untraced"]]
-    for row in [*rows, total(rows, modes)]:
-        cells = [row["file"], *map(str, counts(row)), str(len(row["flaky"]))]
-        cells += [str(len(row["differs"].get(mode, ()))) for mode in modes]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *differences(rows, modes), *flaky(rows)]
-    unusable = [f"`{row['file']}`" for row in results["files"] if not row["untraced"]]
-    if unusable:
-        lines += [f"Not usable with this torch, or not there: {', '.join(unusable)}.", ""]
-    about = results["about"]
-    lines.append(
-        f"torch {about['torch']}, tests of torch {about['tests']}, Python {about['python']}, "
-        f"pytracer {about['pytracer']}, {about['date']}."
-    )
-    return "\n".join(lines) + "\n"
-
-
-def counts(row: dict[str, Any]) -> tuple[int, int, int]:
-    """Passed, skipped, and all else."""
-    found = Counter(row["untraced"])
-    passed = found["passed"] + found["failed as expected"]
-    return passed, found["skipped"], found.total() - passed - found["skipped"]
-
-
-def total(rows: list[dict[str, Any]], modes: list[str]) -> dict[str, Any]:
-    together: Counter[str] = Counter()
-    for row in rows:
-        together.update(row["untraced"])
-    return {
-        "file": "**all**",
-        "untraced": together,
-        "flaky": [name for row in rows for name in row["flaky"]],
-        "differs": {m: [d for row in rows for d in row["differs"].get(m, ())] for m in modes},
-    }
-
-
-def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
-    """Each test that differs, with the modes, and what it said."""
-    for row in rows:
-        by_test: dict[str, dict[str, Any]] = {}
-        for mode in modes:
-            for found in row["differs"].get(mode, ()):
-                entry = by_test.setdefault(found["test"], {**found, "modes": []})
-                entry["modes"].append(f"{mode} ({found['alone']} alone)")
-        for name, found in sorted(by_test.items()):
-            why = found["why"].replace("|", "\\|").replace("<", "&lt;")[:160]
-            yield (
-                f"- `{row['file']}` `{name}`: {found['untraced']} untraced, {found['traced']} traced "
-                f"in {', '.join(found['modes'])}. {why}"
-            )
-    yield ""
-
-
-def flaky(rows: list[dict[str, Any]]) -> Iterable[str]:
-    names = [f"`{name}`" for row in rows for name in row["flaky"]]
-    if names:
-        yield f"Flaky, untraced: {', '.join(names)}."
-        yield ""
-
-
 # -------------------------------------------------------------------------- the command
 
 
@@ -428,26 +329,25 @@ def main() -> None:
     )
     parser.add_argument("source", type=Path, nargs="?", help="a folder of tests, or an archive")
     parser.add_argument("files", nargs="*", help="instead of the default selection")
+    parser.add_argument("--also", nargs="+", default=[], help="files beside the selection")
     parser.add_argument("--quick", action="store_true", help="the selection of five minutes")
     parser.add_argument("--modes", default=",".join(MODES), help="some of them, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="how many files at once")
     parser.add_argument("--seconds", type=float, default=120, help="for one test")
-    parser.add_argument("--results", type=Path, help=f"default: {RESULTS.name}, of a full run")
-    parser.add_argument("--page", action="store_true", help="only write docs/transparency.md")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where a run of the default selection goes"
+    )
     options = parser.parse_args()
-    if options.page:
-        write_page(json.loads(RESULTS.read_text()))
-        return
     if options.source is None:
         parser.error("name the folder of PyTorch's tests, or an archive of its source")
-    chosen = options.files or (QUICK if options.quick else DEFAULT)
+    chosen = [*(options.files or (QUICK if options.quick else DEFAULT)), *options.also]
     results = run(unpack(options.source), chosen, options)
     whole = not options.files and not options.quick
-    path = options.results or (RESULTS if whole else WORK / "results.json")
+    path = options.results if whole else WORK / "results.json"
     path.write_text(json.dumps(results, indent=1) + "\n")
     if path == RESULTS:
-        write_page(results)
-    print(table(results))
+        transparency_page.write()
+    print(transparency_page.torch_tests(results))
     sys.exit(any(found for row in results["files"] for found in row["differs"].values()))
 
 
