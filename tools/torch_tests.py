@@ -11,8 +11,8 @@ hypothesis psutil.
 
 Each file runs in a process of its own: untraced, in each mode, and untraced once more. A test that
 crashes or takes too long is written down as such, and the others go on. Stopped, it goes on where
-it was. A test whose untraced outcome varies is listed as flaky; one that differs is run again,
-alone, three times with and without a trace.
+it was. A test whose untraced outcome varies is listed as flaky; those that differ are run again,
+without the others, three times with and without a trace.
 """
 
 import argparse
@@ -161,6 +161,7 @@ class Run:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            RUNNING.add(process)
             begun = time.time()
             try:
                 while process.poll() is None:
@@ -188,11 +189,22 @@ class Run:
             out.write(json.dumps(row) + "\n")
 
 
+RUNNING: set["subprocess.Popen[bytes]"] = set()
+
+
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """The process that was started here, and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    RUNNING.discard(process)
+
+
+def interrupted(*_: object) -> None:
+    """Ctrl-C: what is running ends, and the next run of this tool goes on from here."""
+    for process in tuple(RUNNING):
+        kill_group(process)
+    os._exit(130)
 
 
 def environment() -> dict[str, str]:
@@ -226,21 +238,24 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
         log = WORK / torch_version() / UNTRACED / f"{file.replace('/', '.')}.log"
         row["problem"] = (log.read_text(errors="replace").splitlines() or ["no test"])[-1][:300]
     for mode in modes:
-        different = [
+        names = [
             name
-            for name in first | runs[mode]
+            for name in {**first, **runs[mode]}
             if word(first, name) != word(runs[mode], name) and name not in flaky
         ]
+        tried = try_again(tests, file, mode, tuple(names), seconds) if names else {}
         row["differs"][mode] = [
-            tried for name in sorted(different)
-            if (tried := try_again(tests, file, mode, name, runs[mode].get(name, {}), seconds))
-        ]  # fmt: skip
-    moved = {
-        tried["test"] for of_mode in row["differs"].values() for tried in of_mode if tried["flaky"]
-    }
-    row["flaky"] = sorted({*flaky, *moved})
-    for of_mode in row["differs"].values():
-        of_mode[:] = [tried for tried in of_mode if not tried.pop("flaky")]
+            {
+                "test": name,
+                "untraced": word(first, name),
+                "traced": word(runs[mode], name),
+                "why": runs[mode].get(name, {}).get("why", ""),
+                "again": f"{tried[name]} of {TRIES}",
+            }
+            for name in sorted(names)
+            if name in tried
+        ]
+        row["flaky"] += sorted(set(names) - set(tried))
     return row
 
 
@@ -249,23 +264,19 @@ def word(outcomes: dict[str, dict[str, Any]], name: str) -> str:
 
 
 def try_again(
-    tests: Path, file: str, mode: str, name: str, seen: dict[str, Any], seconds: float
-) -> dict[str, Any]:
-    """Alone, with and without a trace: in how many of the tries it differs."""
+    tests: Path, file: str, mode: str, names: tuple[str, ...], seconds: float
+) -> dict[str, int]:
+    """In how many tries each differs, run with these only; not those that vary untraced."""
     traced, untraced = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number in range(TRIES):
             for which, found in ((mode, traced), (UNTRACED, untraced)):
                 out = Path(folder) / f"{number}.{which.replace(' ', '-')}.jsonl"
-                run = Run(tests, file, which, out, (name,), seconds)
-                found.append(word(run.finish(), name))
+                found.append(Run(tests, file, which, out, names, seconds).finish())
     return {
-        "test": name,
-        "untraced": untraced[0],
-        "traced": seen.get("outcome", "not run"),
-        "why": seen.get("why", ""),
-        "alone": f"{sum(one != untraced[0] for one in traced)} of {TRIES}",
-        "flaky": len(set(untraced)) > 1,
+        name: sum(word(one, name) != word(untraced[0], name) for one in traced)
+        for name in names
+        if len({word(one, name) for one in untraced}) == 1
     }
 
 
@@ -341,6 +352,8 @@ def main() -> None:
     if options.source is None:
         parser.error("name the folder of PyTorch's tests, or an archive of its source")
     chosen = [*(options.files or (QUICK if options.quick else DEFAULT)), *options.also]
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     results = run(unpack(options.source), chosen, options)
     whole = not options.files and not options.quick
     path = options.results if whole else WORK / "results.json"

@@ -38,7 +38,8 @@ times are left out of what is printed.
 
 Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
 trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
-what came out otherwise in a mode and did so again; *flaky* is what varies untraced.
+what came out otherwise in a mode, and beside it in how many of three tries it did so again, run
+without the other tests; *flaky* is what varies untraced.
 
 <!-- torch-tests:begin -->
 <!-- torch-tests:end -->
@@ -143,7 +144,7 @@ def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
         for mode in modes:
             for found in row["differs"].get(mode, ()):
                 entry = by_test.setdefault(found["test"], {**found, "modes": []})
-                entry["modes"].append(f"{mode} ({found['alone']} alone)")
+                entry["modes"].append(f"{mode} ({found['again']} again)")
         for name, found in sorted(by_test.items()):
             why = found["why"].replace("|", "\\|").replace("<", "&lt;")[:160]
             yield (

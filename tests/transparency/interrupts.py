@@ -251,6 +251,7 @@ def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, di
     What is as in the plain program while somebody looks is interrupted there only.
     """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     if name != "first optimizer":  # which imports torch._dynamo, and takes most of the time
         torch.optim.SGD([torch.ones(1, requires_grad=True)])
     if name == "a look meanwhile":

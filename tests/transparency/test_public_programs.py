@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tools import transparency_page
 from tools.public_programs import MODES, PROGRAMS, UNTRACED, difference, observed
 
 
@@ -30,3 +31,7 @@ def test_a_public_program_is_the_same_under_a_trace(name: str, mode: str) -> Non
         pytest.skip(f"needs {', '.join(missing)}: see tools/public_programs.py")
 
     assert difference(name, mode, untraced(name)) == []
+
+
+def test_the_page_says_what_the_results_say() -> None:
+    assert transparency_page.PAGE.read_text() == transparency_page.page()
