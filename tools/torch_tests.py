@@ -10,8 +10,8 @@ untraced as well is compared all the same, and counts for nothing. It needs: pip
 hypothesis psutil.
 
 Each file runs in a process of its own: untraced, in each mode, and untraced once more. A test that
-crashes or takes too long is written down as such, and the others go on. Stopped, it goes on where
-it was. A test whose untraced outcome varies is listed as flaky; those that differ are run again,
+crashes or takes too long is written down as such, and the others go on; one that takes too long
+untraced is not compared, and listed. Stopped, it goes on where it was. A test whose untraced outcome varies is listed as flaky; those that differ are run again,
 without the others, three times with and without a trace.
 """
 
@@ -26,7 +26,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections import Counter
@@ -42,7 +41,7 @@ from run_torch_tests import MODES, UNTRACED, Journal  # noqa: E402
 
 RESULTS = transparency_page.TORCH_TESTS
 WORK = ROOT / "build" / "torch-tests"
-AGAIN = "untraced again"
+AGAIN, TIMED_OUT = "untraced again", "timed out"
 MOST_RESTARTS = 40
 TRIES = 3
 
@@ -168,7 +167,7 @@ class Run:
                     time.sleep(0.2)
                     news = max(begun, self.out.stat().st_mtime if self.out.exists() else 0)
                     if time.time() - news > self.seconds:
-                        return "timed out", f"{self.seconds:.0f} s"
+                        return TIMED_OUT, f"{self.seconds:.0f} s"
             finally:
                 kill_group(process)
         return "crashed", f"exit status {process.returncode}"
@@ -215,6 +214,7 @@ def environment() -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCH_EXTENSIONS_DIR": str(WORK / "extensions"),  # what a test compiles is there next time
     }
 
 
@@ -226,11 +226,13 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
         out = WORK / where / mode.replace(" ", "-") / f"{file.replace('/', '.')}.jsonl"
         runs[mode] = Run(tests, file, mode, out, seconds=seconds).finish()
     first, again = runs[UNTRACED], runs[AGAIN]
+    slow = sorted(name for name in first if word(first, name) == TIMED_OUT)
     flaky = sorted(name for name in first | again if word(first, name) != word(again, name))
     row: dict[str, Any] = {
         "file": file,
         "untraced": dict(Counter(outcome["outcome"] for outcome in first.values())),
         "seconds": round(sum(outcome.get("seconds", 0) for outcome in first.values())),
+        "slow": slow,
         "flaky": flaky,
         "differs": {},
     }
@@ -241,7 +243,7 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
         names = [
             name
             for name in {**first, **runs[mode]}
-            if word(first, name) != word(runs[mode], name) and name not in flaky
+            if word(first, name) != word(runs[mode], name) and name not in {*slow, *flaky}
         ]
         tried = try_again(tests, file, mode, tuple(names), seconds) if names else {}
         row["differs"][mode] = [
@@ -255,7 +257,7 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
             for name in sorted(names)
             if name in tried
         ]
-        row["flaky"] += sorted(set(names) - set(tried))
+        row["flaky"] = sorted({*row["flaky"], *set(names) - set(tried)})
     return row
 
 
@@ -267,12 +269,13 @@ def try_again(
     tests: Path, file: str, mode: str, names: tuple[str, ...], seconds: float
 ) -> dict[str, int]:
     """In how many tries each differs, run with these only; not those that vary untraced."""
+    chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    folder = WORK / product() / "again" / f"{file.replace('/', '.')}.{chosen}"
     traced, untraced = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(TRIES):
-            for which, found in ((mode, traced), (UNTRACED, untraced)):
-                out = Path(folder) / f"{number}.{which.replace(' ', '-')}.jsonl"
-                found.append(Run(tests, file, which, out, names, seconds).finish())
+    for number in range(TRIES):
+        for which, found in ((mode, traced), (UNTRACED, untraced)):
+            out = folder / f"{mode} {number} {which}.jsonl".replace(" ", "-")
+            found.append(Run(tests, file, which, out, names, seconds).finish())
     return {
         name: sum(word(one, name) != word(untraced[0], name) for one in traced)
         for name in names
@@ -344,7 +347,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="the selection of five minutes")
     parser.add_argument("--modes", default=",".join(MODES), help="some of them, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="how many files at once")
-    parser.add_argument("--seconds", type=float, default=120, help="for one test")
+    parser.add_argument("--seconds", type=float, default=180, help="for one test")
     parser.add_argument(
         "--results", type=Path, default=RESULTS, help="where a run of the default selection goes"
     )

@@ -106,7 +106,9 @@ def torch_tests(results: dict[str, Any]) -> str:
         cells = [row["file"], *map(str, counts(row)), str(len(row["flaky"]))]
         cells += [str(len(row["differs"].get(mode, ()))) for mode in modes]
         lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *differences(rows, modes), *flaky(rows)]
+    lines += ["", *differences(rows, modes)]
+    lines += listed("Flaky, untraced", rows, "flaky")
+    lines += listed("Too slow untraced to be compared", rows, "slow")
     unusable = [f"`{row['file']}`" for row in results["files"] if not row["untraced"]]
     if unusable:
         lines += [f"Not usable with this torch, or not there: {', '.join(unusable)}.", ""]
@@ -154,11 +156,9 @@ def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
     yield ""
 
 
-def flaky(rows: list[dict[str, Any]]) -> Iterable[str]:
-    names = [f"`{name}`" for row in rows for name in row["flaky"]]
-    if names:
-        yield f"Flaky, untraced: {', '.join(names)}."
-        yield ""
+def listed(title: str, rows: list[dict[str, Any]], key: str) -> list[str]:
+    names = [f"`{name}`" for row in rows for name in row.get(key, ())]
+    return [f"{title}: {', '.join(names)}.", ""] if names else []
 
 
 if __name__ == "__main__":
