@@ -13,6 +13,7 @@ this project. The packages must not replace the torch that is there, so hold it 
 """
 
 import argparse
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -652,17 +653,22 @@ def run_one(name: str, mode: str, out: str) -> None:
     torch.set_num_threads(1)
     file = Path(name)
     run = PROGRAMS[name].run if name in PROGRAMS else lambda: variables_of(file)
-    if mode == UNTRACED:
+    block = block_of(mode)
+    with block:  # the same line for all: it is in tracebacks
         result = run()
-    else:
-        from pytracer import trace
-
-        with trace(report=False, **ALL_MODES[mode]) as recorded:
-            result = run()
-        data = recorded.data
-        whole = len(data.events.ticks) > 0 and not data.losses and not data.meta["callback_errors"]
-        assert whole, f"the trace is not whole: {data.losses}, {data.meta['callback_errors']}"
+    if mode != UNTRACED:
+        data = block.data
+        assert not data.losses, data.losses
+        assert not data.meta["callback_errors"], data.meta["callback_errors"]
     Path(out).write_text(json.dumps(list(digests(result))))
+
+
+def block_of(mode: str) -> Any:
+    if mode == UNTRACED:
+        return contextlib.nullcontext()
+    from pytracer import trace
+
+    return trace(report=False, **ALL_MODES[mode])
 
 
 def variables_of(script: Path) -> dict[str, Any]:
@@ -711,6 +717,7 @@ def is_a_time(name: str) -> bool:
 
 def observed(name: str, mode: str) -> dict[str, Any]:
     """Everything that can be seen of a run from outside, and what it returned."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # another version's
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
         ended = subprocess.run(
@@ -718,7 +725,7 @@ def observed(name: str, mode: str) -> dict[str, Any]:
             cwd=folder,
             env={
                 **os.environ,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": path,
                 "PYTHONHASHSEED": "0",
                 "HF_HUB_OFFLINE": "1",
             },

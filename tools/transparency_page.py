@@ -51,8 +51,8 @@ def write() -> None:
 
 
 def page() -> str:
-    """As it should be: what stands outside of the tables stays."""
-    text = PAGE.read_text() if PAGE.exists() else HEAD
+    """As it should be."""
+    text = HEAD
     for name, file, table in (
         ("torch-tests", TORCH_TESTS, torch_tests),
         ("public-programs", PUBLIC_PROGRAMS, public_programs),
