@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test build lint bench clean FORCE
+.PHONY: help demo test build lint bench torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -21,6 +21,8 @@ help:
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
 	@echo "make bench   what tracing costs, beside the peers"
+	@echo "make torch-tests      PyTorch's own tests, traced and not.  ARGS='FOLDER --quick'"
+	@echo "make public-programs  other people's programs, traced and not.  ARGS='gan diffusion'"
 	@echo "make clean   remove everything that was built (not .venv)"
 
 demo: $(BUILT)
@@ -50,6 +52,13 @@ lint:
 
 bench: $(BUILT)
 	@$(call python) benchmarks/overhead.py $(ARGS)
+
+torch-tests: $(BUILT)
+	@$(call python,torch-tests) tools/torch_tests.py $(ARGS)
+
+# What is installed runs; the tool says how to install the others beside the torch that is there.
+public-programs: $(BUILT)
+	@$(call python) tools/public_programs.py $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info $(BUILT) pytracer/*.so .mypy_cache .pytest_cache .ruff_cache

@@ -3,7 +3,6 @@
     python tools/torch_tests.py FOLDER              # the default selection, a few hours on 2 cores
     python tools/torch_tests.py FOLDER --quick      # about five minutes
     python tools/torch_tests.py FOLDER test_nn.py functorch/test_vmap.py
-    python tools/torch_tests.py --page              # writes docs/transparency.md again
 
 FOLDER is the `test` folder of PyTorch's source, or an archive of the source (.tar.*, .zip); nothing
 of it is kept in this project. It should be of the installed torch, or near it: a test that fails
@@ -11,9 +10,9 @@ untraced as well is compared all the same, and counts for nothing. It needs: pip
 hypothesis psutil.
 
 Each file runs in a process of its own: untraced, in each mode, and untraced once more. A test that
-crashes or takes too long is written down as such, and the others go on. Stopped, it goes on where
-it was. A test whose untraced outcome varies is listed as flaky; one that differs is run again,
-alone, three times with and without a trace.
+crashes or takes too long is written down as such, and the others go on; one that takes too long
+untraced is not compared, and listed. Stopped, it goes on where it was. A test whose untraced outcome varies is listed as flaky; those that differ are run again,
+without the others, three times with and without a trace.
 """
 
 import argparse
@@ -27,11 +26,9 @@ import signal
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +36,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
+import transparency_page  # noqa: E402
 from run_torch_tests import MODES, UNTRACED, Journal  # noqa: E402
 
-RESULTS = ROOT / "benchmarks" / "results" / "torch-tests-cpu.json"
-PAGE = ROOT / "docs" / "transparency.md"
+RESULTS = transparency_page.TORCH_TESTS
 WORK = ROOT / "build" / "torch-tests"
-AGAIN = "untraced again"
+AGAIN, TIMED_OUT = "untraced again", "timed out"
 MOST_RESTARTS = 40
 TRIES = 3
 
@@ -163,13 +160,14 @@ class Run:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+            RUNNING.add(process)
             begun = time.time()
             try:
                 while process.poll() is None:
                     time.sleep(0.2)
                     news = max(begun, self.out.stat().st_mtime if self.out.exists() else 0)
                     if time.time() - news > self.seconds:
-                        return "timed out", f"{self.seconds:.0f} s"
+                        return TIMED_OUT, f"{self.seconds:.0f} s"
             finally:
                 kill_group(process)
         return "crashed", f"exit status {process.returncode}"
@@ -190,11 +188,22 @@ class Run:
             out.write(json.dumps(row) + "\n")
 
 
+RUNNING: set["subprocess.Popen[bytes]"] = set()
+
+
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
     """The process that was started here, and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    RUNNING.discard(process)
+
+
+def interrupted(*_: object) -> None:
+    """Ctrl-C: what is running ends, and the next run of this tool goes on from here."""
+    for process in tuple(RUNNING):
+        kill_group(process)
+    os._exit(130)
 
 
 def environment() -> dict[str, str]:
@@ -205,6 +214,7 @@ def environment() -> dict[str, str]:
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
+        "TORCH_EXTENSIONS_DIR": str(WORK / "extensions"),  # what a test compiles is there next time
     }
 
 
@@ -216,11 +226,13 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
         out = WORK / where / mode.replace(" ", "-") / f"{file.replace('/', '.')}.jsonl"
         runs[mode] = Run(tests, file, mode, out, seconds=seconds).finish()
     first, again = runs[UNTRACED], runs[AGAIN]
+    slow = sorted(name for name in first if word(first, name) == TIMED_OUT)
     flaky = sorted(name for name in first | again if word(first, name) != word(again, name))
     row: dict[str, Any] = {
         "file": file,
         "untraced": dict(Counter(outcome["outcome"] for outcome in first.values())),
         "seconds": round(sum(outcome.get("seconds", 0) for outcome in first.values())),
+        "slow": slow,
         "flaky": flaky,
         "differs": {},
     }
@@ -228,21 +240,24 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
         log = WORK / torch_version() / UNTRACED / f"{file.replace('/', '.')}.log"
         row["problem"] = (log.read_text(errors="replace").splitlines() or ["no test"])[-1][:300]
     for mode in modes:
-        different = [
+        names = [
             name
-            for name in first | runs[mode]
-            if word(first, name) != word(runs[mode], name) and name not in flaky
+            for name in {**first, **runs[mode]}
+            if word(first, name) != word(runs[mode], name) and name not in {*slow, *flaky}
         ]
+        tried = try_again(tests, file, mode, tuple(names), seconds) if names else {}
         row["differs"][mode] = [
-            tried for name in sorted(different)
-            if (tried := try_again(tests, file, mode, name, runs[mode].get(name, {}), seconds))
-        ]  # fmt: skip
-    moved = {
-        tried["test"] for of_mode in row["differs"].values() for tried in of_mode if tried["flaky"]
-    }
-    row["flaky"] = sorted({*flaky, *moved})
-    for of_mode in row["differs"].values():
-        of_mode[:] = [tried for tried in of_mode if not tried.pop("flaky")]
+            {
+                "test": name,
+                "untraced": word(first, name),
+                "traced": word(runs[mode], name),
+                "why": runs[mode].get(name, {}).get("why", ""),
+                "again": f"{tried[name]} of {TRIES}",
+            }
+            for name in sorted(names)
+            if name in tried
+        ]
+        row["flaky"] = sorted({*row["flaky"], *set(names) - set(tried)})
     return row
 
 
@@ -251,23 +266,20 @@ def word(outcomes: dict[str, dict[str, Any]], name: str) -> str:
 
 
 def try_again(
-    tests: Path, file: str, mode: str, name: str, seen: dict[str, Any], seconds: float
-) -> dict[str, Any]:
-    """Alone, with and without a trace: in how many of the tries it differs."""
+    tests: Path, file: str, mode: str, names: tuple[str, ...], seconds: float
+) -> dict[str, int]:
+    """In how many tries each differs, run with these only; not those that vary untraced."""
+    chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    folder = WORK / product() / "again" / f"{file.replace('/', '.')}.{chosen}"
     traced, untraced = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(TRIES):
-            for which, found in ((mode, traced), (UNTRACED, untraced)):
-                out = Path(folder) / f"{number}.{which.replace(' ', '-')}.jsonl"
-                run = Run(tests, file, which, out, (name,), seconds)
-                found.append(word(run.finish(), name))
+    for number in range(TRIES):
+        for which, found in ((mode, traced), (UNTRACED, untraced)):
+            out = folder / f"{mode} {number} {which}.jsonl".replace(" ", "-")
+            found.append(Run(tests, file, which, out, names, seconds).finish())
     return {
-        "test": name,
-        "untraced": untraced[0],
-        "traced": seen.get("outcome", "not run"),
-        "why": seen.get("why", ""),
-        "alone": f"{sum(one != untraced[0] for one in traced)} of {TRIES}",
-        "flaky": len(set(untraced)) > 1,
+        name: sum(word(one, name) != word(untraced[0], name) for one in traced)
+        for name in names
+        if len({word(one, name) for one in untraced}) == 1
     }
 
 
@@ -322,103 +334,6 @@ def version_of(tests: Path) -> str:
     return version.read_text().strip() if version.exists() else "unknown"
 
 
-# -------------------------------------------------------------------------- the page
-
-HEAD = """\
-# Transparency
-
-Tracing never changes a program. `tests/transparency/` states it as laws; this page says how other
-people's programs and tests fared. `tools/torch_tests.py` and `tools/public_programs.py` write the
-tables, each from its file in `benchmarks/results/`.
-
-## PyTorch's own tests
-
-Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
-trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
-what came out otherwise in a mode and did so again; *flaky* is what varies untraced.
-"""
-
-
-def write_page(results: dict[str, Any]) -> None:
-    text = PAGE.read_text() if PAGE.exists() else HEAD + "\n" + "\n".join(markers()) + "\n"
-    begin, end = markers()
-    before, _, rest = text.partition(begin)
-    _, _, after = rest.partition(end)
-    PAGE.write_text(f"{before}{begin}\n{table(results)}{end}{after}")
-
-
-def markers() -> tuple[str, str]:
-    return "<!-- torch-tests:begin -->", "<!-- torch-tests:end -->"
-
-
-def table(results: dict[str, Any]) -> str:
-    modes = results["modes"]
-    lines = [
-        "| file | passed | skipped | failed | flaky | "
-        + " | ".join(f"differ: {m}" for m in modes)
-        + " |",
-        "|---|" + "---:|" * (4 + len(modes)),
-    ]
-    rows = [row for row in results["files"] if row["untraced"]]
-    for row in [*rows, total(rows, modes)]:
-        cells = [row["file"], *map(str, counts(row)), str(len(row["flaky"]))]
-        cells += [str(len(row["differs"].get(mode, ()))) for mode in modes]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += ["", *differences(rows, modes), *flaky(rows)]
-    unusable = [f"`{row['file']}`" for row in results["files"] if not row["untraced"]]
-    if unusable:
-        lines += [f"Not usable with this torch, or not there: {', '.join(unusable)}.", ""]
-    about = results["about"]
-    lines.append(
-        f"torch {about['torch']}, tests of torch {about['tests']}, Python {about['python']}, "
-        f"pytracer {about['pytracer']}, {about['date']}."
-    )
-    return "\n".join(lines) + "\n"
-
-
-def counts(row: dict[str, Any]) -> tuple[int, int, int]:
-    """Passed, skipped, and all else."""
-    found = Counter(row["untraced"])
-    passed = found["passed"] + found["failed as expected"]
-    return passed, found["skipped"], found.total() - passed - found["skipped"]
-
-
-def total(rows: list[dict[str, Any]], modes: list[str]) -> dict[str, Any]:
-    together: Counter[str] = Counter()
-    for row in rows:
-        together.update(row["untraced"])
-    return {
-        "file": "**all**",
-        "untraced": together,
-        "flaky": [name for row in rows for name in row["flaky"]],
-        "differs": {m: [d for row in rows for d in row["differs"].get(m, ())] for m in modes},
-    }
-
-
-def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
-    """Each test that differs, with the modes, and what it said."""
-    for row in rows:
-        by_test: dict[str, dict[str, Any]] = {}
-        for mode in modes:
-            for found in row["differs"].get(mode, ()):
-                entry = by_test.setdefault(found["test"], {**found, "modes": []})
-                entry["modes"].append(f"{mode} ({found['alone']} alone)")
-        for name, found in sorted(by_test.items()):
-            why = found["why"].replace("|", "\\|").replace("<", "&lt;")[:160]
-            yield (
-                f"- `{row['file']}` `{name}`: {found['untraced']} untraced, {found['traced']} traced "
-                f"in {', '.join(found['modes'])}. {why}"
-            )
-    yield ""
-
-
-def flaky(rows: list[dict[str, Any]]) -> Iterable[str]:
-    names = [f"`{name}`" for row in rows for name in row["flaky"]]
-    if names:
-        yield f"Flaky, untraced: {', '.join(names)}."
-        yield ""
-
-
 # -------------------------------------------------------------------------- the command
 
 
@@ -428,26 +343,27 @@ def main() -> None:
     )
     parser.add_argument("source", type=Path, nargs="?", help="a folder of tests, or an archive")
     parser.add_argument("files", nargs="*", help="instead of the default selection")
+    parser.add_argument("--also", nargs="+", default=[], help="files beside the selection")
     parser.add_argument("--quick", action="store_true", help="the selection of five minutes")
     parser.add_argument("--modes", default=",".join(MODES), help="some of them, with commas")
     parser.add_argument("--jobs", type=int, default=2, help="how many files at once")
-    parser.add_argument("--seconds", type=float, default=120, help="for one test")
-    parser.add_argument("--results", type=Path, help=f"default: {RESULTS.name}, of a full run")
-    parser.add_argument("--page", action="store_true", help="only write docs/transparency.md")
+    parser.add_argument("--seconds", type=float, default=180, help="for one test")
+    parser.add_argument(
+        "--results", type=Path, default=RESULTS, help="where a run of the default selection goes"
+    )
     options = parser.parse_args()
-    if options.page:
-        write_page(json.loads(RESULTS.read_text()))
-        return
     if options.source is None:
         parser.error("name the folder of PyTorch's tests, or an archive of its source")
-    chosen = options.files or (QUICK if options.quick else DEFAULT)
+    chosen = [*(options.files or (QUICK if options.quick else DEFAULT)), *options.also]
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
     results = run(unpack(options.source), chosen, options)
     whole = not options.files and not options.quick
-    path = options.results or (RESULTS if whole else WORK / "results.json")
+    path = options.results if whole else WORK / "results.json"
     path.write_text(json.dumps(results, indent=1) + "\n")
     if path == RESULTS:
-        write_page(results)
-    print(table(results))
+        transparency_page.write()
+    print(transparency_page.torch_tests(results))
     sys.exit(any(found for row in results["files"] for found in row["differs"].values()))
 
 

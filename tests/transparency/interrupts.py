@@ -250,6 +250,7 @@ def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, di
     What is as in the plain program while somebody looks is interrupted there only.
     """
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     torch.optim.SGD([torch.ones(1, requires_grad=True)])  # torch._dynamo is imported by now
     if name == "a look meanwhile":
         import pandas as pd  # noqa: F401 - its import, too, would take most of the time
@@ -262,6 +263,7 @@ def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, di
 def interrupted_imports(times: int) -> list[dict[str, list[str]]]:
     """The same at lines of torch._dynamo while it is imported, untraced and traced."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     dynamo = f"{Path(torch.__file__).parent / '_dynamo'}{os.sep}"
     lines = lines_of(first_optimizer, dynamo)
     chosen = range(0, len(lines), max(len(lines) // times, 1))

@@ -27,6 +27,8 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import Function
+from torch.nn.utils import parametrize
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils import checkpoint as recompute
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -727,6 +729,35 @@ def modes_hear_what_they_hear_without_a_trace(device: str, block: Block) -> Any:
                 again.exp().sum().backward()
                 optimizer.step()
     return log
+
+
+class MadeOfTwo(nn.Module):
+    """A parametrization whose original is a wrapper of two tensors, with no memory of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def right_inverse(self, x: torch.Tensor) -> torch.Tensor:
+        return TwoTensor(x, x)
+
+
+@law(fresh=True)
+def parameters_whose_class_is_exchanged_are_read_as_what_they_are(device: str, block: Block) -> Any:
+    """`swap_tensors` makes another tensor of a parameter or a buffer in place."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        with block():
+            model = nn.Linear(2, 2).to(device)
+            model.extra = nn.Buffer(torch.randn(2, 2, device=device))
+            for name in ("weight", "extra"):
+                parametrize.register_parametrization(model, name, MadeOfTwo())
+            kinds = [type(model.weight).__name__, type(model.extra).__name__]
+            for name in ("weight", "extra"):
+                parametrize.remove_parametrizations(model, name, leave_parametrized=False)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    return kinds, [name for name, _ in model.named_buffers()]
 
 
 @law()
