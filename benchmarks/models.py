@@ -142,6 +142,35 @@ def gpt2(device: str = "cuda", batch: int = 16, length: int = 1024) -> Workload:
     )
 
 
+def compiled_gpt2(device: str = "cuda", layers: int = 6) -> Workload:
+    """transformers' GPT-2, compiled. Up to 5.17 its layers call `super().__call__`: what Dynamo
+    guards on there must be what it was."""
+    from transformers import GPT2Config, GPT2LMHeadModel, __version__
+
+    torch.manual_seed(0)
+    config = GPT2Config(n_layer=layers, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
+    model = GPT2LMHeadModel(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    compiled = torch.compile(model)
+    ids = torch.randint(config.vocab_size, (1, 64), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = compiled(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+
+    return Workload(
+        "compiled-gpt2",
+        f"GPT-2 of transformers {__version__}, {layers} layers, 1x64, torch.compile, bf16 autocast,"
+        f" AdamW fused, {device}",
+        model,
+        optimizer,
+        step,
+    )
+
+
 def tiny(batch: int = 4, length: int = 32) -> Workload:
     """A transformer so small that a step on the CPU is mostly dispatch: the worst case."""
     torch.manual_seed(0)

@@ -128,8 +128,8 @@ def nothing(_: models.Workload) -> Callable[[], None]:
 
 def hearing(_: models.Workload) -> Callable[[], None]:
     """Torch tells of every operator, and nothing is done with it: its own price."""
-    C.install_ops(C.Detail.op)
-    return C.uninstall_ops
+    C.listen_to_operators(True)
+    return lambda: C.listen_to_operators(False)
 
 
 def memory_history(stacks: str) -> Callable[[models.Workload], Callable[[], None]]:
@@ -234,6 +234,13 @@ CASES = (
         lambda: models.gpt2("cuda", batch=1, length=64),
         "cuda",
         steps=12,
+        limits={"category": 1.05, "default": 1.12, "stacks": 1.16},
+    ),
+    Case(
+        "compiled-gpt2",
+        models.compiled_gpt2,
+        "cuda",
+        steps=20,
         limits={"category": 1.05, "default": 1.12, "stacks": 1.16},
     ),
     Case("tiny-cpu", models.tiny, "cpu", steps=20, limits={"default": 1.15}),
@@ -433,6 +440,12 @@ def median_step(samples: Samples, rounds: set[int] | None = None) -> float:
     return statistics.median(taken for row in rows for taken in row["steps_ms"])
 
 
+def graphs_compiled() -> int:
+    """How many graphs torch.compile has made; more while something is traced were recompiles."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return int(dynamo.counters["stats"].get("unique_graphs", 0)) if dynamo is not None else 0
+
+
 def print_summary(case: Case, result: dict[str, Any]) -> None:
     print(f"\n{case.name}: {result['description']}")
     print(
@@ -460,6 +473,9 @@ def print_summary(case: Case, result: dict[str, Any]) -> None:
         f"after our rounds"
         + (f", {left['after_peers']:.3f} after theirs" if left["after_peers"] else "")
     )
+    graphs = result["graphs_compiled"]
+    if graphs["before"]:
+        print(f"  graphs compiled: {graphs['before']} before, {graphs['after_ours']} after ours")
     for level, memory in result["memory"].items():
         if "error" in memory:
             print(f"  memory, {level}: {memory['error']}")
@@ -544,11 +560,13 @@ def run_case(
         "limits": case.limits,
         "machine": machine(),
         "plain_step_ms": plain,
+        "graphs_compiled": {"before": graphs_compiled()},
     }
     seconds = minutes * 60
     share = 0.7 if untidy else 0.9
     samples = run_rounds(case, workload, ours_and_tidy, share * seconds, progress)
     plain["after_ours"] = plain_ms()
+    result["graphs_compiled"]["after_ours"] = graphs_compiled()
     result["modes"] = modes = summarise(case, samples, ours_and_tidy)
     result["memory"] = memory = {}
     keep(result)

@@ -628,6 +628,9 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step"),
       py::arg("sessions_over"));
   m.def("mark_modules", &calls::mark_modules);
+  m.def("listen_to_operators", [](bool on) {
+    on ? ops::install(ops::Detail::kOp) : ops::uninstall();
+  });
   m.def("quietly", &call_quietly);
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);

@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
