@@ -1,6 +1,7 @@
 """What a person meets who uses trace() at a prompt: refusals, one-line answers, tables."""
 
 import json
+import os
 import re
 import shutil
 import warnings
@@ -119,11 +120,10 @@ def test_a_trace_that_cannot_be_saved_leaves_the_one_that_it_would_have_replaced
     before = path.read_bytes()
     whole = C.write_file
 
-    def ends_early(path: str, columns: dict[str, Any], overwrite: bool) -> None:
+    def ends_early(path: bytes, columns: dict[str, Any], overwrite: bool) -> None:
         whole(path, columns, overwrite)
-        with Path(path).open("r+b") as file:
-            file.truncate(100)
-        raise C.FileError(f"{path}: no room is left on the device")
+        os.truncate(path, 100)
+        raise C.FileError(f"{os.fsdecode(path)}: no room is left on the device")
 
     monkeypatch.setattr(C, "write_file", ends_early)
     with pytest.raises(errors.CannotWrite, match=r"/run\.pytrace: no room"):

@@ -155,9 +155,9 @@ class Session:
             )
             if problem:
                 raise errors.CaptureError(problem)
-            self._open_file()
             self._learn(cuda=cuda)
             self._counters["begin"] = _allocator_counters(options.devices)
+            self._open_file()  # last: Ctrl-C before it leaves no file
         except BaseException:
             self.abandon()
             raise
