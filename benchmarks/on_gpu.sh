@@ -1,10 +1,10 @@
 #!/bin/sh
 # Builds and proves everything that needs a GPU, and leaves what it measured in a folder:
 #   sh benchmarks/on_gpu.sh OUT [PART...]
-# Parts, by default all: tests overhead ledger cost gemm conformance attribution confirm. Each keeps
+# Parts, by default all: tests alone overhead ledger cost gemm conformance attribution confirm. Each keeps
 # what it has as it goes. Conformance and confirm go on where they were stopped.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|overhead|ledger|cost|gemm|conformance|attribution|confirm]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|ledger|cost|gemm|conformance|attribution|confirm]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -15,10 +15,8 @@ echo "== build"
 
 status=0
 # Those that time the GPU, or read the device as a whole, run by themselves.
-tests() {
-    "$python" -m pytest -q -n 8 -m "cuda and not alone" tests &&
-        "$python" -m pytest -q -m "cuda and alone" tests
-}
+tests() { "$python" -m pytest -q -n 8 -m "cuda and not alone" tests; }
+alone() { "$python" -m pytest -q -m "cuda and alone" tests; }
 overhead() { "$python" benchmarks/overhead.py --out "$out"; }
 ledger() { "$python" benchmarks/ledger.py --out "$out"; }
 cost() { "$python" benchmarks/cost.py --out "$out"; }
@@ -31,7 +29,7 @@ confirm() {
         --markdown "$out/confirm.md" >"$out/confirm.json"
 }
 
-[ $# -gt 0 ] || set -- tests overhead ledger cost gemm conformance attribution confirm
+[ $# -gt 0 ] || set -- tests alone overhead ledger cost gemm conformance attribution confirm
 for part in "$@"; do
     echo "== $part"
     "$part" >"$out/$part.txt" 2>&1 || status=1
