@@ -1317,10 +1317,11 @@ def memory_history_running(device: str) -> Any:
 def compiled_training(model: Any, device: str, steps: int = 2) -> Any:
     losses = []
     for _ in range(steps):
+        model.zero_grad()  # CUDA graphs overwrite the gradients of the step before
         loss = model(batch(device)).square().mean()
         loss.backward()
-        losses.append(loss)
-    return losses, gradients(model)
+        losses.append(loss.detach())
+    return losses, {name: each.clone() for name, each in gradients(model).items()}
 
 
 def around_the_block(device: str, block: Block, compiled: Any) -> Any:

@@ -1118,9 +1118,10 @@ def compiled_steps(
 
     def step() -> None:
         for rows in shapes:
+            model.zero_grad()  # CUDA graphs overwrite the gradients of the step before
             loss = compiled(torch.randn(rows, 8, device=device)).square().mean()
             loss.backward()
-            losses.append(loss)
+            losses.append(loss.detach())
 
     step()
     for _ in range(3):

@@ -26,9 +26,13 @@ class Gate(nn.Module):
         return x
 
 
-def batches(count: int) -> Iterator[torch.Tensor]:
+def device_of(model: nn.Module) -> torch.device:
+    return next(model.parameters()).device
+
+
+def batches(count: int, device: torch.device) -> Iterator[torch.Tensor]:
     for number in range(count):
-        yield torch.full((2, 4), float(number))
+        yield torch.full((2, 4), float(number), device=device)
 
 
 def scale(gradient: torch.Tensor) -> torch.Tensor:
@@ -37,7 +41,7 @@ def scale(gradient: torch.Tensor) -> torch.Tensor:
 
 def evaluate(model: nn.Module, into: list[float]) -> None:
     with torch.no_grad():
-        into.append(float(model(torch.ones(2, 4)).sum()))
+        into.append(float(model(torch.ones(2, 4, device=device_of(model))).sum()))
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -53,7 +57,7 @@ def train(
 ) -> list[float]:
     losses: list[float] = []
     KEPT.clear()
-    for x in batches(steps):
+    for x in batches(steps, device_of(model)):
         optimizer.zero_grad()
         hidden = model(x)
         hidden.register_hook(hook)
@@ -66,7 +70,7 @@ def train(
         thread.start()
         thread.join()
     try:
-        model(torch.ones(2, 5))
+        model(torch.ones(2, 5, device=device_of(model)))
     except RuntimeError as error:
         losses.append(len(str(error)))
     return losses
@@ -75,7 +79,7 @@ def train(
 def backward_only(
     model: nn.Module, steps: int, hook: Callable[[torch.Tensor], torch.Tensor]
 ) -> None:
-    for x in batches(steps):
+    for x in batches(steps, device_of(model)):
         hidden = model(x)
         hidden.register_hook(hook)
         hidden.square().mean().backward()
