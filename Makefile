@@ -28,8 +28,9 @@ help:
 demo: $(BUILT)
 	@$(call python) -m pytracer demo $(ARGS)
 
+# Two at a time, but for those that measure something; with ARGS one after the other.
 test: $(BUILT)
-	@$(call python,test) -m pytest $(ARGS)
+	@$(call python,test) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist worksteal)
 
 build: $(BUILT)
 

@@ -12,6 +12,7 @@ from pytracer.api import LoadedTrace, read
 from tests import kills, mutations
 from tests.mutations import CHUNK_HEADER, DATA, HEADER, Seed
 from tests.test_diff import training
+from tests.tiers import by_tier
 
 # Recorded by version 1.0 of the format: four times its thread wrote what six steps had left.
 OLD = DATA / "streamed-1.0.pytrace"
@@ -44,22 +45,24 @@ def table_of(chunk: bytes) -> int:
 def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed(
     tmp_path: Path,
 ) -> None:
-    """Killed at 20 random instants, and each file cut at 5 places where a kill may have cut it."""
+    """Killed at random instants, and each file cut at 5 places where a kill may have cut it."""
+    count = by_tier(5, 20, 200)
     rng = random.Random(0)
-    delays = [rng.uniform(0.0, 0.8) for _ in range(20)]
+    delays = [rng.uniform(0.0, 0.8) for _ in range(count)]
     kills.kill_recordings(tmp_path, delays, steps=1500)
     found = list(kills.compare(tmp_path, cuts=5, seed=0))
     assert [each for each in found if each.wrong] == []
-    assert len(found) == 20 * 6
-    assert sum(each.finished_steps > 0 for each in found) > 30  # else little was compared
+    assert len(found) == count * 6
+    assert sum(each.finished_steps > 0 for each in found) > count  # else little was compared
 
 
 @pytest.mark.slow
 def test_a_damaged_file_is_refused_or_says_so_or_has_the_same_totals(tmp_path: Path) -> None:
-    """600 of them, of every kind, through every view, command and export."""
-    report = mutations.run(tmp_path, first=0, count=600, processes=2)
+    """Of every kind, through every view, command and export."""
+    count = by_tier(100, 600, 10_000)
+    report = mutations.run(tmp_path, first=0, count=count, processes=2)
     assert report.problems == []
-    assert report.tried == 600
+    assert report.tried == count
     assert report.most_memory < 1 << 30
     outcomes = {outcome.rpartition(": ")[2] for outcome in report.outcomes}
     assert outcomes - {"imported"} == {"refused", "truncated", "corrupt", "complete"}

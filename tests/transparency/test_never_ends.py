@@ -23,6 +23,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 import pytracer
+from tests.tiers import by_tier
 from tests.transparency import interrupts
 from tests.transparency.observe import (
     MODES,
@@ -35,9 +36,6 @@ from tests.transparency.observe import (
 )
 
 DETAILS = ["op", "category"]
-# Each line of ours is interrupted a few times; every single time with PYTRACER_EVERY_TIME=1,
-# which takes an hour.
-EVERY_TIME = bool(os.environ.get("PYTRACER_EVERY_TIME"))
 
 
 def reuse_memory() -> None:
@@ -345,16 +343,23 @@ def test_each_process_of_a_family_records_its_own(tmp_path: Path) -> None:
 def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     name: str, times: int, tmp_path: Path
 ) -> None:
-    """The program gets that very KeyboardInterrupt, nothing stays hooked, the next trace works."""
-    times = 0 if EVERY_TIME else times
+    """The program gets that very KeyboardInterrupt, nothing stays hooked, the next trace works.
+
+    `make test` takes every eighth line, `.ci/run` each line, and `make nightly` each time that a
+    line runs, which takes an hour.
+    """
+    times = by_tier(times, times, 0)
+    shares = by_tier(16, 2, 2)
     with ExitStack() as stack:
         halves = [
-            stack.enter_context(Running(tmp_path, interrupts.interrupted, name, times, half, 2))
+            stack.enter_context(
+                Running(tmp_path, interrupts.interrupted, name, times, half, shares)
+            )
             for half in (0, 1)
         ]
         results = [half.finish(timeout=7200) for half in halves]
 
-    assert sum(count for count, _ in results) > 20
+    assert sum(count for count, _ in results) > by_tier(4, 20, 20)
     problems = results[0][1] | results[1][1]
     assert not problems, "\n".join(f"{line}: {found}" for line, found in sorted(problems.items()))
 
