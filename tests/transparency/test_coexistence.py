@@ -49,6 +49,7 @@ class Nothing:
 
     needs = ""
     marks: tuple[Any, ...] = ()
+    threads = True  # the program may have some
 
     def start(self) -> None:
         pass
@@ -59,6 +60,10 @@ class Nothing:
     def seen(self) -> Any:
         """What it recorded of the program, as plain data."""
         return []
+
+
+class NothingWithoutThreads(Nothing):
+    threads = False
 
 
 # -------------------------------------------------------------------------- Python's own
@@ -136,7 +141,7 @@ class Monitoring(Nothing):
     EVENTS = ("PY_START", "PY_RETURN", "PY_YIELD", "LINE", "CALL", "C_RETURN", "RAISE", "JUMP")
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.heard: dict[bool, list[str]] = {True: [], False: []}  # on the main thread or not
 
     def start(self) -> None:
         monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
@@ -156,9 +161,10 @@ class Monitoring(Nothing):
     def hear(self, name: str) -> Callable[..., None]:
         def heard(code: Any, *rest: Any) -> None:
             if is_of_the_program(sys._getframe(1)):
-                plain = [value for value in rest if isinstance(value, int)]
                 called = [getattr(v, "__qualname__", "") for v in rest if callable(v)]
-                self.heard.append(f"{name} {code.co_filename} {code.co_name} {plain} {called}")
+                is_main = threading.current_thread() is threading.main_thread()
+                where = f"{code.co_filename} {code.co_name} {rest[0]}"
+                self.heard[is_main].append(f"{name} {where} {called}")
 
         return heard
 
@@ -167,7 +173,12 @@ class Monitoring(Nothing):
 
 
 class CProfile(Nothing):
-    """How often each line of the program's functions called whom."""
+    """How often each of the program's functions called whom.
+
+    Since Python 3.12 it hears all threads, and takes their calls for those of one.
+    """
+
+    threads = False
 
     def __init__(self) -> None:
         self.profile = cProfile.Profile()
@@ -540,14 +551,18 @@ def beside(kind: type[Nothing], order: Callable[..., list[Any]]) -> Program:
         model, optimizer = workload.make()
         workload.train(model.to(device), optimizer, 1)  # what is first is over
         tool = kind()
-        results = order(tool, block, lambda: workload.train(model, optimizer))
+        results = order(tool, block, lambda: workload.train(model, optimizer, threads=kind.threads))
         return results, model, tool.seen()
 
     run.__name__ = f"{kind.__name__}-{order.__name__}"
     return Program(run, own_block=True)
 
 
-PAIRS = {(kind, order): beside(kind, order) for kind in [Nothing, *TOOLS] for order in ORDERS}
+PAIRS = {
+    (kind, order): beside(kind, order)
+    for kind in [Nothing, NothingWithoutThreads, *TOOLS]
+    for order in ORDERS
+}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -572,7 +587,8 @@ def test_a_trace_beside_a_tool_records_what_it_records_alone(
     if kind.needs:
         pytest.importorskip(kind.needs)
     device = "cuda" if kind is MemoryHistory else "cpu"
-    alone = observe(PAIRS[Nothing, order], device, mode)
+    none = Nothing if kind.threads else NothingWithoutThreads
+    alone = observe(PAIRS[none, order], device, mode)
     beside_it = observe(PAIRS[kind, order], device, mode)
 
     for one, other in zip(alone.traces, beside_it.traces, strict=True):

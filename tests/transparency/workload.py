@@ -53,22 +53,24 @@ def train(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     steps: int = 3,
-    hook: Callable[[torch.Tensor], torch.Tensor] = scale,
+    *,
+    threads: bool = True,
 ) -> list[float]:
     losses: list[float] = []
     KEPT.clear()
     for x in batches(steps, device_of(model)):
         optimizer.zero_grad()
         hidden = model(x)
-        hidden.register_hook(hook)
+        hidden.register_hook(scale)
         loss = hidden.square().mean()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
         KEPT.append(bytes(1000 * len(losses)))
-        thread = threading.Thread(target=evaluate, args=(model, losses))
-        thread.start()
-        thread.join()
+        if threads:
+            thread = threading.Thread(target=evaluate, args=(model, losses))
+            thread.start()
+            thread.join()
     try:
         model(torch.ones(2, 5, device=device_of(model)))
     except RuntimeError as error:
