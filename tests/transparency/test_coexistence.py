@@ -623,6 +623,22 @@ def test_a_tool_may_begin_inside_a_hook_and_end_after_the_backward(
     assert_unchanged(Program(run, own_block=True), "cpu", mode, tmp_path)
 
 
+def advice_on_a_profile(device: str, block: Block) -> Any:
+    from torch.profiler._pattern_matcher import Conv2dBiasFollowedByBatchNorm2dPattern
+
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.BatchNorm2d(3))
+    with block(), torch.profiler.profile(with_stack=True, record_shapes=True) as profile:
+        model(torch.ones(1, 3, 8, 8))
+    return len(Conv2dBiasFollowedByBatchNorm2dPattern(profile).matched_events())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_torch_gives_the_same_advice_on_a_profile(mode: str, tmp_path: Path) -> None:
+    """It looks for modules that follow one another: a frame of ours between them hides that."""
+    program = Program(advice_on_a_profile, own_block=True, fresh=True)
+    assert_unchanged(program, "cpu", mode, tmp_path)
+
+
 # -------------------------------------------------------------------------- faulthandler
 
 
