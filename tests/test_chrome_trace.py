@@ -211,6 +211,16 @@ def test_any_program_is_exported_in_the_dialect(anywhere: Path, trace: Trace) ->
     check_dialect(anywhere)
 
 
+def test_arrows_of_two_ranks_in_one_file_are_not_joined(tmp_path: Path) -> None:
+    events: list[Event] = []
+    for rank in (0, 1):
+        traced = training().trace()
+        traced.meta.update(rank=rank, world_size=2)
+        events += export(traced, tmp_path / f"rank{rank}.json")
+    assert len(of_kind(events, "s")) > 0
+    check_arrows(events)
+
+
 @given(damaged())
 def test_damaged_traces_too(anywhere: Path, trace: Trace) -> None:
     export(trace, anywhere)

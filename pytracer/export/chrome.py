@@ -626,6 +626,11 @@ class _Document:
         most = min(self._options.arrows, self._share(100) or self._options.arrows)
         return [self._frees(most), self._backwards(slices, most)]
 
+    def _unique(self, numbers: NDArray[Any]) -> I64:
+        """Among all ranks: arrows of two files that are put together must not be joined."""
+        ids: I64 = numbers.astype(np.int64) + (self._rank << 32)
+        return ids
+
     def _frees(self, most: int) -> _Rows:
         """From where the largest were made to where they were freed, if that is another slice."""
         trace, alloc = self._trace, allocations(self._trace)
@@ -642,7 +647,7 @@ class _Document:
             begin=self._times(ticks[alloc.start[which]]),
             end=self._times(ticks[alloc.end[which]]),
             name=np.full(len(which), self._texts.add("freed")),
-            id=which,
+            id=self._unique(which),
             source=made[which],
             target=freed[which],
         )
@@ -665,7 +670,7 @@ class _Document:
             begin=slices.begin[source[target]],
             end=slices.begin[target],
             name=np.full(len(target), self._texts.add("backward")),
-            id=found.numbers[target].astype(np.int64),
+            id=self._unique(found.numbers[target]),
             source=source[target],
             target=target,
         )
