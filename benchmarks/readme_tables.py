@@ -43,7 +43,7 @@ ROWS = {
     "MemTracker": "MemTracker",
 }
 MARKERS = {"attribution": "right", "ledger": "books"}
-CASE_ORDER = ("gpt2-gpu-bound", "gpt2-host-bound", "tiny-cpu")
+CASE_ORDER = ("gpt2-gpu-bound", "gpt2-host-bound", "compiled-gpt2", "tiny-cpu")
 
 
 def results() -> list[dict[str, Any]]:
