@@ -10,7 +10,7 @@ python = python=$$($(PYTHON) tools/environment.py $(1)) && "$$python"
 
 # setup.py writes this file last, so it is as old as the extension.
 BUILT := pytracer/_build.json
-NATIVE := setup.py $(shell find csrc -name '*.cpp' -o -name '*.h')
+NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
 .PHONY: help demo test build lint bench torch-tests public-programs clean FORCE
@@ -35,10 +35,7 @@ test: $(BUILT)
 build: $(BUILT)
 
 $(BUILT): $(NATIVE) $(shell $(PYTHON) tools/environment.py --stale)
-	@mkdir -p build && echo "compiling pytracer._C (a minute or so; details in build/make.log)"
-	@$(call python) setup.py --quiet build_ext --inplace > build/make.log 2>&1 \
-	    || { cat build/make.log; exit 1; }
-	@grep '^warning:' build/make.log || true
+	@$(call python) setup.py build_ext --inplace
 
 # Each runs even when one before it failed; make fails if any did.
 lint:

@@ -14,7 +14,6 @@ setup.py ends with the advice to use --no-build-isolation. PYTRACER_TORCH_PATH n
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -58,13 +57,12 @@ def _reveal_torch():
 
 def _tools():
     """What this machine lacks: often nothing, and then a build needs no network."""
-    lacking = [] if shutil.which("ninja") else ["ninja"]
     _reveal_torch()
     torch = importlib.util.find_spec("torch")
     cuda = cuda_headers.cuda_of(Path(torch.origin).parent) if torch else None
     if cuda and not cuda_headers.find(cuda) and os.environ.get("PYTRACER_CUDA") != "0":
-        lacking += cuda_headers.wheels(cuda)
-    return lacking
+        return cuda_headers.wheels(cuda)
+    return []
 
 
 def get_requires_for_build_wheel(config_settings=None):

@@ -597,6 +597,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
+  m.def("open_device_tracker", &open_device_tracker);
   m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
   m.def("seed_device", &sessions::seed_device);
 
@@ -628,9 +629,8 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step"),
       py::arg("sessions_over"));
   m.def("mark_modules", &calls::mark_modules);
-  m.def("listen_to_operators", [](bool on) {
-    on ? ops::install(ops::Detail::kOp) : ops::uninstall();
-  });
+  m.def("listen_to_operators",
+        [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "version": set(),
     "health": {"schema"},
     "ranges": set(),
-    "_native": {"_C", "errors"},
+    "_native": {"_C", "errors", "version"},
     "trace": {*WORDS, "_native"},
     "snapshot": {*WORDS, "_native", "ranges", "trace"},
     "capture": {*WORDS, "_native", "environment", "trace"},

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import sysconfig
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import pytracer
 from pytracer import _native, errors
 
 ROOT = Path(__file__).parents[1]
+TIME_OF_PYTHON_S = 1  # that a build may take to refuse, on a machine that does nothing else
 ABI = sysconfig.get_config_var("SOABI")
 tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read pyproject.toml")
 SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -142,37 +144,60 @@ def test_importing_costs_little_beside_torch(tmp_path: Path) -> None:
 # --- a binary for another torch ------------------------------------------------------------------
 
 
+def built_for(*torches: str, abi: str = ABI) -> dict[str, Any]:
+    """What the build writes beside binaries for these torches."""
+    made = {_native.release_of(each): {"torch": each, "cuda": None} for each in torches}
+    return {"python": "3", "abi": abi, "compiler": "c++", "torches": made}
+
+
 @pytest.mark.parametrize(
     ("built", "running", "fits"),
     [
         ("2.11.0+cu130", "2.11.0+cu130", True),
         ("2.11.0+cu130", "2.11.1+cu130", True),
         ("2.11.0", "2.11.0", True),
-        ("2.11.0+cu130", "2.11.0+cu128", False),
-        ("2.11.0+cu130", "2.11.0", False),
+        ("2.11.0+cu130", "2.11.0+cu128", True),
+        ("2.11.0+cpu", "2.11.0+cu130", True),
         ("2.11.0+cpu", "2.13.0+cpu", False),
         ("2.14.0.dev20261101+cpu", "2.14.0.dev20261102+cpu", False),
+        ("2.14.0.dev20261101+cpu", "2.14.0+cpu", False),
+        ("2.14.0", "2.14.0a0+gitabc1234", False),
         ("2.14.0a0+gitabc1234", "2.14.0a0+gitabc1234", True),
         ("2.14.0a0+gitabc1234", "2.14.0a0+gitdef5678", False),
     ],
 )
-def test_a_binary_fits_its_release_and_variant_of_torch(
-    built: str, running: str, fits: bool
-) -> None:
-    """Patch releases share a binary; nightlies and builds from source share none."""
-    facts = {"torch": built, "abi": ABI}
+def test_a_binary_fits_its_release_of_torch(built: str, running: str, fits: bool) -> None:
+    """Patch releases and variants share a binary; nightlies and builds from source share none."""
     if fits:
-        _native.check_facts(facts, running)
+        assert _native.facts_for(built_for(built), running)["torch"] == built
     else:
         with pytest.raises(errors.BuildMismatch, match=re.escape(built)):
-            _native.check_facts(facts, running)
+            _native.facts_for(built_for(built), running)
+
+
+def test_of_several_binaries_the_one_for_this_release_is_taken() -> None:
+    """A wheel has one for each release, and a release that it lacks gets none."""
+    facts = built_for("2.12.0", "2.13.0", "2.14.1")
+    assert _native.facts_for(facts, "2.13.2+cu130")["torch"] == "2.13.0"
+    with pytest.raises(errors.BuildMismatch, match=r"2\.12\.0, 2\.13\.0, 2\.14\.1.*torch 2\.15\.0"):
+        _native.facts_for(facts, "2.15.0")
 
 
 def test_a_binary_for_another_python_is_refused() -> None:
     """The message names both and the command."""
-    facts = {"torch": "2.13.0+cpu", "abi": "cpython-39-x86_64-linux-gnu"}
+    facts = built_for("2.13.0+cpu", abi="cpython-39-x86_64-linux-gnu")
     with pytest.raises(errors.BuildMismatch, match=r"(?s)cpython-39.*Rebuild it:\n  \w"):
-        _native.check_facts(facts, "2.13.0+cpu")
+        _native.facts_for(facts, "2.13.0+cpu")
+
+
+def test_a_torch_that_is_too_old_is_refused_in_one_sentence() -> None:
+    """Rebuilding would not help: the sentence says what does."""
+    with pytest.raises(errors.BuildMismatch) as refused:
+        _native.facts_for(built_for("2.13.0"), "2.10.0+cu128")
+    assert str(refused.value) == (
+        "torch 2.10.0+cu128 is older than pytracer supports (2.11 to 2.15); "
+        "update it: pip install 'torch>=2.11'"
+    )
 
 
 def copy_beside_a_torch(folder: Path, torch_version: str) -> None:
@@ -180,27 +205,27 @@ def copy_beside_a_torch(folder: Path, torch_version: str) -> None:
     for name in ("pytracer", "torch"):
         (folder / name).mkdir()
         (folder / name / "__init__.py").write_text(f"__version__ = '{torch_version}'\n")
-    for name in ("_native.py", "errors.py"):
+    for name in ("_native.py", "errors.py", "version.py"):
         shutil.copy(ROOT / "pytracer" / name, folder / "pytracer")
 
 
 def test_another_torch_is_refused_before_the_binary_is_loaded(tmp_path: Path) -> None:
     """Both versions and the command, instead of an undefined symbol."""
     copy_beside_a_torch(tmp_path, "2.99.0+cu150")
-    facts = {"torch": "2.13.0+cpu", "abi": ABI}
-    (tmp_path / "pytracer" / "_build.json").write_text(json.dumps(facts))
+    facts = json.dumps(built_for("2.13.0+cpu"))
+    (tmp_path / "pytracer" / "_build.json").write_text(facts)
     message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
     assert "errors.BuildMismatch: pytracer was built for torch 2.13.0+cpu" in message
     assert "this is torch 2.99.0+cu150" in message
-    assert "pip install --no-build-isolation --force-reinstall --no-deps ." in message
+    assert f"{sys.executable} -m pip install --force-reinstall --no-deps ." in message
 
 
 def test_a_binary_that_does_not_load_is_explained(tmp_path: Path) -> None:
     """The facts fit, and yet the import fails: the reason and the command are given."""
     copy_beside_a_torch(tmp_path, "2.13.0+cpu")
-    facts = {"torch": "2.13.0+cpu", "abi": ABI}
-    (tmp_path / "pytracer" / "_build.json").write_text(json.dumps(facts))
-    (tmp_path / "pytracer" / f"_C.{ABI}.so").write_text("not a binary")
+    facts = json.dumps(built_for("2.13.0+cpu"))
+    (tmp_path / "pytracer" / "_build.json").write_text(facts)
+    (tmp_path / "pytracer" / f"_C-torch2.13.{ABI}.so").write_text("not a binary")
     message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
     assert "does not load in torch 2.13.0+cpu" in message
     assert "Rebuild it:" in message
@@ -213,7 +238,7 @@ def test_a_checkout_that_was_never_built_says_how(tmp_path: Path) -> None:
     (tmp_path / "setup.py").touch()
     message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
     assert "errors.BuildMissing" in message
-    assert f"cd {tmp_path} && python setup.py build_ext --inplace" in message
+    assert f"cd {tmp_path} && {sys.executable} setup.py build_ext --inplace" in message
 
 
 def test_a_checkout_that_hides_an_installed_pytracer_says_so(tmp_path: Path) -> None:
@@ -234,20 +259,77 @@ def test_a_checkout_that_hides_an_installed_pytracer_says_so(tmp_path: Path) -> 
         f"pytracer is installed in {installed / 'pytracer'}, and this folder hides it" in message()
     )
     assert "run from another folder, or build it:" in message()
-    assert f"cd {checkout} && python setup.py build_ext --inplace" in message()
+    assert f"cd {checkout} && {sys.executable} setup.py build_ext --inplace" in message()
 
 
 # --- building where something is missing ---------------------------------------------------------
 
 
+def build_in_place(torch_folder: Path | None, **environment: str) -> str:
+    """Asks for a build beside this torch, of which only the version is looked at; its last words."""
+    named = {"PYTRACER_TORCHES": str(torch_folder)} if torch_folder else {}
+    began = time.monotonic()
+    done = run("setup.py", "build_ext", "--inplace", cwd=ROOT, **named, **environment)
+    assert done.returncode != 0
+    assert time.monotonic() - began < 10 * TIME_OF_PYTHON_S
+    assert "Traceback" not in done.stderr
+    return done.stderr.strip()
+
+
+def a_torch(folder: Path, version: str, cuda: str | None = None) -> Path:
+    (folder / "version.py").write_text(
+        f"__version__ = {version!r}\ngit_version = 'abc'\ncuda = {cuda!r}\n"
+    )
+    return folder
+
+
+def test_building_beside_a_torch_that_is_too_old_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    """At once, and not after minutes by hundreds of lines of C++."""
+    assert build_in_place(a_torch(tmp_path, "2.10.0+cu128")) == (
+        "error: torch 2.10.0+cu128 is older than pytracer supports (2.11 to 2.15); "
+        "update it: pip install 'torch>=2.11'"
+    )
+
+
+def test_building_without_a_compiler_says_which_to_install(tmp_path: Path) -> None:
+    """One line with the command."""
+    said = build_in_place(a_torch(tmp_path, "2.13.0"), CXX="no-such-compiler")
+    assert said == (
+        "error: no C++ compiler (no-such-compiler); install one (apt install g++) or set CXX"
+    )
+
+
+def test_building_beside_a_newer_torch_says_so_in_one_line(tmp_path: Path) -> None:
+    """It is tried: most releases change nothing that matters here."""
+    said = build_in_place(a_torch(tmp_path, "2.99.0"), CXX="no-such-compiler")
+    assert said.splitlines()[0] == (
+        "warning: torch 2.99.0 is newer than the tested ones (2.11 to 2.15); "
+        "`pytracer doctor` proves what works"
+    )
+
+
+def test_what_does_not_compile_is_told_in_one_line(tmp_path: Path) -> None:
+    """The first error and the file that has the others."""
+    compiler = tmp_path / "c++"
+    compiler.write_text(
+        "#!/bin/sh\nfor i in 1 2 3; do echo x.cpp:$i: error: no $i >&2; done; exit 1"
+    )
+    compiler.chmod(0o755)
+    said = build_in_place(a_torch(tmp_path, "2.13.0"), CXX=str(compiler), MAX_JOBS="1")
+    assert re.search(
+        r"^error: .* failed: x\.cpp:1: error: no 1 \(the whole output is in \S+\)$", said, re.M
+    )
+    assert "no 2" not in said
+
+
 def test_building_without_torch_says_what_to_do(tmp_path: Path) -> None:
     """One clear message, not a traceback."""
-    (tmp_path / "torch.py").write_text("raise ImportError('no torch here')")
-    done = run("setup.py", "-q", "build_ext", cwd=ROOT, PYTHONPATH=str(tmp_path))
-    assert done.returncode != 0
-    assert "no torch here" in done.stderr
-    assert "pip install --no-build-isolation ." in done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+    )
+    said = build_in_place(None, PYTHONPATH=str(tmp_path))
+    assert "pip install --no-build-isolation ." in said
 
 
 def test_an_unknown_switch_is_refused() -> None:

@@ -37,7 +37,7 @@ TORCH = "torch==2.13.0"
 def requirements(extras: list[str]) -> list[str]:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = settings["project"]
-    wanted = [TORCH, "ninja", *settings["build-system"]["requires"], *project["dependencies"]]
+    wanted = [TORCH, *settings["build-system"]["requires"], *project["dependencies"]]
     for extra in extras:
         wanted += project["optional-dependencies"][extra]
     return wanted
@@ -46,8 +46,6 @@ def requirements(extras: list[str]) -> list[str]:
 def is_installed(requirement: str) -> bool:
     """Whether the package is there, and new enough; any torch will do."""
     name, relation, wanted = re.match(r"([\w.-]+)(==|>=)?(.*)", requirement).groups()
-    if name == "ninja" and shutil.which("ninja"):
-        return True
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -113,7 +111,7 @@ def is_stale() -> bool:
     built = json.loads(facts.read_text())
     # Read, not imported: importing torch takes longer than all the rest of make.
     version = (Path(torch.origin).parent / "version.py").read_text()
-    same_torch = f"'{built['torch']}'" in version
+    same_torch = any(f"'{each['torch']}'" in version for each in built.get("torches", {}).values())
     return not same_torch or built["abi"] != sysconfig.get_config_var("SOABI")
 
 

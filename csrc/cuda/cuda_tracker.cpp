@@ -1,9 +1,9 @@
-// The CUDA caching allocator's events.
+// The CUDA caching allocator's events. A library of its own: what it calls of the recorder it gets
+// as a table (core/tracker.h), and the one symbol of torch's that it needs is the allocator.
 //
 // The tracker runs with the device's allocator lock held: it appends one record and does nothing
 // else. No GIL, no CUDA call, no torch call, no exception may happen there.
-#include "../core/recorder.h"
-#include "../torch/device_tracker.h"
+#include "../core/tracker.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -18,6 +18,8 @@ namespace {
 using c10::cuda::CUDACachingAllocator::TraceEntry;
 
 constexpr size_t kMaxDevices = 64;
+
+const RecorderCalls* recorder = nullptr;  // set before anything is attached
 
 // The place of the last event per device; written under that device's lock only.
 struct LastPlace {
@@ -35,15 +37,15 @@ uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
               DeviceType::kCuda,
               static_cast<uint8_t>(device)};
   LastPlace& last = last_places[static_cast<size_t>(device) % kMaxDevices];
-  uint32_t generation = Recorder::get().generation();
+  uint32_t generation = recorder->generation();
   if (last.generation != generation || !(last.place == place)) {
-    last = {generation, Recorder::get().place(place), place};
+    last = {generation, recorder->place(place), place};
   }
   return last.number;
 }
 
 void on_event(const TraceEntry& entry) {
-  if (!recording.load(std::memory_order_relaxed)) {
+  if (!recorder->recording->load(std::memory_order_relaxed)) {
     return;
   }
   Action action;
@@ -80,9 +82,9 @@ void on_event(const TraceEntry& entry) {
   }
   try {
     uint16_t place = place_of(entry.device_, entry.stream_, entry.mempool_);
-    Recorder::get().record(action, place, static_cast<uint64_t>(entry.addr_), entry.size_);
+    recorder->record(action, place, static_cast<uint64_t>(entry.addr_), entry.size_);
   } catch (const std::exception&) {  // no memory for another place
-    Recorder::get().lose(action);
+    recorder->lose(action);
   }
 }
 
@@ -113,15 +115,14 @@ class CudaTracker final : public DeviceTracker {
     auto snapshot = c10::cuda::CUDACachingAllocator::get()->snapshot({0, 0}, false);
     for (const auto& segment : snapshot.segments) {
       auto address = static_cast<uint64_t>(segment.address);
-      Recorder& recorder = Recorder::get();
       uint16_t place = place_of_seed(segment.device, segment.stream, segment.owner_private_pool_id);
-      recorder.record(Action::kSeedSegment, place, address, segment.total_size);
+      recorder->record(Action::kSeedSegment, place, address, segment.total_size);
       for (const auto& block : segment.blocks) {
         if (block.active) {
-          recorder.record(Action::kSeed, place, address, block.requested_size);
+          recorder->record(Action::kSeed, place, address, block.requested_size);
         }
         if (block.active && !block.allocated) {
-          recorder.record(Action::kFreeRequested, place, address, block.requested_size);
+          recorder->record(Action::kFreeRequested, place, address, block.requested_size);
         }
         address += block.size;
       }
@@ -131,22 +132,22 @@ class CudaTracker final : public DeviceTracker {
  private:
   // Not under the device's lock, so without the cache that the lock guards.
   static uint16_t place_of_seed(int device, void* stream, c10::MempoolId_t pool) {
-    return Recorder::get().place({reinterpret_cast<uint64_t>(stream),
-                                  pool.first,
-                                  pool.second,
-                                  DeviceType::kCuda,
-                                  static_cast<uint8_t>(device)});
+    return recorder->place({reinterpret_cast<uint64_t>(stream),
+                            pool.first,
+                            pool.second,
+                            DeviceType::kCuda,
+                            static_cast<uint8_t>(device)});
   }
 
   bool attached_ = false;
 };
 
-const bool registered = [] {
-  static auto* const tracker = new CudaTracker;  // leaked: the allocator keeps calling
-  set_device_tracker(tracker);
-  return true;
-}();
-
 }  // namespace
+
+extern "C" __attribute__((visibility("default"))) DeviceTracker* pytracer_open_tracker(
+    const RecorderCalls& calls) {
+  recorder = &calls;
+  return new CudaTracker;  // leaked: the allocator keeps calling
+}
 
 }  // namespace pytracer

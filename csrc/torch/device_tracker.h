@@ -1,26 +1,18 @@
-// What an accelerator's allocator offers. CUDA's implementation registers itself when it is
-// compiled in (csrc/cuda); without it there is none, and nothing here mentions CUDA.
+// The accelerator's tracker, if one is open. CUDA's is a library of its own (csrc/cuda), so nothing
+// here mentions CUDA.
 #pragma once
+
+#include "../core/tracker.h"
 
 #include <string>
 
 namespace pytracer {
 
-class DeviceTracker {
- public:
-  virtual ~DeviceTracker() = default;
+// Opens the library at this path, which then stays: the allocator keeps calling it. Returns an
+// empty string, or why it cannot be opened.
+std::string open_device_tracker(const std::string& path);
 
-  // True once the device's allocator exists; attaching earlier would do nothing.
-  virtual bool ready() const = 0;
-  // Attaches to the allocator, once per process: there is no way to detach. Returns an empty
-  // string, or why it cannot be done.
-  virtual std::string attach() = 0;
-  // Writes down every block and segment that is there now, each device at one instant.
-  virtual void seed() = 0;
-};
-
-// nullptr when this build has none.
+// nullptr when none is open.
 DeviceTracker* device_tracker();
-void set_device_tracker(DeviceTracker* tracker);
 
 }  // namespace pytracer

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytracer import environment, errors
-from pytracer._native import C, facts
+from pytracer._native import C, facts, no_tracker
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
@@ -320,7 +320,7 @@ def allocator_settings() -> str:
 
 def _why_no_cuda_events() -> str:
     if not C.has_device_tracker():
-        return "this build of pytracer has no CUDA tracker; rebuild it beside a CUDA torch"
+        return no_tracker
     backend = torch.cuda.get_allocator_backend()
     if backend != "native":
         return (

@@ -1,0 +1,388 @@
+"""Compiles pytracer's binaries: what every Python needs once, then what each torch needs.
+
+    _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
+    _cuda-torch2.13.so      CUDA tracker   csrc/cuda; where there are headers of CUDA
+
+An extension is bound to one release of torch (the layout of its classes), so each release has its
+own; pytracer/_native.py opens the one for the torch that runs. They are compiled from torch's
+headers and linked to empty libraries that have torch's names: at run time the torch that Python
+has imported is already there. So neither torch's libraries nor a GPU nor nvcc is needed here.
+
+Nothing beside Python and a compiler is needed either: no ninja, no setuptools, no network.
+"""
+
+import json
+import os
+import platform
+import re
+import runpy
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import NamedTuple
+
+import cuda_headers
+
+ROOT = Path(__file__).resolve().parents[1]
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "pytracer"
+SOABI = sysconfig.get_config_var("SOABI")
+LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # what the extension is linked to
+
+FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-DNDEBUG",
+    "-fwrapv",
+    "-fPIC",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-Wall",
+    "-Wextra",
+    f"-ffile-prefix-map={ROOT}=pytracer",  # no path of this machine in the binary
+]
+
+
+class CannotBuild(Exception):
+    """What is missing or not supported, and the command that helps."""
+
+
+# ---------------------------------------------------------------------------- torch
+
+
+class Torch(NamedTuple):
+    folder: Path  # the package's: it has include/ and version.py
+    version: str
+    git: str
+    cuda: str | None
+
+    @property
+    def release(self) -> str:
+        return ".".join(self.version.split(".")[:2])
+
+
+def torch_in(folder: Path) -> Torch:
+    """Reads what torch says of itself, without the seconds that importing it takes."""
+    names = runpy.run_path(str(folder / "version.py"))
+    git, cuda = names.get("git_version") or "", names.get("cuda")
+    return Torch(folder, str(names["__version__"]), git, cuda)
+
+
+def numbers(release: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", release)[:2])
+
+
+def check_release(torch: Torch) -> None:
+    """Refuses a torch that is too old in one sentence; says that a new one is new."""
+    known = runpy.run_path(str(PACKAGE / "version.py"))
+    oldest, newest = known["OLDEST_TORCH"], known["TESTED_TORCH"][-1]
+    if numbers(torch.release) < numbers(oldest):
+        raise CannotBuild(
+            f"torch {torch.version} is older than pytracer supports ({oldest} to {newest}); "
+            f"update it: pip install 'torch>={oldest}'"
+        )
+    if numbers(torch.release) > numbers(newest):
+        print(
+            f"warning: torch {torch.version} is newer than the tested ones ({oldest} to {newest}); "
+            "`pytracer doctor` proves what works",
+            file=sys.stderr,
+        )
+
+
+def find_cuda(torch: Torch, wanted: str) -> list[str] | None:
+    """The include directories for the tracker, or None to build without it."""
+    if wanted == "0" or (torch.cuda is None and wanted == "auto"):
+        return None
+    version = torch.cuda or "13.0"  # CPU builds of torch have c10's headers of CUDA too
+    found = cuda_headers.find(version)
+    if found:
+        return found
+    wheels = " ".join(f"'{wheel}'" for wheel in cuda_headers.wheels(version))
+    remedy = (
+        f"no headers of CUDA {version} were found; install them: pip install {wheels}, "
+        "or set CUDA_HOME to a toolkit of that version"
+    )
+    if wanted == "1":
+        raise CannotBuild(f"PYTRACER_CUDA=1, but {remedy}")
+    print(f"warning: building pytracer without its CUDA tracker; {remedy}", file=sys.stderr)
+    return None
+
+
+# ---------------------------------------------------------------------------- tools
+
+
+def compiler() -> list[str]:
+    command = shlex.split(os.environ.get("CXX", "")) or ["c++"]
+    if shutil.which(command[0]) is None:
+        raise CannotBuild(
+            f"no C++ compiler ({command[0]}); install one (apt install g++) or set CXX"
+        )
+    return command
+
+
+def compiler_name(command: list[str]) -> str:
+    done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+    return done.stdout.partition("\n")[0].strip() or command[0]
+
+
+def python_headers() -> str:
+    folder = sysconfig.get_path("include")
+    if not Path(folder, "Python.h").is_file():
+        raise CannotBuild(
+            f"{folder}/Python.h is missing; install Python's headers (apt install python3-dev)"
+        )
+    return folder
+
+
+# ---------------------------------------------------------------------------- steps
+
+
+class Step(NamedTuple):
+    output: Path
+    command: list[str]
+    inputs: list[Path]
+    says: str
+
+    def is_done(self) -> bool:
+        """Whether the output is newer than all it was made of, by the same command."""
+        try:
+            made = self.output.stat().st_mtime_ns
+            if _note(self.output).read_text() != shlex.join(self.command):
+                return False
+            needed = [*self.inputs, *_includes(self.output)]
+            return all(path.stat().st_mtime_ns <= made for path in needed)
+        except OSError:  # something is not there
+            return False
+
+    def run(self) -> None:
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        _note(self.output).unlink(missing_ok=True)
+        done = subprocess.run(
+            self.command, capture_output=True, text=True, errors="replace", check=False
+        )
+        if done.returncode:
+            raise CannotBuild(_failure(self, done.stdout + done.stderr))
+        sys.stderr.write(done.stderr)  # warnings
+        _note(self.output).write_text(shlex.join(self.command))
+
+
+def _note(output: Path) -> Path:
+    return output.with_name(output.name + ".command")
+
+
+def _includes(output: Path) -> list[Path]:
+    """What the compiler said that it has read."""
+    listed = output.with_name(output.name + ".d")
+    if not listed.is_file():
+        return []
+    names = shlex.split(listed.read_text().replace("\\\n", " ").partition(":")[2])
+    return [Path(name) for name in names]
+
+
+def _failure(step: Step, output: str) -> str:
+    """The first error and where the others are: a compiler may print hundreds of lines."""
+    log = step.output.with_name(step.output.name + ".failed")
+    log.write_text(f"{shlex.join(step.command)}\n{output}")
+    errors = [line for line in output.splitlines() if re.search(r"\berror\b", line, re.IGNORECASE)]
+    first = (errors or output.splitlines() or ["no reason was given"])[0]
+    return f"{step.says} failed: {first.strip()} (the whole output is in {log})"
+
+
+def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
+    """Runs what is not done, as many at a time as MAX_JOBS or the processors allow."""
+    by_output = {step.output: step for step in steps}
+    graph = TopologicalSorter(
+        {step.output: [path for path in step.inputs if path in by_output] for step in steps}
+    )
+    graph.prepare()
+    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    count, lock = 0, threading.Lock()
+
+    def work(step: Step) -> Path:
+        nonlocal count
+        with lock:
+            count += 1
+            number = count
+        if not step.is_done():
+            tell(f"[{number}/{len(steps)}] {step.says}")
+            step.run()
+        return step.output
+
+    running: set[Future[Path]] = set()
+    with ThreadPoolExecutor(jobs) as pool:
+        while graph.is_active():
+            running |= {pool.submit(work, by_output[path]) for path in graph.get_ready()}
+            finished, running = wait(running, return_when=FIRST_COMPLETED)
+            try:
+                graph.done(*(each.result() for each in finished))
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+
+class Progress:
+    """A line per file to stderr; where an installer hides that, a line now and then to the screen."""
+
+    def __init__(self, every_s: float = 5) -> None:
+        self.every_s, self.began, self.last = every_s, time.monotonic(), time.monotonic()
+        self.lock = threading.Lock()
+
+    def __call__(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+        with self.lock:
+            now = time.monotonic()
+            if sys.stderr.isatty() or now - self.last < self.every_s:
+                return
+            self.last = now
+        if "PIP_BUILD_TRACKER" in os.environ or "UV" in os.environ:
+            _to_the_screen(f"  pytracer {text}, {now - self.began:.0f} s\n")
+
+
+def _to_the_screen(text: str) -> None:
+    try:
+        with open("/dev/tty", "w") as screen:
+            screen.write(text)
+    except OSError:  # nobody is there
+        pass
+
+
+# ---------------------------------------------------------------------------- what is built
+
+
+class Build:
+    """The steps that make the binaries for one Python, in `build/native-SOABI`."""
+
+    def __init__(self) -> None:
+        self.cxx = compiler()
+        self.python = python_headers()
+        self.folder = ROOT / "build" / f"native-{SOABI}"
+        self.flags = [*FLAGS, *shlex.split(os.environ.get("CXXFLAGS", ""))]
+        self.steps: list[Step] = []
+        self.binaries: list[Path] = []
+
+    def compile(self, source: Path, where: str, flags: Iterable[str]) -> Path:
+        name = source.relative_to(CSRC) if source.is_relative_to(CSRC) else Path(source.name)
+        output = self.folder / where / name.with_name(name.name + ".o")
+        command = [*self.cxx, *self.flags, *flags, "-MMD", "-MF", f"{output}.d"]
+        command += ["-c", str(source), "-o", str(output)]
+        self.steps.append(Step(output, command, [source], f"{where}: compiling {name}"))
+        return output
+
+    def link(
+        self, name: str, objects: list[Path], flags: Iterable[str] = (), inputs: Iterable[Path] = ()
+    ) -> None:
+        output = self.folder / name
+        command = [*self.cxx, "-shared", "-pthread", *map(str, objects), "-o", str(output), *flags]
+        command += shlex.split(os.environ.get("LDFLAGS", ""))
+        self.steps.append(Step(output, command, [*objects, *inputs], f"linking {name}"))
+        self.binaries.append(output)
+
+    @property
+    def core(self) -> Path:
+        return self.folder / "libcore.a"
+
+    def compile_core(self) -> None:
+        """Once, for all torches."""
+        objects = [self.compile(source, "core", []) for source in sorted(CSRC.glob("core/*.cpp"))]
+        command = ["ar", "rcs", str(self.core), *map(str, objects)]
+        self.steps.append(Step(self.core, command, objects, "linking the core"))
+
+    def stub(self, library: str) -> Path:
+        """An empty library with the name of one of torch's."""
+        output = self.folder / "stubs" / f"lib{library}.so"
+        command = [*self.cxx, "-shared", "-nostdlib", f"-Wl,-soname,{output.name}"]
+        command += ["-x", "c", os.devnull, "-o", str(output)]
+        self.steps.append(Step(output, command, [], f"linking {output.name}, empty"))
+        return output
+
+    def extension(self, torch: Torch, macros: dict[str, str]) -> None:
+        where = f"torch{torch.release}"
+        include = torch.folder / "include"
+        flags = [
+            f"-isystem{include}",
+            f"-isystem{include}/torch/csrc/api/include",
+            f"-isystem{self.python}",
+            "-DTORCH_EXTENSION_NAME=_C",
+            f"-ffile-prefix-map={torch.folder}=torch",
+            *(f'-D{name}="{value}"' for name, value in macros.items()),
+        ]
+        # In two files: torch's headers take eight seconds of each.
+        together = self.folder / "hooks.cpp"
+        sources = sorted(CSRC.glob("torch/*.cpp"))
+        write_if_other(together, "".join(f'#include "{source}"\n' for source in sources))
+        objects = [
+            self.compile(source, where, flags) for source in (together, CSRC / "bindings.cpp")
+        ]
+        stubs = [self.folder / "stubs" / f"lib{library}.so" for library in LIBRARIES]
+        needed = ["-Wl,--no-as-needed", *map(str, stubs)]
+        self.link(f"_C-torch{torch.release}.{SOABI}.so", [*objects, self.core], needed, stubs)
+
+    def tracker(self, torch: Torch, cuda: list[str]) -> None:
+        include = torch.folder / "include"
+        flags = [*(f"-isystem{path}" for path in (include, *cuda) if path != "/usr/include")]
+        flags.append(f"-ffile-prefix-map={torch.folder}=torch")
+        if not (include / "c10/cuda/impl/cuda_cmake_macros.h").is_file():  # a CPU build of torch
+            flags.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")
+        sources = sorted(CSRC.glob("cuda/*.cpp"))
+        objects = [self.compile(source, f"torch{torch.release}", flags) for source in sources]
+        stub = self.folder / "stubs" / "libc10_cuda.so"
+        needed = ["-Wl,--no-as-needed", str(stub)]
+        self.link(f"_cuda-torch{torch.release}.so", objects, needed, [stub])
+
+
+def write_if_other(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not path.is_file() or path.read_text() != text:
+        path.write_text(text)
+
+
+def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
+    """Compiles for these torches, and writes beside the binaries what they are."""
+    for torch in torches:
+        check_release(torch)
+    work = Build()
+    facts = {
+        "python": platform.python_version(),
+        "abi": SOABI,
+        "compiler": compiler_name(work.cxx),
+        "torches": {},
+    }
+    for library in (*LIBRARIES, "c10_cuda"):
+        work.stub(library)
+    for torch in torches:
+        headers = find_cuda(torch, cuda)
+        of_torch = {
+            "torch": torch.version,
+            "torch_git": torch.git,
+            "cuda": (torch.cuda or "13.0") if headers else None,
+        }
+        facts["torches"][torch.release] = of_torch
+        macros = {f"PYTRACER_{name.upper()}_VERSION": of or "" for name, of in of_torch.items()}
+        macros["PYTRACER_PYTHON_VERSION"] = facts["python"]
+        macros["PYTRACER_COMPILER"] = facts["compiler"]
+        work.extension(torch, macros)
+        if headers:
+            work.tracker(torch, headers)
+    work.compile_core()  # last, since the rest waits for torch's headers
+    run_all(work.steps, Progress())
+    install(work.binaries, into, facts)
+
+
+def install(binaries: list[Path], into: Path, facts: dict) -> None:
+    """The facts come last: where they are, the binaries are whole."""
+    into.mkdir(parents=True, exist_ok=True)
+    facts_file = into / "_build.json"
+    facts_file.unlink(missing_ok=True)
+    for old in [*into.glob(f"_C*{SOABI}.so"), *into.glob("_cuda*.so")]:
+        old.unlink()
+    for binary in binaries:
+        shutil.copy2(binary, into / binary.name)
+    facts_file.write_text(json.dumps(facts, indent=2) + "\n")
