@@ -13,11 +13,12 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test build lint bench torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint bench torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
 	@echo "make test    build and run the tests; those marked cuda need a GPU.  ARGS='-k name'"
+	@echo "make nightly  everything that takes hours; each part writes benchmarks/results/*.json"
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
 	@echo "make bench   what tracing costs, beside the peers"
@@ -31,6 +32,9 @@ demo: $(BUILT)
 # Two at a time, but for those that measure something; with ARGS one after the other.
 test: $(BUILT)
 	@$(call python,test) -m pytest $(if $(ARGS),$(ARGS),-n 2 --dist worksteal)
+
+nightly: $(BUILT)
+	@$(call python,test programs torch-tests core) tools/nightly.py $(ARGS)
 
 build: $(BUILT)
 

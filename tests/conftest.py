@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from tests.tiers import TIER
+
 # The same examples on every run, and no deadline: the machine may be busy with something else.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 # HYPOTHESIS_PROFILE=search looks for new ones, and for longer.
@@ -20,6 +22,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
         pytest.skip("measures the device as a whole: run it without -n")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`make test` leaves to the longer tiers what is marked `ci`."""
+    left = {item for item in items if TIER == "test" and item.get_closest_marker("ci")}
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if item in left])
+        items[:] = [item for item in items if item not in left]
 
 
 @pytest.fixture(autouse=True)

@@ -498,6 +498,7 @@ def traced_demo(where: str = "cpu") -> Any:
     return pytracer.load(Path(__file__).parent / "data" / "h200.pytrace")
 
 
+@pytest.mark.ci
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "h200"])
@@ -542,6 +543,7 @@ def perfetto_totals(viewer: Perfetto) -> dict[str, tuple[int, int, int, int]]:
     }
 
 
+@pytest.mark.ci
 @pytest.mark.browser
 @pytest.mark.slow
 def test_perfetto_reads_it_beside_torchs(tmp_path: Path) -> None:
@@ -555,6 +557,7 @@ def test_perfetto_reads_it_beside_torchs(tmp_path: Path) -> None:
         assert viewer.query("select count(*) from slice where category = 'alloc'")[0][0] > 0
 
 
+@pytest.mark.ci
 @pytest.mark.browser
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "h200"])

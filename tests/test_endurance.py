@@ -84,6 +84,7 @@ def assert_consistent(data: Trace) -> None:
         assert counters[name] == 0, counters
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_ten_thousand_steps_written_to_a_file_do_not_grow_the_process(tmp_path: Path) -> None:
     """Kept in memory, what these steps record would be forty times the tolerance."""
@@ -108,6 +109,7 @@ with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
     assert found["grown"] < 8 * MIB
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_ten_million_events_go_to_disk(tmp_path: Path) -> None:
     """Every event arrives, and no more memory is held than what is on its way."""

@@ -51,7 +51,29 @@ def test_torch_is_never_a_requirement() -> None:
     for extra in PROJECT["optional-dependencies"].values():
         everything += extra
     assert not [need for need in everything if re.match(r"torch\b", need)]
-    assert PROJECT["dependencies"] == ["numpy", "pandas"]
+    assert PROJECT["dependencies"] == ["numpy", "pandas", "nvidia-ml-py"]
+
+
+def test_a_release_has_the_changelogs_words_and_checksums(tmp_path: Path) -> None:
+    """The tag, pyproject.toml and the changelog name one version; sha256sum checks the files."""
+    tool = str(ROOT / "tools" / "release.py")
+    notes = run(tool, "notes", f"v{PROJECT['version']}", cwd=tmp_path)
+    assert notes.returncode == 0, notes.stderr
+    assert notes.stdout.strip() in (ROOT / "CHANGELOG.md").read_text()
+    assert "## [" not in notes.stdout
+    wrong = run(tool, "notes", "v99.0.0", cwd=tmp_path)
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert f"tag v{PROJECT['version']}" in wrong.stderr
+    (tmp_path / "one.whl").write_bytes(b"a wheel")
+    assert run(tool, "checksums", ".", cwd=tmp_path).returncode == 0
+    subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=tmp_path, check=True)
+
+
+def test_pull_requests_run_what_ci_runs() -> None:
+    """One list of checks, .ci/run; and the long parts of it know their tier."""
+    workflow = (ROOT / ".github" / "workflows" / "checks.yml").read_text()
+    assert "run: .ci/run\n" in workflow
+    assert "PYTRACER_TIER=ci part test" in (ROOT / ".ci" / "run").read_text()
 
 
 def test_metadata_is_static() -> None:

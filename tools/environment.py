@@ -9,6 +9,7 @@ An active virtual environment gets what it lacks. Otherwise `.venv` is made: on 
 interpreter's packages when torch is among them, with the pinned torch from PyPI when not.
 """
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import json
@@ -64,9 +65,20 @@ def install(missing: list[str]) -> None:
         return
     print(f"installing into {sys.prefix}: {' '.join(missing)}", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", *missing]
+    command += the_torch_that_is_there()
     # stdout is for the answer.
     if subprocess.run(command, stdout=sys.stderr, check=False).returncode:
-        raise SystemExit(f"error: {sys.executable} lacks {', '.join(missing)} and pip failed")
+        raise SystemExit(
+            f"error: {sys.executable} lacks {', '.join(missing)} and pip failed. Without a network, "
+            f"{sys.executable} -m pytest runs the tests of what is there"
+        )
+
+
+def the_torch_that_is_there() -> list[str]:
+    """As one more requirement: lest a package brings another torch."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return [f"torch=={importlib.metadata.version('torch')}"]
+    return []  # there is none yet, or it was built without metadata
 
 
 def main(arguments: list[str]) -> None:

@@ -135,9 +135,6 @@ class ProfileFunctionOfThreads(Frames):
 class Monitoring(Nothing):
     """PEP 669, of Python 3.12 and later."""
 
-    marks = (
-        pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is Python 3.12's"),
-    )
     EVENTS = ("PY_START", "PY_RETURN", "PY_YIELD", "LINE", "CALL", "C_RETURN", "RAISE", "JUMP")
 
     def __init__(self) -> None:
@@ -531,7 +528,7 @@ TOOLS: list[type[Nothing]] = [
     ProfileFunction,
     TraceFunctionOfThreads,
     ProfileFunctionOfThreads,
-    Monitoring,
+    *([Monitoring] if sys.version_info >= (3, 12) else []),
     CProfile,
     Tracemalloc,
     Debugger,

@@ -22,9 +22,16 @@ def untraced(name: str) -> dict[str, Any]:
     return one
 
 
+# These come with the extra `test`. `make nightly` runs all programs.
+WITH_TESTS = {"accelerate", "lightning", "transformers"}
+
+
+@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [name for name, program in PROGRAMS.items() if WITH_TESTS.issuperset(program.needs)]
+)
 def test_a_public_program_is_the_same_under_a_trace(name: str, mode: str) -> None:
     missing = PROGRAMS[name].missing
     if missing:

@@ -45,8 +45,6 @@ def test_tracing_changes_nothing_and_leaves_nothing(
 
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if "checkpoint_" in name])
 def test_what_is_computed_again_is_recorded_as_such(name: str) -> None:
-    if name == "compile_of_func_and_checkpoint":
-        pytest.skip("the compiled backward recomputes inside one graph")
     (facts,) = observe(PROGRAMS[name], "cpu", AUTO).traces
 
     assert facts["recompute"]
