@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 UNTRACED, WHOLE = "untraced", "one trace"
+CONTROL = "hooks of the identity"  # torch's own, and no trace
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "category": {"detail": "category"},
@@ -110,11 +111,20 @@ def blocks(mode: str) -> tuple[Any, Callable[[], Any]]:
     """What is entered around the whole run, and around each test's body."""
     if mode == UNTRACED:
         return contextlib.nullcontext(), contextlib.nullcontext
+    if mode == CONTROL:
+        return contextlib.nullcontext(), hooks_of_the_identity
     from pytracer import trace
 
     if mode == WHOLE:
         return trace(report=False), contextlib.nullcontext
     return contextlib.nullcontext(), lambda: trace(report=False, **MODES[mode])
+
+
+def hooks_of_the_identity() -> Any:
+    """What torch's own hooks change, without pytracer."""
+    from torch.autograd.graph import saved_tensors_hooks
+
+    return saved_tensors_hooks(lambda saved: saved, lambda packed: packed)
 
 
 def flatten(suite: Any) -> Iterator[unittest.TestCase]:

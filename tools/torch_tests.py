@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 
 import transparency_page  # noqa: E402
-from run_torch_tests import MODES, UNTRACED, Journal  # noqa: E402
+from run_torch_tests import CONTROL, MODES, UNTRACED, Journal  # noqa: E402
 
 RESULTS = transparency_page.TORCH_TESTS
 WORK = ROOT / "build" / "torch-tests"
@@ -258,7 +258,21 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
             if name in tried
         ]
         row["flaky"] = sorted({*row["flaky"], *set(names) - set(tried)})
+        if mode == "hooks" and names:
+            compare_with_torchs_hooks(tests, file, row["differs"][mode], seconds)
     return row
+
+
+def compare_with_torchs_hooks(
+    tests: Path, file: str, differing: list[dict[str, Any]], seconds: float
+) -> None:
+    """What torch's own hooks change as well, with no trace open, is no doing of ours."""
+    names = tuple(found["test"] for found in differing)
+    chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
+    out = WORK / torch_version() / "control" / f"{file.replace('/', '.')}.{chosen}.jsonl"
+    outcomes = Run(tests, file, CONTROL, out, names, seconds).finish()
+    for found in differing:
+        found["torchs_own_hooks"] = word(outcomes, found["test"])
 
 
 def word(outcomes: dict[str, dict[str, Any]], name: str) -> str:

@@ -148,10 +148,12 @@ def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
                 entry = by_test.setdefault(found["test"], {**found, "modes": []})
                 entry["modes"].append(f"{mode} ({found['again']} again)")
         for name, found in sorted(by_test.items()):
+            same = found.get("torchs_own_hooks") == found["traced"]
+            also = " **The same inside torch's own hooks, with no trace.**" if same else ""
             why = found["why"].replace("|", "\\|").replace("<", "&lt;")[:160]
             yield (
                 f"- `{row['file']}` `{name}`: {found['untraced']} untraced, {found['traced']} traced "
-                f"in {', '.join(found['modes'])}. {why}"
+                f"in {', '.join(found['modes'])}.{also} {why}"
             )
     yield ""
 
