@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test nightly build lint bench torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint bench wheels matrix torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -22,6 +22,8 @@ help:
 	@echo "make build   compile the extension in place, for the torch that is installed"
 	@echo "make lint    formatting, lint, spelling and types"
 	@echo "make bench   what tracing costs, beside the peers"
+	@echo "make wheels  one wheel for this Python and all supported releases of torch, in dist/"
+	@echo "make matrix  install, test and run beside each of them, and write docs/support.md"
 	@echo "make torch-tests      PyTorch's own tests, traced and not.  ARGS='FOLDER --quick'"
 	@echo "make public-programs  other people's programs, traced and not.  ARGS='gan diffusion'"
 	@echo "make clean   remove everything that was built (not .venv)"
@@ -54,6 +56,13 @@ lint:
 
 bench: $(BUILT)
 	@$(call python) benchmarks/overhead.py $(ARGS)
+
+wheels:
+	@$(call python,wheels) tools/wheels.py $(ARGS)
+
+# ARGS='ENVIRONMENT/bin/python ...' takes environments that are there already.
+matrix:
+	@$(call python) tools/matrix.py $(or $(ARGS),--make build/matrix)
 
 torch-tests: $(BUILT)
 	@$(call python,torch-tests) tools/torch_tests.py $(ARGS)

@@ -18,13 +18,12 @@ ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build_backend"))
 import native  # noqa: E402 - ours, and not on the path before
 
-ADVICE_WITHOUT_TORCH = """\
-pytracer is compiled for your torch, and this build cannot find one.
-  torch is not installed yet:  pip install torch, then install pytracer again
-  torch is installed, uv:      uv pip install --no-build-isolation .   (needs setuptools)
-  torch is somewhere else:     PYTRACER_TORCH_PATH=/its/site-packages pip install .
-PYTRACER_BUILD_EXT=0 leaves the extension out, but both the tracer and the reader of saved traces \
-are in it."""
+WITHOUT_TORCH = """\
+warning: no torch was found, so pytracer will read traces and record none. To record:
+  pip install torch, then pip install --force-reinstall --no-deps . again
+  with uv:                     uv pip install --no-build-isolation .   (needs setuptools)
+  torch is somewhere else:     PYTRACER_TORCH_PATH=/its/site-packages pip install ."""
+ONLY_LINUX = "warning: pytracer records on Linux only; here it will read traces and record none"
 
 
 def give_up(message: str) -> NoReturn:
@@ -43,9 +42,13 @@ def find_torches() -> list[native.Torch]:
     named = os.environ.get("PYTRACER_TORCHES")
     if named:
         return [native.torch_in(Path(folder)) for folder in named.split(os.pathsep)]
+    if sys.platform != "linux":
+        print(ONLY_LINUX, file=sys.stderr)
+        return []
     found = importlib.util.find_spec("torch")
     if found is None or found.origin is None:
-        give_up(ADVICE_WITHOUT_TORCH)
+        print(WITHOUT_TORCH, file=sys.stderr)
+        return []
     return [native.torch_in(Path(found.origin).parent)]
 
 

@@ -57,12 +57,15 @@ def _reveal_torch():
 
 def _tools():
     """What this machine lacks: often nothing, and then a build needs no network."""
+    if os.environ.get("PYTRACER_TORCHES"):
+        return []
     _reveal_torch()
     torch = importlib.util.find_spec("torch")
     cuda = cuda_headers.cuda_of(Path(torch.origin).parent) if torch else None
     if cuda and not cuda_headers.find(cuda) and os.environ.get("PYTRACER_CUDA") != "0":
         return cuda_headers.wheels(cuda)
-    return []
+    # What reads traces is built where there is no torch, too; torch has these headers.
+    return [] if torch else ["pybind11>=2.12"]
 
 
 def get_requires_for_build_wheel(config_settings=None):

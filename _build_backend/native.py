@@ -1,5 +1,6 @@
 """Compiles pytracer's binaries: what every Python needs once, then what each torch needs.
 
+    _core.SOABI.so          reads files    csrc/core, csrc/reader.cpp; needs no torch
     _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
     _cuda-torch2.13.so      CUDA tracker   csrc/cuda; where there are headers of CUDA
 
@@ -11,6 +12,7 @@ has imported is already there. So neither torch's libraries nor a GPU nor nvcc i
 Nothing beside Python and a compiler is needed either: no ninja, no setuptools, no network.
 """
 
+import importlib.util
 import json
 import os
 import platform
@@ -35,6 +37,8 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "pytracer"
 SOABI = sysconfig.get_config_var("SOABI")
+ONLY_TO_RECORD = ("harvest", "recorder", "streamer")  # of the core
+SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # what the extension is linked to
 
 FLAGS = [
@@ -133,6 +137,16 @@ def compiler_name(command: list[str]) -> str:
     return done.stdout.partition("\n")[0].strip() or command[0]
 
 
+def find_pybind11(torches: list[Torch]) -> str:
+    """Torch brings these headers; without torch they are a package of their own."""
+    if torches:
+        return str(torches[0].folder / "include")
+    found = importlib.util.find_spec("pybind11")
+    if found is None or found.origin is None:
+        raise CannotBuild("pybind11 is missing; install it: pip install pybind11")
+    return str(Path(found.origin).parent / "include")
+
+
 def python_headers() -> str:
     folder = sysconfig.get_path("include")
     if not Path(folder, "Python.h").is_file():
@@ -188,7 +202,7 @@ def _includes(output: Path) -> list[Path]:
 
 
 def _failure(step: Step, output: str) -> str:
-    """The first error and where the others are: a compiler may print hundreds of lines."""
+    """The first error, and where the others are: a compiler may print hundreds of lines."""
     log = step.output.with_name(step.output.name + ".failed")
     log.write_text(f"{shlex.join(step.command)}\n{output}")
     errors = [line for line in output.splitlines() if re.search(r"\berror\b", line, re.IGNORECASE)]
@@ -203,7 +217,7 @@ def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
         {step.output: [path for path in step.inputs if path in by_output] for step in steps}
     )
     graph.prepare()
-    jobs = int(os.environ.get("MAX_JOBS") or len(os.sched_getaffinity(0)))
+    jobs = int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)
     count, lock = 0, threading.Lock()
 
     def work(step: Step) -> Path:
@@ -268,19 +282,21 @@ class Build:
         self.steps: list[Step] = []
         self.binaries: list[Path] = []
 
-    def compile(self, source: Path, where: str, flags: Iterable[str]) -> Path:
+    def compile(
+        self, source: Path, where: str, flags: Iterable[str], inputs: Iterable[Path] = ()
+    ) -> Path:
         name = source.relative_to(CSRC) if source.is_relative_to(CSRC) else Path(source.name)
         output = self.folder / where / name.with_name(name.name + ".o")
         command = [*self.cxx, *self.flags, *flags, "-MMD", "-MF", f"{output}.d"]
         command += ["-c", str(source), "-o", str(output)]
-        self.steps.append(Step(output, command, [source], f"{where}: compiling {name}"))
+        self.steps.append(Step(output, command, [source, *inputs], f"{where}: compiling {name}"))
         return output
 
     def link(
         self, name: str, objects: list[Path], flags: Iterable[str] = (), inputs: Iterable[Path] = ()
     ) -> None:
         output = self.folder / name
-        command = [*self.cxx, "-shared", "-pthread", *map(str, objects), "-o", str(output), *flags]
+        command = [*self.cxx, *SHARED, "-pthread", *map(str, objects), "-o", str(output), *flags]
         command += shlex.split(os.environ.get("LDFLAGS", ""))
         self.steps.append(Step(output, command, [*objects, *inputs], f"linking {name}"))
         self.binaries.append(output)
@@ -289,9 +305,14 @@ class Build:
     def core(self) -> Path:
         return self.folder / "libcore.a"
 
-    def compile_core(self) -> None:
-        """Once, for all torches."""
-        objects = [self.compile(source, "core", []) for source in sorted(CSRC.glob("core/*.cpp"))]
+    def compile_core(self, to_record: bool) -> None:
+        """Once, for the reader and for all torches. What records needs Linux."""
+        sources = [
+            source
+            for source in sorted(CSRC.glob("core/*.cpp"))
+            if to_record or source.stem not in ONLY_TO_RECORD
+        ]
+        objects = [self.compile(source, "core", []) for source in sources]
         command = ["ar", "rcs", str(self.core), *map(str, objects)]
         self.steps.append(Step(self.core, command, objects, "linking the core"))
 
@@ -303,6 +324,11 @@ class Build:
         self.steps.append(Step(output, command, [], f"linking {output.name}, empty"))
         return output
 
+    def reader(self, pybind11: str) -> None:
+        flags = [f"-isystem{self.python}", f"-isystem{pybind11}"]
+        reads = self.compile(CSRC / "reader.cpp", "reader", flags)
+        self.link(f"_core.{SOABI}.so", [reads, self.core])
+
     def extension(self, torch: Torch, macros: dict[str, str]) -> None:
         where = f"torch{torch.release}"
         include = torch.folder / "include"
@@ -312,14 +338,16 @@ class Build:
             f"-isystem{self.python}",
             "-DTORCH_EXTENSION_NAME=_C",
             f"-ffile-prefix-map={torch.folder}=torch",
-            *(f'-D{name}="{value}"' for name, value in macros.items()),
         ]
         # In two files: torch's headers take eight seconds of each.
         together = self.folder / "hooks.cpp"
         sources = sorted(CSRC.glob("torch/*.cpp"))
         write_if_other(together, "".join(f'#include "{source}"\n' for source in sources))
+        about = [f'-D{name}="{value}"' for name, value in macros.items()]
+        another_torch = [torch.folder / "version.py"]
         objects = [
-            self.compile(source, where, flags) for source in (together, CSRC / "bindings.cpp")
+            self.compile(together, where, flags, another_torch),
+            self.compile(CSRC / "bindings.cpp", where, [*flags, *about], another_torch),
         ]
         stubs = [self.folder / "stubs" / f"lib{library}.so" for library in LIBRARIES]
         needed = ["-Wl,--no-as-needed", *map(str, stubs)]
@@ -355,7 +383,7 @@ def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
         "compiler": compiler_name(work.cxx),
         "torches": {},
     }
-    for library in (*LIBRARIES, "c10_cuda"):
+    for library in (*LIBRARIES, "c10_cuda") if torches else ():
         work.stub(library)
     for torch in torches:
         headers = find_cuda(torch, cuda)
@@ -371,7 +399,8 @@ def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
         work.extension(torch, macros)
         if headers:
             work.tracker(torch, headers)
-    work.compile_core()  # last, since the rest waits for torch's headers
+    work.reader(find_pybind11(torches))
+    work.compile_core(to_record=bool(torches))  # last, since the rest waits for torch's headers
     run_all(work.steps, Progress())
     install(work.binaries, into, facts)
 
@@ -381,7 +410,7 @@ def install(binaries: list[Path], into: Path, facts: dict) -> None:
     into.mkdir(parents=True, exist_ok=True)
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)
-    for old in [*into.glob(f"_C*{SOABI}.so"), *into.glob("_cuda*.so")]:
+    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *into.glob("_cuda*.so")]:
         old.unlink()
     for binary in binaries:
         shutil.copy2(binary, into / binary.name)

@@ -3,17 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 _F = TypeVar("_F", bound=Callable[..., Any])
 _R = TypeVar("_R")
 
 built_for: dict[str, str]
-
-class FileError(Exception):
-    kind: int
-    path: str
 
 # Sessions
 class Session:
@@ -104,22 +97,3 @@ class Watched:
     def label(self) -> int: ...
     def label_gradients(self) -> int: ...
     def label_gradients_of(self, tensors: list[Any]) -> int: ...
-
-# Files and lifetimes
-def read_file(path: bytes) -> tuple[dict[str, Any], dict[str, Any]]: ...
-def write_file(path: bytes, columns: dict[str, Any], overwrite: bool) -> None: ...
-def read_snapshot(path: bytes) -> dict[str, Any]: ...
-def lifetimes(columns: dict[str, NDArray[np.generic]]) -> dict[str, Any]: ...
-
-# Chrome trace
-class ChromeTrace:
-    def __init__(self, texts: list[bytes], tables: list[dict[str, Any]]) -> None: ...
-    def next(self, size: int) -> bytes: ...
-    def events(self) -> int: ...
-
-def nest_slices(
-    thread: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]
-) -> NDArray[np.int64]: ...
-def thin_samples(
-    times: NDArray[np.int64], columns: list[NDArray[np.int64]], bucket_ns: int
-) -> NDArray[np.int64]: ...

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from pytracer.version import __version__
 
 if TYPE_CHECKING:
-    from pytracer.api import LoadedTrace, load, trace
+    from pytracer.api import trace
+    from pytracer.reading import LoadedTrace, load
 
 __all__ = ["LoadedTrace", "__version__", "load", "trace"]
 
@@ -21,7 +22,8 @@ __all__ = ["LoadedTrace", "__version__", "load", "trace"]
 class _Package(ModuleType):
     """Imports torch only when something is asked for that needs it.
 
-    `pytracer run` must not: a program may set the environment before its own `import torch`.
+    Reading a trace does not. `pytracer run` must not: a program may set the environment before its
+    own `import torch`.
     """
 
     @property
@@ -41,9 +43,9 @@ sys.modules[__name__].__class__ = _Package
 
 def __getattr__(name: str) -> Any:
     if name in ("LoadedTrace", "load"):
-        from pytracer import api
+        from pytracer import reading
 
-        return getattr(api, name)
+        return getattr(reading, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,15 +1,17 @@
-"""The only door to the compiled extension: `from pytracer._native import C`.
+"""The only door to the compiled extensions: `from pytracer._native import C`, or `core`.
 
-An extension of torch works with the release of torch it was compiled for and with no other. Loaded
-into another, it fails with an undefined symbol or, worse, reads structures that have changed. So
-there is one for each release, and which one fits is seen before any is opened: from the
-`_build.json` that the build writes beside them, and from torch's version.
+`core` reads and writes files and needs no torch. `C` records. An extension of torch works with the
+release of torch it was compiled for and with no other. Loaded into another, it fails with an
+undefined symbol or, worse, reads structures that have changed. So there is one for each release,
+and which one fits is seen before any is opened: from the `_build.json` that the build writes beside
+them, and from torch's version. Each is opened when it is first asked for.
 """
 
 import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import shlex
 import sys
 import sysconfig
@@ -18,13 +20,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from pytracer import errors
 from pytracer.version import OLDEST_TORCH, TESTED_TORCH
 
 if TYPE_CHECKING:
-    from pytracer import _C as C
+    from pytracer import _C as C, _core as core
 
 HERE = Path(__file__).parent
 Facts = Mapping[str, Any]
@@ -89,15 +89,16 @@ def facts_for(facts: Facts, torch_version: str, package: Path = HERE) -> dict[st
     Raises:
         BuildMismatch: there is none for this torch or this Python; names both and what to do.
     """
-    release, abi = release_of(torch_version), sysconfig.get_config_var("SOABI")
     check_torch(torch_version)
-    if facts.get("abi") != abi:
-        raise errors.BuildMismatch(
-            f"pytracer was built for Python {facts.get('abi')}, and this is {abi}. Rebuild it:\n"
-            f"  {how_to_rebuild(package)}"
-        )
+    _check_abi(facts, package)
+    release = release_of(torch_version)
     torches = facts.get("torches", {})
     fitting = torches.get(release)
+    if not torches:
+        raise errors.BuildMissing(
+            "this pytracer was installed where there was no torch: it reads traces and records "
+            f"none. Install it again:\n  {how_to_rebuild(package)}"
+        )
     if fitting is None or _promised(fitting["torch"]) != _promised(torch_version):
         built_for = ", ".join(each["torch"] for each in torches.values()) or "none"
         raise errors.BuildMismatch(
@@ -105,6 +106,16 @@ def facts_for(facts: Facts, torch_version: str, package: Path = HERE) -> dict[st
             f"Rebuild it:\n  {how_to_rebuild(package)}"
         )
     return {**{name: facts[name] for name in ("python", "abi", "compiler")}, **fitting}
+
+
+def _check_abi(facts: Facts, package: Path) -> str:
+    abi = str(sysconfig.get_config_var("SOABI"))
+    if facts.get("abi") != abi:
+        raise errors.BuildMismatch(
+            f"pytracer was built for Python {facts.get('abi')}, and this is {abi}. Rebuild it:\n"
+            f"  {how_to_rebuild(package)}"
+        )
+    return abi
 
 
 def check_torch(version: str) -> None:
@@ -124,10 +135,35 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int("".join(filter(str.isdigit, each)) or 0) for each in version.split(".")[:2])
 
 
-def _load(facts: Mapping[str, str | None]) -> ModuleType:
-    """Opens the binary for this release, as `pytracer._C`."""
-    release = release_of(str(facts["torch"]))
-    name, path = "pytracer._C", HERE / f"_C-torch{release}.{facts['abi']}.so"
+def torch_version() -> str:
+    """The version of the torch that runs, or would; importing it takes seconds, so it is read.
+
+    Raises:
+        BuildMissing: there is no torch.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        return str(torch.__version__)
+    try:
+        found = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # somebody keeps it from being imported
+        found = None
+    if found is None or found.origin is None:
+        raise errors.BuildMissing(
+            "recording needs torch, and there is none here (reading traces needs none). Install "
+            f"it: {shlex.quote(sys.executable)} -m pip install torch"
+        )
+    version = Path(found.origin).with_name("version.py")
+    named = re.search(r"^__version__\b.*?= *'(.+?)'", _text_of(version), re.MULTILINE)
+    return named[1] if named else str(importlib.import_module("torch").__version__)
+
+
+def _text_of(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
+
+
+def _load(name: str, path: Path, beside: str) -> ModuleType:
+    """Opens a binary as `pytracer.NAME`."""
+    name = f"pytracer.{name}"
     loader = importlib.machinery.ExtensionFileLoader(name, str(path))
     spec = importlib.util.spec_from_file_location(name, path, loader=loader)
     assert spec is not None
@@ -136,26 +172,52 @@ def _load(facts: Mapping[str, str | None]) -> ModuleType:
         loader.exec_module(module)
     except ImportError as error:
         raise errors.BuildMismatch(
-            f"pytracer's extension was built for torch {facts['torch']} and does not load in torch "
-            f"{torch.__version__}: {error}\nRebuild it:\n  {how_to_rebuild()}"
+            f"pytracer's {path.name} does not load in {beside}: {error}\n"
+            f"Rebuild it:\n  {how_to_rebuild()}"
         ) from error
     sys.modules[name] = module
     return module
 
 
-def _open_tracker(extension: ModuleType, release: str) -> str:
+def _open_tracker(torch: ModuleType, extension: ModuleType) -> str:
     """Opens the CUDA tracker beside a torch that has CUDA; returns why there is none."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
-    path = HERE / f"_cuda-torch{release}.so"
+    path = HERE / f"_cuda-torch{release_of(str(torch.__version__))}.so"
     if not path.is_file():
-        return "this build of pytracer has no CUDA tracker; rebuild it beside a CUDA torch"
+        return f"this build of pytracer has no CUDA tracker; build one: {how_to_rebuild()}"
     return str(extension.open_device_tracker(os.fsencode(path)))
 
 
-facts = facts_for(read_facts(), str(torch.__version__))
-if not TYPE_CHECKING:
-    C = _load(facts)
-no_tracker = _open_tracker(C, release_of(str(torch.__version__)))
+def _open_core() -> dict[str, Any]:
+    abi = _check_abi(read_facts(), HERE)
+    return {"core": _load("_core", HERE / f"_core.{abi}.so", f"Python {sys.version.split()[0]}")}
 
-__all__ = ["C", "facts", "no_tracker"]
+
+def _open_extension() -> dict[str, Any]:
+    version = torch_version()
+    facts = facts_for(read_facts(), version)
+    torch = importlib.import_module("torch")
+    if "core" not in globals():  # which the extension imports
+        globals().update(_open_core())
+    path = HERE / f"_C-torch{release_of(version)}.{facts['abi']}.so"
+    extension = _load("_C", path, f"torch {version}")
+    return {"C": extension, "facts": facts, "no_tracker": _open_tracker(torch, extension)}
+
+
+if TYPE_CHECKING:
+    facts: dict[str, str | None]  # of the binary that is open
+    no_tracker: str  # why there is no CUDA tracker; "" if there is one
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name == "core":
+            globals().update(_open_core())
+        elif name in ("C", "facts", "no_tracker"):
+            globals().update(_open_extension())
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return globals()[name]
+
+
+__all__ = ["C", "core", "facts", "no_tracker"]

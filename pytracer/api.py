@@ -1,4 +1,4 @@
-"""The public face: `trace()` records, `load()` reads back, and both answer the same questions."""
+"""The public face of recording: `trace()`. What it answers is in `pytracer/reading.py`."""
 
 import contextlib
 import dis
@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
-from pytracer import environment, errors, health, snapshot
+from pytracer import environment, errors
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
@@ -25,303 +25,16 @@ from pytracer.capture.session import (
     ends_always,
     ends_if_it_raises,
 )
-from pytracer.trace import Trace, load as load_trace
+from pytracer.reading import Views
+from pytracer.trace import Trace
 
 if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
     from typing_extensions import Self
 
-    from pytracer.analysis.budgets import Exceeded
-    from pytracer.analysis.views import Peak
     from pytracer.cost.measure import Measurement
-    from pytracer.export.chrome import Exported
 
 P = ParamSpec("P")
 R = TypeVar("R")
-At = Literal["peak", "end"] | int
-
-
-class Views:
-    """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns.
-
-    pandas leaves out columns where the screen is narrow: `print(t.steps().to_string())` has all.
-    """
-
-    @property
-    def data(self) -> Trace:
-        """The recorded columns behind every view."""
-        raise NotImplementedError
-
-    @property
-    def peak(self) -> "Peak":
-        """The moment of greatest memory: .bytes .time_ns .step .phase .by_category."""
-        from pytracer.analysis import views
-
-        return views.peak(self.data)
-
-    def summary(self) -> "pd.DataFrame":
-        """One row per category: bytes at the peak, at its own peak and at the end."""
-        from pytracer.analysis import views
-
-        return views.summary(self.data)
-
-    def allocations(self) -> "pd.DataFrame":
-        """One row per allocation, in order."""
-        from pytracer.analysis import views
-
-        return views.allocations_frame(self.data)
-
-    def timeline(self, by: str = "category") -> "pd.DataFrame":
-        """Bytes over time, a column per category (or phase, device); index: time_ns."""
-        from pytracer.analysis import views
-
-        return views.timeline(self.data, by=by)
-
-    def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
-        """Who holds memory at a moment: by "module", "op", "line", "phase", "role", or several."""
-        from pytracer.analysis import views
-
-        return views.by(self.data, keys, at=at)
-
-    def steps(self) -> "pd.DataFrame":
-        """One row per training step: its peak, what it left behind, how long it took.
-
-        Step 0 is the first one that was recorded, whatever a schedule let pass before it.
-        """
-        from pytracer.analysis import views
-
-        return views.steps(self.data)
-
-    def bytes_per_parameter(self) -> "pd.DataFrame":
-        """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
-        from pytracer.analysis import views
-
-        return views.bytes_per_parameter(self.data)
-
-    def ledger(
-        self, at: Literal["peak", "end"] = "end", device: str | None = None
-    ) -> "pd.DataFrame":
-        """From tensors to what nvidia-smi shows (on CPU: resident memory), with the residual.
-
-        `attrs` of the result has residual, limit and notes.
-        """
-        from pytracer.analysis import ledger
-
-        return ledger.frame(ledger.ledger(self.data, at, device))
-
-    def fragmentation(
-        self,
-        at: At | Literal["oom"] = "peak",
-        request: int | None = None,
-        device: str | None = None,
-    ) -> "pd.DataFrame":
-        """One row per segment of CUDA's allocator: what of it cannot serve a request, and why.
-
-        Args:
-            at: "peak", "end", a time, or "oom": when the last request failed.
-            request: bytes; by default the request that failed, or the largest of the trace.
-            device: by default the one that the program trains on.
-
-        `attrs` of the result has the sums, and whether expandable segments would have helped.
-        """
-        from pytracer.analysis import fragmentation
-
-        return fragmentation.frame(fragmentation.layout(self.data, at, device, request))
-
-    def findings(self) -> "pd.DataFrame":
-        """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
-        import pandas as pd
-
-        from pytracer.analysis import findings
-        from pytracer.export.table import size_text
-
-        rows = [vars(row) for row in findings.findings(self.data, size_text)]
-        # Texts inside: pandas leaves out middle columns where the screen is narrow.
-        inside = ["evidence", "change"]
-        outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]
-        return pd.DataFrame(rows, columns=[*outside[:3], *inside, *outside[3:]])
-
-    def check(self, **limits: int | str) -> "list[Exceeded]":
-        """Limits that do not hold: `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
-
-        A category's limit is on its own peak. An empty list is good news.
-        """
-        from pytracer.analysis import budgets
-
-        return budgets.check(self.data, limits)
-
-    def growth_per_step(self) -> int:
-        """Bytes that a step leaves behind: the median of all but the first."""
-        from pytracer.analysis import budgets
-
-        return budgets.growth_per_step(self.data)
-
-    def post_mortem(self, width: int = 80) -> str:
-        """One page about the last allocation that failed; "" if none did."""
-        from pytracer.export import postmortem
-
-        return postmortem.render(self.data, width)
-
-    def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
-        """What each part cost, forward and backward: FLOPs, bytes, time, ratios and a verdict.
-
-        Needs `trace(cost=True)`. `attrs` of the result says what was measured on, the sum of all
-        times, and which operators could not be counted.
-        """
-        from pytracer.analysis import cost
-
-        return cost.frame(self.data, by)
-
-    def health(self) -> "pd.DataFrame":
-        """What was lost or could not be seen, and what to do about it."""
-        from pytracer.analysis import views
-
-        return views.health(self.data)
-
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a `.pytrace` file that `load` reads back equal."""
-        return self.data.save(path, overwrite=overwrite)
-
-    def export_chrome_trace(
-        self,
-        path: str | Path,
-        *,
-        overwrite: bool = False,
-        max_events: int | None = None,
-        min_dt_us: float = 0,
-        arrows: int = 1000,
-    ) -> "Exported":
-        """Writes a `.json` or `.json.gz` for https://ui.perfetto.dev and chrome://tracing.
-
-        Args:
-            path: the file, compressed if it ends in .gz.
-            overwrite: replace a file that is there.
-            max_events: keep the largest allocations, the longest ops and as many samples of the
-                counters as fit; the result says what was left out.
-            min_dt_us: keep only the counters' extremes of each so many microseconds.
-            arrows: how many of the largest allocations get an arrow to where they are freed.
-        """
-        from pytracer.export import chrome
-
-        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows)
-        return chrome.write(self.data, path, options, overwrite=overwrite)
-
-    def export_memory_snapshot(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a `.pickle` for https://pytorch.org/memory_viz, with the categories."""
-        from pytracer.export.snapshot import write
-
-        return write(self.data, path, overwrite=overwrite)
-
-    def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a page without scripts: the table and a picture, as in a notebook."""
-        from pytracer.export import html
-
-        return html.write(self.data, path, overwrite=overwrite)
-
-    def to_parquet(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes allocations, timeline, steps and summary as Parquet (needs pyarrow)."""
-        from pytracer.export import parquet
-
-        return parquet.write(self.data, folder, overwrite=overwrite)
-
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
-        """Draws categories over time, steps, phases and the peak (needs matplotlib)."""
-        from pytracer.export import plot
-
-        return plot.plot(self.data, ax)
-
-    def diff(
-        self,
-        other: "Views | None" = None,
-        by: str | Sequence[str] = ("category", "module", "op", "line", "phase"),
-        *,
-        at: At = "peak",
-        steps: tuple[int, int] | None = None,
-    ) -> "pd.DataFrame":
-        """What is different in the other trace, the largest change first.
-
-        Args:
-            other: the trace that is compared with this one; by default this one itself.
-            by: what to tell apart: any keys of `by()`.
-            at: the moment of each, its own peak by default.
-            steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
-        """
-        from pytracer.analysis import diff
-
-        if other is None and steps is None:
-            raise errors.UsageError("diff() needs another trace, or two steps=(0, 2) of this one")
-        _check_steps(steps)
-        if other is not None and not isinstance(other, Views):
-            raise errors.UsageError(
-                f"diff() compares with another trace, and {other!r} is none: t.diff(load(file))"
-            )
-        after = self.data if other is None else other.data
-        return diff.frame(diff.diff(self.data, after, by, at, steps))
-
-    def _repr_html_(self) -> str:
-        """In a notebook: the table and a picture, without scripts."""
-        from pytracer.export import html
-
-        return html.fragment(self.data)
-
-    def table(self, width: int | None = None, *, color: bool = False) -> str:
-        """The one screen, as text; by default as wide as the terminal, and 80 columns at most."""
-        from pytracer.export import table
-
-        return table.render(self.data, width=width or table.columns(), color=color)
-
-    def __str__(self) -> str:
-        """The one screen."""
-        return self.table()
-
-    def __repr__(self) -> str:
-        """One line, for a prompt; `print(t)` has the screen."""
-        return f"<pytracer.{type(self).__name__}: {self._in_short()}>"
-
-    def _in_short(self) -> str:
-        from pytracer.export.table import size_text
-
-        peak, events = self.peak, len(self.data.events.ticks)
-        return f"peak {size_text(peak.bytes)} on {peak.device}, {events:,} events"
-
-
-class LoadedTrace(Views):
-    """A trace read from a file."""
-
-    def __init__(self, data: Trace) -> None:
-        """`load` makes these."""
-        self._data = data
-
-    @property
-    def data(self) -> Trace:
-        """The recorded columns behind every view."""
-        return self._data
-
-    @property
-    def file_report(self) -> dict[str, Any]:
-        """How whole the file was: status, lost rows, notes."""
-        return dict(self._data.file_report)
-
-
-def load(path: str | Path) -> LoadedTrace:
-    """Reads a saved trace, whole or as far as it was written before the program died.
-
-    Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) are read as well, and nothing in
-    them is executed. Of a file that is not whole a RuntimeWarning tells.
-    """
-    loaded = read(path)
-    for name in sorted(health.OF_FILES & loaded.data.losses.keys()):
-        known = health.counter(name)
-        errors.warn(f"{os.fspath(path)}: {known.meaning}. {known.advice} t.file_report has details")
-    return loaded
-
-
-def read(path: str | Path) -> LoadedTrace:
-    """As `load`, for those who tell of a file that is not whole in their own way."""
-    if snapshot.is_snapshot(path):
-        return LoadedTrace(snapshot.load(path))
-    return LoadedTrace(load_trace(path))
 
 
 class Schedule(Protocol):
@@ -665,11 +378,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write("\n" + text)
-
-
-def _check_steps(steps: Any) -> None:
-    if steps is not None and not (isinstance(steps, tuple | list) and len(steps) == 2):
-        raise errors.UsageError(f"steps={steps!r}: a step of each, as in steps=(0, 2)")
 
 
 def _check_targets(targets: Sequence[Any]) -> None:

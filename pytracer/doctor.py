@@ -2,22 +2,27 @@
 
 A trace proves itself as it goes (its sums are held against the allocator's counters, see
 `health()`), without allocating anything. What is here allocates, so it runs only when asked for.
+What cannot be loaded is one line of the report, and never its end.
 """
 
 import ctypes
+import importlib
+import importlib.util
+import os
+import platform
+import sys
+import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
-from pytracer import errors, schema
-from pytracer._native import facts
+from pytracer import _native, errors, schema
 from pytracer.analysis import agreement
-from pytracer.capture.session import Options, Session
 from pytracer.trace import Trace
+from pytracer.version import TESTED_TORCH
 
-TESTED_TORCH = ("2.11", "2.12", "2.13")
 _ODD_SIZE = 1000  # no allocator rounds to it
 
 
@@ -26,32 +31,98 @@ class Check:
     """One line of the doctor's report."""
 
     name: str
-    verdict: str  # "ok", "off" (not available, and why) or "failed"
+    verdict: str  # "ok", "new" (not tested yet), "off" (not available, and why) or "failed"
     detail: str
+
+
+def machine() -> dict[str, Any]:
+    """What there is, whether or not it works."""
+    torch = _torch()
+    cuda = torch is not None and torch.cuda.is_available()
+    settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF")
+    return {
+        "python": platform.python_version(),
+        "torch": None if torch is None else str(torch.__version__),
+        "cuda": None if torch is None else torch.version.cuda,
+        "devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch is not None and cuda
+        else [],
+        "allocator_settings": settings or "",
+    }
+
+
+def _torch() -> Any:
+    """The module, or None."""
+    try:
+        return importlib.import_module("torch")
+    except (ImportError, OSError):
+        return None
 
 
 def checks() -> Iterator[Check]:
     """Every check, as it is made."""
-    yield Check("extension", "ok", f"built for torch {facts['torch']}, {facts['compiler']}")
+    reading = _reading()
+    yield reading
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        yield _free_threaded()
+    recording = _recording()
+    yield recording
+    if "failed" in (reading.verdict, recording.verdict):
+        return
     yield _torch_is_tested()
     yield _device("cpu")
+    torch = _torch()
     if torch.cuda.is_available():
         yield _device("cuda")
     elif torch.version.cuda is None:
         yield Check("cuda events", "off", "this torch is built without CUDA")
     else:
         yield Check("cuda events", "off", "no CUDA device is visible")
+    if torch.version.cuda is not None:
+        yield _tracker()
     yield _nvml()
 
 
+def _reading() -> Check:
+    try:
+        name = _native.core.__name__
+    except errors.PytracerError as error:
+        return Check("reading", "failed", str(error))
+    return Check("reading", "ok", f"{name} reads and writes traces, also without torch")
+
+
+def _free_threaded() -> Check:
+    if sys._is_gil_enabled():  # type: ignore[attr-defined,unused-ignore]
+        return Check(
+            "free threading", "off", "this Python could do without the GIL; pytracer puts it on"
+        )
+    return Check("free threading", "new", "the GIL is off, and pytracer was never tested so")
+
+
+def _recording() -> Check:
+    try:
+        facts = _native.facts
+    except errors.PytracerError as error:
+        return Check("recording", "failed", str(error))
+    except (ImportError, OSError) as error:
+        return Check("recording", "failed", f"torch cannot be imported: {error}")
+    return Check("recording", "ok", f"built for torch {facts['torch']}, {facts['compiler']}")
+
+
+def _tracker() -> Check:
+    if _native.no_tracker:
+        return Check("cuda tracker", "failed", _native.no_tracker)
+    return Check("cuda tracker", "ok", "opened beside this torch")
+
+
 def _torch_is_tested() -> Check:
-    release = ".".join(str(torch.__version__).split(".")[:2])
-    if release in TESTED_TORCH:
-        return Check("torch", "ok", f"{torch.__version__}, a tested release")
+    version = _native.torch_version()
+    if _native.release_of(version) in TESTED_TORCH:
+        return Check("torch", "ok", f"{version}, a tested release")
     return Check(
         "torch",
-        "off",
-        f"{torch.__version__} has not been tested (tested: {', '.join(TESTED_TORCH)}); "
+        "new",
+        f"{version} is newer than the tested releases ({TESTED_TORCH[0]} to {TESTED_TORCH[-1]}); "
         "the checks below tell whether it works",
     )
 
@@ -73,6 +144,9 @@ def _device(device: str) -> Check:
 
 def _record(device: str) -> Trace:
     """Allocates and frees an odd number of bytes under a trace of its own."""
+    from pytracer.capture.session import Options, Session
+
+    torch = _torch()
     session = Session(Options(devices=(device,)))
     if device == "cuda":
         torch.cuda.init()
@@ -103,6 +177,7 @@ def _wrong(trace: Trace, device: str) -> Iterator[str]:
 
 
 def _statistics() -> str:
+    torch = _torch()
     if not torch.cuda.is_initialized():
         return ""
     stats = torch.cuda.memory_stats()

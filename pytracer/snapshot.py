@@ -36,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.ranges import Ranges
 from pytracer.schema import (
     ACTION,
@@ -100,8 +100,8 @@ def load(path: str | Path) -> Trace:
         errors.UnreadableTrace: not a snapshot, cut short, or one that wants to run code.
     """
     try:
-        columns = C.read_snapshot(os.fsencode(path))
-    except C.FileError as error:
+        columns = core.read_snapshot(os.fsencode(path))
+    except core.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
     return _Import(columns).trace(Path(path))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pytracer import errors, schema
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.files import unfinished
 
 # The readings of both clocks closer together than this say nothing about the rate.
@@ -85,8 +85,8 @@ class Trace:
         beside = target
         try:
             with place as beside:
-                C.write_file(os.fsencode(beside), self.to_columns(), overwrite)
-        except (C.FileError, OSError) as error:
+                core.write_file(os.fsencode(beside), self.to_columns(), overwrite)
+        except (core.FileError, OSError) as error:
             raise errors.CannotWrite(str(error).replace(str(beside), str(target))) from None
         return target
 
@@ -125,8 +125,8 @@ def load(path: str | Path) -> Trace:
         errors.UnreadableTrace: not a trace, damaged beyond reading, of a newer format, or missing.
     """
     try:
-        columns, report = C.read_file(os.fsencode(path))
-    except C.FileError as error:
+        columns, report = core.read_file(os.fsencode(path))
+    except core.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
     trace = Trace.from_columns(columns, report)
     if report["status"] != "complete" and not len(trace.events.ticks) + len(trace.scopes.ticks):

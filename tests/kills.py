@@ -53,7 +53,7 @@ def kill_recordings(folder: Path, delays: list[float], steps: int) -> None:
 
 def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
     """Every killed file, and as many cuts of each, beside the whole recording."""
-    from pytracer.api import read
+    from pytracer.reading import read
 
     rng = random.Random(seed)
     truth = read(folder / WHOLE).steps()[TOTALS]
@@ -70,7 +70,7 @@ def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
 def _compare(path: Path, truth: "pd.DataFrame") -> Found:
     from pytracer import errors
     from pytracer.analysis import phases
-    from pytracer.api import read
+    from pytracer.reading import read
 
     size = path.stat().st_size
     try:

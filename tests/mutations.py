@@ -417,7 +417,7 @@ class Judge:
         return not (seed.is_snapshot or damaged.repaired or foreign)
 
     def _read(self, name: str, content: bytes) -> Any:
-        from pytracer.api import read
+        from pytracer.reading import read
 
         self.path = self.path.with_suffix(Path(name).suffix)
         self.path.write_bytes(content)
@@ -491,7 +491,7 @@ def run_every_command(path: Path) -> None:
 
 def exports_are_read_back(loaded: Any, path: Path) -> None:
     """What is saved is what was loaded, and says as well that it is not whole."""
-    from pytracer.api import read
+    from pytracer.reading import read
 
     out = str(path.with_suffix(""))
     read(f"{out}.out.pickle")

@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "version": set(),
     "health": {"schema"},
     "ranges": set(),
-    "_native": {"_C", "errors", "version"},
+    "_native": {"_C", "_core", "errors", "version"},
     "trace": {*WORDS, "_native"},
     "snapshot": {*WORDS, "_native", "ranges", "trace"},
     "capture": {*WORDS, "_native", "environment", "trace"},
@@ -29,18 +29,22 @@ MAY_IMPORT = {
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
-    # The public face: where capture and analysis meet.
-    "api": {*WORDS, "analysis", "capture", "cost", "environment", "export", "snapshot", "trace"},
-    "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "export", "gemm", "trace"},
-    "integrations": {*WORDS, "api", "capture", "environment", "export", "recording", "trace"},
+    # The public face: what can be asked, and where capture and analysis meet.
+    "reading": {*WORDS, "analysis", "export", "snapshot", "trace"},
+    "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
+    "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "export", "gemm"}
+    | {"reading", "trace"},
+    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}
+    | {"trace"},
     "demo": {*WORDS, "api"},
     "recording": {"errors"},
     "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
-    | {"demo", "doctor", "environment", "export", "gemm", "integrations", "runner", "trace"},
+    | {"demo", "doctor", "environment", "export", "gemm", "integrations"}
+    | {"reading", "runner", "trace"},
     "__main__": {"cli"},
-    "__init__": {"api", "errors", "integrations", "version"},
+    "__init__": {"api", "errors", "integrations", "reading", "version"},
 }
 MEASURES = {"capture", "claims", "cost", "gemm"}
 MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "runner"}

@@ -8,8 +8,8 @@ from hypothesis import given, strategies as st
 
 from pytracer import errors
 from pytracer.analysis import budgets
-from pytracer.api import read
 from pytracer.cli import main
+from pytracer.reading import read
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20

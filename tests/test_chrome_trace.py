@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 
 import pytracer
 from pytracer import errors, trace as record
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.analysis import blocks, views
 from pytracer.cli import main
 from pytracer.export import chrome
@@ -238,7 +238,7 @@ spans = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 50), st.integers(-3
 @given(spans)
 def test_any_slices_nest(rows: list[tuple[int, int, int]]) -> None:
     thread, begin, length = np.array(rows or np.zeros((0, 3)), np.int64).T
-    ends = C.nest_slices(thread, begin, begin + length)
+    ends = core.nest_slices(thread, begin, begin + length)
     assert (ends <= np.maximum(begin, begin + length)).all()
     for number in set(thread.tolist()):
         own = thread == number
@@ -254,7 +254,7 @@ def test_any_name_is_read_back(names: list[str]) -> None:
         "thread": zeros, "id": zeros, "from": zeros, "to": zeros, "arguments": [],
     }  # fmt: skip
     texts = [name.encode("utf-8", "surrogatepass") for name in names]
-    chunk = C.ChromeTrace(texts, [table]).next(1 << 20).decode()
+    chunk = core.ChromeTrace(texts, [table]).next(1 << 20).decode()
     found = [event["name"] for event in json.loads(f"[{chunk.rstrip()[:-1]}]")]
     assert found == [re.sub("[\ud800-\udfff]", "\ufffd", name) for name in names]
     assert not any(ord(c) < 32 and c != "\n" for c in chunk)

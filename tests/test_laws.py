@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from pytracer import load, trace
-from pytracer._native import C
+from pytracer._native import C, core
 from pytracer.analysis import views
 from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
@@ -27,7 +27,7 @@ sys.path.insert(0, str(ROOT))  # for benchmarks/models.py
 
 def live_and_peak(data: Trace, device_type: int) -> tuple[int, int]:
     """Requested bytes alive at the end, and the most there ever were, by the events alone."""
-    found = C.lifetimes(data.to_columns())
+    found = core.lifetimes(data.to_columns())
     on_device = data.places.device_type[found["place"]] == device_type
     start, completed = found["start"][on_device], found["completed"][on_device]
     size = found["bytes"][on_device].astype(np.int64)
@@ -98,7 +98,7 @@ def test_memory_from_before_the_trace_is_seen_when_it_is_met_and_when_it_goes():
     with trace(model, devices="cpu", report=False) as t:
         model.weight = None
         gc.collect()
-    found = C.lifetimes(t.data.to_columns())
+    found = core.lifetimes(t.data.to_columns())
     seeds = found["start"] == -1
     assert sorted(found["bytes"][seeds]) == [40, 4000]
     ended = found["bytes"][seeds & (found["completed"] >= 0)]
@@ -370,7 +370,7 @@ def test_cuda_memory_from_before_is_seeded_at_one_instant():
             with trace(report=False) as t:
                 for _ in range(50):
                     torch.empty(1000, device="cuda")
-            found = C.lifetimes(t.data.to_columns())
+            found = core.lifetimes(t.data.to_columns())
             assert found["counters"]["unmatched_frees"] == 0
             assert found["counters"]["unmatched_free_requests"] == 0
             assert found["counters"]["implicit_frees"] == 0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import errors, schema
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.analysis import reference
 from pytracer.trace import Trace, load, unix_ns
 from tests.strategies import PLACES, hostile_events, valid_events
@@ -19,7 +19,7 @@ EVENT_H = Path(__file__).parents[1] / "csrc" / "core" / "event.h"
 def native(events: schema.Events) -> dict[str, np.ndarray]:
     columns = {f"events.{name}": column for name, column in events._asdict().items()}
     columns |= {f"places.{name}": column for name, column in PLACES._asdict().items()}
-    return C.lifetimes(columns)
+    return core.lifetimes(columns)
 
 
 @given(st.one_of(valid_events(), hostile_events()))

@@ -236,7 +236,7 @@ def test_another_torch_is_refused_before_the_binary_is_loaded(tmp_path: Path) ->
     copy_beside_a_torch(tmp_path, "2.99.0+cu150")
     facts = json.dumps(built_for("2.13.0+cpu"))
     (tmp_path / "pytracer" / "_build.json").write_text(facts)
-    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
     assert "errors.BuildMismatch: pytracer was built for torch 2.13.0+cpu" in message
     assert "this is torch 2.99.0+cu150" in message
     assert f"{sys.executable} -m pip install --force-reinstall --no-deps ." in message
@@ -247,8 +247,9 @@ def test_a_binary_that_does_not_load_is_explained(tmp_path: Path) -> None:
     copy_beside_a_torch(tmp_path, "2.13.0+cpu")
     facts = json.dumps(built_for("2.13.0+cpu"))
     (tmp_path / "pytracer" / "_build.json").write_text(facts)
+    shutil.copy(ROOT / "pytracer" / f"_core.{ABI}.so", tmp_path / "pytracer")
     (tmp_path / "pytracer" / f"_C-torch2.13.{ABI}.so").write_text("not a binary")
-    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
     assert "does not load in torch 2.13.0+cpu" in message
     assert "Rebuild it:" in message
 
@@ -258,7 +259,7 @@ def test_a_checkout_that_was_never_built_says_how(tmp_path: Path) -> None:
     copy_beside_a_torch(tmp_path, "2.13.0+cpu")
     (tmp_path / "csrc").mkdir()
     (tmp_path / "setup.py").touch()
-    message = run("-c", "import pytracer._native", cwd=tmp_path).stderr
+    message = run("-c", "from pytracer._native import C", cwd=tmp_path).stderr
     assert "errors.BuildMissing" in message
     assert f"cd {tmp_path} && {sys.executable} setup.py build_ext --inplace" in message
 
@@ -273,7 +274,9 @@ def test_a_checkout_that_hides_an_installed_pytracer_says_so(tmp_path: Path) -> 
     (checkout / "setup.py").touch()
 
     def message() -> str:
-        return run("-c", "import pytracer._native", cwd=checkout, PYTHONPATH=str(installed)).stderr
+        return run(
+            "-c", "from pytracer._native import C", cwd=checkout, PYTHONPATH=str(installed)
+        ).stderr
 
     assert "is installed in" not in message()  # that one was not built either
     (installed / "pytracer" / "_build.json").write_text("{}")
@@ -344,14 +347,16 @@ def test_what_does_not_compile_is_told_in_one_line(tmp_path: Path) -> None:
     assert "no 2" not in said
 
 
-def test_building_without_torch_says_what_to_do(tmp_path: Path) -> None:
-    """One clear message, not a traceback."""
+def test_building_without_torch_makes_the_reader_and_says_so(tmp_path: Path) -> None:
+    """What reads traces needs no torch; what records does, and the way to get it is told."""
     (tmp_path / "sitecustomize.py").write_text(
         "import importlib.util as u\nfind = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'torch' else find(name, *a)\n"
+        "u.find_spec = lambda name, *a: None if name in ('torch', 'pybind11') else find(name, *a)\n"
     )
     said = build_in_place(None, PYTHONPATH=str(tmp_path))
-    assert "pip install --no-build-isolation ." in said
+    assert said.startswith("warning: no torch was found, so pytracer will read traces")
+    assert "pip install torch, then pip install --force-reinstall --no-deps ." in said
+    assert said.endswith("error: pybind11 is missing; install it: pip install pybind11")
 
 
 def test_an_unknown_switch_is_refused() -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytracer import errors, load, trace
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.cli import output
 
 
@@ -118,14 +118,14 @@ def test_a_trace_that_cannot_be_saved_leaves_the_one_that_it_would_have_replaced
 ) -> None:
     path = traced.save(tmp_path / "run.pytrace")
     before = path.read_bytes()
-    whole = C.write_file
+    whole = core.write_file
 
     def ends_early(path: bytes, columns: dict[str, Any], overwrite: bool) -> None:
         whole(path, columns, overwrite)
         os.truncate(path, 100)
-        raise C.FileError(f"{os.fsdecode(path)}: no room is left on the device")
+        raise core.FileError(f"{os.fsdecode(path)}: no room is left on the device")
 
-    monkeypatch.setattr(C, "write_file", ends_early)
+    monkeypatch.setattr(core, "write_file", ends_early)
     with pytest.raises(errors.CannotWrite, match=r"/run\.pytrace: no room"):
         traced.save(path, overwrite=True)
     assert path.read_bytes() == before

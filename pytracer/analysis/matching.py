@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.analysis.once import once_per_trace
 from pytracer.schema import ACTION, I64, U16, U64
 from pytracer.trace import Trace
@@ -33,7 +33,7 @@ def lifetimes(trace: Trace) -> Lifetimes:
     """Matches allocs, frees and labels; csrc/core/lifetimes.h has the rules."""
     columns = {f"events.{name}": values for name, values in trace.events._asdict().items()}
     columns |= {f"places.{name}": values for name, values in trace.places._asdict().items()}
-    return Lifetimes(**C.lifetimes(columns))
+    return Lifetimes(**core.lifetimes(columns))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pytracer import environment, errors
-from pytracer._native import C, facts, no_tracker
+from pytracer._native import C, core, facts, no_tracker
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
@@ -234,7 +234,7 @@ class Session:
         if self.options.path is not None:
             try:
                 self._native.stream_to(os.fsencode(self.options.path), self._meta())
-            except C.FileError as error:
+            except core.FileError as error:
                 raise errors.CannotWrite(str(error)) from None
 
     def _learn(self, *, cuda: bool) -> None:
@@ -260,11 +260,11 @@ class Session:
         problem = ""
         try:
             self._native.end_and_write(self._meta())
-        except C.FileError as error:  # a full disk: what came before it is there
+        except core.FileError as error:  # a full disk: what came before it is there
             problem = str(error)
         try:
-            columns, report = C.read_file(os.fsencode(path))
-        except C.FileError as error:
+            columns, report = core.read_file(os.fsencode(path))
+        except core.FileError as error:
             raise errors.CannotWrite(problem or str(error)) from None
         if problem:
             errors.warn(problem)

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from pytracer.analysis import ledger, views
-from pytracer.api import Views, load, trace
+from pytracer.api import trace
 from pytracer.gemm.statistics import Interval, median
+from pytracer.reading import Views, load
 from pytracer.schema import CATEGORY_ORDER
 
 Run = Callable[["Lab"], dict[str, Any]]

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytracer.api import load
 from pytracer.claims import systems
 from pytracer.claims.claim import DEPENDS, MOST_UNKNOWN, SOURCES, VERDICTS, Claim
 from pytracer.claims.runner import Outcome, Row
@@ -17,6 +16,7 @@ from pytracer.export import html as html_export
 from pytracer.export.series import COLORS
 from pytracer.export.table import size_text
 from pytracer.files import write_whole
+from pytracer.reading import load
 
 Document = Mapping[str, Any]
 

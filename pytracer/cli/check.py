@@ -35,13 +35,13 @@ def add_check(commands: Any) -> None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from pytracer import api
+    from pytracer import reading
     from pytracer.analysis import budgets
     from pytracer.export import budget
 
     limits = _limits(options)
     with output.patience(f"reading {options.file}"):
-        loaded = api.read(options.file)
+        loaded = reading.read(options.file)
         baseline = output.read(options.baseline) if options.baseline else None
         if options.max_increase is not None:
             assert baseline is not None

@@ -86,9 +86,9 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
 
 def read(file: Path) -> Any:
     """The trace in a file; if it is damaged, that is said."""
-    from pytracer import api
+    from pytracer import reading
 
-    loaded = api.read(file)
+    loaded = reading.read(file)
     say_if_damaged(file, loaded)
     return loaded
 

@@ -1,7 +1,6 @@
 """Looking: demo, summary, diff, ledger, doctor."""
 
 import argparse
-import platform
 import shlex
 import sys
 from pathlib import Path
@@ -62,11 +61,11 @@ def add_summary(commands: Any) -> None:
 
 
 def _summary(options: argparse.Namespace) -> int:
-    from pytracer import api
+    from pytracer import reading
     from pytracer.export.table import columns, wants_color
 
     with output.patience(f"reading {options.file}"):
-        loaded = api.read(options.file)
+        loaded = reading.read(options.file)
         table = loaded.table(color=wants_color(sys.stdout))
     if options.json:
         output.print_json(output.summary_document(loaded))
@@ -227,22 +226,9 @@ def add_doctor(commands: Any) -> None:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    import torch
-
     from pytracer import doctor
-    from pytracer.capture.session import allocator_settings
 
-    found = {
-        "pytracer": __version__,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "devices": [
-            torch.cuda.get_device_name(i)
-            for i in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-        ],
-        "allocator_settings": allocator_settings(),
-    }
+    found = {"pytracer": __version__, **doctor.machine()}
     if not options.json:
         for name, value in found.items():
             shown = ", ".join(value) if isinstance(value, list) else value

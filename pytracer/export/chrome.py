@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors
-from pytracer._native import C
+from pytracer._native import core
 from pytracer.analysis import (
     blocks,
     device_times,
@@ -271,7 +271,7 @@ class _Document:
 
     def chunks(self) -> Iterator[bytes]:
         """The file's bytes, a few megabytes at a time."""
-        native = C.ChromeTrace(self._texts.encoded(), [rows.columns() for rows in self._tables])
+        native = core.ChromeTrace(self._texts.encoded(), [rows.columns() for rows in self._tables])
         yield self._count(self._head())
         while chunk := native.next(_CHUNK):
             yield self._count(chunk)
@@ -370,7 +370,7 @@ class _Document:
             "scope",
             self._program,
             begin=begin,
-            end=C.nest_slices(thread, begin, self._times(found.end)),
+            end=core.nest_slices(thread, begin, self._times(found.end)),
             name=self._known(tree.name[found.numbers]),
             thread=thread,
             arguments=[
@@ -471,7 +471,7 @@ class _Document:
             "pytracer",
             self._program,
             begin=begin,
-            end=C.nest_slices(thread, begin, end),
+            end=core.nest_slices(thread, begin, end),
             name=name,
             thread=thread,
             arguments=[(key, kind, np.array(values, np.int64))],
@@ -540,7 +540,9 @@ class _Document:
         count = min(len(ticks), *(len(column) for column in columns.values()))
         times = self._times(ticks[:count])
         columns = {key: column[:count] for key, column in columns.items()}
-        kept = C.thin_samples(times, list(columns.values()), self._bucket_ns(times, len(columns)))
+        kept = core.thin_samples(
+            times, list(columns.values()), self._bucket_ns(times, len(columns))
+        )
         self._note("counter samples", count - len(kept))
         return _Rows(
             _COUNTER,

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 from pytracer import errors
-from pytracer.api import Views
+from pytracer.reading import Views
 
 
 def of(traced: Views) -> dict[str, float]:

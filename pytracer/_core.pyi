@@ -1,0 +1,29 @@
+"""What reads and writes files, without torch. Only pytracer._native may import it."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+class FileError(Exception):
+    kind: int
+    path: str
+
+# Files and lifetimes
+def read_file(path: bytes) -> tuple[dict[str, Any], dict[str, Any]]: ...
+def write_file(path: bytes, columns: dict[str, Any], overwrite: bool) -> None: ...
+def read_snapshot(path: bytes) -> dict[str, Any]: ...
+def lifetimes(columns: dict[str, NDArray[np.generic]]) -> dict[str, Any]: ...
+
+# Chrome trace
+class ChromeTrace:
+    def __init__(self, texts: list[bytes], tables: list[dict[str, Any]]) -> None: ...
+    def next(self, size: int) -> bytes: ...
+    def events(self) -> int: ...
+
+def nest_slices(
+    thread: NDArray[np.int64], begin: NDArray[np.int64], end: NDArray[np.int64]
+) -> NDArray[np.int64]: ...
+def thin_samples(
+    times: NDArray[np.int64], columns: list[NDArray[np.int64]], bucket_ns: int
+) -> NDArray[np.int64]: ...
