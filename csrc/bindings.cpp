@@ -628,16 +628,17 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step"),
       py::arg("sessions_over"));
   m.def("mark_modules", &calls::mark_modules);
-  m.def("listen_to_operators", [](bool on) {
-    on ? ops::install(ops::Detail::kOp) : ops::uninstall();
-  });
+  m.def("listen_to_operators",
+        [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {
     for (py::handle tensor : tensors) {
-      look::each_part(tensor.ptr(),
-                      [](PyObject* part) { labels::record_saved(THPVariable_Unpack(part)); });
+      look::each_part(tensor.ptr(), [](PyObject* part) {
+        labels::record_saved(THPVariable_Unpack(part));
+        labels::record_shape(THPVariable_Unpack(part));
+      });
     }
   });
 
@@ -649,6 +650,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("attributes_of", &attributes_of);
   m.def("items_of", &items_of);
   m.def("parts_of", &parts_of);
+  m.def("is_parameter",
+        [](py::handle it) { return look::is_tensor(it.ptr()) && look::is_parameter(it.ptr()); });
   m.def("tensors_in",
         &tensors_in,
         py::arg("value"),
