@@ -14,14 +14,15 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytracer import _native, errors, schema
-from pytracer.analysis import agreement
-from pytracer.trace import Trace
 from pytracer.version import TESTED_TORCH
+
+if TYPE_CHECKING:
+    from pytracer.trace import Trace
 
 _ODD_SIZE = 1000  # no allocator rounds to it
 
@@ -142,7 +143,7 @@ def _device(device: str) -> Check:
     return Check(name, "ok", "sizes, order and sums are the allocator's own")
 
 
-def _record(device: str) -> Trace:
+def _record(device: str) -> "Trace":
     """Allocates and frees an odd number of bytes under a trace of its own."""
     from pytracer.capture.session import Options, Session
 
@@ -159,7 +160,7 @@ def _record(device: str) -> Trace:
     return trace
 
 
-def _wrong(trace: Trace, device: str) -> Iterator[str]:
+def _wrong(trace: "Trace", device: str) -> Iterator[str]:
     events = trace.events
     ours = np.flatnonzero((events.action == schema.ACTION["alloc"]) & (events.bytes == _ODD_SIZE))
     if len(ours) != 1:
@@ -172,6 +173,8 @@ def _wrong(trace: Trace, device: str) -> Iterator[str]:
         expected.insert(1, "free_requested")
     if order != expected:
         yield f"it was seen as {', '.join(order)} instead of {', '.join(expected)}"
+    from pytracer.analysis import agreement
+
     for where, total, counted in agreement.differences(trace):
         yield f"{where}: {total:,} bytes alive by the events, {counted:,} by the allocator"
 

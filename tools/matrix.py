@@ -121,6 +121,7 @@ def add_proofs(
     pytest = (python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
     row["seconds"]["tests"], output, well = run(*pytest, cwd=checkout, **used)
     row["tests"] = output.strip().splitlines()[-1]
+    row["failed"] = re.findall(r"^FAILED (\S+)", output, re.MULTILINE)
     row["ok"] = well and isinstance(row["demo"], dict) and "failed" not in row["doctor"].values()
 
 
@@ -166,9 +167,9 @@ def _counts(tests: str) -> str:
 
 def write_page(document: dict[str, Any]) -> None:
     page = PAGE.read_text()
-    begin, end = "<!-- matrix:begin -->\n", "\n<!-- matrix:end -->"
+    begin, end = "<!-- matrix:begin -->\n", "<!-- matrix:end -->"
     head, rest = page.split(begin)
-    PAGE.write_text(head + begin + table(document["rows"]) + end + rest.split(end)[1])
+    PAGE.write_text(head + begin + table(document["rows"]) + "\n" + end + rest.split(end)[1])
 
 
 def main() -> None:
