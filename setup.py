@@ -29,6 +29,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).parent.resolve()
 sys.path.insert(0, str(ROOT / "_build_backend"))
 import cuda_headers  # noqa: E402 - ours, and not on the path before
+from start_line import BuildPython  # noqa: E402
 
 try:
     import torch
@@ -187,11 +188,11 @@ if choice("PYTRACER_BUILD_EXT", ("1", "0")) == "1":
     # A stand-in that makes the wheel a platform wheel and puts the sources into the source
     # distribution; the real one is made when compiling starts, since it needs torch.
     stand_in = Extension(MODULE, sources("core/*.cpp", "torch/*.cpp", "cuda/*.cpp", "bindings.cpp"))
-    setup(ext_modules=[stand_in], cmdclass={"build_ext": BuildNative})
+    setup(ext_modules=[stand_in], cmdclass={"build_ext": BuildNative, "build_py": BuildPython})
 else:
     print(
         "warning: PYTRACER_BUILD_EXT=0: pytracer without its extension neither traces nor reads "
         "saved traces",
         file=sys.stderr,
     )
-    setup()
+    setup(cmdclass={"build_py": BuildPython})

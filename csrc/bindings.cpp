@@ -1,4 +1,5 @@
 // The only pybind11 module. It translates and decides nothing: policy lives in Python.
+#include "core/anonymous.h"
 #include "core/chrome_trace.h"
 #include "core/clock.h"
 #include "core/harvest.h"
@@ -628,9 +629,8 @@ PYBIND11_MODULE(_C, m) {
       py::arg("after_step"),
       py::arg("sessions_over"));
   m.def("mark_modules", &calls::mark_modules);
-  m.def("listen_to_operators", [](bool on) {
-    on ? ops::install(ops::Detail::kOp) : ops::uninstall();
-  });
+  m.def("listen_to_operators",
+        [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);
@@ -684,6 +684,7 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
+  m.def("without_paths", &without_paths);
   m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
 
