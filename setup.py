@@ -69,6 +69,7 @@ def main() -> None:
 
     from setuptools import Extension, __version__, setup
     from setuptools.command.build_ext import build_ext
+    from start_line import BuildPython
 
     if int(__version__.split(".")[0]) < 77:
         give_up(
@@ -81,7 +82,7 @@ def main() -> None:
             "reads saved traces",
             file=sys.stderr,
         )
-        setup()
+        setup(cmdclass={"build_py": BuildPython})
         return
 
     class BuildNative(build_ext):
@@ -101,7 +102,7 @@ def main() -> None:
     sources = [str(path.relative_to(ROOT)) for path in sorted(native.CSRC.rglob("*.cpp"))]
     setup(
         ext_modules=[Extension("pytracer._C", sources)],
-        cmdclass={"build_ext": BuildNative},
+        cmdclass={"build_ext": BuildNative, "build_py": BuildPython},
     )
 
 

@@ -1,6 +1,7 @@
 // What reads and writes files, for Python. It needs no torch, so that a trace can be looked at
 // where there is none.
 #include "columns.h"
+#include "core/anonymous.h"
 #include "core/chrome_trace.h"
 #include "core/lifetimes.h"
 #include "core/snapshot.h"
@@ -231,6 +232,7 @@ PYBIND11_MODULE(_core, m) {
 
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
+  m.def("without_paths", &without_paths);
   m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
 

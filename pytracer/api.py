@@ -63,6 +63,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         path: write the trace to this file while recording. It can be read whatever happens. What
             the same trace records next (another call, block or cycle) goes to run.1.pytrace, ...
         max_events: how many events to keep in memory; more are counted and not kept.
+        anonymous: leave out host, process numbers, command, folders and paths, in the file too.
         report: print the table at the end (to stderr). By default only for a `with trace():`
             that gives the trace no name; and when the block is left because an allocation failed,
             a page about that, with the trace saved. `report=False` does neither.
@@ -80,6 +81,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         path: str | Path | None = None,
         max_events: int | None = None,
         report: bool | None = None,
+        anonymous: bool = False,
     ) -> None:
         """Nothing is recorded yet; bad arguments are refused here."""
         _check_targets(targets)
@@ -89,6 +91,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             )
         if not isinstance(stacks, bool):
             raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
+        if not isinstance(anonymous, bool):
+            raise errors.UsageError(f"anonymous={anonymous!r}: it is True or False")
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = Targets(targets)
         self._held = Held()  # what has been begun, and ends whatever happens
@@ -100,6 +104,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             # The program may move.
             path=None if path is None else str(Path(environment.working_directory(), path)),
             max_events=max_events,
+            anonymous=anonymous,
         )
         self._cost = cost
         self._measurement: Measurement | None = None
@@ -366,8 +371,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     def _explain_out_of_memory(self) -> None:
         """To stderr, while the program's exception goes on as it is."""
         try:
-            page, path = self.post_mortem(), self.data.meta["options"]["path"]
-            if path is None:
+            page = self.post_mortem()
+            streamed = self.data.meta["options"]["path"] is not None
+            path = self._files[-1] if streamed else ""
+            if not streamed:
                 path = str(self.save(free_name("pytracer-oom")))
             with contextlib.suppress(ValueError):
                 path = str(Path(path).relative_to(environment.working_directory()))

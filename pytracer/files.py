@@ -32,6 +32,8 @@ def unfinished(path: Path) -> Iterator[Path]:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield beside
+        with contextlib.suppress(FileNotFoundError):  # mostly there is none to replace
+            beside.chmod(path.stat().st_mode)
         beside.replace(path)
     finally:
         with contextlib.suppress(OSError):

@@ -160,6 +160,16 @@ class Views:
         """Writes a `.pytrace` file that `load` reads back equal."""
         return self.data.save(path, overwrite=overwrite)
 
+    def anonymous(self) -> "LoadedTrace":
+        """The same trace without host, process numbers, command, folders and paths.
+
+        For what leaves your machine: `t.anonymous().export_html("run.html")`. A path becomes
+        relative to where the program ran, or the file's name alone.
+        """
+        from pytracer import anonymous
+
+        return LoadedTrace(anonymous.of(self.data))
+
     def export_chrome_trace(
         self,
         path: str | Path,

@@ -39,6 +39,7 @@ class Plan:
     watch: bool = True
     devices: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of `trace`
+    by_environment: bool = False  # the program was not started by `pytracer run`
 
     @property
     def name(self) -> str:
@@ -115,7 +116,7 @@ def _is_same_file(path: Path, script: str) -> bool:
 
 
 # Programs that train nothing themselves: they start processes that do.
-_LAUNCHERS = {
+LAUNCHERS = {
     "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
@@ -129,9 +130,9 @@ _LAUNCHERS = {
 
 def _refuse_launchers(plan: Plan) -> None:
     program = plan.program[0] if plan.as_module else Path(plan.program[0]).name
-    if program not in _LAUNCHERS:
+    if program not in LAUNCHERS:
         return
-    launcher = _LAUNCHERS[program]
+    launcher = LAUNCHERS[program]
     module = "--module pytracer" if launcher == "deepspeed" else "-m pytracer"
     raise errors.UsageError(
         f"{launcher} runs the training in processes of its own, where nothing would be recorded. "
@@ -226,12 +227,17 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
 # ---------------------------------------------------------------------- the import of torch
 
 
-def after_import(name: str, then: Callable[[], None]) -> None:
-    """Calls it as soon as that module has been imported, which may be never, or already."""
+def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:
+    """Calls it as soon as that module has been imported, which may be never, or already.
+
+    What it returns forgets it.
+    """
     if name in sys.modules:
         then()
-    else:
-        sys.meta_path.insert(0, _Watcher(name, then))
+        return lambda: None
+    watcher = _Watcher(name, then)
+    sys.meta_path.insert(0, watcher)
+    return watcher.forget
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
@@ -256,14 +262,18 @@ class _Watcher(importlib.abc.MetaPathFinder):
             self._await(spec.loader)
         return spec
 
+    def forget(self) -> None:
+        """Waits no longer."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
     def _await(self, loader: importlib.abc.Loader) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             del loader.exec_module
             execute(module)
-            if self in sys.meta_path:
-                sys.meta_path.remove(self)
+            self.forget()
             self._then()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
@@ -392,7 +402,10 @@ class Traced:
         # The CPU's blocks from before the window are not known to it.
         least = "at least " if found.device == "cpu" else ""
         skip = self._plan.skip
-        option = f"--schedule {skip},0,{step + 1 - skip}" if skip else f"--steps {step + 1}"
+        if self._plan.by_environment:
+            option = f"skip={skip},steps={step + 1 - skip}" if skip else f"steps={step + 1}"
+        else:
+            option = f"--schedule {skip},0,{step + 1 - skip}" if skip else f"--steps {step + 1}"
         self._later = (
             f"later, step {step} went to {least}{size_text(found.bytes)}; {option} keeps it"
         )
@@ -428,7 +441,8 @@ class Traced:
 
     def _not_traced(self, which: str) -> str:
         if which and not self._plan.watch:
-            return f"What failed came after {which} and was not traced: without --no-watch it is"
+            watch = "with watch=1" if self._plan.by_environment else "without --no-watch"
+            return f"What failed came after {which} and was not traced: {watch} it is"
         return "What failed is not in the trace: it was on a device or a thread that is not traced"
 
 

@@ -23,14 +23,15 @@ MAY_IMPORT = {
     "ranges": set(),
     "_native": {"_C", "_core", "errors", "version"},
     "trace": {*WORDS, "_native"},
+    "anonymous": {"_native", "trace"},
     "snapshot": {*WORDS, "_native", "ranges", "trace"},
-    "capture": {*WORDS, "_native", "environment", "trace"},
+    "capture": {*WORDS, "_native", "anonymous", "environment", "trace"},
     "analysis": {*WORDS, "_native", "environment", "ranges", "trace"},
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
     # The public face: what can be asked, and where capture and analysis meet.
-    "reading": {*WORDS, "analysis", "export", "snapshot", "trace"},
+    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace"},
     "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "export", "gemm"}
     | {"reading", "trace"},

@@ -22,8 +22,12 @@ void add_clock(TraceWriter& writer) {
 Streamer::Streamer(uint32_t session,
                    const std::string& path,
                    bool overwrite,
-                   const std::string& meta)
+                   const std::string& meta,
+                   const std::optional<std::string>& anonymous_root)
     : writer_(path, overwrite), harvest_(session) {
+  if (anonymous_root) {
+    writer_.be_anonymous(*anonymous_root);
+  }
   writer_.set_meta(meta);
   add_clock(writer_);
   writer_.end_flush();

@@ -15,8 +15,12 @@ namespace pytracer {
 
 class Streamer {
  public:
-  // Throws FileError when the file cannot be made.
-  Streamer(uint32_t session, const std::string& path, bool overwrite, const std::string& meta);
+  // Throws FileError when the file cannot be made. With a root, the file is anonymous.
+  Streamer(uint32_t session,
+           const std::string& path,
+           bool overwrite,
+           const std::string& meta,
+           const std::optional<std::string>& anonymous_root = std::nullopt);
   // Stops writing; the file stays as far as it was written.
   ~Streamer();
   Streamer(const Streamer&) = delete;  // its thread refers to it

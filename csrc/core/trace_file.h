@@ -108,6 +108,9 @@ class TraceWriter {
   TraceWriter(const TraceWriter&) = delete;  // owns a file descriptor that is closed once
   TraceWriter& operator=(const TraceWriter&) = delete;
 
+  // Before any row: strings are written without paths (see anonymous.h), and threads numbered.
+  void be_anonymous(std::string root);
+
   void set_meta(std::string_view json);  // replaces what was set before
   void add(std::span<const ClockReading> rows);
   void add(std::span<const std::string> rows);
@@ -145,6 +148,7 @@ class TraceWriter {
   int fd_ = -1;
   std::vector<uint8_t>* memory_ = nullptr;
   bool finished_ = false;
+  std::optional<std::string> anonymous_root_;
   std::optional<FileError> failure_;
   std::array<uint64_t, kTables> rows_{};
   uint32_t chain_ = 0;    // over the chunks written so far: see docs/trace-format.md

@@ -1,3 +1,4 @@
+#include "anonymous.h"
 #include "codec.h"
 #include "trace_file.h"
 #include "trace_format.h"
@@ -264,6 +265,10 @@ void TraceWriter::add_rows(Table table, std::span<const Row> rows, Columns colum
   }
 }
 
+void TraceWriter::be_anonymous(std::string root) {
+  anonymous_root_ = std::move(root);
+}
+
 void TraceWriter::set_meta(std::string_view json) {
   require_open();
   if (json.size() > kMaxColumnBytes) {
@@ -280,12 +285,16 @@ void TraceWriter::add(std::span<const std::string> rows) {
   uint64_t& first_row = rows_[index_of(Table::kStrings)];
   std::vector<uint8_t> text;
   std::vector<uint32_t> lengths;
+  std::string shorter;
   for (size_t i = 0; i < rows.size();) {
     text.clear();
     lengths.clear();
     while (i < rows.size() && lengths.size() < kMaxRowsPerChunk && text.size() < kTextPerChunk) {
       // A name of more than a mebibyte is nobody's name: keep its beginning.
       std::string_view row = std::string_view(rows[i++]).substr(0, kTextPerChunk);
+      if (anonymous_root_) {
+        row = shorter = without_paths(row, *anonymous_root_);
+      }
       text.insert(text.end(), row.begin(), row.end());
       lengths.push_back(static_cast<uint32_t>(row.size()));
     }
@@ -338,6 +347,14 @@ void TraceWriter::add(std::span<const Label> rows) {
 }
 
 void TraceWriter::add(std::span<const NamedThread> rows) {
+  std::vector<NamedThread> numbered;
+  if (anonymous_root_) {  // the main thread's id is the process's
+    numbered.assign(rows.begin(), rows.end());
+    for (size_t i = 0; i < numbered.size(); ++i) {
+      numbered[i].native_id = rows_[index_of(Table::kThreads)] + i;
+    }
+    rows = numbered;
+  }
   add_rows(Table::kThreads, rows, [](ChunkBuilder& chunk, std::span<const NamedThread> part) {
     chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.native_id; });
     chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.name; });

@@ -2,6 +2,7 @@
 
 #include "quietly.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace py = pybind11;
@@ -33,10 +34,20 @@ void end_what_is_held_by(PyObject* object) {
   PyErr_Restore(type, value, traceback);
 }
 
+bool holds_something_open(PyObject* object) {
+  PyObject* held = PyObject_GetAttrString(object, "_held");
+  bool is_open =
+      held != nullptr && py::isinstance<Held>(held) && py::handle(held).cast<Held&>().is_open();
+  PyErr_Clear();
+  Py_XDECREF(held);
+  return is_open;
+}
+
 // `method` is the Python; args[0] is the object.
 PyObject* call_and_end_if_it_raises(PyObject* method, PyObject* args, PyObject* kwargs) {
+  bool was_open = PyTuple_GET_SIZE(args) > 0 && holds_something_open(PyTuple_GET_ITEM(args, 0));
   PyObject* result = PyObject_Call(method, args, kwargs);
-  if (result == nullptr && PyTuple_GET_SIZE(args) > 0) {
+  if (result == nullptr && !was_open && PyTuple_GET_SIZE(args) > 0) {
     end_what_is_held_by(PyTuple_GET_ITEM(args, 0));
   }
   return result;
@@ -79,6 +90,14 @@ std::shared_ptr<Session> Held::session() {
 void Held::count_steps(const py::function& counter) {
   counter_ = counter;
   sessions::count_steps(counter_.ptr());
+}
+
+bool Held::is_open() const {
+  auto open = [](const auto& known) {
+    auto session = known.lock();
+    return session && session->is_open();
+  };
+  return counter_ || std::any_of(sessions_.begin(), sessions_.end(), open);
 }
 
 void Held::end() {

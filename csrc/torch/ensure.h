@@ -24,6 +24,7 @@ class Held {
   std::shared_ptr<Session> session();
   // Calls it after each optimizer's step, until the end.
   void count_steps(const pybind11::function& counter);
+  bool is_open() const;
   // Ends all of it. Twice is harmless.
   void end();
 
@@ -35,7 +36,8 @@ class Held {
   pybind11::object counter_;
 };
 
-// The method, after which its object's sessions are ended: if it raises, or always. The latter does
+// The method, after which its object's sessions are ended: if it raises and nothing was open before
+// it (a trace that is entered a second time goes on), or always. The latter does
 // nothing at all once the interpreter is going away.
 pybind11::object ends_if_it_raises(const pybind11::function& method);
 pybind11::object ends_always(const pybind11::function& method);

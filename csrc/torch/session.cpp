@@ -211,8 +211,10 @@ Recording Session::end_and_read() {
   return ending ? read() : Recording{};
 }
 
-void Session::stream_to(const std::string& path, const std::string& meta) {
-  streamer_ = std::make_unique<Streamer>(id_, path, /*overwrite=*/false, meta);
+void Session::stream_to(const std::string& path,
+                        const std::string& meta,
+                        const std::optional<std::string>& anonymous_root) {
+  streamer_ = std::make_unique<Streamer>(id_, path, /*overwrite=*/false, meta, anonymous_root);
 }
 
 void Session::end_and_write(const std::string& meta) {

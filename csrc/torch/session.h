@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <sys/types.h>
 
@@ -46,8 +47,10 @@ class Session {
   // What there is so far; the recording goes on. Or ends it, and reads it whole.
   Recording read() const;
   Recording end_and_read();
-  // Writes to a file from here on. Throws FileError.
-  void stream_to(const std::string& path, const std::string& meta);
+  // Writes to a file from here on; with a root, an anonymous one. Throws FileError.
+  void stream_to(const std::string& path,
+                 const std::string& meta,
+                 const std::optional<std::string>& anonymous_root);
   // Ends the session and its file. Throws FileError where something could not be written.
   void end_and_write(const std::string& meta);
 

@@ -50,10 +50,14 @@ class Hooks:
     def session_begins(self, session: Listening) -> None:
         """It is about to record. The first one knows nothing of earlier ones."""
         self.tidy()
+        self.await_exit()
+        self._sessions.append(session)
+
+    def await_exit(self) -> None:
+        """What is registered with atexit after this is called before sessions are ended."""
         if not self._awaits_exit:
             self._awaits_exit = True
             atexit.register(self._end_all)
-        self._sessions.append(session)
 
     def tidy(self) -> None:
         """Forgets sessions that are over; with the last one, all that was known."""

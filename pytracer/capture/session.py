@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytracer import environment, errors
+from pytracer import anonymous, environment, errors
 from pytracer._native import C, core, facts, no_tracker
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
@@ -45,6 +45,7 @@ class Options:
     devices: tuple[str, ...] = ()
     path: str | None = None
     max_events: int | None = None
+    anonymous: bool = False
 
     def __post_init__(self) -> None:
         """Refuses what is not understood, before anything is hooked."""
@@ -233,7 +234,9 @@ class Session:
     def _open_file(self) -> None:
         if self.options.path is not None:
             try:
-                self._native.stream_to(os.fsencode(self.options.path), self._meta())
+                # Already while it is written: a killed process leaves nothing else.
+                root = environment.working_directory() if self.options.anonymous else None
+                self._native.stream_to(os.fsencode(self.options.path), self._meta(), root)
             except core.FileError as error:
                 raise errors.CannotWrite(str(error)) from None
 
@@ -275,38 +278,43 @@ class Session:
         columns["clock.ticks"] = [ticks for ticks, _ in clock]
         columns["clock.unix_ns"] = [unix_ns for _, unix_ns in clock]
         columns["meta"] = self._meta()
-        return Trace.from_columns(columns)
+        recorded = Trace.from_columns(columns)
+        return anonymous.of(recorded) if self.options.anonymous else recorded
 
     def _meta(self) -> str:
-        return json.dumps(
-            {
-                **self.notes,
-                "pytracer": __version__,
-                "torch": str(torch.__version__),
-                "torch_git": facts.get("torch_git"),
-                "python": platform.python_version(),
-                "host": platform.node(),
-                "pid": self._pid,
-                "rank": environment.rank(),
-                "world_size": environment.world_size(),
-                "command": Path(sys.argv[0]).name if sys.argv else "",
-                "directory": environment.working_directory(),
-                "torch_folder": str(Path(torch.__file__).parent),
-                "options": asdict(self.options),
-                "module_modes": True,  # scopes of modules say whether grad mode and autocast were on
-                "targets": self._targets.kinds,
-                "allocator_settings": allocator_settings(),
-                "counters": self._counters,
-                **self._learned,
-                "device_memory": self.memory.document(),
-                "phase_times": self.phases.document(),
-                "cuda_problem": self._problem_with_cuda(),
-                "calls_problem": C.status()["calls_problem"],
-                "failed": self.failed,
-                "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
-                "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
-            }
-        )
+        whole = self._whole_meta()
+        if self.options.anonymous and self.options.path is not None:
+            whole = anonymous.meta(whole, str(whole["directory"]))
+        return json.dumps(whole)
+
+    def _whole_meta(self) -> dict[str, Any]:
+        return {
+            **self.notes,
+            "pytracer": __version__,
+            "torch": str(torch.__version__),
+            "torch_git": facts.get("torch_git"),
+            "python": platform.python_version(),
+            "host": platform.node(),
+            "pid": self._pid,
+            "rank": environment.rank(),
+            "world_size": environment.world_size(),
+            "command": Path(sys.argv[0]).name if sys.argv else "",
+            "directory": environment.working_directory(),
+            "torch_folder": str(Path(torch.__file__).parent),
+            "options": asdict(self.options),
+            "module_modes": True,  # scopes of modules say whether grad mode and autocast were on
+            "targets": self._targets.kinds,
+            "allocator_settings": allocator_settings(),
+            "counters": self._counters,
+            **self._learned,
+            "device_memory": self.memory.document(),
+            "phase_times": self.phases.document(),
+            "cuda_problem": self._problem_with_cuda(),
+            "calls_problem": C.status()["calls_problem"],
+            "failed": self.failed,
+            "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
+            "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
+        }
 
     def _problem_with_cuda(self) -> str:
         if "cuda" not in self.options.devices:

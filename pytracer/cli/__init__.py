@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import check, export, measure, output, run, show
+from pytracer.cli import autostart, check, export, measure, output, run, show
 from pytracer.version import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
+    autostart.THIS_PROCESS.disarm()
     parser, commands = _parsers()
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
     options, unknown = parser.parse_known_args(arguments)

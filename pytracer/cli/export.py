@@ -16,12 +16,14 @@ _SUFFIXES = {
     "snapshot": (".pickle", ".pkl"),
     "html": (".html", ".htm"),
     "parquet": (".parquet", "/"),
+    "pytrace": (".pytrace",),
 }
 
 _OPENED_WITH = {
     "snapshot": "Open it at https://pytorch.org/memory_viz (the file stays on your machine).",
     "html": "Open it in any browser; nothing in it runs or is loaded.",
     "parquet": "Read it with pandas.read_parquet('{}/allocations.parquet').",
+    "pytrace": "Look at it with pytracer summary.",
 }
 
 
@@ -37,13 +39,14 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "--format",
         choices=tuple(_SUFFIXES),
-        help="chrome (https://ui.perfetto.dev), snapshot (https://pytorch.org/memory_viz), html "
-        "or parquet; by default what the output's suffix says, or chrome",
+        help="chrome (https://ui.perfetto.dev), snapshot (https://pytorch.org/memory_viz), html, "
+        "parquet or pytrace; by default what the output's suffix says, or chrome",
     )
     export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     export.add_argument(
         "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
     )
+    output.add_anonymous(export)
     output.add_json(export)
     export.set_defaults(run=_export)
 
@@ -51,7 +54,7 @@ def add_export(commands: Any) -> None:
 def _export(options: argparse.Namespace) -> int:
     kind, target = _export_target(options)
     with output.patience(f"exporting {options.file}"):
-        loaded = output.read(options.file)
+        loaded = output.read(options.file, anonymous=options.anonymous)
         if Path(target).exists() and Path(target).samefile(options.file):
             raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
         return _export_as(kind, target, loaded, options)
@@ -66,6 +69,7 @@ def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace)
         "snapshot": loaded.export_memory_snapshot,
         "html": loaded.export_html,
         "parquet": loaded.to_parquet,
+        "pytrace": loaded.save,
     }
     written = writers[kind](target, overwrite=options.force)
     if options.json:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -55,7 +55,8 @@ def patience(doing: str) -> Iterator[None]:
     """Says what takes so long, if it takes longer than two seconds."""
     timer = threading.Timer(2.0, lambda: tell(f"pytracer: {doing} ..."))
     timer.daemon = True
-    timer.start()
+    with suppress(RuntimeError):  # no thread begins any more as Python 3.12 ends
+        timer.start()
     try:
         yield
     finally:
@@ -84,13 +85,22 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
     write_whole(path, fill, overwrite=True)
 
 
-def read(file: Path) -> Any:
+def add_anonymous(parser: argparse.ArgumentParser) -> None:
+    """Where something is made that gets mailed."""
+    parser.add_argument(
+        "--anonymous",
+        action="store_true",
+        help="leave out host, process numbers, command, folders and paths",
+    )
+
+
+def read(file: Path, *, anonymous: bool = False) -> Any:
     """The trace in a file; if it is damaged, that is said."""
     from pytracer import reading
 
     loaded = reading.read(file)
     say_if_damaged(file, loaded)
-    return loaded
+    return loaded.anonymous() if anonymous else loaded
 
 
 def say_if_damaged(file: Path, loaded: Any) -> None:

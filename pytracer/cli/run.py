@@ -78,6 +78,7 @@ def add_run(commands: Any) -> None:
         help="hooks: see each tensor autograd saves as it is saved, rather than read the graph "
         "(default: auto)",
     )
+    output.add_anonymous(parser)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
     parser.set_defaults(run=None)
@@ -140,11 +141,12 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
             "stacks": options.stacks,
             "detail": options.detail,
             "saved_tensors": options.saved_tensors,
+            "anonymous": options.anonymous,
         },
     )
     prepared: Callable[[], int]
     try:
-        tell = _Teller(options.json, options.force)
+        tell = Teller(options.json, options.force)
         prepared = runner.prepare(plan, tell)
     except errors.PytracerError as error:
         output.tell(f"pytracer: {output.in_words(error)}")
@@ -152,29 +154,32 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
     return prepared()
 
 
-class _Teller:
+class Teller:
     """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
 
-    def __init__(self, json_file: Path | None, force: bool) -> None:
+    def __init__(self, json_file: Path | None, force: bool, every: str = "--steps all") -> None:
+        """`every`: how every step is asked for."""
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
-        self._rank, self._json = environment.rank(), json_file
+        self._rank, self._json, self._every = environment.rank(), json_file, every
         if self._rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
 
     def line(self, text: str) -> None:
+        """One line."""
         if self._rank == 0:
             output.tell(f"pytracer: {text}")
 
     def recorded(self, traced: Any, path: Path, which: str) -> None:
+        """The table, and what to type next."""
         if self._rank != 0:
             return
         from pytracer.export.table import wants_color
 
         with output.patience("analysing"):
             table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))
-        of = f"{which.capitalize()} (--steps all: every step):\n" if which else ""
+        of = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
         file = shlex.quote(str(path))
         output.tell(f"\n{of}{table}\n\nWritten to {path}. Look again with:")
         output.tell(f"  pytracer summary {file}")
@@ -185,6 +190,7 @@ class _Teller:
             self.line(str(problem))
 
     def page(self, text: str) -> None:
+        """Of a rank other than 0 only the last line."""
         if self._rank == 0:
             output.tell(f"\n{text}")
         else:

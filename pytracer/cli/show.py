@@ -56,6 +56,7 @@ def add_summary(commands: Any) -> None:
     """Its arguments."""
     summary = commands.add_parser("summary", help="show a saved trace on one screen")
     summary.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    output.add_anonymous(summary)
     output.add_json(summary)
     summary.set_defaults(run=_summary)
 
@@ -66,6 +67,7 @@ def _summary(options: argparse.Namespace) -> int:
 
     with output.patience(f"reading {options.file}"):
         loaded = reading.read(options.file)
+        loaded = loaded.anonymous() if options.anonymous else loaded
         table = loaded.table(color=wants_color(sys.stdout))
     if options.json:
         output.print_json(output.summary_document(loaded))

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pytracer import environment
+from pytracer import environment, errors
 from pytracer.api import free_name, is_out_of_memory, trace
 from pytracer.integrations import scalars
 from pytracer.recording import Recording
@@ -54,7 +54,7 @@ class Callback:
             watch=self._watch,
             keep=keep,
             ready=self._ready,
-            problem=self._say,
+            problem=errors.warn,
         )
         self._recording.begin()
 

@@ -1,0 +1,188 @@
+"""`PYTRACER=1 python train.py`: what `pytracer run train.py` does, asked for by the environment.
+
+`pytracer.pth`, which is installed beside the package, imports this as Python starts, and only where
+PYTRACER asks for it. Nothing is recorded before the program has imported torch.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytracer import environment, errors
+from pytracer.cli import output
+
+NAME = "PYTRACER"
+_OFF = ("", "0", "off", "no", "false")
+_ON = ("1", "on", "yes", "true")
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError("a number")
+    return int(text)
+
+
+def _steps(text: str) -> int | None:
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError('a number of steps, or "all"')
+    return int(text)
+
+
+def _switch(text: str) -> bool:
+    if text not in (*_OFF, *_ON):
+        raise ValueError("1 or 0")
+    return text in _ON
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def choose(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(" or ".join(allowed))
+        return text
+
+    return choose
+
+
+# As the options of `pytracer run`.
+_KEYS: Mapping[str, Callable[[str], Any]] = {
+    "path": Path,
+    "force": _switch,
+    "steps": _steps,
+    "skip": _number,
+    "watch": _switch,
+    "stacks": _switch,
+    "detail": _one_of("op", "category"),
+    "saved_tensors": _one_of("auto", "hooks"),
+    "device": _one_of("cpu", "cuda"),
+    "json": Path,
+    "anonymous": _switch,
+}
+
+
+def asked(text: str) -> dict[str, Any]:
+    """What PYTRACER says beside yes.
+
+    Raises:
+        errors.UsageError: it cannot be understood.
+    """
+    if text.strip().lower() in _ON:
+        return {}
+    found = {}
+    for part in text.split(","):
+        key, given, value = (word.strip() for word in part.partition("="))
+        if key not in _KEYS or not given:
+            raise errors.UsageError(
+                f"{NAME}={text}: {part.strip()!r} is not understood. It is 1, 0, or KEY=VALUE with "
+                f"commas, of {', '.join(_KEYS)}: {NAME}=path=run.pytrace,steps=5"
+            )
+        try:
+            found[key] = _KEYS[key](value)
+        except ValueError as allowed:
+            raise errors.UsageError(f"{NAME}={text}: {key} is {allowed}") from None
+    return found
+
+
+class Autostart:
+    """The program of this process, from when it has imported torch to its end."""
+
+    def __init__(self) -> None:
+        """Nothing happens until `arm`."""
+        self._silent = False
+        self._forget: Callable[[], None] = lambda: None
+        self._traced: Any = None
+
+    def arm(self) -> None:
+        """Waits for the program's own `import torch`."""
+        if os.environ.get(NAME, "").strip().lower() in _OFF:
+            return
+        from pytracer import runner
+
+        self._forget = runner.after_import("torch", self._begin)
+
+    def disarm(self) -> None:
+        """For commands of ours: they do what they are asked for, and nothing beside it."""
+        self._forget()
+
+    def _begin(self) -> None:
+        program = _program(sys.orig_argv, sys.argv)
+        if program is None:
+            return
+        try:
+            self._record(program, asked(os.environ.get(NAME, "1")))
+        except errors.PytracerError as problem:  # the program goes on without us
+            if environment.rank() == 0:
+                said = str(problem).replace("overwrite=True", f"force=1 in {NAME}")
+                output.tell(f"pytracer: not recorded: {said}")
+
+    def _record(self, program: str, settings: dict[str, Any]) -> None:
+        from pytracer import runner
+        from pytracer.capture.hooks import HOOKS
+        from pytracer.cli.run import Teller
+        from pytracer.files import refuse_to_overwrite
+
+        device, force = settings.get("device"), settings.get("force", False)
+        plan = runner.Plan(
+            program=(program,),
+            output=settings.get("path"),
+            force=force,
+            skip=settings.get("skip", 0),
+            steps=settings.get("steps", 5),
+            watch=settings.get("watch", True),
+            devices=(device,) if device else (),
+            options={
+                name: settings[name]
+                for name in ("stacks", "detail", "saved_tensors", "anonymous")
+                if name in settings
+            },
+            by_environment=True,
+        )
+        path = plan.file()
+        refuse_to_overwrite(path, overwrite=force)
+        self._traced = runner.Traced(
+            plan, path, Teller(settings.get("json"), force, every="steps=all")
+        )
+        self._silent = plan.skip == 0  # of programs that train nothing: many import torch
+        self._traced.begin()
+        # Python calls first what was registered last: our end comes before the recordings'.
+        HOOKS.await_exit()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        """Python ends. What the program died of, if it did, Python has printed and kept."""
+        error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+        if hasattr(sys, "ps1"):  # a prompt goes on after errors
+            error = None
+        self._traced.end(error, gave_up=self._silent)
+        self._traced.say_why()
+
+
+def _program(original: list[str], arguments: list[str]) -> str | None:
+    """What the program is called; None for processes that only help or start others."""
+    from pytracer.runner import LAUNCHERS
+
+    words = iter(original[1:])
+    for word in words:
+        if word == "-m":
+            module = next(words, "run")
+            if module in LAUNCHERS:
+                return None
+            return module.removesuffix(".__main__").rpartition(".")[2]
+        if word == "-c":
+            # multiprocessing's children and their helpers.
+            return None if next(words, "").startswith("from multiprocessing") else "run"
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(words, None)
+        elif not word.startswith("-"):
+            break
+    script = Path(arguments[0] if arguments and arguments[0] else "run")
+    if script.name in LAUNCHERS or "compile_worker" in script.parts:  # torch's own helpers
+        return None
+    return script.parent.name if script.name == "__main__.py" else script.name
+
+
+THIS_PROCESS = Autostart()
