@@ -64,8 +64,7 @@ inline constexpr uint8_t kScopeKinds = 7;
 
 enum ScopeFlag : uint8_t {
   kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
-  kScopeGrad = 2,       // the op or module ran with grad mode on: what it returns may be saved
-  kScopeAutocast = 4,   // the module was entered under autocast
+  kScopeGrad = 2,       // the op ran with grad mode on: what it returns may be saved
 };
 
 struct ScopeBegin {

@@ -2,6 +2,7 @@
 
 #include "../core/recorder.h"
 #include "calls.h"
+#include "graph.h"
 #include "node_names.h"
 #include "saved_tensors.h"
 
@@ -147,13 +148,6 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* context) {
     leave_annotation(thread, context);
     return;
   }
-  leave_operator(fn);
-}
-
-}  // namespace
-
-void leave_operator(const at::RecordFunction& fn) {
-  ThreadState& thread = Recorder::this_thread();
   OwnTime own(thread);
   if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
     // It made nodes, or something happened in it.
@@ -164,10 +158,13 @@ void leave_operator(const at::RecordFunction& fn) {
   }
 }
 
-QuietBackward::QuietBackward(bool is_possible)
+}  // namespace
+
+QuietBackward::QuietBackward(PyObject* outputs, bool is_possible)
     : quiet_(is_possible && installed() && detail == Detail::kOp && at::isRecordFunctionEnabled() &&
              !more_than_nodes.load(std::memory_order_relaxed) &&
-             !Recorder::get().asks_for_nodes() && nobody_else_listens()) {
+             !Recorder::get().asks_for_nodes() && nobody_else_listens() &&
+             graph::is_plain(outputs)) {
   if (quiet_) {
     ++quiet;
     Recorder::get().ask_for_nodes(kQuietNodes);
@@ -240,10 +237,6 @@ void uninstall() {
     node_names::uninstall();
     handle = at::INVALID_CALLBACK_HANDLE;
   }
-}
-
-bool records_operators() {
-  return installed() && detail == Detail::kOp;
 }
 
 bool installed() {
