@@ -139,14 +139,13 @@ export class App {
     };
   }
 
-  /** A whole run is too much to begin with: what is seen first is around the peak. */
+  /** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
   private aroundPeak(): [number, number] {
     const { steps, begin_ns, end_ns, peak } = this.facts;
-    const at = steps.findIndex((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
-    if (steps.length < 5 || at < 0) return [begin_ns, Math.max(end_ns, begin_ns + 1)];
-    const first = steps[Math.max(at - 1, 0)];
-    const last = steps[Math.min(at + 1, steps.length - 1)];
-    return [first.start_ns, Math.max(last.end_ns, first.start_ns + 1)];
+    const step = steps.find((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
+    if (steps.length < 2 || !step) return [begin_ns, Math.max(end_ns, begin_ns + 1)];
+    const around = Math.max((step.end_ns - step.start_ns) / 2, 1);
+    return [step.start_ns - around, step.end_ns + around];
   }
 
   private get bounds(): [number, number] {

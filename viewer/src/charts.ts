@@ -153,8 +153,9 @@ export class Charts {
     context.lineWidth = 1;
     context.fillStyle = ink;
     if (bytes.length) {
-      const at = Math.max(y(bytes[bytes.length - 1]) + 9, 9);
-      context.fillText("reserved", pane.width - 60, at);
+      const begun = xs.findLastIndex((x) => x <= state.from);
+      const at = Math.max(y(bytes[Math.max(begun, 0)]) - 8, 8);
+      halo(context, "reserved", pane.left + 4, at, pane);
     }
     facts.device_use.forEach((use, i) => {
       const x = pane.xOf(share(state, state.axis === "time" ? use.time_ns : places.use[i]));

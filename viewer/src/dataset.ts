@@ -21,7 +21,10 @@ export interface Columns {
 }
 
 export async function unpack(columns: Record<string, string>): Promise<Columns> {
-  const raw = async (name: string) => inflate(fromBase64(columns[name]));
+  const opened = new Map(
+    Object.entries(columns).map(([name, text]) => [name, inflate(fromBase64(text))]),
+  );
+  const raw = async (name: string) => (await opened.get(name)) ?? new Uint8Array(0);
   const numbers = async (name: string) => asUint32(await raw(name));
   return {
     kind: await numbers("kind"),
@@ -63,6 +66,7 @@ export class Dataset {
   readonly latestEnd: Int32Array; // per run of SKIP allocations
   readonly highest: number; // the largest address in use, in units
   private readonly texts = new Map<string, Uint32Array>();
+  private readonly total: Float64Array; // per change, bytes after it
   private readonly levels: Float64Array; // per block of changes and category, before the block
   private readonly blockPeak: Float64Array; // per block, the highest total after one of its changes
   private readonly blockPeakAt: Int32Array;
@@ -98,6 +102,7 @@ export class Dataset {
     this.levels = new Float64Array(blocks * this.categories);
     this.blockPeak = new Float64Array(blocks).fill(-1);
     this.blockPeakAt = new Int32Array(blocks);
+    this.total = new Float64Array(this.changes);
     this.addUp();
   }
 
@@ -139,24 +144,35 @@ export class Dataset {
     return into;
   }
 
-  /** The change in [first, last] after which most is allocated, and how much; the first of equals. */
-  peakIn(first: number, last: number): { change: number; bytes: number } {
-    let best = { change: first, bytes: sum(this.levelsAt(first)) };
+  /** The change in [first, last] after which most is allocated; the first of equals. */
+  peakIn(first: number, last: number): number {
+    let best = first;
+    let most = this.totalAt(first);
     let k = first + 1;
     while (k <= last) {
-      if (k % BLOCK === 0 && k + BLOCK - 1 <= last) {
-        const block = k / BLOCK;
-        if (this.blockPeak[block] > best.bytes) {
-          best = { change: this.blockPeakAt[block], bytes: this.blockPeak[block] };
+      const block = Math.floor(k / BLOCK);
+      const stop = Math.min(last + 1, (block + 1) * BLOCK);
+      if (this.blockPeak[block] <= most) {
+        k = stop;
+      } else if (k === block * BLOCK && stop === k + BLOCK) {
+        most = this.blockPeak[block];
+        best = this.blockPeakAt[block];
+        k = stop;
+      } else {
+        for (; k < stop; k++) {
+          if (this.total[k] > most) {
+            most = this.total[k];
+            best = k;
+          }
         }
-        k += BLOCK;
-        continue;
       }
-      const until = Math.min(last, (Math.floor(k / BLOCK) + 1) * BLOCK - 1);
-      best = this.peakBetween(k, until, best);
-      k = until + 1;
     }
     return best;
+  }
+
+  /** Bytes after the change. */
+  totalAt(change: number): number {
+    return change < 0 ? sum(this.levelsAt(-1)) : this.total[change];
   }
 
   /** Calls back for each allocation that is alive after some change in [first, last]. */
@@ -173,31 +189,18 @@ export class Dataset {
     return this.start[allocation] <= change && this.end[allocation] > change;
   }
 
-  private peakBetween(first: number, last: number, best: { change: number; bytes: number }) {
-    const levels = this.levelsAt(first - 1);
-    this.addRest(levels, first - 1, -1);
-    let total = sum(levels);
-    for (let k = first; k <= last; k++) {
-      const amount = this.sizeOf(this.of[k]);
-      total += this.begins[k] ? amount : -amount;
-      const whole = total + this.restTotal(k);
-      if (whole > best.bytes) best = { change: k, bytes: whole };
-    }
-    return best;
-  }
-
   private apply(levels: Float64Array, change: number): void {
     const kind = this.kind[this.of[change]];
     levels[this.category[kind]] += this.begins[change] ? this.size[kind] : -this.size[kind];
   }
 
   /** What is in no allocation of this page: Python knows its sums at some changes. */
-  private addRest(levels: Float64Array, change: number, sign = 1): void {
+  private addRest(levels: Float64Array, change: number): void {
     const rest = this.facts.rest;
     if (!rest) return;
     const at = Math.max(after(rest.at, change) - 1, 0);
     for (const [name, values] of Object.entries(rest.levels)) {
-      levels[this.words.categories.indexOf(name)] += sign * values[at];
+      levels[this.words.categories.indexOf(name)] += values[at];
     }
   }
 
@@ -271,9 +274,10 @@ export class Dataset {
       const amount = this.begins[k] ? this.size[kind] : -this.size[kind];
       levels[this.category[kind]] += amount;
       total += amount;
-      const rest = this.facts.rest ? this.restTotal(k) : 0;
-      if (total + rest > this.blockPeak[block]) {
-        this.blockPeak[block] = total + rest;
+      const whole = this.facts.rest ? total + this.restTotal(k) : total;
+      this.total[k] = whole;
+      if (whole > this.blockPeak[block]) {
+        this.blockPeak[block] = whole;
         this.blockPeakAt[block] = k;
       }
     }

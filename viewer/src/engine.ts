@@ -188,8 +188,8 @@ export class Engine {
   protected peak(about: { set: number; axis: Axis; from: number; to: number }): MomentFacts {
     const data = this.sets[about.set];
     const first = data.changeAt(about.axis, about.from);
-    const { change } = data.peakIn(first, data.changeAt(about.axis, about.to));
-    return momentOf(data, about.axis, change);
+    const last = data.changeAt(about.axis, about.to);
+    return momentOf(data, about.axis, data.peakIn(first, last));
   }
 
   protected who(about: Look & { keys: string[] }): Who {

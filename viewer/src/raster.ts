@@ -47,7 +47,7 @@ export function drawArea(
   let top = least;
   let lastChange = Number.NaN;
   for (let x = 0; x < width; x++) {
-    const { change } = data.peakIn(edge[x], edge[x + 1]);
+    const change = data.peakIn(edge[x], edge[x + 1]);
     const from = x * count;
     if (change === lastChange) {
       levels.copyWithin(from, from - count, from);

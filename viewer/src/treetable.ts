@@ -123,7 +123,7 @@ export class TreeTable {
     const chosen = toggle
       ? h("button", { class: "name", click: () => options.choose(path) }, name)
       : name;
-    const head = h("th", { scope: "row" }, opener, chosen);
+    const head = h("th", { scope: "row" }, h("span", { class: "path" }, opener, chosen));
     head.style.paddingLeft = `${Math.max(path.length - 1, 0) * 1.2}em`;
     return h("tr", { "data-bytes": node.bytes }, head, ...this.numbers(node, options));
   }
