@@ -285,10 +285,10 @@ class Views:
         return diff.frame(diff.diff(self.data, after, by, at, steps))
 
     def _repr_html_(self) -> str:
-        """In a notebook: the table and a picture, without scripts."""
-        from pytracer.export import html
+        """In a notebook: the table, a picture, and the report in a sandboxed frame."""
+        from pytracer.export import report
 
-        return html.fragment(self.data)
+        return report.inline(self.data)
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
         """The one screen, as text; by default as wide as the terminal, and 80 columns at most."""

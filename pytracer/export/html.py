@@ -63,7 +63,9 @@ def _rest(trace: Trace, device: str | None) -> str:
 def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:
     yield '<table style="border-collapse:collapse;text-align:right">'
     heads = ("", "category", "at peak", "", "own peak", "at end", "allocations")
-    cells = "".join(f'<th style="padding:1px 8px">{text}</th>' for text in heads)
+    cells = "".join(
+        f'<th style="padding:1px 8px">{text}</th>' if text else "<td></td>" for text in heads
+    )
     yield f"<tr>{cells}</tr>"
     for row in views.category_rows(trace, peak.device if views.devices(trace) else None):
         if not (row.allocations or row.category in _ALWAYS):

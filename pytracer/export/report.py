@@ -30,6 +30,7 @@ from pytracer.version import __version__
 FORMAT = 1  # of the document and the columns
 _MOST_BANDS = 20_000
 _MOST_COSTS = 200
+_MOST_INLINE = 20_000  # allocations in a notebook, which keeps what it has shown
 _AROUND = 2  # lines shown above and below a line of source
 
 
@@ -88,6 +89,27 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         for name, column in found.columns.items()
     )
     return "".join(_lines(traces, document, columns))
+
+
+def inline(trace: Trace) -> str:
+    """For a notebook: the table and a picture, and below them the page in a frame of its own.
+
+    The frame is sandboxed: its script reaches neither the notebook nor a network.
+    """
+    table = html.fragment(trace)
+    count = len(allocations(trace))
+    if count == 0:
+        return table
+    if count > _MOST_INLINE:
+        text = (
+            f"{count:,} allocations are too many for a notebook: t.report('run.html') shows each."
+        )
+        return f"{table}\n<p>{text}</p>"
+    whole = markup.escape(page([Named("trace", trace)]))
+    return (
+        f'{table}\n<iframe sandbox="allow-scripts allow-downloads" title="Every allocation" '
+        f'style="width:100%;height:900px;border:0" srcdoc="{whole}"></iframe>'
+    )
 
 
 def _lines(

@@ -1001,6 +1001,7 @@ export class App {
 
   private key(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
+    if (this.help.open) return;
     if (event.key === "Escape" && target === this.input) this.input.blur();
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName) || event.ctrlKey || event.metaKey) return;
     const actions: Record<string, () => void> = {

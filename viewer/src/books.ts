@@ -56,7 +56,7 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
           "button",
           {
             click: () => actions.compare(i),
-            "aria-label": `compare step ${i} with the one before`,
+            "aria-label": `what changed in step ${facts.first_step + row.step}`,
           },
           "what changed",
         )
@@ -139,7 +139,7 @@ export function findings(facts: Facts, show: (line: string, module: string) => v
   );
   if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
   if (facts.hint) parts.push(h("li", {}, h("b", {}, "hint: "), facts.hint));
-  return h("div", {}, h("h3", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+  return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
 }
 
 const sentence = (text: string) => (text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "");
