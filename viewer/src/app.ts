@@ -50,7 +50,7 @@ const TAB_WORDS: Record<Tab, string> = {
 
 export class App {
   private state: State;
-  private usual: State;
+  private readonly usual: State;
   private readonly history = new History();
   private readonly charts: Charts;
   private drawing: Drawing | null = null;
@@ -118,11 +118,12 @@ export class App {
 
   private usualState(): State {
     const facts = this.doc.sets[0];
+    const [from, to] = aroundPeak(facts);
     return {
       set: 0,
       axis: "time",
-      from: facts.begin_ns,
-      to: Math.max(facts.end_ns, facts.begin_ns + 1),
+      from,
+      to,
       low: 0,
       high: 0,
       cursor: facts.peak_change,
@@ -137,15 +138,6 @@ export class App {
       pinned: null,
       tab: "who",
     };
-  }
-
-  /** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
-  private aroundPeak(): [number, number] {
-    const { steps, begin_ns, end_ns, peak } = this.facts;
-    const step = steps.find((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
-    if (steps.length < 2 || !step) return [begin_ns, Math.max(end_ns, begin_ns + 1)];
-    const around = Math.max((step.end_ns - step.start_ns) / 2, 1);
-    return [step.start_ns - around, step.end_ns + around];
   }
 
   private get bounds(): [number, number] {
@@ -197,7 +189,7 @@ export class App {
   private async openSet(asItIs: boolean): Promise<void> {
     const { set, axis } = this.state;
     if (!asItIs) {
-      const [from, to] = this.aroundPeak();
+      const [from, to] = aroundPeak(this.facts);
       this.state = { ...this.usual, set, tab: this.state.tab, from, to };
       this.state.cursor = this.facts.peak_change;
     }
@@ -205,7 +197,6 @@ export class App {
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
     this.compared = null;
     this.keepInBounds();
-    if (set === 0 && !asItIs) this.usual = { ...this.state };
     await this.drawStrip();
     if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
     else this.bar = null;
@@ -306,6 +297,8 @@ export class App {
     area.put(drawing.area, area.pictureWidth, drawing.area.length / area.pictureWidth);
     map.put(drawing.map, size.width, size.height);
     this.drawing = drawing;
+    // Where a bar is among others is known once they have been laid out.
+    if (this.bar && this.bottomOf(this.bar) === null) await this.pin(this.bar.allocation, false);
     this.paint();
     this.showLegend();
   }
@@ -1032,6 +1025,15 @@ export class App {
     const share = (this.cursor.x - from) / (to - from);
     return share >= 0 && share <= 1 ? share : 0.5;
   }
+}
+
+/** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
+function aroundPeak({ steps, begin_ns, end_ns, peak }: Facts): [number, number] {
+  const last = Math.max(end_ns, begin_ns + 1);
+  const step = steps.find((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
+  if (steps.length < 2 || !step) return [begin_ns, last];
+  const around = Math.max((step.end_ns - step.start_ns) / 2, 100);
+  return [Math.max(step.start_ns - around, begin_ns), Math.min(step.end_ns + around, last)];
 }
 
 export function isDark(): boolean {

@@ -129,9 +129,8 @@ export function findings(facts: Facts, show: (line: string, module: string) => v
     h(
       "li",
       {},
-      h("b", {}, `${row.kind}: `),
-      size(row.bytes),
-      ` ${row.evidence}. ${sentence(row.change)} `,
+      h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
+      `${row.evidence}. ${sentence(row.change)} `,
       row.line || row.module
         ? h("button", { click: () => show(row.line, row.module) }, "show its bars")
         : null,

@@ -177,11 +177,16 @@ export class Dataset {
 
   /** Calls back for each allocation that is alive after some change in [first, last]. */
   overlapping(first: number, last: number, each: (allocation: number) => void): void {
+    this.runs(first, last, (begin, stop) => {
+      for (let i = begin; i < stop; i++) if (this.end[i] > first) each(i);
+    });
+  }
+
+  /** Stretches of allocations that begin by `last`, and of which some may end after `first`. */
+  runs(first: number, last: number, each: (begin: number, stop: number) => void): void {
     const until = after(this.start, last);
     for (let run = 0; run * SKIP < until; run++) {
-      if (this.latestEnd[run] <= first) continue;
-      const stop = Math.min(until, (run + 1) * SKIP);
-      for (let i = run * SKIP; i < stop; i++) if (this.end[i] > first) each(i);
+      if (this.latestEnd[run] > first) each(run * SKIP, Math.min(until, (run + 1) * SKIP));
     }
   }
 

@@ -235,8 +235,7 @@ export class Engine {
     const { strings, texts } = data.words;
     const start = data.start[allocation];
     const end = data.end[allocation];
-    let alike = 0;
-    for (let i = 0; i < data.count; i++) if (data.kind[i] === kind) alike++;
+    const alike = this.alike(set)[kind];
     return {
       allocation,
       row: data.row[allocation],
@@ -292,6 +291,16 @@ export class Engine {
       this.kept.set(key, make());
     }
     return this.kept.get(key) as T;
+  }
+
+  /** How many allocations each kind has. */
+  private alike(set: number): Uint32Array {
+    return this.once(`alike ${set}`, () => {
+      const data = this.sets[set];
+      const counts = new Uint32Array(data.size.length);
+      for (let i = 0; i < data.count; i++) counts[data.kind[i]]++;
+      return counts;
+    });
   }
 
   private coloring(look: Look): Coloring {
