@@ -4,6 +4,8 @@ import base64
 import hashlib
 import json
 import re
+import shutil
+import subprocess
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,3 +235,15 @@ def test_a_hundred_thousand_allocations_fit_into_two_megabytes() -> None:
     shell = len(report.page([report.Named("run", TraceBuilder().trace())]))
     assert shell < 150_000
     assert (len(page) - shell) / 10_000 < 20
+
+
+VIEWER = Path(__file__).parents[1] / "viewer"
+
+
+def test_the_viewer_that_is_shipped_is_built_from_its_sources(tmp_path: Path) -> None:
+    node = shutil.which("node")
+    if node is None or not (VIEWER / "node_modules" / "esbuild").exists():
+        pytest.skip("needs node and `npm ci` in viewer/")
+    subprocess.run([node, VIEWER / "build.mjs", "--to", tmp_path], check=True)
+    for name in ("report.js", "report.css"):
+        assert (tmp_path / name).read_text() == report._resource(name)

@@ -1,11 +1,14 @@
-// Builds the viewer into pytracer/export/, where Python finds it; with --tests, the unit tests.
+// Builds the viewer into pytracer/export/, where Python finds it; with --tests, the unit tests;
+// with --to FOLDER, elsewhere.
 import { readdirSync } from "node:fs";
 import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
-const target = join(here, "..", "pytracer", "export");
+const elsewhere = process.argv.indexOf("--to");
+const target =
+  elsewhere > 0 ? process.argv[elsewhere + 1] : join(here, "..", "pytracer", "export");
 
 if (process.argv.includes("--tests")) {
   const tests = readdirSync(join(here, "test")).filter((name) => name.endsWith(".test.ts"));

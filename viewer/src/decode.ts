@@ -16,16 +16,24 @@ export async function inflate(bytes: Bytes): Promise<Bytes> {
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** All first bytes, all second bytes, ...: back to numbers. */
-function joined(planes: Uint8Array, width: number): ArrayBuffer {
-  const count = planes.length / width;
-  const bytes = new Uint8Array(planes.length);
-  for (let plane = 0; plane < width; plane++) {
-    const from = plane * count;
-    for (let i = 0, to = plane; i < count; i++, to += width) bytes[to] = planes[from + i];
+/** All first bytes, all second bytes, ...: four of these planes, from `from` on, as numbers. */
+function words(planes: Uint8Array, count: number, from: number, into: Uint32Array, step: number) {
+  const [a, b, c, d] = [0, 1, 2, 3].map((plane) => (from + plane) * count);
+  for (let i = 0, at = from / 4; i < count; i++, at += step) {
+    into[at] = planes[a + i] | (planes[b + i] << 8) | (planes[c + i] << 16) | (planes[d + i] << 24);
   }
-  return bytes.buffer;
 }
 
-export const asUint32 = (planes: Uint8Array) => new Uint32Array(joined(planes, 4));
-export const asFloat64 = (planes: Uint8Array) => new Float64Array(joined(planes, 8));
+export function asUint32(planes: Uint8Array): Uint32Array {
+  const found = new Uint32Array(planes.length / 4);
+  words(planes, found.length, 0, found, 1);
+  return found;
+}
+
+export function asFloat64(planes: Uint8Array): Float64Array {
+  const halves = new Uint32Array(planes.length / 4);
+  const count = planes.length / 8;
+  words(planes, count, 0, halves, 2);
+  words(planes, count, 4, halves, 2);
+  return new Float64Array(halves.buffer);
+}

@@ -33,6 +33,11 @@ test("numbers that Python packed come back", async () => {
   for (let i = 0; i < bytes.length; i++) planes[(i % 4) * 5 + Math.floor(i / 4)] = bytes[i];
   const text = deflateSync(planes).toString("base64");
   assert.deepEqual(asUint32(await inflate(fromBase64(text))), numbers);
+  const sizes = Float64Array.from([0, 1, 2 ** 40 + 512, 2 ** 53 - 1, -1]);
+  const eights = new Uint8Array(sizes.buffer).map(
+    (_, i, all) => all[(i % 5) * 8 + Math.floor(i / 5)],
+  );
+  assert.deepEqual(asFloat64(eights), sizes);
   assert.deepEqual(asUint32(new Uint8Array(0)), new Uint32Array(0));
   assert.deepEqual(asFloat64(new Uint8Array(0)), new Float64Array(0));
 });
