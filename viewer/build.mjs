@@ -7,8 +7,7 @@ import { build } from "esbuild";
 
 const here = dirname(fileURLToPath(import.meta.url));
 const elsewhere = process.argv.indexOf("--to");
-const target =
-  elsewhere > 0 ? process.argv[elsewhere + 1] : join(here, "..", "pytracer", "export");
+const target = elsewhere > 0 ? process.argv[elsewhere + 1] : join(here, "..", "pytracer", "export");
 
 if (process.argv.includes("--tests")) {
   const tests = readdirSync(join(here, "test")).filter((name) => name.endsWith(".test.ts"));

@@ -48,6 +48,8 @@ const TAB_WORDS: Record<Tab, string> = {
   compare: "Compare",
 };
 
+const WINDOW = ["from", "to", "low", "high"];
+
 export class App {
   private state: State;
   private readonly usual: State;
@@ -62,6 +64,8 @@ export class App {
   private hover: number | null = null;
   private busy = false;
   private again = false;
+  private soon = 0; // the timer until the address is written
+  private wheeled = 0; // when the wheel last turned
   private asked = 0; // the latest question about who holds what
   private compared: [Side, Side] | null = null;
 
@@ -146,13 +150,17 @@ export class App {
     return [begin_ns, Math.max(end_ns, begin_ns + 1)];
   }
 
-  /** Every change of what is shown comes through here. */
+  /** Every change of what is shown comes through here. Looking elsewhere changes no numbers. */
   private change(what: Partial<State>, keep = true): void {
     if (keep) this.history.keep(this.state);
     this.state = { ...this.state, ...what };
     this.keepInBounds();
     this.remember();
-    this.refresh();
+    if (!Object.keys(what).every((name) => WINDOW.includes(name))) this.refresh();
+    else {
+      this.paint();
+      this.draw();
+    }
   }
 
   private keepInBounds(): void {
@@ -166,12 +174,16 @@ export class App {
     state.cursor = Math.max(-1, Math.min(this.facts.changes - 1, Math.round(state.cursor)));
   }
 
+  /** Browsers refuse an address that changes with every move of the mouse. */
   private remember(): void {
-    try {
-      history.replaceState(null, "", `#${toHash(this.state, this.usual)}`);
-    } catch {
-      // A page inside a notebook has no address of its own.
-    }
+    window.clearTimeout(this.soon);
+    this.soon = window.setTimeout(() => {
+      try {
+        history.replaceState(null, "", `#${toHash(this.state, this.usual)}`);
+      } catch {
+        // A page inside a notebook has no address of its own.
+      }
+    }, 80);
   }
 
   private async undo(): Promise<void> {
@@ -281,12 +293,13 @@ export class App {
     const { state, facts } = this;
     const highest = this.drawing?.highest ?? this.highestAddress();
     const size = { width: map.pictureWidth, height: map.pictureHeight };
+    const wide = { width: area.pictureWidth, height: area.pictureHeight };
     const least = facts.reserved.bytes.length ? Math.max(...facts.reserved.bytes) : 0;
     const drawing = await this.channel.ask("draw", {
       ...this.look,
       from: state.from,
       to: state.to,
-      area: { width: area.pictureWidth, height: area.pictureHeight, least },
+      area: { ...wide, least },
       map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
     });
     if (!state.high && drawing.highest !== highest) {
@@ -294,8 +307,10 @@ export class App {
       this.again = true;
       return;
     }
-    area.put(drawing.area, area.pictureWidth, drawing.area.length / area.pictureWidth);
-    map.put(drawing.map, size.width, size.height);
+    const seen: [number, number] = [state.from, state.to];
+    const high = drawing.area.length / wide.width;
+    area.put(drawing.area, wide.width, high, seen);
+    map.put(drawing.map, size.width, size.height, seen);
     this.drawing = drawing;
     // Where a bar is among others is known once they have been laid out.
     if (this.bar && this.bottomOf(this.bar) === null) await this.pin(this.bar.allocation, false);
@@ -314,7 +329,7 @@ export class App {
     const { set, axis } = this.state;
     const [width, height] = [strip.pictureWidth, strip.pictureHeight];
     this.strip = await this.channel.ask("strip", { set, axis, width, height });
-    strip.put(this.strip.area, width, height);
+    strip.put(this.strip.area, width, height, this.bounds);
   }
 
   /** Only what lies on top of the pictures. */
@@ -829,7 +844,12 @@ export class App {
       this.state = this.doc.sets[state.set] ? state : { ...state, set: 0 };
       this.openSet(true);
     });
+    let first = true; // it tells of the size that is known already
     new ResizeObserver(() => {
+      if (first) {
+        first = false;
+        return;
+      }
       this.drawStrip().then(() => this.draw());
       this.whoIcicle.draw();
     }).observe(this.charts.area.canvas);
@@ -857,6 +877,8 @@ export class App {
 
   private wheel(event: WheelEvent, pane: { shareOf: (e: WheelEvent) => number }): void {
     event.preventDefault();
+    if (event.timeStamp - this.wheeled > 600) this.history.keep(this.state);
+    this.wheeled = event.timeStamp;
     if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
       this.pan((event.deltaX || event.deltaY) / 1000, false);
     } else this.zoom(1.0016 ** event.deltaY, pane.shareOf(event), false);

@@ -117,7 +117,7 @@ export class Charts {
 
   private drawArea(view: View, ink: string): void {
     const pane = this.area;
-    const context = pane.begin();
+    const context = pane.begin([view.state.from, view.state.to]);
     const top = view.drawing?.top ?? 1;
     const y = (bytes: number) => pane.height * (1 - bytes / top);
     bytesAxis(context, pane, 0, top, ink);
@@ -167,7 +167,7 @@ export class Charts {
 
   private drawMap(view: View, ink: string): void {
     const pane = this.map;
-    const context = pane.begin();
+    const context = pane.begin([view.state.from, view.state.to]);
     const { state, drawing, facts } = view;
     const high = state.high || (drawing?.highest ?? 1);
     const y = (bytes: number) => pane.height * (1 - (bytes - state.low) / (high - state.low));

@@ -4,6 +4,7 @@ export class Pane {
   readonly canvas: HTMLCanvasElement;
   readonly context: CanvasRenderingContext2D;
   private readonly kept = document.createElement("canvas");
+  private seen: [number, number] = [0, 1];
   width = 0; // CSS pixels
   height = 0;
   scale = 1;
@@ -45,21 +46,33 @@ export class Pane {
     return Math.max(Math.round(this.height * this.scale), 1);
   }
 
-  put(pixels: Uint32Array<ArrayBuffer>, width: number, height: number): void {
+  /** The picture of what is seen from one place on the axis to another. */
+  put(
+    pixels: Uint32Array<ArrayBuffer>,
+    width: number,
+    height: number,
+    seen: [number, number],
+  ): void {
+    this.seen = seen;
     this.kept.width = width;
     this.kept.height = height;
     const bytes = new Uint8ClampedArray(pixels.buffer);
     this.kept.getContext("2d")?.putImageData(new ImageData(bytes, width, height), 0, 0);
   }
 
-  /** Begins anew with the picture; what follows is drawn in CSS pixels. */
-  begin(): CanvasRenderingContext2D {
-    const { context } = this;
+  /** Begins anew with the picture, moved to where it belongs until there is a better one. */
+  begin([from, to] = this.seen): CanvasRenderingContext2D {
+    const { context, canvas } = this;
     context.setTransform(1, 0, 0, 1, 0, 0);
-    context.clearRect(0, 0, this.canvas.width, this.canvas.height);
+    context.clearRect(0, 0, canvas.width, canvas.height);
     if (this.kept.width > 0 && this.kept.height > 0) {
       const left = Math.round(this.left * this.scale);
-      context.drawImage(this.kept, left, 0, this.canvas.width - left, this.canvas.height);
+      const perX = (canvas.width - left) / (to - from);
+      const begin = left + (this.seen[0] - from) * perX;
+      const width = (this.seen[1] - this.seen[0]) * perX;
+      context.imageSmoothingEnabled = false;
+      context.drawImage(this.kept, begin, 0, width, canvas.height);
+      context.clearRect(0, 0, left, canvas.height);
     }
     context.setTransform(this.scale, 0, 0, this.scale, 0, 0);
     context.font = "11px system-ui, sans-serif";
