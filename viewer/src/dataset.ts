@@ -56,6 +56,8 @@ export class Dataset {
   readonly address: Uint32Array;
   readonly start: Int32Array;
   readonly end: Int32Array;
+  readonly startTime: Float64Array; // nanoseconds, of what is alive at the end: the end's
+  readonly endTime: Float64Array;
   readonly row: Int32Array;
   readonly of: Uint32Array; // per change, the allocation
   readonly begins: Uint8Array; // per change, 1 where something begins
@@ -94,6 +96,8 @@ export class Dataset {
     this.of = new Uint32Array(this.changes);
     this.start = new Int32Array(this.count);
     this.end = new Int32Array(this.count);
+    this.startTime = new Float64Array(this.count);
+    this.endTime = new Float64Array(this.count);
     this.row = new Int32Array(this.count);
     this.latestEnd = new Int32Array(Math.ceil(this.count / SKIP));
     this.placeInTime(columns);
@@ -252,6 +256,8 @@ export class Dataset {
       const end = this.start[i] + life[i];
       this.end[i] = end;
       if (end < this.changes) this.of[end] = i;
+      this.startTime[i] = this.xOf("time", this.start[i]);
+      this.endTime[i] = this.xOf("time", end);
       number += row[i] | 0;
       this.row[i] = number;
       const run = Math.floor(i / SKIP);

@@ -102,8 +102,9 @@ export function drawBars(
   const byTime = window.axis === "time";
   const first = data.changeAt(window.axis, window.from);
   const last = data.changeAt(window.axis, window.to);
-  const { time, start, end, kind: kinds, size, changes } = data;
-  const endOfAll = data.facts.end_ns;
+  const { end, kind: kinds, size, changes } = data;
+  const froms = byTime ? data.startTime : data.start;
+  const tos = byTime ? data.endTime : end;
   const { bottoms, unit, low: floor, colorOf, fadedOf, skip, edge } = bars;
   // As plain a loop as can be: it runs a million times a picture.
   data.runs(first, last, (begin, stop) => {
@@ -116,11 +117,8 @@ export function drawBars(
       const low = (bottoms[i] * unit - floor) * perByte;
       const high = low + size[kind] * perByte;
       if (high < 0 || low > height) continue;
-      const begun = start[i];
-      const from = begun < 0 ? window.from : byTime ? time[begun] : begun;
-      const to = ended >= changes ? endOfAll : byTime ? time[ended] : ended;
-      const left = Math.max(0, Math.floor((from - window.from) * perX));
-      const reach = ended >= changes ? width : Math.ceil((to - window.from) * perX);
+      const left = Math.max(0, Math.floor((froms[i] - window.from) * perX));
+      const reach = ended >= changes ? width : Math.ceil((tos[i] - window.from) * perX);
       const right = Math.min(width, Math.max(reach, left + 1));
       const bottom = Math.min(height, Math.ceil(height - low));
       const upper = Math.max(0, Math.min(bottom - 1, Math.floor(height - high)));
