@@ -167,6 +167,15 @@ def test_the_page_says_nothing_of_where_files_lie_and_shows_no_source(tmp_path: 
     }
 
 
+def test_a_short_path_is_no_exception() -> None:
+    b = TraceBuilder()
+    with b.op("aten::mm", grad=True, at=("/me/at/work/model.py:2",)):
+        b.alloc(100)
+    page = report.page([report.Named("run", b.trace())])
+    assert "/me/at" not in page
+    assert page.count(".../work/model.py:2") >= 2
+
+
 def test_the_numbers_of_the_books_are_those_of_python() -> None:
     trace = LoadedTrace(training().trace())
     facts = document_of(report.page([report.Named("run", trace.data)]))["sets"][0]

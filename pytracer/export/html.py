@@ -5,6 +5,7 @@ page's own, so it is readable on light and dark.
 """
 
 import html
+import re
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -51,13 +52,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^/\s:]+/)+(?=[^/\s:]+/[^/\s:]+:\d)")
+
+
+def without_folders(text: str) -> str:
+    """Lines of source by their last folder: pages are sent, and say nothing of where files lie."""
+    return _FOLDERS.sub(".../", text)
+
+
 def _safe(text: str) -> str:
     return html.escape(printable(text))
 
 
 def _rest(trace: Trace, device: str | None) -> str:
     """The table's lines below the categories: modules, lines, hints."""
-    return table(trace, 100, device=device).split("\n\n")[-1]
+    return without_folders(table(trace, 100, device=device).split("\n\n")[-1])
 
 
 def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:

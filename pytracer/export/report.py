@@ -223,8 +223,16 @@ def _books(trace: Trace, device: str) -> dict[str, Any]:
             {key: _number(value) for key, value in vars(row).items()}
             for row in views.parameter_rows(trace, device)
         ],
-        "findings": [{**vars(row), "line": packed.relative(row.line)} for row in found],
-        "hint": hint.text if hint else "",
+        "findings": [
+            {
+                **vars(row),
+                "line": packed.relative(row.line),
+                "evidence": html.without_folders(row.evidence),
+                "change": html.without_folders(row.change),
+            }
+            for row in found
+        ],
+        "hint": html.without_folders(hint.text) if hint else "",
     }
 
 

@@ -103,8 +103,8 @@ export function drawBars(
   const first = data.changeAt(window.axis, window.from);
   const last = data.changeAt(window.axis, window.to);
   const { end, kind: kinds, size, changes } = data;
-  const froms = byTime ? data.startTime : data.start;
-  const tos = byTime ? data.endTime : end;
+  const begins = byTime ? data.startTime : data.start;
+  const ends = byTime ? data.endTime : end;
   const { bottoms, unit, low: floor, colorOf, fadedOf, skip, edge } = bars;
   // As plain a loop as can be: it runs a million times a picture.
   data.runs(first, last, (begin, stop) => {
@@ -117,8 +117,8 @@ export function drawBars(
       const low = (bottoms[i] * unit - floor) * perByte;
       const high = low + size[kind] * perByte;
       if (high < 0 || low > height) continue;
-      const left = Math.max(0, Math.floor((froms[i] - window.from) * perX));
-      const reach = ended >= changes ? width : Math.ceil((tos[i] - window.from) * perX);
+      const left = Math.max(0, Math.floor((begins[i] - window.from) * perX));
+      const reach = ended >= changes ? width : Math.ceil((ends[i] - window.from) * perX);
       const right = Math.min(width, Math.max(reach, left + 1));
       const bottom = Math.min(height, Math.ceil(height - low));
       const upper = Math.max(0, Math.min(bottom - 1, Math.floor(height - high)));
