@@ -200,11 +200,36 @@ class Views:
 
         return write(self.data, path, overwrite=overwrite)
 
-    def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a page without scripts: the table and a picture, as in a notebook."""
-        from pytracer.export import html
+    def report(
+        self,
+        path: str | Path,
+        other: "Views | None" = None,
+        *,
+        source: bool = False,
+        overwrite: bool = False,
+    ) -> Path:
+        """Writes one offline page in which every allocation can be seen.
 
-        return html.write(self.data, path, overwrite=overwrite)
+        Args:
+            path: the file, which any browser opens; it loads nothing.
+            other: another trace, to be compared with this one on the page.
+            source: also put the lines of source that allocated into the page.
+            overwrite: replace a file that is there.
+        """
+        from pytracer.export import report
+
+        if other is not None and not isinstance(other, Views):
+            raise errors.UsageError(
+                f"report() compares with another trace, and {other!r} is none: load(file)"
+            )
+        named = [report.Named(Path(path).stem, self.data)]
+        if other is not None:
+            named.append(report.Named("the other", other.data))
+        return report.write(named, path, source=source, overwrite=overwrite)
+
+    def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """The same as `report`; its table and picture need no scripts."""
+        return self.report(path, overwrite=overwrite)
 
     def to_parquet(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Writes allocations, timeline, steps and summary as Parquet (needs pyarrow)."""
@@ -247,10 +272,10 @@ class Views:
         return diff.frame(diff.diff(self.data, after, by, at, steps))
 
     def _repr_html_(self) -> str:
-        """In a notebook: the table and a picture, without scripts."""
-        from pytracer.export import html
+        """In a notebook: the table, a picture, and the report in a sandboxed frame."""
+        from pytracer.export import report
 
-        return html.fragment(self.data)
+        return report.inline(self.data)
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
         """The one screen, as text; by default as wide as the terminal, and 80 columns at most."""

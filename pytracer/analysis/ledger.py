@@ -94,6 +94,28 @@ def ledger(trace: Trace, at: Literal["peak", "end"] = "end", device: str | None 
     return _host_ledger(trace, at) if name == "cpu" else _Gpu(trace, at, name).ledger()
 
 
+@dataclass(frozen=True)
+class DeviceUse:
+    """What NVML said of a device while the trace was recorded."""
+
+    time_ns: int
+    bytes: int
+    when: str  # "begin", "step", "call", "end"
+
+
+def device_use(trace: Trace, device: str) -> list[DeviceUse]:
+    """Everybody's bytes on the device, at each reading; empty where there were none."""
+    document = _document(trace)
+    uuid = str(_dict(document.get("devices")).get(device))
+    found = []
+    for reading in _listed(document.get("readings")):
+        used = _number(_dict(_dict(reading.get("gpus")).get(uuid)).get("used"))
+        at = _number(reading.get("unix_ns"))
+        if used is not None and at is not None:
+            found.append(DeviceUse(at - trace.began_unix_ns, used, str(reading.get("when"))))
+    return found
+
+
 def frame(found: Ledger) -> "pd.DataFrame":
     """One row per line; residual, limit and notes are in `attrs` as well."""
     import pandas as pd

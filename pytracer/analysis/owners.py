@@ -61,6 +61,21 @@ def owners(trace: Trace) -> Owners:
     )
 
 
+@dataclass(frozen=True)
+class FreedBy:
+    """Per allocation: rows of the string table; 0 where it was not freed, or in no scope."""
+
+    module: U32
+    op: U32
+
+
+@once_per_trace
+def freed_by(trace: Trace) -> FreedBy:
+    """The innermost module and op in which each allocation was given back."""
+    tree, freed = scopes.tree(trace), phases.moments(trace).freed_scope
+    return FreedBy(tree.name[tree.module][freed], tree.name[_owning_op(trace)[freed]])
+
+
 def _owning_op(trace: Trace) -> U32:
     """Per scope the innermost op that computes something: torch's factories allocate for others.
 

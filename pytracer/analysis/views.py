@@ -405,12 +405,7 @@ class _Texts:
         self._trace = trace
 
     def of(self, numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
-        distinct, codes = np.unique(numbers, return_inverse=True)
-        texts = [text(int(number)) for number in distinct]
-        names = sorted(set(texts) - {""})
-        place = {name: code for code, name in enumerate(names)} | {"": -1}
-        to_code = np.array([place[name] for name in texts], np.int64)
-        return Group(to_code[codes], names)
+        return grouped(numbers, text)
 
     def strings(self, rows: NDArray[Any]) -> Group:
         return self.of(rows, lambda row: self._trace.strings[row])
@@ -481,7 +476,17 @@ def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
     return sorted(rows, key=lambda row: -row.bytes)
 
 
-def group(trace: Trace, key: str, which: Mask) -> Group:
+def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+    """Numbers as the texts they stand for; the text of each distinct one is asked for once."""
+    distinct, codes = np.unique(numbers, return_inverse=True)
+    texts = [text(int(number)) for number in distinct]
+    names = sorted(set(texts) - {""})
+    place = {name: code for code, name in enumerate(names)} | {"": -1}
+    to_code = np.array([place[name] for name in texts], np.int64)
+    return Group(to_code[codes], names)
+
+
+def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
     """The key's value of each of these allocations."""
     alloc, texts = allocations(trace), _Texts(trace)
     if key == "module":
@@ -507,7 +512,9 @@ def group(trace: Trace, key: str, which: Mask) -> Group:
     raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
 
 
-def _holding_modules(trace: Trace, which: Mask) -> tuple[NDArray[Any], Callable[[int], str]]:
+def _holding_modules(
+    trace: Trace, which: Mask | NDArray[np.intp]
+) -> tuple[NDArray[Any], Callable[[int], str]]:
     """A number per allocation, and the module path that the number stands for."""
     alloc = allocations(trace)
     module = alloc.cause("module")[which]

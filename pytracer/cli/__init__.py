@@ -76,6 +76,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         check.add_check,
         show.add_diff,
         export.add_export,
+        export.add_report,
         show.add_ledger,
         measure.add_gemm,
         measure.add_cost,

@@ -1,4 +1,4 @@
-"""`pytracer export`: a trace for a viewer, a notebook or a browser."""
+"""`pytracer export` and `pytracer report`: a trace for a viewer, a notebook or a browser."""
 
 import argparse
 import shlex
@@ -21,7 +21,7 @@ _SUFFIXES = {
 
 _OPENED_WITH = {
     "snapshot": "Open it at https://pytorch.org/memory_viz (the file stays on your machine).",
-    "html": "Open it in any browser; nothing in it runs or is loaded.",
+    "html": "Open it in any browser; it loads nothing.",
     "parquet": "Read it with pandas.read_parquet('{}/allocations.parquet').",
     "pytrace": "Look at it with pytracer summary.",
 }
@@ -111,4 +111,41 @@ def _export_chrome(options: argparse.Namespace, loaded: Any, target: Path) -> in
         print(note, file=sys.stderr)
     print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
     print(f"The same on one screen:  pytracer summary {shlex.quote(str(options.file))}")
+    return 0
+
+
+def add_report(commands: Any) -> None:
+    """Its arguments."""
+    report = commands.add_parser(
+        "report", help="one offline page in which every allocation can be seen"
+    )
+    report.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    report.add_argument("other", type=Path, nargs="?", help="a second one, to be compared with it")
+    report.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
+    report.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+    report.add_argument(
+        "--source", action="store_true", help="also put the source lines that allocated into it"
+    )
+    output.add_json(report)
+    report.set_defaults(run=_report)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from pytracer.export import report
+    from pytracer.export.table import size_text
+    from pytracer.files import refuse_to_overwrite
+
+    target = options.output or options.file.parent / f"{options.file.stem}.html"
+    given = [options.file, *([options.other] if options.other else [])]
+    if any(target.exists() and file.exists() and target.samefile(file) for file in given):
+        raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+    refuse_to_overwrite(target, overwrite=options.force)
+    with output.patience(f"reading {options.file}"):
+        traces = [report.Named(file.name, output.read(file).data) for file in given]
+        written = report.write(traces, target, source=options.source, overwrite=options.force)
+    if options.json:
+        output.print_json({"path": str(written), "bytes": written.stat().st_size})
+        return 0
+    print(f"Written to {written}: {size_text(written.stat().st_size)}.")
+    print("Open it in any browser; it loads nothing, so it can be sent as it is.")
     return 0

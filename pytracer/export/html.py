@@ -1,20 +1,18 @@
-"""A trace for a notebook: the table and a picture, as HTML without scripts, styles or links.
+"""The part of a page that needs no scripts: the table and a picture, without links or styles.
 
 Names come from other people's programs: everything is escaped. Colours of text and lines are the
 page's own, so it is readable on light and dark.
 """
 
 import html
+import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from pytracer.analysis import views
 from pytracer.export.series import COLORS, Series, series
 from pytracer.export.table import render as table, size_text, time_text
-from pytracer.files import write_whole
 from pytracer.schema import CATEGORY_ORDER, I64
 from pytracer.trace import Trace
 
@@ -49,45 +47,34 @@ def picture(trace: Trace, device: str | None = None) -> str:
     return "\n".join(_picture(series(trace, device=device)))
 
 
-def document(trace: Trace) -> str:
-    """The same as a whole page."""
-    return (
-        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="color-scheme" content="light dark"><title>pytracer</title></head>\n'
-        f"<body>\n{fragment(trace)}\n</body></html>\n"
-    )
+def printable(text: str) -> str:
+    """Without what a terminal or a page would act upon."""
+    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes the page.
+_FOLDERS = re.compile(r"(?<![\w./])/(?:[^/\s:]+/)+(?=[^/\s:]+/[^/\s:]+:\d)")
 
-    Raises:
-        errors.CannotWrite: the file exists already, or cannot be written.
-    """
-    page = document(trace).encode()
 
-    def fill(file: BinaryIO) -> None:
-        file.write(page)
-
-    return write_whole(Path(path), fill, overwrite=overwrite)
+def without_folders(text: str) -> str:
+    """Lines of source by their last folder: pages are sent, and say nothing of where files lie."""
+    return _FOLDERS.sub(".../", text)
 
 
 def _safe(text: str) -> str:
-    printable = "".join(
-        c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
-    return html.escape(printable)
+    return html.escape(printable(text))
 
 
 def _rest(trace: Trace, device: str | None) -> str:
     """The table's lines below the categories: modules, lines, hints."""
-    return table(trace, 100, device=device).split("\n\n")[-1]
+    return without_folders(table(trace, 100, device=device).split("\n\n")[-1])
 
 
 def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:
     yield '<table style="border-collapse:collapse;text-align:right">'
     heads = ("", "category", "at peak", "", "own peak", "at end", "allocations")
-    cells = "".join(f'<th style="padding:1px 8px">{text}</th>' for text in heads)
+    cells = "".join(
+        f'<th style="padding:1px 8px">{text}</th>' if text else "<td></td>" for text in heads
+    )
     yield f"<tr>{cells}</tr>"
     for row in views.category_rows(trace, peak.device if views.devices(trace) else None):
         if not (row.allocations or row.category in _ALWAYS):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import phases, views
+from pytracer.analysis import phases, scopes, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
 from pytracer.trace import Trace
@@ -77,7 +77,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
             Band(str(began + row.step), row.start_ns, row.end_ns)
             for row in views.step_rows(trace, device)
         ),
-        phases=_phases(trace, last),
+        phases=phase_bands(trace, last),
     )
 
 
@@ -97,7 +97,7 @@ def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
     return found
 
 
-def _phases(trace: Trace, last: int) -> tuple[Band, ...]:
+def phase_bands(trace: Trace, last: int) -> tuple[Band, ...]:
     """The main thread's phases, without what is between them."""
     line = phases.timeline(trace)
     begins = np.append(trace.time_ns(line.begins), last) if len(line.ticks) else np.zeros(1)
@@ -107,3 +107,40 @@ def _phases(trace: Trace, last: int) -> tuple[Band, ...]:
         if PHASES[phase] != "other" and end > begin:
             bands.append(Band(PHASES[phase], begin, end))
     return tuple(bands)
+
+
+@dataclass(frozen=True)
+class Nested(Band):
+    """A band inside as many others."""
+
+    depth: int
+
+
+def module_bands(trace: Trace, last: int, most: int, depths: int = 3) -> tuple[Nested, ...]:
+    """Calls of modules in the main thread, the outer levels only, and of many the longest."""
+    tree = scopes.tree(trace)
+    calls = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.thread == _main_thread(tree)))
+    depth = np.zeros(len(tree.kind), np.int64)
+    inside = np.ones(len(calls), np.bool_)
+    outer = tree.module[tree.parent[calls]]
+    while (inside := inside & (outer != 0)).any() and depth.max(initial=0) < depths:
+        depth[calls[inside]] += 1
+        outer = np.where(inside, tree.module[tree.parent[outer]], 0)
+    calls = calls[depth[calls] < depths]
+    begin = np.clip(trace.time_ns(tree.begin[calls]), 0, last)
+    ended = np.minimum(tree.end[calls], np.uint64(np.iinfo(np.int64).max))
+    end = np.where(tree.end[calls] == scopes.NEVER, last, np.clip(trace.time_ns(ended), 0, last))
+    if len(calls) > most:
+        kept = np.sort(np.argpartition(begin - end, most)[:most])
+        calls, begin, end = calls[kept], begin[kept], end[kept]
+    return tuple(
+        Nested(trace.strings[tree.name[call]], int(b), int(e), int(depth[call]))
+        for call, b, e in zip(calls.tolist(), begin.tolist(), end.tolist(), strict=True)
+        if e > b
+    )
+
+
+def _main_thread(tree: scopes.Tree) -> int:
+    """The thread that calls most modules."""
+    callers = tree.thread[tree.kind == scopes.MODULE]
+    return int(np.bincount(callers).argmax()) if len(callers) else 0

@@ -1,0 +1,374 @@
+"""A device's allocations as the report's page reads them: few bytes each, and totals that are exact.
+
+What is alike in many allocations (category, module, op, line, size, ...) is a row of a table of
+*kinds*. An allocation is its kind, its address, and how long it lived. Time is counted in *changes*:
+the allocs and frees of the device, in their recorded order. So whoever adds up what is alive after
+a change gets what `views.alive` gets, to the byte.
+
+A column is a run of little-endian numbers, their first bytes first, then their second bytes, and
+so on, deflated. `viewer/src/decode.ts` reads it; `unpacked` is the same in Python, for tests.
+"""
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis import blocks, devices, owners, views
+from pytracer.analysis.lifetimes import allocations
+from pytracer.export.html import printable
+from pytracer.schema import ACTION, CATEGORIES, I64, U32
+from pytracer.trace import Trace
+
+Rows = NDArray[np.intp]
+
+MOST = 2_000_000  # allocations on a page; of more, those that cover least of the picture are summed
+LARGEST = 2**53 - 1  # a browser counts no further without rounding
+_SAMPLES = 4096  # moments at which the sums of what is not shown are known
+_UNIT_NS = 32  # what times are counted in: no two events are closer
+_GAP = 1 << 16  # addresses further apart than this are drawn as separate regions
+
+# Of each kind, as texts; what a person may search for comes first.
+TEXTS = (
+    *("category", "module", "op", "line", "phase", "free_phase", "role", "name", "shape", "dtype"),
+    *("made_module", "made_op", "made_line", "freed_module", "freed_op", "place", "thread"),
+)
+
+
+class Strings:
+    """The page's texts, each once; number 0 is the empty one."""
+
+    def __init__(self) -> None:
+        self.texts = [""]
+        self._numbers = {"": 0}
+
+    def number(self, text: str) -> int:
+        """The text's place in the table."""
+        text = printable(text)
+        if text not in self._numbers:
+            self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+        return self._numbers[text]
+
+    def numbers(self, group: views.Group) -> U32:
+        """One number per row; -1 is the empty text."""
+        known = np.array([*map(self.number, group.names), 0], np.uint32)
+        found: U32 = known[group.codes]
+        return found
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A device's allocations: columns of bytes, and what a reader needs to unpack them."""
+
+    facts: Mapping[str, Any]
+    columns: Mapping[str, bytes]
+    shown: "Order"
+
+
+@dataclass(frozen=True)
+class Order:
+    """The device's changes, in order: allocs and frees by their row of the event table."""
+
+    rows: Rows  # the allocations, in the order in which they begin
+    position: I64  # per change, the event
+    begins: NDArray[np.bool_]  # per change, whether something begins
+    of: Rows  # per change, which of `rows`
+    start: I64  # per row of `rows`, its change; -1: before the trace
+    end: I64  # likewise; the number of changes for what is still alive
+
+    def change_at(self, position: int) -> int:
+        """The last change at or before the event; -1: before the first."""
+        return int(np.searchsorted(self.position, position, side="right")) - 1
+
+
+def order(trace: Trace, device: str) -> Order:
+    """At one event what ends comes before what begins."""
+    alloc = allocations(trace)
+    own = np.flatnonzero(views.on_device(trace, device))
+    rows = own[np.argsort(alloc.start[own], kind="stable")]
+    return _ordered(rows, alloc.start[rows], alloc.completed[rows])
+
+
+def _ordered(rows: Rows, start: I64, completed: I64) -> Order:
+    made, ended = np.flatnonzero(start >= 0), np.flatnonzero(completed >= 0)
+    key = np.concatenate([completed[ended] * 2, start[made] * 2 + 1])
+    which = np.concatenate([ended, made])
+    by_time = np.argsort(key, kind="stable")
+    begins, of = (by_time >= len(ended)), which[by_time]
+    number = np.arange(len(of))
+    first = np.full(len(rows), -1, np.int64)
+    last = np.full(len(rows), len(of), np.int64)
+    first[of[begins]] = number[begins]
+    last[of[~begins]] = number[~begins]
+    return Order(rows, key[by_time] // 2, begins, of, first, last)
+
+
+def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packed:
+    """The device's allocations; `facts` counts those that are only in the sums."""
+    whole = order(trace, device)
+    kept = _worth_showing(trace, device, whole, most)
+    shown = whole if len(kept) == len(whole.rows) else _only(trace, whole.rows[kept])
+    times = _times(trace, shown.position)
+    begin = min(int(times[0]) if len(times) else 0, 0)
+    steps = np.diff(times - begin, prepend=0)
+    unit = _UNIT_NS
+    while len(steps) and steps.max() // unit >= 2**32:
+        unit *= 2
+    clock = np.diff((times - begin) // unit, prepend=0).astype(np.uint32)
+    kind, kinds, sizes = _kinds(trace, shown.rows, strings)
+    layout = _Addresses(trace, device, shown.rows)
+    facts = {
+        "allocations": len(whole.rows),
+        "shown": len(shown.rows),
+        "before": int((shown.start < 0).sum()),
+        "changes": len(shown.of),
+        "kinds": len(sizes),
+        "unit_ns": unit,
+        "begin_ns": begin,
+        "address_unit": layout.unit,
+        "regions": layout.regions,
+        "peak_change": shown.change_at(views.peak(trace, device).position),
+        "rest": _rest(trace, whole, kept, shown),
+        "first_row": int(shown.rows[0]) if len(shown.rows) else 0,
+    }
+    columns = {
+        "kind": packed(kind),
+        "address": packed(layout.places),
+        "life": packed((shown.end - shown.start).astype(np.uint32)),
+        "clock": packed(clock),
+        "begins": zlib.compress(np.packbits(shown.begins, bitorder="little").tobytes()),
+        "row": packed(np.diff(shown.rows, prepend=shown.rows[:1]).astype(np.int32).view(np.uint32)),
+        "kinds": packed(kinds.reshape(-1)),
+        "sizes": packed(sizes[:, 0].copy()),
+        "blocks": packed(sizes[:, 1].copy()),
+    }
+    return Packed(facts, columns, shown)
+
+
+def packed(values: NDArray[Any]) -> bytes:
+    """Numbers by bytes: the first of each, the second of each, ...; then deflated."""
+    values = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
+    planes = values.view(np.uint8).reshape(len(values), values.itemsize).T
+    return zlib.compress(planes.tobytes(), 6)
+
+
+def unpacked(column: bytes, dtype: str) -> NDArray[Any]:
+    """The reverse."""
+    planes = np.frombuffer(zlib.decompress(column), np.uint8).reshape(np.dtype(dtype).itemsize, -1)
+    return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
+
+
+def _only(trace: Trace, rows: Rows) -> Order:
+    alloc = allocations(trace)
+    return _ordered(rows, alloc.start[rows], alloc.completed[rows])
+
+
+def _times(trace: Trace, position: I64) -> I64:
+    """When these events were; threads read the clock and are recorded in another order."""
+    times: I64 = np.maximum.accumulate(trace.time_ns(trace.events.ticks[position]))
+    return times
+
+
+def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
+    """All, or those alive at the peak and at the end, and of the others the largest areas."""
+    count = len(whole.rows)
+    if count <= most:
+        return np.arange(count)
+    alloc = allocations(trace)
+    peak = whole.change_at(views.peak(trace, device).position)
+    needed = (whole.start <= peak) & (whole.end > peak) | (whole.end == len(whole.of))
+    area = alloc.requested_bytes[whole.rows].astype(np.float64) * (whole.end - whole.start)
+    area[needed] = np.inf
+    most = min(max(most, int(needed.sum()), 1), count)
+    kept: Rows = np.sort(np.argpartition(-area, most - 1)[:most])
+    return kept
+
+
+def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any] | None:
+    """Bytes per category of what is not shown, at moments that include the peak and the end."""
+    if len(kept) == len(whole.rows):
+        return None
+    alloc = allocations(trace)
+    left_out = np.ones(len(whole.rows), np.bool_)
+    left_out[kept] = False
+    category = alloc.category[whole.rows]
+    size = np.minimum(alloc.requested_bytes[whole.rows], LARGEST).astype(np.int64)
+    device = views.device_of_place(trace)[alloc.place[whole.rows[0]]]
+    peak = shown.change_at(views.peak(trace, str(device)).position)
+    last = len(shown.of) - 1
+    at = np.unique(np.append(np.linspace(0, last, _SAMPLES).astype(np.int64), max(peak, 0)))
+    until = np.searchsorted(whole.position, shown.position[at], side="right")
+    levels = {}
+    for number, name in enumerate(CATEGORIES):
+        own = left_out & (category == number)
+        change = np.where(own[whole.of], size[whole.of], 0) * np.where(whole.begins, 1, -1)
+        level = np.concatenate([[0], np.cumsum(change)])[until]
+        level += int(size[own & (whole.start < 0)].sum())
+        if level.any():
+            levels[name] = level.tolist()
+    return {"count": int(left_out.sum()), "at": at.tolist(), "levels": levels}
+
+
+# ---------------------------------------------------------------- kinds
+
+
+def _kinds(trace: Trace, rows: Rows, strings: Strings) -> tuple[U32, U32, NDArray[np.float64]]:
+    """Per row its kind; the kinds' texts, a row per text; the kinds' sizes and block sizes."""
+    kind, first = _alike(_raw_columns(trace, rows))
+    chosen = rows[first]
+    texts = _texts(trace, chosen)
+    numbers = np.stack([strings.numbers(texts[name]) for name in TEXTS])
+    requested = np.minimum(allocations(trace).requested_bytes[chosen], LARGEST)
+    given = blocks.allocated_bytes(trace)[chosen]
+    sizes = np.stack([requested.astype(np.float64), given.astype(np.float64)], axis=1)
+    return kind, numbers, sizes
+
+
+def _raw_columns(trace: Trace, rows: Rows) -> list[NDArray[Any]]:
+    alloc = allocations(trace)
+    names = (
+        *("category", "role", "label", "module", "op", "line", "phase", "free_phase"),
+        *("forward_module", "forward_op", "forward_line", "place", "thread", "requested_bytes"),
+    )
+    freed = owners.freed_by(trace)
+    given = blocks.allocated_bytes(trace)
+    columns = [getattr(alloc, name) for name in names]
+    return [column[rows] for column in (*columns, freed.module, freed.op, given)]
+
+
+def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
+    """Numbers rows that agree in all columns; and the first row of each, in order."""
+    mixed = np.zeros(len(columns[0]), np.uint64)
+    for column in columns:
+        mixed ^= column.astype(np.uint64)
+        mixed *= np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(32)
+    _, first, number = np.unique(mixed, return_index=True, return_inverse=True)
+    if not all((column[first][number] == column).all() for column in columns):
+        whole = np.stack([column.astype(np.uint64) for column in columns], axis=1)
+        _, first, number = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+    by_time = np.argsort(first)
+    rank = np.empty(len(first), np.uint32)
+    rank[by_time] = np.arange(len(first), dtype=np.uint32)
+    kind: U32 = rank[number.reshape(-1)]
+    return kind, first[by_time]
+
+
+def _texts(trace: Trace, rows: Rows) -> dict[str, views.Group]:
+    alloc, freed = allocations(trace), owners.freed_by(trace)
+    of_views = "category module op line phase free_phase role name shape dtype"
+    found = {key: views.group(trace, key, rows) for key in of_views.split()}
+    made = {"made_module": alloc.module, "made_op": alloc.op}
+    left = {"freed_module": freed.module, "freed_op": freed.op}
+    for key, column in {**made, **left}.items():
+        found[key] = views.grouped(column[rows], lambda row: trace.strings[row])
+    found["line"] = views.Group(found["line"].codes, [*map(relative, found["line"].names)])
+    found["made_line"] = views.grouped(
+        alloc.line[rows], lambda row: relative(owners.line_text(trace, row))
+    )
+    found["place"] = views.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
+    found["thread"] = views.grouped(alloc.thread[rows], lambda number: _thread_text(trace, number))
+    return found
+
+
+def relative(line: str) -> str:
+    """A line's text that says nothing of where on a machine people keep their files."""
+    return f".../{'/'.join(line.split('/')[-2:])}" if line.startswith("/") else line
+
+
+def _place_text(trace: Trace, place: int) -> str:
+    stream, pool = int(trace.places.stream[place]), views.pool_text(trace, place)
+    return ", ".join(
+        [*([f"stream {stream}"] if stream else []), *([f"pool {pool}"] if pool else [])]
+    )
+
+
+def _thread_text(trace: Trace, number: int) -> str:
+    name = trace.threads.name
+    text = trace.strings[name[number]] if number < len(name) else ""
+    return f"{number} {text}".rstrip()
+
+
+# ---------------------------------------------------------------- addresses
+
+
+class _Addresses:
+    """Addresses close to each other are a region; regions are drawn one above the other."""
+
+    def __init__(self, trace: Trace, device: str, rows: Rows) -> None:
+        alloc = allocations(trace)
+        begin = alloc.address[rows].astype(np.float64)
+        self._starts, self._ends = self._regions(trace, device, begin, rows)
+        lengths = self._ends - self._starts
+        offsets = np.concatenate([[0.0], np.cumsum(lengths)])
+        at = np.searchsorted(self._starts, begin, side="right") - 1
+        places = (
+            (offsets[at] + (begin - self._starts[at])).astype(np.uint64) if len(rows) else begin
+        )
+        unit = int(np.gcd.reduce(places.astype(np.uint64))) if len(rows) else 1
+        unit = max(unit, 1)
+        while offsets[-1] / unit >= 2**32:
+            unit *= 2
+        self.unit = unit
+        self.places: U32 = (places // unit).astype(np.uint32)
+        self.regions = [
+            [int(start), int(offset), int(length)]
+            for start, offset, length in zip(
+                self._starts.tolist(), offsets.tolist(), lengths.tolist(), strict=False
+            )
+        ]
+
+    @staticmethod
+    def _regions(
+        trace: Trace, device: str, begin: NDArray[np.float64], rows: Rows
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        size = np.maximum(allocations(trace).requested_bytes[rows], 1).astype(np.float64)
+        events = trace.events
+        grown = ("seed_segment", "segment_alloc", "segment_map")
+        segments = np.isin(events.action, [ACTION[name] for name in grown])
+        segments &= devices.on(trace, device, events.place)
+        held = events.address[segments].astype(np.float64)
+        starts = np.concatenate([begin, held])
+        ends = np.concatenate([begin + size, held + events.bytes[segments].astype(np.float64)])
+        by_address = np.argsort(starts, kind="stable")
+        starts, ends = starts[by_address], np.maximum.accumulate(ends[by_address])
+        first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP)[: len(starts)])
+        last = np.append(first[1:], len(starts)) - 1 if len(first) else first
+        return starts[first], ends[last]
+
+
+# ---------------------------------------------------------------- over time
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A level over time: it holds from each time to the next."""
+
+    times_ns: list[int]
+    bytes: list[int]
+
+
+def reserved(trace: Trace, device: str) -> Curve:
+    """What the device's allocator held from the driver; empty where that is not known."""
+    events = trace.events
+    here = devices.on(trace, device, events.place)
+    snapshot = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
+    if device == "cpu" or len(snapshot) == 0:
+        return Curve([], [])
+    signs = np.zeros(len(ACTION), np.int64)
+    for name, sign in {"alloc": 1, "map": 1, "free": -1, "unmap": -1}.items():
+        signs[ACTION[f"segment_{name}"]] = sign
+    seeded = int(events.bytes[here & (events.action == ACTION["seed_segment"])].sum())
+    own = here & (signs[np.minimum(events.action, len(signs) - 1)] != 0)
+    own[: snapshot[0]] = False
+    rows = np.flatnonzero(own)
+    change = events.bytes[rows].astype(np.int64) * signs[events.action[rows]]
+    level = np.cumsum(np.concatenate([[seeded], change]))
+    times = trace.time_ns(events.ticks[np.concatenate([snapshot[:1], rows])])
+    return Curve(times.tolist(), level.tolist())

@@ -1,0 +1,272 @@
+"""The report: one page, offline, in which every allocation can be seen.
+
+It holds the table and a picture (`html.py`), which need no script; the allocations (`packed.py`);
+a document of everything else that is shown; and the viewer (`report.js`, built from `viewer/`).
+Nothing is loaded: the page's policy forbids it, and only scripts of exactly our text may run.
+"""
+
+import base64
+import hashlib
+import html as markup
+import json
+import linecache
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pytracer.analysis import cost, findings, hints, ledger, owners, sound, views
+from pytracer.analysis.lifetimes import allocations
+from pytracer.export import html, packed, series
+from pytracer.export.table import size_text
+from pytracer.files import write_whole
+from pytracer.schema import ACTION, CATEGORY_ORDER, PHASES
+from pytracer.trace import Trace
+from pytracer.version import __version__
+
+FORMAT = 1  # of the document and the columns
+_MOST_BANDS = 20_000
+_MOST_COSTS = 200
+_MOST_INLINE = 20_000  # allocations in a notebook, which keeps what it has shown
+_AROUND = 2  # lines shown above and below a line of source
+
+
+@dataclass(frozen=True)
+class Named:
+    """A trace and what the page calls it."""
+
+    name: str
+    trace: Trace
+
+
+def write(
+    traces: Sequence[Named], path: str | Path, *, source: bool = False, overwrite: bool = False
+) -> Path:
+    """Writes the page of one trace, or of two to be compared.
+
+    Raises:
+        errors.CannotWrite: the file exists already, or cannot be written.
+    """
+    target = Path(path)
+    whole = page(traces, source=source).encode()
+
+    def fill(file: BinaryIO) -> None:
+        file.write(whole)
+
+    return write_whole(target, fill, overwrite=overwrite)
+
+
+def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MOST) -> str:
+    """The page as text."""
+    strings = packed.Strings()
+    parts = [
+        (each, device, packed.pack(each.trace, device, strings, most))
+        for each in traces
+        for device in views.devices(each.trace) or (views.main_device(each.trace),)
+    ]
+    document = {
+        "format": FORMAT,
+        "version": __version__,
+        "colors": series.COLORS,
+        "categories": CATEGORY_ORDER,
+        "phases": PHASES,
+        "texts": packed.TEXTS,
+        "sets": [
+            {**_facts(each, device, strings, found.shown), **found.facts}
+            for each, device, found in parts
+        ],
+        "source": {k: v for each in traces for k, v in _source(each.trace).items()}
+        if source
+        else {},
+    }
+    document["strings"] = strings.texts
+    columns = (
+        _data(f"{number}-{name}", base64.b64encode(column).decode())
+        for number, (_, _, found) in enumerate(parts)
+        for name, column in found.columns.items()
+    )
+    return "".join(_lines(traces, document, columns))
+
+
+def inline(trace: Trace) -> str:
+    """For a notebook: the table and a picture, and below them the page in a frame of its own.
+
+    The frame is sandboxed: its script reaches neither the notebook nor a network.
+    """
+    table = html.fragment(trace)
+    count = len(allocations(trace))
+    if count == 0:
+        return table
+    if count > _MOST_INLINE:
+        text = (
+            f"{count:,} allocations are too many for a notebook: t.report('run.html') shows each."
+        )
+        return f"{table}\n<p>{text}</p>"
+    whole = markup.escape(page([Named("trace", trace)]))
+    return (
+        f'{table}\n<iframe sandbox="allow-scripts allow-downloads" title="Every allocation" '
+        f'style="width:100%;height:900px;border:0" srcdoc="{whole}"></iframe>'
+    )
+
+
+def _lines(
+    traces: Sequence[Named], document: Mapping[str, Any], columns: Iterator[str]
+) -> Iterator[str]:
+    script, style = _resource("report.js"), _resource("report.css")
+    yield '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">\n'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">\n'
+    yield '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+    yield '<meta name="color-scheme" content="light dark">\n'
+    title = " and ".join(each.name for each in traces)
+    yield f"<title>{markup.escape(html.printable(title))}: pytracer</title>\n"
+    yield f"<style>{style}</style></head>\n<body>\n"
+    yield f'<main><h1>{markup.escape(html.printable(title))}</h1>\n<div id="app"></div>\n'
+    yield '<section id="summary" aria-label="Summary">'
+    for each in traces:
+        yield html.fragment(each.trace)
+    yield "</section></main>\n<noscript><p>The table and the picture need no scripts. To see each "
+    yield "allocation, allow the scripts of this page; it loads nothing.</p></noscript>\n"
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False)
+    yield _data("document", text.replace("<", "\\u003c"))
+    yield from columns
+    yield f'<script id="viewer">{script}</script>\n</body></html>\n'
+
+
+def _policy(script: str) -> str:
+    """No network at all, and no script but ours: whatever a name in the trace may say."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'sha256-{digest}' blob:; worker-src blob:; "
+        "style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _resource(name: str) -> str:
+    return (files("pytracer.export") / name).read_text(encoding="utf-8")
+
+
+def _data(name: str, text: str) -> str:
+    return f'<script type="application/octet-stream" id="data-{name}">{text}</script>\n'
+
+
+# ---------------------------------------------------------------- the document
+
+
+def _facts(
+    each: Named, device: str, strings: packed.Strings, order: packed.Order
+) -> dict[str, Any]:
+    """What the page says of a device beside its allocations."""
+    trace, peak = each.trace, views.peak(each.trace, device)
+    last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
+    reserved = packed.reserved(trace, device)
+    known = bool(views.devices(trace))
+    return {
+        "name": html.printable(each.name),
+        "device": device,
+        "end_ns": max(last, 0),
+        "first_step": views.first_step(trace),
+        "peak": {
+            "bytes": peak.bytes,
+            "time_ns": peak.time_ns,
+            "step": peak.step,
+            "phase": peak.phase,
+        },
+        "categories": [vars(row) for row in views.category_rows(trace, device if known else None)],
+        "steps": _steps(trace, device, order) if known else [],
+        "phases": [
+            [PHASES.index(band.name), band.begin_ns, band.end_ns]
+            for band in series.phase_bands(trace, last)[:_MOST_BANDS]
+        ],
+        "most_bands": _MOST_BANDS,
+        "modules": [
+            [strings.number(band.name), band.depth, band.begin_ns, band.end_ns]
+            for band in series.module_bands(trace, last, _MOST_BANDS)
+        ],
+        "reserved": {"times_ns": reserved.times_ns, "bytes": reserved.bytes},
+        "device_use": [vars(use) for use in ledger.device_use(trace, device)],
+        "failures": _failures(trace, device),
+        **(_books(trace, device) if known else {}),
+        "health": [vars(row) for row in views.health_rows(trace)],
+        "costs": _costs(trace),
+    }
+
+
+def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any]]:
+    """The rows of `t.steps()`, with the changes that each begins and ends with."""
+    rows = views.step_rows(trace, device)
+    times = trace.time_ns(trace.events.ticks[order.position])
+    ends = np.searchsorted(times, [row.end_ns for row in rows], side="right") - 1
+    return [{**vars(row), "last_change": end} for row, end in zip(rows, ends.tolist(), strict=True)]
+
+
+def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
+    events = trace.events
+    rows = np.flatnonzero(events.action == ACTION["oom"])
+    times = trace.time_ns(events.ticks[rows]).tolist()
+    return [
+        {"time_ns": time, "bytes": min(int(events.bytes[row]), packed.LARGEST)}
+        for row, time in zip(rows.tolist(), times, strict=True)
+        if views.device_of_event(trace, row) == device
+    ]
+
+
+def _books(trace: Trace, device: str) -> dict[str, Any]:
+    hint = hints.hint(trace, size_text, device)
+    found = findings.findings(trace, size_text, device)
+    return {
+        "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
+        "parameters": views.parameters(trace, device),
+        "per_parameter": [
+            {key: _number(value) for key, value in vars(row).items()}
+            for row in views.parameter_rows(trace, device)
+        ],
+        "findings": [
+            {
+                **vars(row),
+                "line": packed.relative(row.line),
+                "evidence": html.without_folders(row.evidence),
+                "change": html.without_folders(row.change),
+            }
+            for row in found
+        ],
+        "hint": html.without_folders(hint.text) if hint else "",
+    }
+
+
+def _ledger(found: ledger.Ledger) -> dict[str, Any]:
+    return {
+        "at": found.at,
+        "rows": [vars(row) for row in found.rows],
+        "residual": found.residual,
+        "limit": found.limit,
+        "notes": found.notes,
+    }
+
+
+def _costs(trace: Trace) -> list[dict[str, Any]]:
+    """What modules cost, where that was measured."""
+    if "cost" not in trace.meta:
+        return []
+    rows = cost.rows(trace)[:_MOST_COSTS]
+    return [{key: _number(value) for key, value in vars(row).items()} for row in rows]
+
+
+def _number(value: Any) -> Any:
+    """JSON has no NaN: what is not known is null."""
+    return None if isinstance(value, float) and not np.isfinite(value) else value
+
+
+def _source(trace: Trace) -> dict[str, list[Any]]:
+    """Of each line that made something: the number of the first line shown, and the lines."""
+    alloc, stacks, found = allocations(trace), sound.stacks(trace), {}
+    for row in np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist():
+        path, number = trace.strings[stacks.file[row]], int(stacks.line[row])
+        first = max(number - _AROUND, 1)
+        lines = [linecache.getline(path, n) for n in range(first, number + _AROUND + 1)]
+        if row and any(lines):
+            text = packed.relative(owners.line_text(trace, row))
+            found[text] = [first, [line.rstrip("\n") for line in lines]]
+    return found

@@ -1,0 +1,336 @@
+"""The report in a real browser: every total on it is Python's, nothing is loaded, and it is for all.
+
+Needs playwright and chromium; the accessibility rules are axe-core's, from `npm ci` in viewer/.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytracer import LoadedTrace, load
+from pytracer.analysis import views
+from pytracer.export import packed, report
+from pytracer.trace import Trace
+from tests.browser import browser_page
+from tests.test_diff import training
+from tests.test_report import EVIL, evil_trace
+
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
+
+AXE = Path(__file__).parents[1] / "viewer" / "node_modules" / "axe-core" / "axe.min.js"
+RECORDED = Path(__file__).parent / "data" / "h200.pytrace"
+TABS = ("who", "bar", "steps", "books", "compare")
+
+
+class Shown:
+    """A page that is open, and what can be read and done there."""
+
+    def __init__(self, tab: Any, file: Path) -> None:
+        self.tab, self.file = tab, file
+        self.problems: list[str] = []
+        self.requests: list[str] = []
+        tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        tab.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, hash_: str = "") -> "Shown":
+        self.tab.goto("about:blank")
+        self.tab.goto(self.file.as_uri() + hash_)
+        self.tab.wait_for_selector("html[data-ready=worker]", state="attached", timeout=60_000)
+        return self
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.tab.keyboard.press(key)
+            self.settle()
+
+    def settle(self) -> None:
+        """Until the page has answered the last thing that was asked of it."""
+        self.tab.wait_for_timeout(150)
+
+    def show(self, tab: str) -> Any:
+        self.tab.click(f"#tab-{tab}")
+        self.tab.wait_for_selector(f".panel[data-tab={tab}]")
+        self.settle()
+        return self.tab.locator(".panel")
+
+    @property
+    def bytes(self) -> int:
+        return int(self.tab.locator(".status").get_attribute("data-bytes"))
+
+    def cells(self, table: str) -> list[list[int]]:
+        """The exact bytes in each row of a table."""
+        rows: list[list[int]] = self.tab.evaluate(
+            """(table) => [...document.querySelectorAll(`${table} tbody tr`)].map((row) =>
+              [...row.querySelectorAll('[data-bytes]')].map((each) => Number(each.dataset.bytes)))""",
+            table,
+        )
+        return rows
+
+    def names(self, table: str) -> list[str]:
+        found: list[str] = self.tab.locator(f"{table} tbody th").all_inner_texts()
+        return [name.strip() for name in found]
+
+    def tree(self) -> dict[str, int]:
+        """The first level of who holds how much."""
+        rows: list[list[Any]] = self.tab.evaluate(
+            """() => [...document.querySelectorAll('table.tree tbody tr')].map((row) =>
+              [row.querySelector('.name').textContent, Number(row.dataset.bytes)])"""
+        )
+        return dict(rows)
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Any]:
+    with browser_page() as found:
+        yield found
+
+
+def shown(tab: Any, folder: Path, *traces: Trace, **options: Any) -> Shown:
+    named = [report.Named(f"run {i}", trace) for i, trace in enumerate(traces)]
+    file = folder / "run.html"
+    file.write_text(report.page(named, **options), encoding="utf-8")
+    return Shown(tab, file)
+
+
+@pytest.fixture
+def recorded(tab: Any, tmp_path: Path) -> Shown:
+    return shown(tab, tmp_path, load(RECORDED).data).open()
+
+
+# ---------------------------------------------------------------- sums
+
+
+def test_it_opens_at_the_peak_with_pythons_numbers(recorded: Shown) -> None:
+    t = load(RECORDED)
+    assert recorded.bytes == t.peak.bytes
+    summary = t.summary()
+    names = recorded.names(".sums")
+    assert names == [n for n in summary.index if summary.allocations[n] or n == "unknown"]
+    for name, (now, at_peak, own_peak) in zip(names, recorded.cells(".sums"), strict=True):
+        assert now == at_peak == summary.at_peak[name]
+        assert own_peak == summary.own_peak[name]
+
+
+def test_at_every_moment_the_page_says_what_python_says(recorded: Shown) -> None:
+    trace = load(RECORDED).data
+    order = packed.order(trace, "cuda:0")
+    for change in range(0, len(order.position), 211):
+        recorded.open(f"#cursor={change}")
+        at = views.moment(trace, int(order.position[change]), "cuda:0")
+        assert recorded.bytes == at.bytes
+        levels = dict(zip(recorded.names(".sums"), recorded.cells(".sums"), strict=True))
+        assert {n: row[0] for n, row in levels.items() if row[0]} == {
+            n: size for n, size in at.by_category.items() if size
+        }
+
+
+@pytest.mark.parametrize("keys", ["module,op,line", "op,line,module", "line,op", "phase,module,op"])
+def test_who_holds_it_is_what_by_says(recorded: Shown, keys: str) -> None:
+    recorded.open(f"#keys={keys}")
+    recorded.settle()
+    key = keys.split(",")[0]
+    known = load(RECORDED).by(key)["bytes"]
+    expected = {"not known" if name != name else str(name): int(b) for name, b in known.items()}
+    found = recorded.tree()
+    assert {n: b for n, b in expected.items() if n in found} == found
+    assert sum(found.values()) == load(RECORDED).peak.bytes
+
+
+def test_the_steps_and_the_ledger_are_pythons(recorded: Shown) -> None:
+    t = load(RECORDED)
+    recorded.show("steps")
+    assert [row[0] for row in recorded.cells(".panel")] == t.steps()["peak_bytes"].tolist()
+    recorded.show("books")
+    known = [int(b) for at in ("end", "peak") for b in t.ledger(at)["bytes"].dropna()]  # type: ignore[arg-type]
+    found = [row[0] for row in recorded.cells(".panel") if row]
+    assert found[: len(known)] == known
+
+
+def test_a_search_adds_up_what_it_finds(recorded: Shown) -> None:
+    recorded.press("/")
+    recorded.tab.keyboard.type("category:activations ^module:blocks")
+    recorded.settle()
+    rows = load(RECORDED).by(["category", "module"]).reset_index()
+    wanted = (rows.category == "activations") & rows.module.astype(str).str.startswith("blocks")
+    found = recorded.tab.locator(".found").get_attribute("data-bytes")
+    assert int(found) == int(rows[wanted].bytes.sum())
+
+
+def test_what_grew_over_a_range_is_the_difference_of_its_ends(recorded: Shown) -> None:
+    trace = load(RECORDED).data
+    order = packed.order(trace, "cuda:0")
+    first, last = 40, len(order.position) - 200
+    recorded.open(f"#begin={first}&cursor={last}&measure=grew")
+    recorded.settle()
+    ends = [views.moment(trace, int(order.position[k]), "cuda:0").bytes for k in (first, last)]
+    found = recorded.tab.locator(".found").get_attribute("data-bytes")
+    assert int(found) == ends[1] - ends[0]
+
+
+def test_two_traces_are_compared_at_their_peaks(tab: Any, tmp_path: Path) -> None:
+    traces = [training().trace(), training(layers=6).trace()]
+    page = shown(tab, tmp_path, *traces).open()
+    panel = page.show("compare")
+    change = views.peak(traces[1]).bytes - views.peak(traces[0]).bytes
+    assert int(panel.locator("p[data-bytes]").get_attribute("data-bytes")) == change
+    known = LoadedTrace(traces[0]).diff(LoadedTrace(traces[1]), by="module")
+    differs = {str(row.module): int(row.change) for row in known.reset_index().itertuples()}
+    assert {n: b for n, b in page.tree().items() if b} == {n: b for n, b in differs.items() if b}
+
+
+def test_of_a_sampled_trace_the_page_says_so_and_the_peak_is_exact(
+    tab: Any, tmp_path: Path
+) -> None:
+    trace = training(steps=6).trace()
+    page = shown(tab, tmp_path, trace, most=30).open()
+    assert "are not drawn" in page.tab.locator(".notes").inner_text()
+    assert page.bytes == views.peak(trace).bytes
+
+
+# ---------------------------------------------------------------- safe
+
+
+def test_nothing_is_loaded_and_nothing_could_be(recorded: Shown) -> None:
+    assert recorded.problems == []
+    assert all(url.startswith(("file:", "blob:", "about:")) for url in recorded.requests)
+    tried = recorded.tab.evaluate(
+        """async () => {
+          const refused = [];
+          document.addEventListener('securitypolicyviolation', (e) => refused.push(e.violatedDirective));
+          await fetch('http://127.0.0.1:9/').catch(() => null);
+          const image = new Image();
+          image.src = 'http://127.0.0.1:9/x.png';
+          const script = document.createElement('script');
+          script.textContent = 'window.ran = true';
+          document.body.append(script, image);
+          await new Promise((done) => setTimeout(done, 300));
+          return [refused, window.ran === undefined];
+        }"""
+    )
+    refused, safe = tried
+    assert safe
+    assert {"connect-src", "img-src", "script-src-elem"} <= set(refused)
+
+
+def test_names_full_of_markup_are_text(tab: Any, tmp_path: Path) -> None:
+    page = shown(tab, tmp_path, evil_trace()).open()
+    for name in TABS:
+        page.show(name)
+    assert page.problems == []
+    assert page.tab.locator("img").count() == 0
+    page.show("who")
+    assert any("onerror=alert(1)" in name for name in page.tree())
+    assert EVIL[:9] in page.tab.locator(".tree").inner_text()
+
+
+def test_without_scripts_the_page_still_says_it(recorded: Shown) -> None:
+    tab = recorded.tab.context.browser.new_page(java_script_enabled=False)
+    tab.goto(recorded.file.as_uri())
+    text = tab.locator("body").inner_text()
+    assert "peak 272 MiB on cuda:0" in text
+    assert "activations" in text
+    assert tab.locator("svg").is_visible()
+    tab.close()
+
+
+def test_in_a_notebook_it_runs_in_a_sandbox(tab: Any, tmp_path: Path) -> None:
+    file = tmp_path / "notebook.html"
+    file.write_text(f"<!DOCTYPE html><body>{load(RECORDED)._repr_html_()}</body>")  # type: ignore[operator]
+    tab.goto(file.as_uri())
+    frame = tab.frame_locator("iframe")
+    frame.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    status = frame.locator(".status").get_attribute("data-bytes")
+    assert int(status) == load(RECORDED).peak.bytes
+
+
+# ---------------------------------------------------------------- for everybody
+
+
+def test_keys_alone_lead_everywhere(recorded: Shown) -> None:
+    tab = recorded.tab
+    peak = recorded.bytes
+    recorded.press("[")
+    assert recorded.bytes != peak
+    recorded.press("p")
+    assert recorded.bytes == peak
+    recorded.press("w", "w", "d", "ArrowRight")
+    assert "cursor=" in tab.url
+    assert recorded.bytes != peak
+    recorded.press("Backspace")
+    assert recorded.bytes == peak
+    recorded.press("?")
+    assert tab.locator("dialog").is_visible()
+    recorded.press("Escape")
+    tab.focus("#tab-who")
+    recorded.press("ArrowRight", "ArrowRight")
+    assert tab.locator("[role=tab][aria-selected=true]").inner_text() == "Steps"
+
+
+def test_an_address_shows_what_its_sender_saw(recorded: Shown) -> None:
+    recorded.press("w", "w", "ArrowRight", "ArrowRight")
+    recorded.show("steps")
+    address, seen = recorded.tab.url, recorded.tab.locator(".status").inner_text()
+    recorded.tab.goto("about:blank")
+    recorded.tab.goto(address)
+    recorded.tab.wait_for_selector("html[data-ready]", state="attached")
+    assert recorded.tab.locator(".status").inner_text() == seen
+    assert recorded.tab.locator("[role=tab][aria-selected=true]").inner_text() == "Steps"
+
+
+def test_a_click_on_a_bar_says_what_it_is(recorded: Shown) -> None:
+    recorded.press("f")
+    box = recorded.tab.locator("canvas.map").bounding_box()
+    recorded.tab.mouse.click(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.87)
+    recorded.settle()
+    panel = recorded.tab.locator(".panel")
+    text = panel.locator("dl").inner_text()
+    number = int(text.split("number")[1].split()[0].replace(",", ""))
+    row = load(RECORDED).allocations().iloc[number]
+    assert f"{row.requested_bytes:,} bytes" in text
+    assert row.category in text
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_to_complain_about(recorded: Shown, scheme: str) -> None:
+    if not AXE.exists():
+        pytest.skip("needs axe-core (npm ci in viewer/)")
+    recorded.tab.emulate_media(color_scheme=scheme)
+    recorded.tab.evaluate(AXE.read_text())
+    found = []
+    for name in TABS:
+        recorded.show(name)
+        result = recorded.tab.evaluate("axe.run(document, {resultTypes: ['violations']})")
+        found += [(name, v["id"], v["nodes"][0]["html"][:160]) for v in result["violations"]]
+    recorded.tab.emulate_media(color_scheme="light")
+    assert json.dumps(found) == "[]"
+
+
+def test_a_phone_of_320_pixels_scrolls_only_downwards(recorded: Shown) -> None:
+    size = recorded.tab.viewport_size
+    recorded.tab.set_viewport_size({"width": 320, "height": 700})
+    for name in TABS:
+        recorded.show(name)
+        assert recorded.tab.evaluate("document.documentElement.scrollWidth") <= 320
+    recorded.tab.set_viewport_size(size)
+
+
+def test_the_pictures_are_not_empty(recorded: Shown) -> None:
+    """And have the colours of their categories."""
+    for name in ("strip", "area", "map"):
+        colors = recorded.tab.evaluate(
+            """(name) => {
+              const canvas = document.querySelector(`canvas.${name}`);
+              const context = canvas.getContext('2d');
+              const { data } = context.getImageData(0, 0, canvas.width, canvas.height);
+              const seen = new Set();
+              for (let i = 0; i < data.length; i += 4) {
+                seen.add('#' + [0, 1, 2].map((c) => data[i + c].toString(16).padStart(2, '0')).join(''));
+              }
+              return [...seen];
+            }""",
+            name,
+        )
+        assert {"#5a9e4b", "#4477aa", "#997700"} <= set(colors)

@@ -1,0 +1,1065 @@
+// The page: its state, what the keys and the mouse do to it, and what is shown of it.
+
+import * as books from "./books";
+import type { Channel } from "./channel";
+import { Charts, type View } from "./charts";
+import { COLOR_BY, type ColorBy } from "./colors";
+import type { Axis } from "./dataset";
+import { details, oneLine } from "./details";
+import type { Document, Facts } from "./document";
+import { choice, fill, h, save, swatch } from "./dom";
+import type { Bar, Drawing, Layout, Look, MomentFacts, Places, Side, Strip, Who } from "./engine";
+import { countText, exactText, shareText, sizeText, timeText } from "./format";
+import { HELP } from "./help";
+import { Icicle } from "./icicle";
+import { escaped } from "./search";
+import { fromHash, History, LAYOUTS, type State, TABS, type Tab, toHash } from "./state";
+import type { Measure, Moment, Only } from "./tree";
+import { TreeTable } from "./treetable";
+
+const GROUPS = [
+  "module,op,line",
+  "category,module,op",
+  "op,line,module",
+  "line,op",
+  "category,role,name",
+  "phase,module,op",
+  "name,shape,dtype",
+];
+const MEASURE_WORDS: Record<Measure, string> = {
+  held: "held at the cursor",
+  grew: "grew over the range",
+  made: "made in the range",
+  freed: "freed in the range",
+  bytetime: "bytes \u00d7 seconds in the range",
+};
+const ONLY_WORDS: Record<Only, string> = {
+  all: "everything",
+  peak: "alive at the peak",
+  saved: "saved for backward",
+  end: "alive at the end",
+  grew: "made in the range and kept",
+};
+const TAB_WORDS: Record<Tab, string> = {
+  who: "Who",
+  bar: "Bar",
+  steps: "Steps",
+  books: "Books",
+  compare: "Compare",
+};
+
+const WINDOW = ["from", "to", "low", "high"];
+
+export class App {
+  private state: State;
+  private readonly usual: State;
+  private readonly history = new History();
+  private readonly charts: Charts;
+  private drawing: Drawing | null = null;
+  private strip: Strip | null = null;
+  private cursor: MomentFacts;
+  private peak: MomentFacts;
+  private begin: MomentFacts | null = null;
+  private bar: Bar | null = null;
+  private hover: number | null = null;
+  private busy = false;
+  private again = false;
+  private soon = 0; // the timer until the address is written
+  private wheeled = 0; // when the wheel last turned
+  private asked = 0; // the latest question about who holds what
+  private compared: [Side, Side] | null = null;
+
+  private readonly whoTable = new TreeTable();
+  private readonly compareTable = new TreeTable();
+  private readonly whoIcicle: Icicle;
+  private readonly compareIcicle: Icicle;
+  private readonly controls = h("div", { class: "controls" });
+  private readonly legend = h("div", { class: "legend" });
+  private readonly sums = h("div", { class: "sums" });
+  private readonly panel = h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: 0 });
+  private readonly tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
+  private readonly status = h("p", { class: "status", role: "status", "aria-live": "polite" });
+  private readonly tip = h("div", { class: "tip", "aria-hidden": "true" });
+  private readonly notes = h("div", { class: "notes" });
+  private readonly help = h("dialog", { class: "help", "aria-label": "Keys" });
+  private readonly input = h("input", {
+    type: "search",
+    id: "search",
+    placeholder: "module:h.0 op:mm line:train",
+    "aria-label": "Search: words and regular expressions",
+    input: () => this.change({ search: this.input.value }, false),
+  });
+
+  constructor(
+    private readonly doc: Document,
+    private readonly channel: Channel,
+    private readonly places: Places[],
+    private readonly root: HTMLElement,
+  ) {
+    this.charts = new Charts(window.innerWidth < 600 ? 52 : 70);
+    const choose = (path: string[]) => this.searchFor(path, this.state.keys);
+    const tell = (text: string, event: MouseEvent | null) => this.showTip(text, event);
+    this.whoIcicle = new Icicle("icicle", "Who holds it, as a picture", choose, tell);
+    this.compareIcicle = new Icicle("icicle", "What changed, as a picture", choose, tell);
+    this.usual = this.usualState();
+    this.state = fromHash(location.hash, this.usual);
+    if (!this.doc.sets[this.state.set]) this.state.set = 0;
+    const nothing = { change: -1, x: 0, time_ns: 0, levels: [], bytes: 0 };
+    this.cursor = this.peak = nothing;
+  }
+
+  async start(): Promise<void> {
+    this.build();
+    await this.openSet(location.hash.length > 1);
+    this.listen();
+  }
+
+  get facts(): Facts {
+    return this.doc.sets[this.state.set];
+  }
+
+  // -------------------------------------------------------------- state
+
+  private usualState(): State {
+    const facts = this.doc.sets[0];
+    const [from, to] = aroundPeak(facts);
+    return {
+      set: 0,
+      axis: "time",
+      from,
+      to,
+      low: 0,
+      high: 0,
+      cursor: facts.peak_change,
+      begin: null,
+      layout: "address",
+      color: "category",
+      only: "all",
+      measure: "held",
+      keys: GROUPS[0].split(","),
+      hidden: [],
+      search: "",
+      pinned: null,
+      tab: "who",
+    };
+  }
+
+  private get bounds(): [number, number] {
+    const { begin_ns, end_ns, changes } = this.facts;
+    if (this.state.axis === "events") return [-1, Math.max(changes, 1)];
+    return [begin_ns, Math.max(end_ns, begin_ns + 1)];
+  }
+
+  /** Every change of what is shown comes through here. Looking elsewhere changes no numbers. */
+  private change(what: Partial<State>, keep = true): void {
+    if (keep) this.history.keep(this.state);
+    this.state = { ...this.state, ...what };
+    this.keepInBounds();
+    this.remember();
+    if (!Object.keys(what).every((name) => WINDOW.includes(name))) this.refresh();
+    else {
+      this.paint();
+      this.draw();
+    }
+  }
+
+  private keepInBounds(): void {
+    const [first, last] = this.bounds;
+    const { state } = this;
+    const least = state.axis === "time" ? 100 : 4;
+    let width = Math.min(Math.max(state.to - state.from, least), last - first);
+    if (!(width > 0)) width = last - first;
+    state.from = Math.min(Math.max(state.from, first), last - width);
+    state.to = state.from + width;
+    state.cursor = Math.max(-1, Math.min(this.facts.changes - 1, Math.round(state.cursor)));
+  }
+
+  /** Browsers refuse an address that changes with every move of the mouse. */
+  private remember(): void {
+    window.clearTimeout(this.soon);
+    this.soon = window.setTimeout(() => {
+      try {
+        history.replaceState(null, "", `#${toHash(this.state, this.usual)}`);
+      } catch {
+        // A page inside a notebook has no address of its own.
+      }
+    }, 80);
+  }
+
+  private async undo(): Promise<void> {
+    const before = this.history.back();
+    if (!before) return;
+    const other = before.set !== this.state.set;
+    this.state = before;
+    this.remember();
+    if (other) await this.openSet(true);
+    else await this.refresh();
+    this.input.value = this.state.search;
+    this.buildControls();
+  }
+
+  private async openSet(asItIs: boolean): Promise<void> {
+    const { set, axis } = this.state;
+    if (!asItIs) {
+      const [from, to] = aroundPeak(this.facts);
+      this.state = { ...this.usual, set, tab: this.state.tab, from, to };
+      this.state.cursor = this.facts.peak_change;
+    }
+    const change = this.facts.peak_change;
+    this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
+    this.compared = null;
+    this.keepInBounds();
+    await this.drawStrip();
+    if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
+    else this.bar = null;
+    this.input.value = this.state.search;
+    fill(this.notes, ...books.notes(this.facts).map((note) => h("p", {}, note)));
+    this.buildControls();
+    this.legend.dataset.axis = axis;
+    await this.refresh();
+  }
+
+  private async setAxis(axis: Axis): Promise<void> {
+    const { set, from, to } = this.state;
+    const old = this.state.axis;
+    const [left, right] = await Promise.all(
+      [from, to].map((x) => this.channel.ask("moment", { set, axis: old, x })),
+    );
+    const [begin, end] = await Promise.all(
+      [left, right].map((at) => this.channel.ask("moment", { set, axis, change: at.change })),
+    );
+    const change = this.facts.peak_change;
+    this.peak = await this.channel.ask("moment", { set, axis, change });
+    this.change({ axis, from: begin.x, to: Math.max(end.x, begin.x + 1) });
+    await this.drawStrip();
+    this.paint();
+  }
+
+  // -------------------------------------------------------------- what is asked for
+
+  private get moment(): Moment {
+    const { measure, cursor, begin } = this.state;
+    const other = begin ?? -1;
+    const range = measure !== "held";
+    return {
+      measure,
+      at: range ? Math.max(cursor, other) : cursor,
+      from: range ? Math.min(cursor, other) : other,
+    };
+  }
+
+  private get look(): Look {
+    const { set, axis, layout, color, hidden, only, search } = this.state;
+    return { set, axis, layout, color, hidden, only, search, dark: isDark(), moment: this.moment };
+  }
+
+  /** Draws again and asks again; of many calls in a row only the last one counts. */
+  private async refresh(): Promise<void> {
+    const { set, axis, cursor, begin } = this.state;
+    const asked = ++this.asked;
+    const drawn = this.draw();
+    const [now, other] = await Promise.all([
+      this.channel.ask("moment", { set, axis, change: cursor }),
+      begin === null ? null : this.channel.ask("moment", { set, axis, change: begin }),
+    ]);
+    if (asked !== this.asked) return;
+    this.cursor = now;
+    this.begin = other;
+    this.paint();
+    this.showSums();
+    this.showStatus();
+    this.showTabs();
+    await Promise.all([drawn, this.showPanel(asked)]);
+  }
+
+  private async draw(): Promise<void> {
+    if (this.busy) {
+      this.again = true;
+      return;
+    }
+    this.busy = true;
+    do {
+      this.again = false;
+      const began = performance.now();
+      await this.drawOnce();
+      performance.measure("draw", { start: began, end: performance.now() });
+    } while (this.again);
+    this.busy = false;
+  }
+
+  private async drawOnce(): Promise<void> {
+    this.charts.measure();
+    const { area, map } = this.charts;
+    const { state, facts } = this;
+    const highest = this.drawing?.highest ?? this.highestAddress();
+    const size = { width: map.pictureWidth, height: map.pictureHeight };
+    const wide = { width: area.pictureWidth, height: area.pictureHeight };
+    const least = facts.reserved.bytes.length ? Math.max(...facts.reserved.bytes) : 0;
+    const drawing = await this.channel.ask("draw", {
+      ...this.look,
+      from: state.from,
+      to: state.to,
+      area: { ...wide, least },
+      map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
+    });
+    if (!state.high && drawing.highest !== highest) {
+      this.drawing = drawing;
+      this.again = true;
+      return;
+    }
+    const seen: [number, number] = [state.from, state.to];
+    const high = drawing.area.length / wide.width;
+    area.put(drawing.area, wide.width, high, seen);
+    map.put(drawing.map, size.width, size.height, seen);
+    this.drawing = drawing;
+    // Where a bar is among others is known once they have been laid out.
+    if (this.bar && this.bottomOf(this.bar) === null) await this.pin(this.bar.allocation, false);
+    this.paint();
+    this.showLegend();
+  }
+
+  private highestAddress(): number {
+    const last = this.facts.regions[this.facts.regions.length - 1];
+    return last ? last[1] + last[2] : 1;
+  }
+
+  private async drawStrip(): Promise<void> {
+    this.charts.measure();
+    const { strip } = this.charts;
+    const { set, axis } = this.state;
+    const [width, height] = [strip.pictureWidth, strip.pictureHeight];
+    this.strip = await this.channel.ask("strip", { set, axis, width, height });
+    strip.put(this.strip.area, width, height, this.bounds);
+  }
+
+  /** Only what lies on top of the pictures. */
+  private paint(): void {
+    this.charts.draw(this.view());
+  }
+
+  private view(): View {
+    const { state, facts, bar } = this;
+    const byTime = state.axis === "time";
+    const left = bar && (byTime ? (bar.start_ns ?? facts.begin_ns) : bar.start);
+    const right = bar && (byTime ? (bar.end_ns ?? facts.end_ns) : bar.end);
+    const bottom = bar ? this.bottomOf(bar) : null;
+    return {
+      state,
+      facts,
+      places: this.places[state.set],
+      document: this.doc,
+      bounds: this.bounds,
+      cursorX: this.cursor.x,
+      beginX: this.begin?.x ?? null,
+      hoverX: this.hover,
+      peakX: this.peak.x,
+      drawing: this.drawing,
+      strip: this.strip,
+      bar:
+        bar && left !== null && right !== null && bottom !== null
+          ? { left, right, low: bottom, high: bottom + bar.bytes }
+          : null,
+    };
+  }
+
+  private bottomOf(bar: Bar): number | null {
+    return bar.bottoms[this.state.layout] ?? null;
+  }
+
+  // -------------------------------------------------------------- what is around the pictures
+
+  private build(): void {
+    const { strip, bands, area, map } = this.charts;
+    const charts = h("section", { class: "charts", "aria-label": "Pictures" });
+    charts.append(strip.canvas, bands.canvas, area.canvas, map.canvas, this.legend, this.notes);
+    const side = h("section", { class: "side", "aria-label": "Numbers" }, this.sums, this.tabs);
+    side.append(this.panel);
+    this.help.append(HELP(() => this.help.close()));
+    fill(this.root, this.controls, this.status, h("div", { class: "columns" }, charts, side));
+    this.root.append(this.tip, this.help);
+    const tabs = TABS.map((tab) =>
+      h(
+        "button",
+        {
+          role: "tab",
+          id: `tab-${tab}`,
+          "aria-controls": "panel",
+          "data-tab": tab,
+          click: () => this.change({ tab }),
+        },
+        TAB_WORDS[tab],
+      ),
+    );
+    fill(this.tabs, ...tabs);
+  }
+
+  private buildControls(): void {
+    const { state, doc } = this;
+    const sets = doc.sets.map((set, i): [string, string] => [
+      String(i),
+      `${set.name}, ${set.device}`,
+    ]);
+    const words = (names: readonly string[]) => names.map((name): [string, string] => [name, name]);
+    const only = Object.entries(ONLY_WORDS) as [string, string][];
+    fill(
+      this.controls,
+      sets.length > 1 && choice("trace", sets, String(state.set), (set) => this.toSet(Number(set))),
+      choice("across", words(["time", "events"]), state.axis, (axis) => this.setAxis(axis as Axis)),
+      choice("up", words(LAYOUTS), state.layout, (layout) =>
+        this.change({ layout: layout as Layout, low: 0, high: 0 }),
+      ),
+      choice("colour", words(COLOR_BY), state.color, (color) =>
+        this.change({ color: color as ColorBy }),
+      ),
+      choice("only", only, state.only, (value) => this.change({ only: value as Only })),
+      h("label", { class: "choice grow", for: "search" }, "search ", this.input),
+      h("button", { click: () => this.toPeak() }, "peak"),
+      h("button", { click: () => this.fit() }, "all"),
+      h(
+        "button",
+        { click: () => this.toggleRange() },
+        state.begin === null ? "range" : "end range",
+      ),
+      h("button", { click: () => this.savePicture() }, "save picture"),
+      h("button", { click: () => this.toggleTheme() }, "light or dark"),
+      h("button", { click: () => this.help.showModal() }, "keys ?"),
+    );
+  }
+
+  private showLegend(): void {
+    const entries = this.drawing?.legend ?? [];
+    const items = entries.map((entry) => h("span", {}, swatch(entry.color), entry.name));
+    fill(this.legend, h("b", {}, `${this.state.color}: `), ...items);
+  }
+
+  /** The sums at the cursor; the same numbers as in Python's table where the cursor is at the peak. */
+  private showSums(): void {
+    const { facts, doc, cursor, state } = this;
+    const own = new Map(facts.categories.map((row) => [row.category, row]));
+    const shown = doc.categories.filter((name) => own.get(name)?.allocations || name === "unknown");
+    const rows = shown.map((name) => {
+      const level = cursor.levels[doc.categories.indexOf(name)] ?? 0;
+      const hidden = state.hidden.includes(name);
+      const toggle = h(
+        "button",
+        {
+          "aria-pressed": String(!hidden),
+          class: "toggle",
+          click: () => this.toggleCategory(name),
+        },
+        swatch(doc.colors[name]),
+        name,
+      );
+      const row = own.get(name);
+      return [
+        toggle,
+        books.size(level),
+        shareText(level, cursor.bytes),
+        books.size(row?.at_peak ?? 0),
+        books.size(row?.own_peak ?? 0),
+      ];
+    });
+    const total = ["all", books.size(cursor.bytes), "", books.size(facts.peak.bytes), ""];
+    const heads = ["category", "at the cursor", "share", "at the peak", "own peak"];
+    fill(this.sums, books.table(this.where(), heads, rows, total));
+  }
+
+  private where(): string {
+    const { facts, cursor } = this;
+    const at = cursor.change === facts.peak_change ? "At the peak" : "At the cursor";
+    const step = this.stepOf(cursor.change);
+    const name = step < 0 ? "" : `, step ${facts.first_step + facts.steps[step].step}`;
+    return `${at}${name}: ${timeText(cursor.time_ns)} after the start, on ${facts.device}`;
+  }
+
+  private showStatus(): void {
+    const { begin, cursor } = this;
+    const parts = [`${this.where()}: ${sizeText(cursor.bytes)}`];
+    if (begin) {
+      const change = cursor.bytes - begin.bytes;
+      const took = timeText(Math.abs(cursor.time_ns - begin.time_ns));
+      parts.push(`range of ${took}, ${change >= 0 ? "+" : ""}${sizeText(change)}`);
+    }
+    this.status.textContent = parts.join("; ");
+    this.status.dataset.bytes = String(cursor.bytes);
+    this.status.dataset.change = String(cursor.change);
+  }
+
+  private showTabs(): void {
+    for (const tab of this.tabs.querySelectorAll<HTMLElement>("[role=tab]")) {
+      const chosen = tab.dataset.tab === this.state.tab;
+      tab.setAttribute("aria-selected", String(chosen));
+      tab.tabIndex = chosen ? 0 : -1;
+    }
+    this.panel.setAttribute("aria-labelledby", `tab-${this.state.tab}`);
+    const { state, input } = this;
+    if (document.activeElement !== input) input.value = state.search;
+  }
+
+  private async showPanel(asked: number): Promise<void> {
+    const { tab } = this.state;
+    if (tab === "who") await this.showWho(asked);
+    else if (tab === "bar") await this.showBar(asked);
+    else if (tab === "steps") this.showSteps();
+    else if (tab === "books") this.showBooks();
+    else await this.showCompare(asked);
+    this.panel.dataset.tab = tab;
+    this.panel.dataset.asked = String(asked);
+  }
+
+  private async showWho(asked: number): Promise<void> {
+    const who = await this.channel.ask("who", { ...this.look, keys: this.state.keys });
+    if (asked !== this.asked) return;
+    const { state, facts } = this;
+    const groups = GROUPS.map((keys): [string, string] => [keys, keys.replaceAll(",", " \u2192 ")]);
+    const measures = Object.entries(MEASURE_WORDS) as [string, string][];
+    const first = this.panel.dataset.tab !== "who";
+    const controls = h(
+      "div",
+      { class: "controls" },
+      choice("bytes", measures, state.measure, (value) =>
+        this.change({ measure: value as Measure }),
+      ),
+      choice("by", groups, state.keys.join(","), (keys) => this.change({ keys: keys.split(",") })),
+      h("button", { click: () => this.saveTable(who) }, "save table"),
+    );
+    const unit = state.measure === "bytetime" ? (n: number) => `${sizeText(n)}\u00b7s` : sizeText;
+    const sums = h("p", { class: "found", "data-bytes": who.bytes }, this.foundText(who, unit));
+    if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums);
+    else
+      fill(
+        this.panel,
+        h("div", {}, controls, sums),
+        this.whoIcicle.pane.canvas,
+        this.whoTable.element,
+      );
+    this.whoIcicle.show(who.tree, state.keys.length);
+    this.whoTable.show(who.tree, {
+      caption: `Who: ${MEASURE_WORDS[state.measure]}`,
+      whole: state.measure === "held" ? facts.peak.bytes : who.allBytes,
+      unit,
+      compares: false,
+      choose: (path) => this.searchFor(path, state.keys),
+    });
+  }
+
+  private foundText(who: Who, unit: (amount: number) => string): string {
+    const { state } = this;
+    const all = `${unit(who.allBytes)} in ${countText(who.allCount)} allocations`;
+    const rest = who.rest ? `; ${sizeText(who.rest)} of it in those that are not drawn` : "";
+    if (!state.search) return `${all}${rest}; shares are of the peak.`;
+    return `Found ${unit(who.bytes)} in ${countText(who.count)} allocations, of ${all}${rest}.`;
+  }
+
+  private async showBar(asked: number): Promise<void> {
+    const rows = await this.channel.ask("rows", { ...this.look, most: 50 });
+    if (asked !== this.asked) return;
+    const { bar } = this;
+    const list = rows.map((row) => [
+      h("button", { click: () => this.pin(row.allocation) }, countText(row.row)),
+      books.size(row.bytes),
+      row.texts.category,
+      [row.texts.name, row.texts.shape].filter(Boolean).join(" "),
+      row.texts.module,
+      row.texts.op,
+      row.texts.line,
+    ]);
+    const heads = ["number", "bytes", "category", "tensor", "module", "op", "line"];
+    fill(
+      this.panel,
+      bar ? details(bar, this.doc.source, (like) => this.searchAlike(like)) : null,
+      bar
+        ? h("button", { click: () => this.unpin() }, "unpin")
+        : h("p", {}, "Click a bar to pin it."),
+      books.table("The largest bars at the cursor", heads, list),
+    );
+  }
+
+  private showSteps(): void {
+    const go = (step: number) => this.toStep(step);
+    const compare = (step: number) => this.compareSteps(step - 1, step);
+    fill(this.panel, books.steps(this.facts, { go, compare }));
+  }
+
+  private showBooks(): void {
+    const { facts } = this;
+    const show = (line: string, module: string) => this.searchWhere(line, module);
+    fill(
+      this.panel,
+      books.findings(facts, show),
+      ...(facts.ledgers ?? []).map(books.ledger),
+      books.parameters(facts),
+      books.health(facts),
+      books.costs(facts),
+    );
+  }
+
+  private async showCompare(asked: number): Promise<void> {
+    const sides = await this.sides();
+    const [before, after] = this.compared ?? this.usualSides(sides);
+    const { keys } = this.state;
+    const tree = await this.channel.ask("compare", { keys, before, after });
+    if (asked !== this.asked) return;
+    const options = sides.map(([text], i): [string, string] => [String(i), text]);
+    const place = (side: Side) =>
+      String(sides.findIndex(([, s]) => s.set === side.set && s.change === side.change));
+    const set = (which: 0 | 1, i: string) => {
+      const found: [Side, Side] = [before, after];
+      found[which] = sides[Number(i)][1];
+      this.compared = found;
+      this.refresh();
+    };
+    const groups = GROUPS.map((k): [string, string] => [k, k.replaceAll(",", " \u2192 ")]);
+    const change = `${tree.bytes >= 0 ? "+" : ""}${sizeText(tree.bytes)}`;
+    fill(
+      this.panel,
+      h(
+        "div",
+        { class: "controls" },
+        choice("before", options, place(before), (i) => set(0, i)),
+        choice("after", options, place(after), (i) => set(1, i)),
+        choice("by", groups, keys.join(","), (k) => this.change({ keys: k.split(",") })),
+      ),
+      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, `Change ${change}.`),
+      this.compareIcicle.pane.canvas,
+      this.compareTable.element,
+    );
+    this.compareIcicle.show(tree, keys.length, true);
+    this.compareTable.show(tree, {
+      caption: "What changed",
+      whole: 0,
+      unit: sizeText,
+      compares: true,
+      choose: (path) => this.searchFor(path, keys),
+    });
+  }
+
+  /** The moments that can be compared, of every trace of the page. */
+  private async sides(): Promise<[string, Side][]> {
+    const found: [string, Side][] = [];
+    for (const [set, facts] of this.doc.sets.entries()) {
+      const name = this.doc.sets.length > 1 ? `${facts.name}, ${facts.device}: ` : "";
+      found.push([`${name}peak`, { set, change: facts.peak_change }]);
+      found.push([`${name}end`, { set, change: facts.changes - 1 }]);
+      found.push([`${name}begin`, { set, change: -1 }]);
+      if (set === this.state.set) found.push([`${name}cursor`, { set, change: this.state.cursor }]);
+      for (const i of facts.steps.keys()) {
+        if (i >= 200) break;
+        const text = `${name}peak of step ${facts.first_step + facts.steps[i].step}`;
+        found.push([text, { set, change: await this.stepPeak(set, i) }]);
+      }
+    }
+    return found;
+  }
+
+  private readonly stepPeaks = new Map<string, number>();
+
+  private async stepPeak(set: number, step: number): Promise<number> {
+    const key = `${set} ${step}`;
+    const known = this.stepPeaks.get(key);
+    if (known !== undefined) return known;
+    const [from, to] = this.places[set].steps[step];
+    const found = await this.channel.ask("peak", { set, axis: "events", from, to });
+    this.stepPeaks.set(key, found.change);
+    return found.change;
+  }
+
+  private usualSides(sides: [string, Side][]): [Side, Side] {
+    const peak = (set: number) => ({ set, change: this.doc.sets[set].peak_change });
+    if (this.doc.sets.length > 1) {
+      const device = this.doc.sets[0].device;
+      const other = this.doc.sets.findIndex((set, i) => i > 0 && set.device === device);
+      return [peak(0), peak(Math.max(other, 1))];
+    }
+    const steps = sides.filter(([text]) => text.includes("step"));
+    if (steps.length > 1) return [steps[0][1], steps[steps.length - 1][1]];
+    return [{ set: 0, change: -1 }, peak(0)];
+  }
+
+  // -------------------------------------------------------------- what a person does
+
+  private stepOf(change: number): number {
+    const steps = this.places[this.state.set].steps;
+    return steps.findIndex(([, last]) => change <= last);
+  }
+
+  private toSet(set: number): void {
+    this.history.keep(this.state);
+    this.state = { ...this.state, set };
+    this.drawing = null;
+    this.openSet(false).then(() => this.remember());
+  }
+
+  private toPeak(): void {
+    this.goTo(this.facts.peak_change, this.peak.x);
+  }
+
+  /** Moves the cursor there, and what is seen if it is not seen. */
+  private goTo(change: number, x: number): void {
+    const { from, to } = this.state;
+    const half = (to - from) / 2;
+    const seen = from <= x && x <= to;
+    this.change({ cursor: change, ...(seen ? {} : { from: x - half, to: x + half }) });
+  }
+
+  private async toStep(step: number): Promise<void> {
+    const { set, axis } = this.state;
+    const row = this.facts.steps[step];
+    if (!row) return;
+    const range = this.places[set].steps[step];
+    const [from, to] = axis === "time" ? [row.start_ns, row.end_ns] : range;
+    this.change({ cursor: await this.stepPeak(set, step), from, to });
+  }
+
+  private nextStep(by: number): void {
+    const now = this.stepOf(this.state.cursor);
+    const last = this.facts.steps.length - 1;
+    this.toStep(Math.max(0, Math.min(last, now < 0 ? last : now + by)));
+  }
+
+  private async compareSteps(before: number, after: number): Promise<void> {
+    const { set } = this.state;
+    const [one, other] = [await this.stepPeak(set, before), await this.stepPeak(set, after)];
+    this.compared = [
+      { set, change: one },
+      { set, change: other },
+    ];
+    this.change({ tab: "compare" });
+  }
+
+  private fit(): void {
+    const [from, to] = this.bounds;
+    this.change({ from, to, low: 0, high: 0 });
+  }
+
+  private zoom(factor: number, around: number, keep = true): void {
+    const { from, to } = this.state;
+    const at = from + (to - from) * around;
+    this.change({ from: at - (at - from) * factor, to: at + (to - at) * factor }, keep);
+  }
+
+  private pan(share: number, keep = true): void {
+    const by = (this.state.to - this.state.from) * share;
+    this.change({ from: this.state.from + by, to: this.state.to + by }, keep);
+  }
+
+  private async stepCursor(by: number): Promise<void> {
+    const { set, axis } = this.state;
+    const at = await this.channel.ask("moment", { set, axis, change: this.state.cursor + by });
+    this.goTo(at.change, at.x);
+  }
+
+  private toggleRange(): void {
+    const { begin, cursor, measure } = this.state;
+    const open = begin === null;
+    const now = open ? (measure === "held" ? "grew" : measure) : "held";
+    this.change({ begin: open ? cursor : null, measure: now });
+    this.buildControls();
+  }
+
+  private toggleCategory(name: string): void {
+    const { hidden } = this.state;
+    const without = hidden.filter((each) => each !== name);
+    this.change({ hidden: without.length < hidden.length ? without : [...hidden, name] });
+  }
+
+  private toggleTheme(): void {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    this.refresh();
+  }
+
+  private searchFor(path: string[], keys: string[]): void {
+    const words = path.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
+    this.change({ search: words.filter(Boolean).join(" ") });
+  }
+
+  private searchWhere(line: string, module: string): void {
+    const words = [
+      line && `^line:${escaped(line)}$`,
+      !line && module && `^module:${escaped(module)}$`,
+    ];
+    this.change({ search: words.filter(Boolean).join(" "), tab: "who" });
+  }
+
+  private searchAlike(bar: Bar): void {
+    const keys = ["category", "module", "op", "line", "shape"];
+    this.searchFor(
+      keys.map((key) => bar.texts[key]),
+      keys,
+    );
+  }
+
+  private async pin(allocation: number, keep = true): Promise<void> {
+    const { set } = this.state;
+    this.bar = await this.channel.ask("bar", { set, allocation });
+    if (keep) this.change({ pinned: allocation, tab: "bar" });
+  }
+
+  private unpin(): void {
+    this.bar = null;
+    this.change({ pinned: null });
+  }
+
+  private savePicture(): void {
+    const { strip, bands, area, map } = this.charts;
+    const panes = [strip, bands, area, map].map((pane) => pane.canvas);
+    const whole = h("canvas", {
+      width: map.canvas.width,
+      height: panes.reduce((total, pane) => total + pane.height, 0),
+    });
+    const context = whole.getContext("2d");
+    if (!context) return;
+    context.fillStyle = getComputedStyle(document.body).backgroundColor;
+    context.fillRect(0, 0, whole.width, whole.height);
+    let top = 0;
+    for (const pane of panes) {
+      context.drawImage(pane, 0, top);
+      top += pane.height;
+    }
+    whole.toBlob((blob) => blob && save(`${this.facts.name}.png`, [blob], "image/png"));
+  }
+
+  private saveTable(who: Who): void {
+    const lines = [[...this.state.keys, "bytes", "allocations"]];
+    const walk = (node: Who["tree"], path: string[]) => {
+      if (node.children.length === 0) {
+        lines.push([...path, String(node.bytes), String(node.count)]);
+      }
+      for (const child of node.children) walk(child, [...path, child.name]);
+    };
+    walk(who.tree, []);
+    const quoted = (text: string) => `"${text.replaceAll('"', '""')}"`;
+    const text = lines.map((cells) => cells.map(quoted).join(",")).join("\n");
+    save(`${this.facts.name}.csv`, [`${text}\n`], "text/csv");
+  }
+
+  // -------------------------------------------------------------- mouse, wheel and keys
+
+  private listen(): void {
+    document.addEventListener("keydown", (event) => this.key(event));
+    window.addEventListener("hashchange", () => {
+      const state = fromHash(location.hash, this.usual);
+      if (toHash(state, this.usual) === toHash(this.state, this.usual)) return;
+      this.history.keep(this.state);
+      this.state = this.doc.sets[state.set] ? state : { ...state, set: 0 };
+      this.openSet(true);
+    });
+    let first = true; // it tells of the size that is known already
+    new ResizeObserver(() => {
+      if (first) {
+        first = false;
+        return;
+      }
+      this.drawStrip().then(() => this.draw());
+      this.whoIcicle.draw();
+    }).observe(this.charts.area.canvas);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
+    this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
+    const { strip, area, map, bands } = this.charts;
+    for (const pane of [area, map, bands]) {
+      pane.canvas.addEventListener("wheel", (event) => this.wheel(event, pane), { passive: false });
+      pane.canvas.addEventListener("dblclick", () => this.fit());
+    }
+    area.canvas.addEventListener("pointerdown", (event) => this.drag(event, "area"));
+    bands.canvas.addEventListener("pointerdown", (event) => this.drag(event, "area"));
+    map.canvas.addEventListener("pointerdown", (event) => this.drag(event, "map"));
+    strip.canvas.addEventListener("pointerdown", (event) => this.brush(event));
+    area.canvas.addEventListener("pointermove", (event) => this.hoverArea(event));
+    map.canvas.addEventListener("pointermove", (event) => this.hoverMap(event));
+    for (const pane of [area, map]) {
+      pane.canvas.addEventListener("pointerleave", () => {
+        this.hover = null;
+        this.showTip("", null);
+        this.paint();
+      });
+    }
+  }
+
+  private wheel(event: WheelEvent, pane: { shareOf: (e: WheelEvent) => number }): void {
+    event.preventDefault();
+    if (event.timeStamp - this.wheeled > 600) this.history.keep(this.state);
+    this.wheeled = event.timeStamp;
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      this.pan((event.deltaX || event.deltaY) / 1000, false);
+    } else this.zoom(1.0016 ** event.deltaY, pane.shareOf(event), false);
+  }
+
+  /** Dragging moves; with Shift it is a box that is looked into; without moving it is a click. */
+  private drag(event: PointerEvent, where: "area" | "map"): void {
+    if (event.button !== 0) return;
+    const pane = this.charts[where];
+    const { from, to, low } = this.state;
+    const high = this.state.high || (this.drawing?.highest ?? 1);
+    const begin = { x: pane.shareOf(event), y: pane.heightOf(event) };
+    this.history.keep(this.state);
+    let moved = false;
+    const move = (e: PointerEvent) => {
+      const x = pane.shareOf(e);
+      moved ||= Math.abs(e.clientX - event.clientX) + Math.abs(e.clientY - event.clientY) > 4;
+      if (!moved || event.shiftKey) return;
+      const by = (begin.x - x) * (to - from);
+      const up = this.state.high ? (begin.y - pane.heightOf(e)) * (high - low) : 0;
+      const vertical = where === "map" && this.state.high ? { low: low + up, high: high + up } : {};
+      this.change({ from: from + by, to: to + by, ...vertical }, false);
+    };
+    const end = (e: PointerEvent) => {
+      window.removeEventListener("pointermove", move);
+      window.removeEventListener("pointerup", end);
+      if (!moved) this.click(e, where);
+      else if (event.shiftKey) {
+        const xs = [begin.x, pane.shareOf(e)].sort((a, b) => a - b);
+        const ys = [begin.y, pane.heightOf(e)].sort((a, b) => a - b);
+        const box = { from: from + xs[0] * (to - from), to: from + xs[1] * (to - from) };
+        const vertical = { low: low + ys[0] * (high - low), high: low + ys[1] * (high - low) };
+        this.change(where === "map" && ys[1] - ys[0] > 0.02 ? { ...box, ...vertical } : box, false);
+      }
+    };
+    window.addEventListener("pointermove", move);
+    window.addEventListener("pointerup", end);
+  }
+
+  private async click(event: PointerEvent, where: "area" | "map"): Promise<void> {
+    const { set, axis } = this.state;
+    const x = this.xAt(event, where);
+    const at = await this.channel.ask("moment", { set, axis, x });
+    const bar = where === "map" ? await this.barUnder(event) : null;
+    this.bar = bar ?? this.bar;
+    const pinned = bar ? { pinned: bar.allocation, tab: "bar" as Tab } : {};
+    this.change({ cursor: at.change, ...pinned }, false);
+  }
+
+  private brush(event: PointerEvent): void {
+    const pane = this.charts.strip;
+    const [first, last] = this.bounds;
+    const begin = pane.shareOf(event);
+    this.history.keep(this.state);
+    const show = (e: PointerEvent) => {
+      const [left, right] = [begin, pane.shareOf(e)].sort((a, b) => a - b);
+      const half =
+        right - left < 0.005 ? (this.state.to - this.state.from) / (last - first) / 2 : 0;
+      const at = (share: number) => first + share * (last - first);
+      this.change({ from: at(left - half), to: at(right + half) }, false);
+    };
+    const end = (e: PointerEvent) => {
+      show(e);
+      window.removeEventListener("pointermove", show);
+      window.removeEventListener("pointerup", end);
+    };
+    window.addEventListener("pointermove", show);
+    window.addEventListener("pointerup", end);
+  }
+
+  private xAt(event: { clientX: number }, where: "area" | "map"): number {
+    const { from, to } = this.state;
+    return from + this.charts[where].shareOf(event) * (to - from);
+  }
+
+  private async hoverArea(event: PointerEvent): Promise<void> {
+    const { set, axis } = this.state;
+    const x = this.xAt(event, "area");
+    this.hover = x;
+    const at = await this.channel.ask("moment", { set, axis, x });
+    if (this.hover !== x) return;
+    const parts = this.doc.categories
+      .map((name, i): [string, number] => [name, at.levels[i]])
+      .filter(([, bytes]) => bytes > 0)
+      .map(([name, bytes]) => `${name} ${sizeText(bytes)}`);
+    this.showTip(`${timeText(at.time_ns)}: ${sizeText(at.bytes)}\n${parts.join("\n")}`, event);
+    this.paint();
+  }
+
+  private async hoverMap(event: PointerEvent): Promise<void> {
+    const x = this.xAt(event, "map");
+    const began = performance.now();
+    this.hover = x;
+    const bar = await this.barUnder(event);
+    performance.measure("hover", { start: began, end: performance.now() });
+    if (this.hover !== x) return;
+    this.showTip(bar ? oneLine(bar) : "", event);
+    this.paint();
+  }
+
+  private barUnder(event: PointerEvent): Promise<Bar | null> {
+    const pane = this.charts.map;
+    const { from, to, low } = this.state;
+    const high = this.state.high || (this.drawing?.highest ?? 1);
+    return this.channel.ask("hit", {
+      ...this.look,
+      from,
+      to,
+      x: this.xAt(event, "map"),
+      bytes:
+        (this.state.high ? low : 0) + pane.heightOf(event) * (high - (this.state.high ? low : 0)),
+      reachX: (0.5 * (to - from)) / pane.pictureWidth,
+      reachBytes: high / pane.pictureHeight,
+    });
+  }
+
+  private showTip(text: string, event: MouseEvent | null): void {
+    this.tip.textContent = text;
+    this.tip.hidden = !text;
+    if (!event || !text) return;
+    const width = Math.min(360, window.innerWidth - 16);
+    this.tip.style.left = `${Math.max(8, Math.min(event.clientX + 14, window.innerWidth - width))}px`;
+    this.tip.style.top = `${Math.min(event.clientY + 16, window.innerHeight - 60)}px`;
+  }
+
+  private tabKey(event: KeyboardEvent): void {
+    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!by) return;
+    event.stopPropagation();
+    event.preventDefault();
+    const at = (TABS.indexOf(this.state.tab) + by + TABS.length) % TABS.length;
+    this.change({ tab: TABS[at] });
+    this.tabs.querySelector<HTMLElement>(`#tab-${TABS[at]}`)?.focus();
+  }
+
+  private key(event: KeyboardEvent): void {
+    const target = event.target as HTMLElement;
+    if (this.help.open) return;
+    if (event.key === "Escape" && target === this.input) this.input.blur();
+    if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName) || event.ctrlKey || event.metaKey) return;
+    const actions: Record<string, () => void> = {
+      w: () => this.zoom(0.7, this.cursorShare()),
+      s: () => this.zoom(1 / 0.7, this.cursorShare()),
+      a: () => this.pan(-0.2),
+      d: () => this.pan(0.2),
+      p: () => this.toPeak(),
+      f: () => this.fit(),
+      r: () => this.toggleRange(),
+      "[": () => this.nextStep(-1),
+      "]": () => this.nextStep(1),
+      "/": () => this.input.focus(),
+      "?": () => this.help.showModal(),
+      ArrowLeft: () => this.stepCursor(-1),
+      ArrowRight: () => this.stepCursor(1),
+      Backspace: () => this.undo(),
+      Escape: () => (this.state.search ? this.change({ search: "" }) : this.unpin()),
+    };
+    const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
+    if (!action) return;
+    event.preventDefault();
+    action();
+  }
+
+  private cursorShare(): number {
+    const { from, to } = this.state;
+    const share = (this.cursor.x - from) / (to - from);
+    return share >= 0 && share <= 1 ? share : 0.5;
+  }
+}
+
+/** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
+function aroundPeak({ steps, begin_ns, end_ns, peak }: Facts): [number, number] {
+  const last = Math.max(end_ns, begin_ns + 1);
+  const step = steps.find((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
+  if (steps.length < 2 || !step) return [begin_ns, last];
+  const around = Math.max((step.end_ns - step.start_ns) / 2, 100);
+  return [Math.max(step.start_ns - around, begin_ns), Math.min(step.end_ns + around, last)];
+}
+
+export function isDark(): boolean {
+  const chosen = document.documentElement.dataset.theme;
+  if (chosen) return chosen === "dark";
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}

@@ -1,0 +1,194 @@
+// Tables that need no data but the document's: steps, ledger, parameters, findings, health, costs.
+
+import type { Cost, Facts, Ledger } from "./document";
+import { h } from "./dom";
+import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
+
+type Cell = string | Node;
+
+export function table(
+  caption: string,
+  heads: string[],
+  rows: Cell[][],
+  total?: Cell[],
+): HTMLElement {
+  const cell = (inside: Cell) =>
+    h("td", { class: typeof inside === "string" && /^[a-z.(]/i.test(inside) && "words" }, inside);
+  const line = ([first, ...others]: Cell[]) =>
+    h("tr", {}, h("th", { scope: "row" }, first), ...others.map(cell));
+  return h(
+    "div",
+    { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
+    h(
+      "table",
+      {},
+      h("caption", {}, caption),
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, ...rows.map(line)),
+      total ? h("tfoot", {}, line(total)) : null,
+    ),
+  );
+}
+
+export function size(bytes: number | null): HTMLElement {
+  if (bytes === null) return h("span", {}, "not known");
+  return h("span", { title: exactText(bytes), "data-bytes": bytes }, sizeText(bytes));
+}
+
+export interface StepActions {
+  go: (step: number) => void;
+  compare: (step: number) => void;
+}
+
+export function steps(facts: Facts, actions: StepActions): HTMLElement {
+  if (facts.steps.length === 0) return h("p", {}, "No training step was seen.");
+  const time = (device: number | null, host: number) => timeText(device ?? host);
+  const rows = facts.steps.map((row, i) => [
+    h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
+    size(row.peak_bytes),
+    h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
+    countText(row.allocations),
+    time(row.device_forward_ns, row.forward_ns),
+    time(row.device_backward_ns, row.backward_ns),
+    time(row.device_optimizer_ns, row.optimizer_ns),
+    i > 0
+      ? h(
+          "button",
+          {
+            click: () => actions.compare(i),
+            "aria-label": `what changed in step ${facts.first_step + row.step}`,
+          },
+          "what changed",
+        )
+      : "",
+  ]);
+  const heads = [
+    "step",
+    "peak",
+    "growth",
+    "allocations",
+    "forward",
+    "backward",
+    "optimizer",
+    "compare",
+  ];
+  return table("Steps", heads, rows);
+}
+
+/** Each row's bar begins where the one before it on the same level ends. */
+export function ledger(found: Ledger): HTMLElement {
+  const whole = Math.max(...found.rows.map((row) => row.bytes ?? 0), 1);
+  const reached: number[] = [0];
+  const rows = found.rows.map((row) => {
+    const begin = reached[row.level] ?? reached[row.level - 1] ?? 0;
+    const bytes = row.bytes ?? 0;
+    reached[row.level] = begin + bytes;
+    reached.length = row.level + 1;
+    reached[row.level + 1] = begin;
+    const bar = h("span", { class: "bar", "aria-hidden": "true" });
+    bar.style.marginLeft = `${(100 * begin) / whole}%`;
+    bar.style.width = `${(100 * Math.max(bytes, 0)) / whole}%`;
+    const name = h("span", {}, row.name);
+    name.style.paddingLeft = `${row.level}em`;
+    const how = row.moment === found.at ? row.known_by : `${row.known_by}, ${row.moment}`;
+    return [name, size(row.bytes), h("span", { class: "waterfall" }, bar), how];
+  });
+  const end = found.residual === null ? "There is no figure to close with." : residual(found);
+  return h(
+    "div",
+    {},
+    table(`Ledger at the ${found.at}`, ["what", "bytes", "picture", "known by"], rows),
+    h("p", {}, end, ...found.notes.map((note) => ` ${note}`)),
+  );
+}
+
+function residual(found: Ledger): string {
+  const bytes = found.residual ?? 0;
+  const within = found.limit !== null && Math.abs(bytes) <= found.limit ? "within" : "more than";
+  return `Residual ${exactText(bytes)}, ${within} ${sizeText(found.limit ?? 0)}.`;
+}
+
+export function parameters(facts: Facts): HTMLElement | null {
+  if (!facts.per_parameter || !facts.parameters) return null;
+  const figure = (value: number | null) => (value === null ? "" : value.toFixed(2));
+  const rows = facts.per_parameter.map((row) => [
+    row.category,
+    size(row.bytes),
+    figure(row.per_parameter),
+    figure(row.at_peak),
+    figure(row.at_rest),
+    row.textbook,
+  ]);
+  const heads = ["category", "most", "per parameter", "at the peak", "at rest", "textbook"];
+  return table(`Bytes per parameter, of ${countText(facts.parameters)}`, heads, rows);
+}
+
+export function findings(facts: Facts, show: (line: string, module: string) => void): HTMLElement {
+  const found = facts.findings ?? [];
+  const parts: (HTMLElement | null)[] = found.map((row) =>
+    h(
+      "li",
+      {},
+      h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
+      `${row.evidence}. ${sentence(row.change)} `,
+      row.line || row.module
+        ? h("button", { click: () => show(row.line, row.module) }, "show its bars")
+        : null,
+    ),
+  );
+  if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
+  if (facts.hint) parts.push(h("li", {}, h("b", {}, "hint: "), facts.hint));
+  return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+}
+
+const sentence = (text: string) => (text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "");
+
+export function health(facts: Facts): HTMLElement | null {
+  if (facts.health.length === 0) return null;
+  const rows = facts.health.map((row) => [
+    row.name,
+    row.severity,
+    countText(row.count),
+    `${row.meaning}. ${row.advice}`,
+  ]);
+  return table(
+    "What was lost or could not be seen",
+    ["what", "severity", "count", "meaning"],
+    rows,
+  );
+}
+
+export function costs(facts: Facts): HTMLElement | null {
+  if (facts.costs.length === 0) return null;
+  const row = (cost: Cost) => [
+    cost.name || "no module",
+    timeText(cost.time_ns),
+    shareText(cost.time_share, 1),
+    timeText(cost.forward_ns),
+    timeText(cost.backward_ns),
+    cost.time_ratio === null ? "" : cost.time_ratio.toFixed(2),
+    cost.expected_ratio === null ? "" : cost.expected_ratio.toFixed(2),
+    cost.verdict,
+  ];
+  const heads = ["module", "time", "share", "forward", "backward", "ratio", "expected", "verdict"];
+  return table("What modules cost", heads, facts.costs.map(row));
+}
+
+/** What somebody has to know before trusting a picture. */
+export function notes(facts: Facts): string[] {
+  const found: string[] = [];
+  if (facts.rest) {
+    found.push(
+      `${countText(facts.rest.count)} of ${countText(facts.allocations)} allocations cover least of the ` +
+        "picture and are not drawn. They are in every sum; between the moments Python wrote down, " +
+        "sums are those of the moment before. The peak and the end are exact.",
+    );
+  }
+  if (facts.modules.length >= facts.most_bands) {
+    found.push(`Of the modules' calls the ${countText(facts.most_bands)} longest are drawn.`);
+  }
+  if (facts.phases.length >= facts.most_bands) {
+    found.push(`Of the phases the first ${countText(facts.most_bands)} are drawn.`);
+  }
+  return found;
+}

@@ -1,0 +1,140 @@
+// What Python wrote into the page: pytracer/export/report.py and packed.py say the same.
+
+export interface CategoryRow {
+  category: string;
+  at_peak: number;
+  own_peak: number;
+  at_end: number;
+  allocations: number;
+}
+
+export interface Step {
+  step: number;
+  peak_bytes: number;
+  growth_bytes: number;
+  start_bytes: number;
+  end_bytes: number;
+  allocations: number;
+  start_ns: number;
+  end_ns: number;
+  last_change: number;
+  forward_ns: number;
+  backward_ns: number;
+  optimizer_ns: number;
+  device_forward_ns: number | null;
+  device_backward_ns: number | null;
+  device_optimizer_ns: number | null;
+}
+
+export interface LedgerRow {
+  name: string;
+  bytes: number | null;
+  level: number;
+  known_by: string;
+  moment: string;
+}
+
+export interface Ledger {
+  at: string;
+  rows: LedgerRow[];
+  residual: number | null;
+  limit: number | null;
+  notes: string[];
+}
+
+export interface PerParameter {
+  category: string;
+  bytes: number;
+  per_parameter: number | null;
+  at_peak: number | null;
+  at_rest: number | null;
+  textbook: string;
+}
+
+export interface Finding {
+  kind: string;
+  bytes: number;
+  at_peak: number;
+  line: string;
+  module: string;
+  evidence: string;
+  change: string;
+}
+
+export interface Health {
+  name: string;
+  severity: string;
+  count: number;
+  meaning: string;
+  advice: string;
+}
+
+export interface Cost {
+  name: string;
+  calls: number;
+  forward_ns: number;
+  backward_ns: number;
+  time_ns: number;
+  time_share: number;
+  forward_flops: number;
+  backward_flops: number;
+  time_ratio: number | null;
+  expected_ratio: number | null;
+  verdict: string;
+}
+
+export interface Rest {
+  count: number;
+  at: number[];
+  levels: Record<string, number[]>;
+}
+
+export interface Facts {
+  name: string;
+  device: string;
+  begin_ns: number;
+  end_ns: number;
+  first_step: number;
+  allocations: number;
+  shown: number;
+  before: number;
+  changes: number;
+  kinds: number;
+  unit_ns: number;
+  address_unit: number;
+  regions: [number, number, number][];
+  first_row: number;
+  peak_change: number;
+  peak: { bytes: number; time_ns: number; step: number | null; phase: string | null };
+  categories: CategoryRow[];
+  steps: Step[];
+  phases: [number, number, number][];
+  modules: [number, number, number, number][];
+  most_bands: number;
+  reserved: { times_ns: number[]; bytes: number[] };
+  device_use: { time_ns: number; bytes: number; when: string }[];
+  failures: { time_ns: number; bytes: number }[];
+  ledgers?: Ledger[];
+  parameters?: number;
+  per_parameter?: PerParameter[];
+  findings?: Finding[];
+  hint?: string;
+  health: Health[];
+  costs: Cost[];
+  rest: Rest | null;
+}
+
+export interface Words {
+  strings: string[];
+  categories: string[];
+  phases: string[];
+  texts: string[];
+  colors: Record<string, string>;
+}
+
+export interface Document extends Words {
+  format: number;
+  version: string;
+  sets: Facts[];
+  source: Record<string, [number, string[]]>;
+}

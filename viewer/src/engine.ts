@@ -1,0 +1,406 @@
+// Answers the page's questions about the data. It runs in a worker, or in the page where a worker
+// is not to be had; it knows nothing of the page.
+
+import { abgr, type ColorBy, type Coloring, coloring, faded, type LegendEntry } from "./colors";
+import { type Axis, Dataset, sum, unpack } from "./dataset";
+import type { Facts, Words } from "./document";
+import { type Lanes, lanes } from "./lanes";
+import { type Bars, barAt, drawArea, drawBars, type Window } from "./raster";
+import { search } from "./search";
+import { type Moment, type Node, type Only, passes, Tree, totals } from "./tree";
+
+export type Layout = "address" | "category" | "module";
+
+export interface Load {
+  words: Words;
+  sets: { facts: Facts; columns: Record<string, string> }[];
+}
+
+/** What the page's own lines and bands need to be drawn on the axis of changes. */
+export interface Places {
+  steps: [number, number][];
+  phases: [number, number][];
+  modules: [number, number][];
+  reserved: number[];
+  use: number[];
+  failures: number[];
+}
+
+export interface Look {
+  set: number;
+  axis: Axis;
+  layout: Layout;
+  color: ColorBy;
+  hidden: string[]; // categories
+  only: Only;
+  search: string;
+  dark: boolean;
+  moment: Moment;
+}
+
+export interface DrawRequest extends Look {
+  from: number;
+  to: number;
+  area: { width: number; height: number; least: number };
+  map: { width: number; height: number; low: number; high: number };
+}
+
+export interface Drawing {
+  area: Uint32Array<ArrayBuffer>;
+  top: number;
+  map: Uint32Array<ArrayBuffer>;
+  legend: LegendEntry[];
+  lanes: { name: string; bottom: number; height: number }[];
+  highest: number; // of the map, in bytes
+  ms: number;
+}
+
+export interface Strip {
+  area: Uint32Array<ArrayBuffer>;
+  top: number;
+}
+
+export interface MomentFacts {
+  change: number;
+  x: number;
+  time_ns: number;
+  levels: number[];
+  bytes: number;
+}
+
+export interface Who {
+  tree: Node;
+  bytes: number;
+  count: number;
+  allBytes: number; // without the search
+  allCount: number;
+  rest: number; // bytes that are in no allocation of the page
+}
+
+export interface Bar {
+  allocation: number;
+  row: number;
+  texts: Record<string, string>;
+  bytes: number;
+  block: number;
+  start_ns: number | null;
+  end_ns: number | null;
+  start: number;
+  end: number;
+  address: string;
+  atPeak: boolean;
+  alike: number;
+  bottoms: Partial<Record<Layout, number>>; // where it is drawn, in the layouts that are known
+}
+
+export interface HitRequest extends Look {
+  from: number;
+  to: number;
+  x: number;
+  bytes: number;
+  reachX: number;
+  reachBytes: number;
+}
+
+export interface Side {
+  set: number;
+  change: number;
+}
+
+/** Every question, and what its answer is. */
+export interface Questions {
+  load: [Load, Places[]];
+  draw: [DrawRequest, Drawing];
+  strip: [{ set: number; axis: Axis; width: number; height: number }, Strip];
+  moment: [
+    { set: number; axis: Axis; x: number } | { set: number; change: number; axis: Axis },
+    MomentFacts,
+  ];
+  peak: [{ set: number; axis: Axis; from: number; to: number }, MomentFacts];
+  who: [Look & { keys: string[] }, Who];
+  hit: [HitRequest, Bar | null];
+  bar: [{ set: number; allocation: number }, Bar];
+  compare: [{ keys: string[]; before: Side; after: Side }, Node];
+  rows: [Look & { most: number }, Bar[]];
+}
+
+export type Question = keyof Questions;
+
+export class Engine {
+  private sets: Dataset[] = [];
+  private readonly kept = new Map<string, unknown>();
+
+  async answer<Q extends Question>(what: Q, about: Questions[Q][0]): Promise<Questions[Q][1]> {
+    const how = this[what] as unknown as (about: Questions[Q][0]) => Questions[Q][1];
+    return how.call(this, about);
+  }
+
+  protected async load({ words, sets }: Load): Promise<Places[]> {
+    const columns = await Promise.all(sets.map((set) => unpack(set.columns)));
+    this.sets = sets.map((set, i) => new Dataset(set.facts, words, columns[i]));
+    return this.sets.map((data) => placesOf(data));
+  }
+
+  protected draw(request: DrawRequest): Drawing {
+    const began = performance.now();
+    const data = this.sets[request.set];
+    const window: Window = { axis: request.axis, from: request.from, to: request.to };
+    const { categories, colors } = data.words;
+    const hidden = categories.map((name) => request.hidden.includes(name));
+    const palette = categories.map((name) => abgr(colors[name]));
+    const { area, map } = request;
+    const drawn = drawArea(data, window, area.width, area.height, palette, hidden, area.least);
+    const found = this.coloring(request);
+    const bars = this.bars(request, map.low, map.high);
+    const picture = drawBars(data, window, map.width, map.height, bars);
+    return {
+      area: drawn.picture.pixels,
+      top: drawn.top,
+      map: picture.pixels,
+      legend: found.legend,
+      lanes: this.lanes(request)?.lanes ?? [],
+      highest: this.highest(request),
+      ms: performance.now() - began,
+    };
+  }
+
+  protected strip(about: { set: number; axis: Axis; width: number; height: number }): Strip {
+    const data = this.sets[about.set];
+    const [from, to] = data.bounds(about.axis);
+    const palette = data.words.categories.map((name) => abgr(data.words.colors[name]));
+    const none = palette.map(() => false);
+    const window = { axis: about.axis, from, to };
+    const drawn = drawArea(data, window, about.width, about.height, palette, none, 0);
+    return { area: drawn.picture.pixels, top: drawn.top };
+  }
+
+  protected moment(
+    about: { set: number; axis: Axis; x: number } | { set: number; change: number; axis: Axis },
+  ): MomentFacts {
+    const data = this.sets[about.set];
+    const change =
+      "x" in about
+        ? data.changeAt(about.axis, about.x)
+        : Math.max(-1, Math.min(data.changes - 1, about.change));
+    return momentOf(data, about.axis, change);
+  }
+
+  protected peak(about: { set: number; axis: Axis; from: number; to: number }): MomentFacts {
+    const data = this.sets[about.set];
+    const first = data.changeAt(about.axis, about.from);
+    const last = data.changeAt(about.axis, about.to);
+    return momentOf(data, about.axis, data.peakIn(first, last));
+  }
+
+  protected who(about: Look & { keys: string[] }): Who {
+    const data = this.sets[about.set];
+    const pass = passes(data, about.only, about.moment);
+    const all = totals(data, about.moment, pass);
+    const wanted = this.search(about);
+    const found = { bytes: all.bytes.slice(), counts: all.counts.slice() };
+    if (wanted) {
+      for (let kind = 0; kind < wanted.length; kind++) {
+        if (!wanted[kind]) found.bytes[kind] = found.counts[kind] = 0;
+      }
+    }
+    const tree = new Tree(about.keys);
+    tree.add(data, found);
+    const shown = tree.finished();
+    let rest = 0;
+    if (about.moment.measure === "held" && about.only === "all") {
+      rest = sum(data.levelsAt(about.moment.at)) - sum(all.bytes);
+    }
+    return {
+      tree: shown,
+      bytes: shown.bytes,
+      count: shown.count,
+      allBytes: sum(all.bytes) + rest,
+      allCount: sum(all.counts),
+      rest,
+    };
+  }
+
+  protected hit(about: HitRequest): Bar | null {
+    const data = this.sets[about.set];
+    const window: Window = { axis: about.axis, from: about.from, to: about.to };
+    const bars = this.bars(about, 0, 1);
+    const { x, bytes, reachX, reachBytes } = about;
+    const found = barAt(data, window, bars, x, bytes, reachX, reachBytes);
+    return found < 0 ? null : this.bar({ set: about.set, allocation: found });
+  }
+
+  protected bar({ set, allocation }: { set: number; allocation: number }): Bar {
+    const data = this.sets[set];
+    const kind = data.kind[allocation];
+    const { strings, texts } = data.words;
+    const start = data.start[allocation];
+    const end = data.end[allocation];
+    const alike = this.alike(set)[kind];
+    return {
+      allocation,
+      row: data.row[allocation],
+      texts: Object.fromEntries(texts.map((name) => [name, strings[data.text(name)[kind]]])),
+      bytes: data.size[kind],
+      block: data.block[kind],
+      start_ns: start < 0 ? null : data.time[start],
+      end_ns: end < data.changes ? data.time[end] : null,
+      start,
+      end,
+      address: addressOf(data.facts, data.address[allocation]),
+      atPeak: data.alive(allocation, data.facts.peak_change),
+      alike,
+      bottoms: this.bottoms(set, allocation),
+    };
+  }
+
+  protected compare(about: { keys: string[]; before: Side; after: Side }): Node {
+    const tree = new Tree(about.keys);
+    for (const [side, sign] of [
+      [about.before, -1],
+      [about.after, 1],
+    ] as const) {
+      const data = this.sets[side.set];
+      const moment: Moment = { measure: "held", at: side.change, from: -1 };
+      tree.add(
+        data,
+        totals(data, moment, () => true),
+        sign,
+      );
+    }
+    return tree.finished();
+  }
+
+  /** The largest bars that are alive at the moment and found: a table behind the picture. */
+  protected rows(about: Look & { most: number }): Bar[] {
+    const data = this.sets[about.set];
+    const pass = passes(data, about.only, about.moment);
+    const wanted = this.search(about);
+    const found: number[] = [];
+    data.overlapping(about.moment.at, about.moment.at, (i) => {
+      if (pass(i) && (!wanted || wanted[data.kind[i]])) found.push(i);
+    });
+    found.sort((a, b) => data.sizeOf(b) - data.sizeOf(a));
+    return found.slice(0, about.most).map((allocation) => this.bar({ set: about.set, allocation }));
+  }
+
+  // -------------------------------------------------------------- what is worth keeping
+
+  private once<T>(key: string, make: () => T): T {
+    if (!this.kept.has(key)) {
+      if (this.kept.size > 24) this.kept.clear();
+      this.kept.set(key, make());
+    }
+    return this.kept.get(key) as T;
+  }
+
+  /** How many allocations each kind has. */
+  private alike(set: number): Uint32Array {
+    return this.once(`alike ${set}`, () => {
+      const data = this.sets[set];
+      const counts = new Uint32Array(data.size.length);
+      for (let i = 0; i < data.count; i++) counts[data.kind[i]]++;
+      return counts;
+    });
+  }
+
+  private coloring(look: Look): Coloring {
+    return this.once(`color ${look.set} ${look.color}`, () =>
+      coloring(this.sets[look.set], look.color),
+    );
+  }
+
+  private search(look: Look): Uint8Array | null {
+    return this.once(`search ${look.set} ${look.search}`, () =>
+      search(this.sets[look.set], look.search),
+    );
+  }
+
+  private lanes(look: Look): Lanes | null {
+    const { layout, set } = look;
+    if (layout === "address") return null;
+    return this.once(`lanes ${set} ${layout}`, () => lanes(this.sets[set], layout));
+  }
+
+  private bottoms(set: number, allocation: number): Partial<Record<Layout, number>> {
+    const data = this.sets[set];
+    const found: Partial<Record<Layout, number>> = {
+      address: data.address[allocation] * data.facts.address_unit,
+    };
+    for (const layout of ["category", "module"] as const) {
+      const known = this.kept.get(`lanes ${set} ${layout}`) as Lanes | undefined;
+      if (known) found[layout] = known.bottoms[allocation];
+    }
+    return found;
+  }
+
+  private highest(look: Look): number {
+    const data = this.sets[look.set];
+    return this.lanes(look)?.height ?? data.highest * data.facts.address_unit;
+  }
+
+  private bars(look: Look, low: number, high: number): Bars {
+    const data = this.sets[look.set];
+    const packed = this.lanes(look);
+    const { ofKind, fadedOf } = this.kindColors(look);
+    const pass = passes(data, look.only, look.moment);
+    return {
+      bottoms: packed ? packed.bottoms : data.address,
+      unit: packed ? 1 : data.facts.address_unit,
+      low,
+      high,
+      colorOf: ofKind,
+      fadedOf,
+      skip: look.only === "all" ? undefined : (i) => !pass(i),
+      edge: look.dark ? 0xff161616 : 0xffffffff,
+    };
+  }
+
+  private kindColors(look: Look): { ofKind: Uint32Array; fadedOf: Uint32Array } {
+    const { set, color, dark } = look;
+    const key = `kinds ${set} ${color} ${dark} ${look.hidden} ${look.search}`;
+    return this.once(key, () => {
+      const data = this.sets[set];
+      const wanted = this.search(look);
+      const hidden = data.words.categories.map((name) => look.hidden.includes(name));
+      const plain = this.coloring(look).ofKind;
+      const fadedOf = Uint32Array.from(plain, (c) => faded(c, dark));
+      const ofKind = Uint32Array.from(plain, (c, kind) => {
+        if (hidden[data.category[kind]]) return 0;
+        return wanted && !wanted[kind] ? fadedOf[kind] : c;
+      });
+      return { ofKind, fadedOf };
+    });
+  }
+}
+
+function momentOf(data: Dataset, axis: Axis, change: number): MomentFacts {
+  const levels = Array.from(data.levelsAt(change));
+  return {
+    change,
+    x: data.xOf(axis, change),
+    time_ns: data.xOf("time", change),
+    levels,
+    bytes: sum(levels),
+  };
+}
+
+function placesOf(data: Dataset): Places {
+  const { facts } = data;
+  const at = (time: number) => data.changeAt("time", time);
+  const ends = facts.steps.map((step) => step.last_change);
+  return {
+    steps: ends.map((end, i) => [i === 0 ? -1 : ends[i - 1], end]),
+    phases: facts.phases.map(([, begin, end]) => [at(begin), at(end)]),
+    modules: facts.modules.map(([, , begin, end]) => [at(begin), at(end)]),
+    reserved: facts.reserved.times_ns.map(at),
+    use: facts.device_use.map((use) => at(use.time_ns)),
+    failures: facts.failures.map((failure) => at(failure.time_ns)),
+  };
+}
+
+function addressOf(facts: Facts, place: number): string {
+  const offset = place * facts.address_unit;
+  let found = facts.regions[0];
+  for (const region of facts.regions) if (region[1] <= offset) found = region;
+  return found ? `0x${(found[0] + offset - found[1]).toString(16)}` : "";
+}

@@ -1,0 +1,46 @@
+// Numbers as people read them; sizes and times exactly as Python's table writes them.
+
+export function sizeText(amount: number): string {
+  if (amount < 0) return `-${sizeText(-amount)}`;
+  if (amount < 1000) return `${Math.round(amount)} B`;
+  const units = ["KiB", "MiB", "GiB", "TiB"];
+  let power = 1;
+  while (amount / 1024 ** power >= 999.5 && power < units.length) power++;
+  return `${threeDigits(amount / 1024 ** power)} ${units[power - 1]}`;
+}
+
+export const signed = (amount: number) => (amount > 0 ? `+${sizeText(amount)}` : sizeText(amount));
+
+export function timeText(ns: number): string {
+  if (ns < 0) return `-${timeText(-ns)}`;
+  for (const [unit, size] of [
+    ["s", 1e9],
+    ["ms", 1e6],
+    ["us", 1e3],
+  ] as const) {
+    if (ns / size >= 0.9995) return `${threeDigits(ns / size)} ${unit}`;
+  }
+  return `${Math.round(ns)} ns`;
+}
+
+function threeDigits(value: number): string {
+  return value.toFixed(value < 9.995 ? 2 : value < 99.95 ? 1 : 0);
+}
+
+export const countText = (count: number) => count.toLocaleString("en");
+export const exactText = (bytes: number) => `${countText(bytes)} bytes`;
+export const shareText = (part: number, whole: number) =>
+  whole ? `${((100 * part) / whole).toFixed(1)}%` : "";
+
+/** Round places between two numbers, for the marks of an axis. */
+export function ticks(from: number, to: number, about: number, binary = false): number[] {
+  const rough = (to - from) / about;
+  if (!(rough > 0)) return [];
+  const base = binary ? 2 : 10;
+  const power = base ** Math.floor(Math.log(rough) / Math.log(base));
+  const factors = binary ? [1, 2] : [1, 2, 5, 10];
+  const step = power * (factors.find((factor) => factor * power >= rough) ?? base);
+  const found: number[] = [];
+  for (let at = Math.ceil(from / step) * step; at <= to; at += step) found.push(at);
+  return found;
+}

@@ -1,0 +1,47 @@
+// Which kinds a search finds: words that are regular expressions, each of which has to be found in
+// one of a kind's texts, written as "module:h.0", "op:aten::mm", "line:train.py:12".
+
+import type { Dataset } from "./dataset";
+
+export function expression(word: string): RegExp {
+  try {
+    return new RegExp(word, "i");
+  } catch {
+    return new RegExp(escaped(word), "i");
+  }
+}
+
+export function escaped(text: string): string {
+  return text.replace(/[.*+?^${}()|[\]\\]/g, "\\$&").replace(/\s/g, "\\s");
+}
+
+/** 1 for each kind that is found; null where nothing is searched for. */
+export function search(data: Dataset, query: string): Uint8Array | null {
+  const words = query.trim().split(/\s+/).filter(Boolean);
+  if (words.length === 0) return null;
+  const found = new Uint8Array(data.size.length).fill(1);
+  for (const word of words) {
+    const one = matches(data, expression(word));
+    for (let kind = 0; kind < found.length; kind++) found[kind] &= one[kind];
+  }
+  return found;
+}
+
+function matches(data: Dataset, wanted: RegExp): Uint8Array {
+  const found = new Uint8Array(data.size.length);
+  for (const name of data.words.texts) {
+    const texts = data.text(name);
+    const known = new Map<number, boolean>();
+    for (let kind = 0; kind < found.length; kind++) {
+      const text = texts[kind];
+      if (text === 0 || found[kind]) continue;
+      let is = known.get(text);
+      if (is === undefined) {
+        is = wanted.test(`${name}:${data.words.strings[text]}`);
+        known.set(text, is);
+      }
+      if (is) found[kind] = 1;
+    }
+  }
+  return found;
+}

@@ -1,0 +1,106 @@
+// What the page shows, as one value: it goes into the address, and Backspace takes it back.
+
+import { COLOR_BY, type ColorBy } from "./colors";
+import type { Axis } from "./dataset";
+import type { Layout } from "./engine";
+import type { Measure, Only } from "./tree";
+
+export type Tab = "who" | "bar" | "steps" | "books" | "compare";
+export const TABS: Tab[] = ["who", "bar", "steps", "books", "compare"];
+export const LAYOUTS: Layout[] = ["address", "category", "module"];
+export const ONLY: Only[] = ["all", "peak", "saved", "end", "grew"];
+export const MEASURES: Measure[] = ["held", "grew", "made", "freed", "bytetime"];
+export const KEYS = ["module", "op", "line", "category", "phase", "role", "name", "shape", "dtype"];
+
+export interface State {
+  set: number;
+  axis: Axis;
+  from: number; // what is seen, on the axis
+  to: number;
+  low: number; // and of the map, in bytes
+  high: number; // 0: all of it
+  cursor: number; // a change
+  begin: number | null; // of a range that ends at the cursor: a change
+  layout: Layout;
+  color: ColorBy;
+  only: Only;
+  measure: Measure;
+  keys: string[];
+  hidden: string[];
+  search: string;
+  pinned: number | null;
+  tab: Tab;
+}
+
+/** As short as it can be: only what is not as it was when the page was opened. */
+export function toHash(state: State, usual: State): string {
+  const words = new URLSearchParams();
+  for (const name of Object.keys(usual) as (keyof State)[]) {
+    const value = state[name];
+    if (String(value) === String(usual[name])) continue;
+    words.set(
+      name,
+      typeof value === "number" ? String(Number(value.toPrecision(12))) : String(value),
+    );
+  }
+  return words.toString();
+}
+
+/** What somebody typed may be anything: what is not understood stays as it was. */
+export function fromHash(hash: string, usual: State): State {
+  const words = new URLSearchParams(hash.replace(/^#/, ""));
+  const one = <T extends string>(name: string, known: readonly T[], otherwise: T): T => {
+    const word = words.get(name) as T | null;
+    return word !== null && known.includes(word) ? word : otherwise;
+  };
+  const number = (name: string, otherwise: number) => {
+    const word = words.get(name);
+    const value = word === null || word === "" ? Number.NaN : Number(word);
+    return Number.isFinite(value) ? value : otherwise;
+  };
+  const maybe = (name: string, otherwise: number | null) =>
+    words.has(name) ? numberOrNull(words.get(name)) : otherwise;
+  const list = (name: string, otherwise: string[]) =>
+    words.has(name) ? (words.get(name) ?? "").split(",").filter(Boolean) : otherwise;
+  const keys = list("keys", usual.keys).filter((key) => KEYS.includes(key));
+  const from = number("from", usual.from);
+  const to = number("to", usual.to);
+  return {
+    set: number("set", usual.set),
+    axis: one("axis", ["time", "events"], usual.axis),
+    from: to > from ? from : usual.from,
+    to: to > from ? to : usual.to,
+    low: number("low", usual.low),
+    high: number("high", usual.high),
+    cursor: number("cursor", usual.cursor),
+    begin: maybe("begin", usual.begin),
+    layout: one("layout", LAYOUTS, usual.layout),
+    color: one("color", COLOR_BY, usual.color),
+    only: one("only", ONLY, usual.only),
+    measure: one("measure", MEASURES, usual.measure),
+    keys: keys.length ? keys : usual.keys,
+    hidden: list("hidden", usual.hidden),
+    search: words.get("search") ?? usual.search,
+    pinned: maybe("pinned", usual.pinned),
+    tab: one("tab", TABS, usual.tab),
+  };
+}
+
+function numberOrNull(word: string | null): number | null {
+  const value = word === null || word === "" || word === "null" ? Number.NaN : Number(word);
+  return Number.isFinite(value) ? value : null;
+}
+
+/** What was shown before, and before that. */
+export class History {
+  private readonly past: State[] = [];
+
+  keep(state: State): void {
+    this.past.push({ ...state });
+    if (this.past.length > 200) this.past.shift();
+  }
+
+  back(): State | undefined {
+    return this.past.pop();
+  }
+}

@@ -1,0 +1,131 @@
+// Who holds how much: kinds' bytes added up along module -> op -> line, or any other keys.
+
+import type { Dataset } from "./dataset";
+
+export type Measure = "held" | "grew" | "made" | "freed" | "bytetime";
+export type Only = "all" | "peak" | "saved" | "end" | "grew";
+
+export interface Node {
+  name: string;
+  bytes: number; // of a comparison: after less before
+  count: number;
+  before: number; // of a comparison
+  children: Node[];
+  others: number; // children that are not listed; `bytes` has them all the same
+}
+
+export interface Totals {
+  bytes: Float64Array; // per kind
+  counts: Float64Array;
+}
+
+export interface Moment {
+  measure: Measure;
+  at: number; // a change
+  from: number; // of a range, whose end is `at`
+}
+
+const MOST_CHILDREN = 300;
+
+/** What allocations pass, beside the search. */
+export function passes(data: Dataset, only: Only, moment: Moment): (i: number) => boolean {
+  const peak = data.facts.peak_change;
+  if (only === "peak") return (i) => data.alive(i, peak);
+  if (only === "end") return (i) => data.end[i] >= data.changes;
+  if (only === "saved") {
+    const number = data.words.categories.indexOf("activations");
+    return (i) => data.category[data.kind[i]] === number;
+  }
+  if (only === "grew") return (i) => data.start[i] > moment.from && data.alive(i, moment.at);
+  return () => true;
+}
+
+/** Bytes and allocations per kind. */
+export function totals(data: Dataset, moment: Moment, pass: (i: number) => boolean): Totals {
+  const bytes = new Float64Array(data.size.length);
+  const counts = new Float64Array(data.size.length);
+  const { at, from } = moment;
+  const add = (i: number, times: number) => {
+    const kind = data.kind[i];
+    bytes[kind] += data.size[kind] * times;
+    counts[kind] += Math.sign(times);
+  };
+  const held = (change: number, sign: number) =>
+    data.overlapping(change, change, (i) => {
+      if (pass(i)) add(i, sign);
+    });
+  if (moment.measure === "held") held(at, 1);
+  else if (moment.measure === "grew") {
+    held(at, 1);
+    held(from, -1);
+  } else if (moment.measure === "bytetime") {
+    const begin = data.xOf("time", from);
+    const end = data.xOf("time", at);
+    data.overlapping(from, at, (i) => {
+      const left = Math.max(begin, data.xOf("time", data.start[i]));
+      const right = Math.min(end, data.xOf("time", data.end[i]));
+      if (pass(i) && right > left) add(i, (right - left) / 1e9);
+    });
+  } else {
+    const wanted = moment.measure === "made" ? 1 : 0;
+    for (let k = Math.max(from + 1, 0); k <= at; k++) {
+      if (data.begins[k] === wanted && pass(data.of[k])) add(data.of[k], 1);
+    }
+  }
+  return { bytes, counts };
+}
+
+interface Growing {
+  node: Node;
+  children: Map<string, Growing>;
+}
+
+function growing(name: string): Growing {
+  const node = { name, bytes: 0, count: 0, before: 0, children: [], others: 0 };
+  return { node, children: new Map() };
+}
+
+export class Tree {
+  private readonly root = growing("");
+
+  constructor(private readonly keys: string[]) {}
+
+  /** `sign` is -1 for the side of a comparison that was before. */
+  add(data: Dataset, found: Totals, sign = 0): void {
+    const texts = this.keys.map((key) => data.text(key));
+    for (let kind = 0; kind < found.bytes.length; kind++) {
+      if (found.counts[kind] === 0 && found.bytes[kind] === 0) continue;
+      const path = texts.map((column) => data.words.strings[column[kind]]);
+      this.addPath(path, found.bytes[kind], found.counts[kind], sign);
+    }
+  }
+
+  addPath(path: string[], bytes: number, count: number, sign = 0): void {
+    let at = this.root;
+    const change = sign < 0 ? -1 : 1;
+    for (const name of [null, ...path]) {
+      if (name !== null) {
+        let child = at.children.get(name);
+        if (!child) {
+          child = growing(name);
+          at.children.set(name, child);
+        }
+        at = child;
+      }
+      at.node.bytes += change * bytes;
+      at.node.count += change * count;
+      if (sign < 0) at.node.before += bytes;
+    }
+  }
+
+  finished(): Node {
+    return finish(this.root);
+  }
+}
+
+function finish(grown: Growing): Node {
+  const all = [...grown.children.values()];
+  all.sort((a, b) => Math.abs(b.node.bytes) - Math.abs(a.node.bytes));
+  const kept = all.slice(0, MOST_CHILDREN);
+  return { ...grown.node, children: kept.map(finish), others: all.length - kept.length };
+}

@@ -1,0 +1,162 @@
+// The same tree as a table, for eyes, keyboards and screen readers.
+
+import { fill, h } from "./dom";
+import { countText, exactText, shareText, signed, sizeText } from "./format";
+import type { Node } from "./tree";
+
+export type Sort = "bytes" | "count" | "name";
+
+const MOST = 60; // rows of a level before somebody asks for more
+
+export interface Options {
+  caption: string;
+  whole: number; // what shares are of
+  unit: (amount: number) => string;
+  compares: boolean;
+  choose: (path: string[]) => void;
+}
+
+export class TreeTable {
+  readonly element = h("div", { class: "scroll", tabindex: 0, role: "region" });
+  private readonly open = new Set<string>();
+  private readonly whole = new Set<string>();
+  private sort: Sort = "bytes";
+  private tree: Node | null = null;
+  private options: Options | null = null;
+
+  show(tree: Node, options: Options): void {
+    this.tree = tree;
+    this.options = options;
+    this.draw();
+  }
+
+  private draw(): void {
+    const { tree, options } = this;
+    if (!tree || !options) return;
+    const body = h("tbody");
+    this.rows(body, tree, [], options);
+    this.element.setAttribute("aria-label", options.caption);
+    fill(
+      this.element,
+      h(
+        "table",
+        { class: "tree" },
+        h("caption", {}, options.caption),
+        h("thead", {}, this.heads(options)),
+        body,
+        h("tfoot", {}, this.row("all", tree, [], options, null)),
+      ),
+    );
+  }
+
+  private heads(options: Options): HTMLElement {
+    const head = (text: string, sort: Sort | null) => {
+      const sorted = sort === this.sort ? (sort === "name" ? "ascending" : "descending") : null;
+      const inside = sort ? h("button", { click: () => this.by(sort) }, text) : text;
+      return h("th", { scope: "col", "aria-sort": sorted }, inside);
+    };
+    const changed = options.compares
+      ? [head("before", null), head("after", null), head("change", "bytes")]
+      : [head("bytes", "bytes"), head("share", null)];
+    return h("tr", {}, head("who", "name"), ...changed, head("allocations", "count"));
+  }
+
+  private by(sort: Sort): void {
+    this.sort = sort;
+    this.draw();
+  }
+
+  private rows(body: HTMLElement, node: Node, path: string[], options: Options): void {
+    const key = path.join("\u0000");
+    const children = [...node.children].sort((a, b) => this.order(a, b));
+    const shown = this.whole.has(key) ? children : children.slice(0, MOST);
+    for (const child of shown) {
+      const own = [...path, child.name];
+      const ownKey = own.join("\u0000");
+      const isOpen = this.open.has(ownKey);
+      const toggle = () => {
+        if (isOpen) this.open.delete(ownKey);
+        else this.open.add(ownKey);
+        this.draw();
+        this.focus(ownKey);
+      };
+      body.append(this.row(child.name || "not known", child, own, options, toggle));
+      if (isOpen) this.rows(body, child, own, options);
+    }
+    this.more(body, node, path, children.slice(shown.length), key);
+  }
+
+  private more(body: HTMLElement, node: Node, path: string[], left: Node[], key: string): void {
+    if (left.length === 0 && node.others === 0) return;
+    const ask = () => {
+      this.whole.add(key);
+      this.draw();
+    };
+    const listed = node.children.reduce((total, child) => total + child.bytes, 0);
+    const others = `${countText(node.others)} more, ${sizeText(node.bytes - listed)}, are in the sums`;
+    const cell = h("td", { colspan: 6 });
+    cell.style.paddingLeft = `${path.length + 1.6}em`;
+    if (left.length)
+      cell.append(h("button", { click: ask }, `show ${countText(left.length)} more`));
+    else cell.append(others);
+    body.append(h("tr", {}, cell));
+  }
+
+  private row(
+    name: string,
+    node: Node,
+    path: string[],
+    options: Options,
+    toggle: (() => void) | null,
+  ): HTMLElement {
+    const key = path.join("\u0000");
+    const isOpen = this.open.has(key);
+    const mark = node.children.length > 0 && toggle;
+    const opener = mark
+      ? h(
+          "button",
+          { class: "open", "aria-expanded": String(isOpen), "data-key": key, click: toggle },
+          isOpen ? "\u25be" : "\u25b8",
+          h("span", { class: "hidden" }, ` ${name}`),
+        )
+      : h("span", { class: "open" });
+    const chosen = toggle
+      ? h("button", { class: "name", click: () => options.choose(path) }, name)
+      : name;
+    const head = h("th", { scope: "row" }, h("span", { class: "path" }, opener, chosen));
+    head.style.paddingLeft = `${Math.max(path.length - 1, 0) * 1.2}em`;
+    return h("tr", { "data-bytes": node.bytes }, head, ...this.numbers(node, options));
+  }
+
+  private numbers(node: Node, options: Options): HTMLElement[] {
+    const cell = (amount: number, text: string) => h("td", { title: exactText(amount) }, text);
+    const count = h("td", {}, countText(node.count));
+    if (options.compares) {
+      const after = node.before + node.bytes;
+      const change = cell(node.bytes, signed(node.bytes));
+      change.className = node.bytes > 0 ? "more" : "less";
+      return [
+        cell(node.before, sizeText(node.before)),
+        cell(after, sizeText(after)),
+        change,
+        count,
+      ];
+    }
+    const share = h("td", { class: "share" }, shareText(node.bytes, options.whole));
+    const part = options.whole ? Math.max(0, Math.min(1, node.bytes / options.whole)) : 0;
+    share.style.setProperty("--part", `${100 * part}%`);
+    return [cell(node.bytes, options.unit(node.bytes)), share, count];
+  }
+
+  private order(a: Node, b: Node): number {
+    if (this.sort === "name") return a.name.localeCompare(b.name);
+    if (this.sort === "count") return Math.abs(b.count) - Math.abs(a.count);
+    return Math.abs(b.bytes) - Math.abs(a.bytes);
+  }
+
+  private focus(key: string): void {
+    for (const button of this.element.querySelectorAll<HTMLElement>("button.open")) {
+      if (button.dataset.key === key) button.focus();
+    }
+  }
+}
