@@ -39,7 +39,8 @@ times are left out of what is printed.
 Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
 trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
 what came out otherwise in a mode, and beside it in how many of three tries it did so again, run
-without the other tests; *flaky* is what varies untraced.
+without the other tests; *flaky* is what varies untraced. What differs under `saved_tensors="hooks"`
+also ran inside `torch.autograd.graph.saved_tensors_hooks` of the identity, with no trace open.
 
 <!-- torch-tests:begin -->
 <!-- torch-tests:end -->
