@@ -748,6 +748,7 @@ def plain(text: str, folder: str) -> list[str]:
     text = re.sub(r"('?\w*(runtime|per_second)'?: )'?[0-9.e+-]+'?", r"\1T", text)
     text = re.sub(r"\d+:\d\d(:\d\d)?([.,]\d+)?|[0-9.]+ ?(it/s|s/it|ms|s\b)|pid[= ]\d+", "T", text)
     text = re.sub(r"0x[0-9a-f]+|tmp\w+|\d{4}-\d\d-\d\d", "T", text)
+    text = re.sub(r"(?m)^([A-Z])\d{4} T \d+ ", r"\1 T ", text)  # torch's log: day, time, process
     return [re.sub(r"\d+[.]\d+$", "T", line) for line in text.splitlines()]
 
 
