@@ -139,7 +139,9 @@ def main() -> None:
     for name in TIMES:
         plain = found["plain"][name]
         added = {mode: found[mode][name] - plain for mode in MODES if mode != "plain"}
-        print(f"{name:22} plain {plain:>10,}  " + "  ".join(f"{m} +{a:,}" for m, a in added.items()))
+        print(
+            f"{name:22} plain {plain:>10,}  " + "  ".join(f"{m} +{a:,}" for m, a in added.items())
+        )
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
