@@ -64,7 +64,8 @@ inline constexpr uint8_t kScopeKinds = 7;
 
 enum ScopeFlag : uint8_t {
   kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
-  kScopeGrad = 2,       // the op ran with grad mode on: what it returns may be saved
+  kScopeGrad = 2,       // the op or module ran with grad mode on: what it returns may be saved
+  kScopeAutocast = 4,   // the module was entered under autocast
 };
 
 struct ScopeBegin {

@@ -3,12 +3,17 @@
 #include "../core/recorder.h"
 #include "exchange.h"
 #include "frame_locals.h"
+#include "gradients.h"
+#include "graph.h"
 #include "ops.h"
 #include "quietly.h"
+#include "reads.h"
 
 #include <pybind11/pybind11.h>
 
+#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <array>
@@ -168,6 +173,12 @@ class Mark {
   at::RecordFunction function_;
 };
 
+uint8_t modes() {
+  bool casts =
+      at::autocast::is_autocast_enabled(at::kCUDA) || at::autocast::is_autocast_enabled(at::kCPU);
+  return (c10::GradMode::is_enabled() ? kScopeGrad : 0) | (casts ? kScopeAutocast : 0);
+}
+
 // args[0] is the module.
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
   auto forward = [&] { return module_calls.original()(function, args, flags, names); };
@@ -181,12 +192,16 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
     return nullptr;
   }
   bool root = Recorder::this_thread().outside_of_modules();
-  if (root && !tell_root(args[0], args + 1, count - 1, names)) {
-    return nullptr;
+  if (root) {
+    reads::pause();
+    if (!tell_root(args[0], args + 1, count - 1, names)) {
+      return nullptr;
+    }
   }
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kModule, "", name);
+    Recorder::mark(Recorder::this_thread(), modes());
     if (root) {
       Recorder::get().open_current(Recorder::this_thread());
     }
@@ -198,6 +213,9 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
   }
   if (root && result != nullptr && !quietly::call(listeners.after_root, nullptr, 0)) {
     Py_CLEAR(result);
+  }
+  if (root) {
+    reads::listen();
   }
   return result;
 }
@@ -224,6 +242,12 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   return enabled != nullptr && enabled != Py_False;
 }
 
+bool tell_pass(PyObject* outputs, uint64_t structure) {
+  auto number = py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(structure));
+  std::array<PyObject*, 2> call{outputs, number.ptr()};
+  return number && quietly::call(listeners.before_backward, call.data(), call.size());
+}
+
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto forward = [&] { return engine_calls.original()(self, args, kwargs); };
   if (!recording.load(std::memory_order_relaxed) || is_only_looked_at()) {
@@ -237,20 +261,29 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   PyObject* outputs = argument(args, kwargs, 0, "tensors");
   outermost = outermost && outputs != nullptr;
-  if (outermost && !quietly::call(listeners.before_backward, &outputs, 1)) {
-    return nullptr;
+  graph::Look look;
+  if (outermost) {
+    reads::pause();
+    look = graph::look_at(outputs);
+    if (!tell_pass(outputs, look.structure)) {
+      return nullptr;
+    }
   }
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kBackward, "backward", 0);
     Recorder::get().open_current(thread);
     bool may_be_quiet =
-        outermost && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
-    ops::QuietBackward quiet(outputs, may_be_quiet);
+        look.is_plain && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
+    ops::QuietBackward quiet(may_be_quiet);
+    gradients::Watch watch(look.may_drop_gradients);
     result = forward();
   }
   if (outermost && result != nullptr && !quietly::call(listeners.after_backward, nullptr, 0)) {
     Py_CLEAR(result);
+  }
+  if (outermost && !thread.inside_step()) {
+    reads::listen();
   }
   return result;
 }
@@ -319,6 +352,7 @@ void Step::begin() {
     return;
   }
   py::gil_scoped_acquire locked;
+  reads::pause();
   optimizer_ = stepping_optimizer().release().ptr();
   handled_ = handled_exception();
   if (recording.load(std::memory_order_relaxed)) {
@@ -331,6 +365,9 @@ void Step::end() {
     return;
   }
   py::gil_scoped_acquire locked;
+  if (recording.load(std::memory_order_relaxed)) {
+    reads::listen();
+  }
   auto optimizer = py::reinterpret_steal<py::object>(std::exchange(optimizer_, nullptr));
   if (handled_exception() != handled_) {
     return;  // it was left by one

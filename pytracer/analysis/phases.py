@@ -13,7 +13,7 @@ The rules, in the order in which they are tried for an event:
      that made autograd nodes (a model need not be a module). When a backward follows, with no
      optimizer in between, it lasts until then: the loss belongs to it. When none follows
      (evaluation, generation, anything without grad mode) it ends when the module is left. Where
-     no ops were recorded, a call without grad mode is one of which nothing is left at the next.
+     no ops were recorded, the modules say whether grad mode was on as they were entered.
      A trace that ends within a training step, or an allocation that fails in it, leaves it forward.
    - `backward`, `optimizer` and `data` last as long as their scope.
    - everything else is `other`: between a step and the next forward, clipping gradients, logging.
@@ -263,7 +263,7 @@ def _marks(trace: Trace) -> list[_Mark]:
     never = np.full(len(hard) + len(data), NEVER)
     marks = _both_ends(tree, np.concatenate([hard, data]), never != NEVER, never)
     marks += _both_ends(tree, modules, lasts, kept_from)
-    for scope in _first_ops_with_nodes(tree, outermost, hard):
+    for scope in _first_ops_with_nodes(trace, tree, outermost, hard):
         marks.append((int(tree.begin[scope]), MODULE, True, True, int(NEVER)))
     marks.sort(key=lambda mark: (mark[0], mark[2]))
     return marks
@@ -293,19 +293,14 @@ def _followed_by_backward(
     turns, is_backward = turns[order], is_backward[order]
     following = np.searchsorted(turns, tree.begin[modules], side="left")
     lasts = np.append(is_backward, False)[following]
-    # Without ops nothing is known of grad mode, and so of what a call on its own leaves behind.
-    alone = ~lasts & bool((tree.kind == OP).any())
+    alone = ~lasts
     kept_from = np.where(alone, tree.end[modules], NEVER)
     cut_short = alone & (kept_from == NEVER)
     if is_backward.any() or (trace.events.action == ACTION["oom"]).any():
         cut_short |= following == len(turns)
         lasts |= cut_short
     kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
-    if (tree.kind == OP).any():
-        with_grad = _ran_with_grad(tree, modules)
-    else:
-        with_grad = _left_something(trace, tree, modules)
-        with_grad |= np.append(following[1:] != following[:-1], True)[: len(modules)]
+    with_grad = _ran_with_grad(trace, tree, modules)
     return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
 
 
@@ -319,9 +314,17 @@ def _ends_of_forward(trace: Trace, begins: U64) -> U64:
     return ends
 
 
-def _ran_with_grad(tree: Tree, modules: NDArray[np.intp]) -> Mask:
-    """Whether any op in these calls ran with grad mode on."""
-    with_grad = (tree.flags & SCOPE_GRAD != 0) & (tree.kind == OP)
+def _ran_with_grad(trace: Trace, tree: Tree, modules: NDArray[np.intp]) -> Mask:
+    """Whether any op in these calls ran with grad mode on.
+
+    Where ops were not recorded, the innermost modules say in which mode they were entered.
+    """
+    if not scopes.has_operators(trace) and "module_modes" not in trace.meta:
+        return np.ones(len(modules), np.bool_)  # an older trace: nothing is known of it
+    told = tree.kind == (OP if scopes.has_operators(trace) else MODULE)
+    if not scopes.has_operators(trace):
+        told[tree.module[tree.parent[told]]] = False
+    with_grad = (tree.flags & SCOPE_GRAD != 0) & told
     found = np.zeros(len(tree.kind), np.bool_)
     found[_outermost_call(tree, modules)[with_grad]] = True
     return found[modules]
@@ -333,39 +336,31 @@ def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
     return tree.nearest_context(outermost)
 
 
-def _left_something(trace: Trace, tree: Tree, modules: NDArray[np.intp]) -> Mask:
-    """Whether these calls made or were given what was there when the next one began.
+def _first_ops_with_nodes(
+    trace: Trace, tree: Tree, outermost: Mask, hard: NDArray[np.intp]
+) -> NDArray[np.intp]:
+    """Between two turns, the first op outside of modules that made nodes a backward ran.
 
-    Where no ops were recorded, this is what shows a call with grad mode on: its graph keeps some of
-    it. What was given may be kept by the program: it counts if it is as large as what graphs keep.
+    Where nodes were not recorded, the first that read something and had a graph says it.
     """
-    found, events = lifetimes(trace), trace.events
-    freed = np.where(found.end >= 0, events.ticks[found.end], NEVER)
-    next_begin = np.zeros(len(tree.kind), np.uint64)
-    next_begin[modules] = np.append(tree.begin[modules[1:]], NEVER)[: len(modules)]
-    result = np.zeros(len(tree.kind), np.bool_)
-
-    scope = np.where(found.start >= 0, within(events.scope[found.start], len(tree.kind)), 0)
-    call = _outermost_call(tree, modules)[scope]
-    result[call[freed > next_begin[call]]] = True
-
-    given = np.flatnonzero((events.action == ACTION["label"]) & (found.allocation_of_event >= 0))
-    labels = within(events.bytes[given], len(sound.labels(trace).category))
-    given = given[sound.labels(trace).category[labels] == CATEGORY["inputs"]]
-    block = found.allocation_of_event[given]
-    saved = found.allocation_of_event[events.action == ACTION["saved"]]
-    kept = np.isin(found.bytes[block], found.bytes[block[np.isin(block, saved)]])
-    call = np.append(modules, 0)[np.searchsorted(tree.begin[modules], events.ticks[given])]
-    result[call[kept & (freed[block] > next_begin[call])]] = True
-    return result[modules]
-
-
-def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Between two turns, the first op outside of modules that made nodes a backward ran."""
-    ops = np.flatnonzero(tree.made_nodes & outermost & (tree.module == 0))
+    makes = tree.made_nodes if scopes.has_operators(trace) else _ops_with_a_graph(trace)
+    ops = np.flatnonzero(makes & outermost & (tree.module == 0))
     turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
     _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
     return ops[first]
+
+
+def _ops_with_a_graph(trace: Trace) -> Mask:
+    """Per scope, whether it is an op that was seen to read something and to have a graph."""
+    tree, labels, events = scopes.tree(trace), sound.labels(trace), trace.events
+    is_used = scopes.names_where(trace, "used".__eq__)[labels.role]
+    is_used &= labels.category == CATEGORY["unknown"]
+    tells = events.action == ACTION["label"]
+    tells &= is_used[within(events.bytes, len(is_used))]
+    found = np.zeros(len(tree.kind), np.bool_)
+    found[within(events.scope[tells], len(tree.kind))] = True
+    found[0] = False
+    return found
 
 
 def _step_ends(trace: Trace, forwards: U64) -> U64:
