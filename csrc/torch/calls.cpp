@@ -11,9 +11,9 @@
 
 #include <pybind11/pybind11.h>
 
-#include <ATen/autocast_mode.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <array>
@@ -173,9 +173,15 @@ class Mark {
   at::RecordFunction function_;
 };
 
+// Where operators are recorded they say it themselves.
 uint8_t modes() {
-  bool casts =
-      at::autocast::is_autocast_enabled(at::kCUDA) || at::autocast::is_autocast_enabled(at::kCPU);
+  if (ops::records_operators()) {
+    return 0;
+  }
+  // Autocast is on for a device where its key is not left out.
+  constexpr c10::DispatchKeySet kCasts{c10::DispatchKey::AutocastCUDA,
+                                       c10::DispatchKey::AutocastCPU};
+  bool casts = !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kCasts);
   return (c10::GradMode::is_enabled() ? kScopeGrad : 0) | (casts ? kScopeAutocast : 0);
 }
 

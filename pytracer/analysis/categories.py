@@ -70,7 +70,7 @@ from pytracer.analysis.phases import (
     Moments,
 )
 from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
-from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32
+from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32, U64
 from pytracer.trace import Trace
 
 # What FSDP calls the stretches in which it gathers weights and reduces gradients: the second and the
@@ -218,7 +218,7 @@ def categories(trace: Trace) -> Categories:
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
     unclear &= out.category == CATEGORY["activations"]
     out.category[unclear], out.role[unclear] = CATEGORY["unknown"], ROLE["copy_or_activation"]
-    block, row = _label_events(trace, facts.found, "shape")
+    block, row, _ = _label_events(trace, facts.found, "shape")
     nameless = out.label[block] == 0
     out.label[block[nameless]] = row[nameless]
     return out
@@ -406,8 +406,8 @@ def _replicas(trace: Trace, facts: _Facts) -> Mask:
     return found
 
 
-def _label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32]:
-    """Blocks and rows of the labels of no category that say this."""
+def _label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32, U64]:
+    """Blocks, rows and ticks of the labels of no category that say this."""
     labels, events = sound.labels(trace), trace.events
     says = scopes.names_where(trace, role.__eq__)[labels.role]
     says &= labels.category == CATEGORY["unknown"]
@@ -415,13 +415,16 @@ def _label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32]:
     row = sound.within(events.bytes[position], len(says)).astype(np.uint32)
     block = found.allocation_of_event[position]
     good = says[row] & (block >= 0)
-    return block[good], row[good]
+    return block[good], row[good], events.ticks[position[good]]
 
 
 def _tables(trace: Trace, facts: _Facts, out: Categories) -> Mask:
     """What a forward made and a module has as an attribute from then on: rotary tables, masks."""
-    block, row = _label_events(trace, facts.found, "attribute")
-    times = np.bincount(block, minlength=len(facts.label))
+    block, row, ticks = _label_events(trace, facts.found, "attribute")
+    tree = facts.tree
+    calls = np.sort(tree.begin[(tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0)])
+    pairs = np.unique(np.stack((block, np.searchsorted(calls, ticks))), axis=1)
+    times = np.bincount(pairs[0], minlength=len(facts.label))
     by_forward = np.isin(facts.moments.made_phase, (FORWARD, RECOMPUTE))
     tables: Mask = (times >= _SEEN_AGAIN) & by_forward
     named = tables[block] & (out.label[block] == 0)

@@ -66,7 +66,7 @@ class Labels:
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
         self._stepping: list[_Optimizer] = []  # whose step has begun and not ended
-        self._entries = 0  # of outermost modules
+        self._entries: dict[int, int] = {}  # of outermost modules, by identity
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
@@ -176,9 +176,9 @@ class Labels:
         if self._watched.label():
             self.look_again()
         self._label_inside_a_step()
-        self._entries += 1
-        if _is_just_above_a_power_of_four(self._entries):
-            self._note_attributes()
+        entries = self._entries[id(module)] = self._entries.get(id(module), 0) + 1
+        if _is_just_above_a_power_of_four(entries):
+            self._note_attributes(module)
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
         given = C.tensors_in((args, kwargs), depth=_DEEPEST_BATCH, also_in_objects=True)
@@ -193,17 +193,16 @@ class Labels:
         self._label_held(self._engines.tensors())
         self._label_inside_a_step()
 
-    def _note_attributes(self) -> None:
-        """Plain tensors that modules have as attributes.
+    def _note_attributes(self, *roots: torch.nn.Module | None) -> None:
+        """Plain tensors that these modules and theirs have as attributes.
 
-        What a forward made and is seen here twice is a table, and no activation.
+        What a forward made and is seen here twice has outlived another: a table, and no activation.
         """
-        for root, _ in self._roots:
-            for module in modules_of([root()]):
-                for key, value in C.items_of(C.attributes_of(module)):
-                    if type(value) is torch.Tensor and not _CACHE_ARGUMENT.search(key):
-                        name = f"{self._known_name(module)}.{key}"
-                        C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
+        for module in modules_of(roots):
+            for key, value in C.items_of(C.attributes_of(module)):
+                if type(value) is torch.Tensor and not _CACHE_ARGUMENT.search(key):
+                    name = f"{self._known_name(module)}.{key}"
+                    C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
 
     def _label_inside_a_step(self) -> None:
         """In a closure: state may come and go within one step, as LBFGS's history does."""
@@ -237,7 +236,7 @@ class Labels:
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known, and what modules got since."""
         self.look_again()
-        self._note_attributes()
+        self._note_attributes(*(root() for root, _ in self._roots))
         self._label(self._optimizers)
 
     def frozen_modules(self) -> list[str]:
