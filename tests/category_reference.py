@@ -249,6 +249,8 @@ class Reference:
                 words = {CATEGORIES[self.trace.labels.category[row]] for row in a.labels}
                 if not words & {*shown} and not self.gathered(a) and self.is_batch_or_target(a):
                     made.add(a.number)
+            results = self.of_results()
+            made -= results
             found: set[int] = set()
             while True:
                 of_op: dict[int, int] = {}
@@ -260,12 +262,25 @@ class Reference:
                 for number, op, _, _ in self._reads:
                     if op in of_op:
                         steps.setdefault(number, set()).add(of_op[op])
-                more = {number for number, those in steps.items() if len(those) == 1}
+                more = {number for number, those in steps.items() if len(those) == 1} - results
                 if more <= found:
                     self._raw = found & more
                     break
                 found |= more
         return self._raw
+
+    def of_results(self) -> set[int]:
+        """What operators outside of modules made from what a forward made, or from such."""
+        forward = {
+            a.number for a in self.allocations if self.made_in(a) in ("forward", "recompute")
+        }
+        found: set[int] = set()
+        while True:
+            ops = {op for number, op, _, _ in self._reads if number in forward | found} - {0}
+            more = {a.number for a in self.allocations if self.outermost_op(a.start) in ops}
+            if more <= found:
+                return found & more
+            found |= more
 
     def step_of(self, a: Allocation) -> int:
         ends = self.line.step_ends.tolist()

@@ -66,6 +66,7 @@ enum ScopeFlag : uint8_t {
   kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
   kScopeGrad = 2,       // the op or module ran with grad mode on: what it returns may be saved
   kScopeAutocast = 4,   // the module was entered under autocast
+  kScopeGraph = 8,      // the op, outside of modules, was given a tensor that has a graph
 };
 
 struct ScopeBegin {

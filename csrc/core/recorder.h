@@ -101,11 +101,14 @@ class ThreadState {
 
   bool inside_step() const { return inside(ScopeKind::kOptimizer); }
 
+  bool in_op() const { return !frames_.empty() && frames_.back().kind == ScopeKind::kOp; }
+
   bool in_outermost_op() const {
     size_t count = frames_.size();
-    return count > 0 && frames_[count - 1].kind == ScopeKind::kOp &&
-           (count == 1 || frames_[count - 2].kind != ScopeKind::kOp);
+    return in_op() && (count == 1 || frames_[count - 2].kind != ScopeKind::kOp);
   }
+
+  bool is_in(const void* key) const { return !frames_.empty() && frames_.back().key == key; }
 
   // Neither in a module nor in a backward pass (which may run modules again).
   bool outside_of_modules() const {

@@ -60,11 +60,13 @@ bool has_graph(const at::RecordFunction& fn) {
   return found && c10::GradMode::is_enabled();
 }
 
-void note(const at::RecordFunction& fn) {
+void note(const at::RecordFunction& fn, ThreadState& thread) {
   Recorder& recorder = Recorder::get();
-  ThreadState& thread = Recorder::this_thread();
   recorder.forget_reads(thread);
   bool used = has_graph(fn);
+  if (used) {
+    Recorder::mark(thread, kScopeGraph);
+  }
   for (const c10::IValue& value : fn.inputs()) {
     each_tensor(value, [&](const at::Tensor& tensor) {
       if (tensor.requires_grad()) {
@@ -80,9 +82,6 @@ void note(const at::RecordFunction& fn) {
   }
 }
 
-// Where operators are not recorded anyway, these are.
-struct Entered final : at::ObserverContext {};
-
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   if (!recording.load(std::memory_order_relaxed)) {
     forget();
@@ -91,19 +90,22 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   if (!listening) {
     return nullptr;  // another thread's, handed on to this one with its work
   }
-  std::unique_ptr<at::ObserverContext> entered;
+  ThreadState& thread = Recorder::this_thread();
+  OwnTime own(thread);
   if (!ops::records_operators()) {
-    Recorder::get().push(Recorder::this_thread(), ScopeKind::kOp, &fn, fn.name(), fn.seqNr());
-    entered = std::make_unique<Entered>();
+    if (thread.in_op()) {
+      return nullptr;  // of operators one inside another the first says enough
+    }
+    Recorder::get().push(thread, ScopeKind::kOp, &fn, fn.name(), fn.seqNr());
   }
-  if (Recorder::this_thread().in_outermost_op()) {
-    note(fn);
+  if (thread.in_outermost_op()) {
+    note(fn, thread);
   }
-  return entered;
+  return nullptr;
 }
 
-void leave(const at::RecordFunction& fn, at::ObserverContext* entered) {
-  if (entered != nullptr) {
+void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
+  if (!ops::records_operators() && Recorder::this_thread().is_in(&fn)) {
     ops::leave_operator(fn);
   }
 }

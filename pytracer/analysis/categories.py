@@ -14,7 +14,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | inputs          | made outside forward, backward and optimizer, and: a label (batch); or       |
 |                 | autograd saved it, or an op with a graph read it outside of modules (target: |
 |                 | the loss uses it); or, in the trace, a batch or a target of one step was     |
-|                 | made from it (raw); or made by no module and with no graph while a forward   |
+|                 | made from it, and itself from no model's results (raw); or                   |
+|                 | made by no module and with no graph while a forward                          |
 |                 | waits for its backward, and given to, or used for, a later one (and what is  |
 |                 | made alike); or made while a batch was fetched, and still there after that,  |
 |                 | if nothing below says more (fetched)                                         |
@@ -216,7 +217,8 @@ def categories(trace: Trace) -> Categories:
     out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
     out.choose(facts.moments.made_phase == DATA, "inputs", ROLE["fetched"])
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
-    unclear &= out.category == CATEGORY["activations"]
+    results = ("activations", "temporaries", "functional")  # the last two without grad mode
+    unclear &= np.isin(out.category, [CATEGORY[name] for name in results])
     out.category[unclear], out.role[unclear] = CATEGORY["unknown"], ROLE["copy_or_activation"]
     block, row, _ = _label_events(trace, facts.found, "shape")
     nameless = out.label[block] == 0

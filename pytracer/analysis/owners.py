@@ -76,6 +76,7 @@ def freed_by(trace: Trace) -> FreedBy:
     return FreedBy(_modules(trace)[freed], tree.name[_owning_op(trace)[freed]])
 
 
+@once_per_trace
 def _modules(trace: Trace) -> U32:
     """Per scope, the name of the module around it.
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import scopes, sound
+from pytracer.analysis import scopes
 from pytracer.analysis.matching import lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import (
@@ -49,7 +49,17 @@ from pytracer.analysis.scopes import (
     Tree,
 )
 from pytracer.analysis.sound import within
-from pytracer.schema import ACTION, CATEGORY, I64, PHASE, SCOPE_GRAD, SCOPE_RECOMPUTE, U8, U32, U64
+from pytracer.schema import (
+    ACTION,
+    I64,
+    PHASE,
+    SCOPE_GRAD,
+    SCOPE_GRAPH,
+    SCOPE_RECOMPUTE,
+    U8,
+    U32,
+    U64,
+)
 from pytracer.trace import Trace
 
 UNSAID = 255  # no scope says it: ask the timeline
@@ -263,7 +273,7 @@ def _marks(trace: Trace) -> list[_Mark]:
     never = np.full(len(hard) + len(data), NEVER)
     marks = _both_ends(tree, np.concatenate([hard, data]), never != NEVER, never)
     marks += _both_ends(tree, modules, lasts, kept_from)
-    for scope in _first_ops_with_nodes(trace, tree, outermost, hard):
+    for scope in _first_ops_with_nodes(trace, tree, outermost, hard, modules[lasts]):
         marks.append((int(tree.begin[scope]), MODULE, True, True, int(NEVER)))
     marks.sort(key=lambda mark: (mark[0], mark[2]))
     return marks
@@ -337,30 +347,24 @@ def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
 
 
 def _first_ops_with_nodes(
-    trace: Trace, tree: Tree, outermost: Mask, hard: NDArray[np.intp]
+    trace: Trace, tree: Tree, outermost: Mask, hard: NDArray[np.intp], begun: NDArray[np.intp]
 ) -> NDArray[np.intp]:
     """Between two turns, the first op outside of modules that made nodes a backward ran.
 
-    Where nodes were not recorded, the first that read something and had a graph says it.
+    Where nodes were not recorded, the first that was given something with a graph, if no module
+    has begun a forward (`begun`): it may be a sum of losses that no backward follows.
     """
-    makes = tree.made_nodes if scopes.has_operators(trace) else _ops_with_a_graph(trace)
-    ops = np.flatnonzero(makes & outermost & (tree.module == 0))
     turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
-    _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
+    makes = tree.made_nodes
+    if not scopes.has_operators(trace):
+        makes = (tree.kind == OP) & (tree.flags & SCOPE_GRAPH != 0)
+    ops = np.flatnonzero(makes & outermost & (tree.module == 0))
+    stretch = np.searchsorted(turns, tree.begin[ops])
+    if not scopes.has_operators(trace):
+        alone = ~np.isin(stretch, np.searchsorted(turns, tree.begin[begun]))
+        ops, stretch = ops[alone], stretch[alone]
+    _, first = np.unique(stretch, return_index=True)
     return ops[first]
-
-
-def _ops_with_a_graph(trace: Trace) -> Mask:
-    """Per scope, whether it is an op that was seen to read something and to have a graph."""
-    tree, labels, events = scopes.tree(trace), sound.labels(trace), trace.events
-    is_used = scopes.names_where(trace, "used".__eq__)[labels.role]
-    is_used &= labels.category == CATEGORY["unknown"]
-    tells = events.action == ACTION["label"]
-    tells &= is_used[within(events.bytes, len(is_used))]
-    found = np.zeros(len(tree.kind), np.bool_)
-    found[within(events.scope[tells], len(tree.kind))] = True
-    found[0] = False
-    return found
 
 
 def _step_ends(trace: Trace, forwards: U64) -> U64:

@@ -4,6 +4,7 @@ A read is a label of no category: "used" by an operator with a graph, such as a 
 one that made a block, such as a normalisation.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,24 +52,54 @@ def outermost_op(tree: Tree) -> U32:
 def made_from(trace: Trace, moments: Moments, found: Reads, made: Mask) -> Mask:
     """What these blocks were made from, and what that was made from, and so on.
 
-    What blocks of several steps are made from is no batch: it is a data set.
+    What blocks of several steps are made from is no batch: it is a data set. And what comes from a
+    model's results (the words it chose, what a search is at) leads to no batch.
     """
-    tree = scopes.tree(trace)
-    op_of_block = outermost_op(tree)[tree.op[moments.made_scope]]
-    step_of_block = _steps(trace, moments)
-    result = np.zeros(len(made), np.bool_)
-    while True:
-        blocks = np.flatnonzero((made | result) & (op_of_block != 0))
-        step_of_op = np.full(len(tree.kind), -1, np.int64)
-        step_of_op[op_of_block[blocks]] = step_of_block[blocks]
-        leads = step_of_op[found.op] >= 0
-        pairs = np.unique(np.stack((found.block[leads], step_of_op[found.op[leads]])), axis=1)
-        block, times = np.unique(pairs[0], return_counts=True)
-        more = np.zeros(len(made), np.bool_)
-        more[block[times == 1]] = True
-        if not (more & ~result).any():
-            return result & more
-        result |= more
+    links = _Links(trace, moments, found)
+    results = np.isin(moments.made_phase, (phases.FORWARD, phases.RECOMPUTE))
+    of_results = links.closure(results, links.results_of)
+    return links.closure(made & ~of_results, lambda those: links.sources_of(those) & ~of_results)
+
+
+class _Links:
+    """Which blocks the program's operators made from which."""
+
+    def __init__(self, trace: Trace, moments: Moments, found: Reads) -> None:
+        tree = scopes.tree(trace)
+        self._read = found
+        self._op_of_block = outermost_op(tree)[tree.op[moments.made_scope]]
+        self._ops = len(tree.kind)
+        self._step = _steps(trace, moments)
+
+    def results_of(self, blocks: Mask) -> Mask:
+        """What an operator that read one of them made."""
+        reads_one = np.zeros(self._ops, np.bool_)
+        reads_one[self._read.op[blocks[self._read.block]]] = True
+        reads_one[0] = False
+        made: Mask = reads_one[self._op_of_block]
+        return made
+
+    def sources_of(self, blocks: Mask) -> Mask:
+        """What operators that made one of them read, if it was for one step only."""
+        made = np.flatnonzero(blocks & (self._op_of_block != 0))
+        step = np.full(self._ops, -1, np.int64)
+        step[self._op_of_block[made]] = self._step[made]
+        leads = step[self._read.op] >= 0
+        pairs = np.stack((self._read.block[leads], step[self._read.op[leads]]))
+        block, times = np.unique(np.unique(pairs, axis=1)[0], return_counts=True)
+        found = np.zeros(len(blocks), np.bool_)
+        found[block[times == 1]] = True
+        return found
+
+    @staticmethod
+    def closure(begin: Mask, more_of: Callable[[Mask], Mask]) -> Mask:
+        """What these lead to, one after the other."""
+        result = np.zeros(len(begin), np.bool_)
+        while True:
+            more = more_of(begin | result)
+            if not (more & ~result).any():
+                return result & more
+            result |= more
 
 
 def _steps(trace: Trace, moments: Moments) -> I64:

@@ -251,6 +251,36 @@ def a_validation_whose_outputs_are_kept(says: Says) -> None:
 
 
 @program
+def losses_are_summed_with_their_graphs(says: Says) -> None:
+    model = a_model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with says.traced(model, optimizer):
+        total = torch.zeros(())
+        for _ in range(4):
+            x, y = torch.randn(33, 64), torch.randn(33, 64)
+            loss = (model(x) - y).abs().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            total = total + loss  # no backward follows: what comes next is another step's
+            says.are("inputs/batch", x)
+            says.are("inputs/target", y)
+
+
+@program
+def a_search_among_what_a_model_says(says: Says) -> None:
+    model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50))
+    with says.traced(model), torch.no_grad():
+        score, words = torch.zeros(4, 1), torch.zeros(4, 1, dtype=torch.long)
+        for _ in range(5):
+            says.are("inputs/batch", words)
+            total = score + model(words)[:, -1].log_softmax(-1)
+            best_score, best = total.flatten().topk(4)
+            says.are("functional", score)
+            score, words = best_score[:, None], (best % 50)[:, None]
+
+
+@program
 def batches_of_an_accumulation_wait_for_their_turn(says: Says) -> None:
     model = a_model()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)

@@ -58,7 +58,7 @@ def same_or_coarser(found: Result) -> None:
     if coarser:
         assert "copy_or_activation" in found.category_roles
         assert coarser.pop("unknown") == -sum(coarser.values())
-        assert coarser.keys() <= {"weights", "activations"}
+        assert coarser.keys() <= {"weights", "activations", "temporaries"}
         assert min(coarser.values()) > 0
 
 

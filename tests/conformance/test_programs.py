@@ -20,10 +20,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_tensors_are_what_the_program_says_they_are(name: str, mode: str) -> None:
-    says = run(name, mode)
+def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device: str) -> None:
+    says = run(name, mode, device)
     assert says.told
     assert says.wrong() == []
 

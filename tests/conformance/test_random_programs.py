@@ -171,14 +171,27 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@settings(
-    max_examples=by_tier(20, 100, 2000),
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
-)
+def hold(plan: Plan, mode: str, device: str) -> None:
+    torch.manual_seed(0)
+    says = Says(mode, device)
+    with torch.device(device):
+        run_plan(plan, says)
+    assert says.wrong() == []
+
+
+def drawn(examples: int) -> Any:
+    slow = [HealthCheck.too_slow]
+    return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
+
+
+@drawn(by_tier(20, 100, 2000))
 @given(plan=plans, mode=st.sampled_from(list(MODES)))
 def test_any_programs_tensors_are_what_python_says_they_are(plan: Plan, mode: str) -> None:
-    torch.manual_seed(0)
-    says = Says(mode, "cpu")
-    run_plan(plan, says)
-    assert says.wrong() == []
+    hold(plan, mode, "cpu")
+
+
+@pytest.mark.cuda
+@drawn(by_tier(20, 100, 500))
+@given(plan=plans, mode=st.sampled_from(list(MODES)))
+def test_any_programs_tensors_are_what_python_says_they_are_on_a_gpu(plan: Plan, mode: str) -> None:
+    hold(plan, mode, "cuda")
