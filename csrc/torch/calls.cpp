@@ -15,6 +15,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <array>
 #include <cstring>
@@ -35,6 +36,7 @@ Listeners listeners{};
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
+bool made_a_graph = false;  // a backward pass of this step: what follows may go through it
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
@@ -234,9 +236,13 @@ PyObject* argument(PyObject* args, PyObject* kwargs, Py_ssize_t position, const 
   return kwargs != nullptr ? PyDict_GetItemString(kwargs, name) : nullptr;
 }
 
+bool makes_a_graph(PyObject* args, PyObject* kwargs) {
+  return argument(args, kwargs, 3, "create_graph") != Py_False;
+}
+
 // Whether the pass makes a graph of its own, or Python compiles it as a whole.
 bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
-  if (argument(args, kwargs, 3, "create_graph") != Py_False) {
+  if (makes_a_graph(args, kwargs)) {
     return true;
   }
   PyObject* modules = PyImport_GetModuleDict();
@@ -248,9 +254,11 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   return enabled != nullptr && enabled != Py_False;
 }
 
+// Without operators nothing tells what a backward pass made for another one: then the graph does.
 bool tell_pass(PyObject* outputs, uint64_t structure) {
   auto number = py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(structure));
-  std::array<PyObject*, 2> call{outputs, number.ptr()};
+  bool must_be_read = made_a_graph && !ops::records_operators();
+  std::array<PyObject*, 3> call{outputs, number.ptr(), must_be_read ? Py_True : Py_False};
   return number && quietly::call(listeners.before_backward, call.data(), call.size());
 }
 
@@ -261,7 +269,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   ops::ResumeRecordFunction resumed;
   ThreadState& thread = Recorder::this_thread();
-  bool outermost = !thread.inside_node();
+  bool outermost = !thread.inside_node() && !torch::autograd::get_current_node();
   if (outermost && backward_thread != PyThread_get_thread_ident()) {
     backward_thread = backward_thread == 0 ? PyThread_get_thread_ident() : kSeveral;
   }
@@ -274,6 +282,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     if (!tell_pass(outputs, look.structure)) {
       return nullptr;
     }
+    made_a_graph = made_a_graph || makes_a_graph(args, kwargs);
   }
   PyObject* result = nullptr;
   {
@@ -359,6 +368,7 @@ void Step::begin() {
   }
   py::gil_scoped_acquire locked;
   reads::pause();
+  made_a_graph = false;
   optimizer_ = stepping_optimizer().release().ptr();
   handled_ = handled_exception();
   if (recording.load(std::memory_order_relaxed)) {
@@ -446,6 +456,7 @@ bool installed() {
 
 void begin_recording() {
   backward_thread = 0;
+  made_a_graph = false;
   ops::allow_quiet_passes();
 }
 

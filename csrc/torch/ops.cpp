@@ -136,7 +136,9 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
     OwnTime own(thread);
-    recorder.push(thread, ScopeKind::kOp, &fn, name, fn.seqNr());
+    // A Function in Python has a number without grad mode, too.
+    int64_t sequence = c10::GradMode::is_enabled() ? fn.seqNr() : -1;
+    recorder.push(thread, ScopeKind::kOp, &fn, name, sequence);
   }
   return nullptr;
 }

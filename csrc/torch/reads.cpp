@@ -6,6 +6,7 @@
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 
@@ -113,7 +114,9 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
 }  // namespace
 
 void listen() {
-  if (listening) {
+  // What a backward pass runs (a hook that steps, another pass) leaves the thread's callbacks to
+  // torch, which puts those back that there were before. Nor is it for us to hold gradients there.
+  if (listening || torch::autograd::get_current_node()) {
     return;
   }
   listening = true;

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import scopes
+from pytracer.analysis import phases, scopes
 from pytracer.analysis.matching import Lifetimes
-from pytracer.analysis.phases import BACKWARD_PHASE, DATA, OPTIMIZER_PHASE, OTHER, Moments
+from pytracer.analysis.phases import BACKWARD_PHASE, DATA, FORWARD, OPTIMIZER_PHASE, OTHER, Moments
 from pytracer.analysis.scopes import BACKWARD, Mask, Tree
 from pytracer.schema import ACTION, U64
 from pytracer.trace import Trace
@@ -51,7 +51,11 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     """
     backwards = _backwards(trace)
     first = np.searchsorted(backwards.begin, moments.made_ticks)
-    is_there = moments.freed_ticks > np.append(backwards.begin, scopes.NEVER)[first]
+    next_begin = np.append(backwards.begin, scopes.NEVER)[first]
+    is_there = moments.freed_ticks > next_begin
+    # Of a forward that had no backward of its own nothing was saved: without grad mode.
+    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
+    is_there &= (moments.made_phase != FORWARD) | (kept_from == next_begin)
     was_read = np.append(backwards.read, False)[first]
     outside = np.isin(moments.made_phase, (OTHER, DATA))
     unread = _alive_at(backwards.begin[~backwards.read], moments)
