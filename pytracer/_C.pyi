@@ -46,7 +46,7 @@ def set_listeners(
     name_of_module: Callable[[Any], str],
     before_root: Callable[[Any, tuple[Any, ...], dict[str, Any]], None],
     after_root: Callable[[], None],
-    before_backward: Callable[[Any, int], None],
+    before_backward: Callable[[Any, int, bool], None],
     after_backward: Callable[[], None],
     before_step: Callable[[Any], None],
     after_step: Callable[[Any], None],
