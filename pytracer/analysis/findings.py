@@ -15,7 +15,7 @@ from pytracer.analysis.categories import OWNED, ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
-from pytracer.schema import ACTION, CATEGORY, I64, SCOPE_GRAD, U64
+from pytracer.schema import ACTION, CATEGORY, I64, U64
 from pytracer.trace import Trace
 
 Size = Callable[[int], str]
@@ -87,8 +87,7 @@ def findings(trace: Trace, size: Size, device: str | None = None) -> list[Findin
     now = at_peak(trace, size, device)
     least = _WORTH * now.bytes(now.alive)
     rows = needless(now)
-    for rule in (twins, cache):
-        rows += rule(now)
+    rows += cache(now)
     # Growth counts however little of the peak it is: it goes on.
     growth = min(_LEAST_GROWTH, now.bytes(now.alive) / 10_000)
     rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
@@ -380,11 +379,8 @@ def _calls(trace: Trace) -> _Calls:
     row[calls] = np.arange(len(calls))
     is_call = row >= 0
     of_scope = row[tree.nearest_context(is_call)]
-    with_grad = np.ones(len(calls), np.bool_)
     ops = tree.kind == OP
-    if ops.any():
-        on = of_scope[ops & (tree.flags & SCOPE_GRAD != 0)]
-        with_grad = np.isin(np.arange(len(calls)), on)
+    with_grad = phases.ran_with_grad(trace, calls)
     passes = np.sort(tree.begin[tree.kind == BACKWARD])
     backwards = np.searchsorted(passes, tree.begin[calls])
     went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
@@ -415,7 +411,7 @@ def _in_vain(now: Situation, calls: _Calls) -> Mask:
 def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     """A module ran with grad mode on, and nothing ever went backward through that call."""
     tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), _calls(now.trace)
-    if len(calls.numbers) < 2 or not (tree.kind == OP).any():
+    if len(calls.numbers) < 2 or not scopes.has_operators(now.trace):
         return
     in_vain = _in_vain(now, calls) & ~_of_frozen_modules(now.trace, calls)
     in_vain = np.append(in_vain, False)  # -1: in no call
@@ -439,7 +435,9 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     name = tree.name[calls.numbers]
     trains = calls.went_back[name == name[int(per_call.argmax())]].any()
     count = int((per_call > 0).sum())
-    times = f"{count} calls of a module" if count > 1 else "A call of a module"
+    called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
+    times = f"{count} calls of {called}" if count > 1 else f"A call of {called}"
+    at = f" at {owners.short_line(line)}" if line else ""
     at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
     cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
     if most > each:
@@ -452,7 +450,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         now.bytes(outlived & now.alive & ~_in_use(now)),
         line,
         module,
-        f"{times} kept up to {at_once} for a backward that never came",
+        f"{times} kept up to {at_once}{at} for a backward that never came",
         cure,
     )
 
@@ -621,7 +619,10 @@ def _step_at(now: Situation) -> int:
 
 
 def twins(now: Situation) -> Iterator[Finding]:
-    """The same numbers twice: a weight, and autocast's copy of it in 16 bits."""
+    """The same numbers twice: a weight, and autocast's copy of it in 16 bits.
+
+    That is how autocast works and no mistake: a way to save, where memory is short.
+    """
     alloc = allocations(now.trace)
     which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
     if which.any():

@@ -310,7 +310,7 @@ def _followed_by_backward(
         cut_short |= following == len(turns)
         lasts |= cut_short
     kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
-    with_grad = _ran_with_grad(trace, tree, modules)
+    with_grad = ran_with_grad(trace, modules)
     return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
 
 
@@ -324,20 +324,27 @@ def _ends_of_forward(trace: Trace, begins: U64) -> U64:
     return ends
 
 
-def _ran_with_grad(trace: Trace, tree: Tree, modules: NDArray[np.intp]) -> Mask:
-    """Whether any op in these calls ran with grad mode on.
-
-    Where ops were not recorded, the innermost modules say in which mode they were entered.
-    """
-    if not scopes.has_operators(trace) and "module_modes" not in trace.meta:
-        return np.ones(len(modules), np.bool_)  # an older trace: nothing is known of it
-    told = tree.kind == (OP if scopes.has_operators(trace) else MODULE)
-    if not scopes.has_operators(trace):
-        told[tree.module[tree.parent[told]]] = False
-    with_grad = (tree.flags & SCOPE_GRAD != 0) & told
+def ran_with_grad(trace: Trace, calls: NDArray[np.intp]) -> Mask:
+    """Whether anything in these calls of modules, none inside another, ran with grad mode on."""
+    tree = scopes.tree(trace)
+    told = tells_of_grad_mode(trace)
+    if told is None:
+        return np.ones(len(calls), np.bool_)  # an older trace: nothing is known of it
     found = np.zeros(len(tree.kind), np.bool_)
-    found[_outermost_call(tree, modules)[with_grad]] = True
-    return found[modules]
+    found[_outermost_call(tree, calls)[told & (tree.flags & SCOPE_GRAD != 0)]] = True
+    return found[calls]
+
+
+def tells_of_grad_mode(trace: Trace) -> Mask | None:
+    """Scopes whose flags say whether grad mode was on: operators or, without, innermost modules."""
+    tree = scopes.tree(trace)
+    if scopes.has_operators(trace):
+        return tree.kind == OP
+    if "module_modes" not in trace.meta:
+        return None
+    told: Mask = tree.kind == MODULE
+    told[tree.module[tree.parent[told]]] = False
+    return told
 
 
 def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
