@@ -478,22 +478,16 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
-    which = _of_no_use(now, rest, exact=exact)
+    which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
     if not which.any():
         return
-    reduced = which & _behind_numbers(now)
-    by_function, function = _on_context(now, which & ~reduced)
-    others = which & ~reduced & ~by_function
+    by_function, function = _on_context(now, which)
+    others = which & ~by_function & ~_by_checkpoints(now)
     variable = _keeper(now, others, _kinds(now.trace))
     what = "autograd did not save them" if exact else "the backward did not free them"
     keeper = f"`{variable}` keeps them" if variable else "a variable or a hook keeps them"
     or_return = "" if variable else ", or return only the loss"
     told = (
-        (
-            reduced,
-            "torch keeps every element of a loss behind the number that it returns",
-            'reduction="none", and take the mean of that yourself',
-        ),
         (
             by_function,
             f"{function}'s ctx keeps them, and not autograd, which would let go of them in backward",
@@ -533,6 +527,7 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     tree = scopes.tree(now.trace)
     nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
     names = now.trace.strings
+    which = which & ~_by_checkpoints(now)
     number = {text: i for i, text in enumerate(names)}
     # Per string that names a Function's node the Function's name: torch's nodes end in a number.
     function_of = np.array(
@@ -548,13 +543,43 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     return found, names[tree.name[around[found][0]]] if found.any() else ""
 
 
+def _by_checkpoints(now: Situation) -> Mask:
+    """What torch's own checkpoint keeps for its second forward: states of random numbers."""
+    named = scopes.scopes_named(now.trace, "CheckpointFunction".__eq__)
+    made = phases.moments(now.trace).made_scope
+    found: Mask = scopes.nearest(scopes.tree(now.trace).parent, named)[made] > 0
+    return found
+
+
+# They make a value for each element and reduce that in place.
+_KEEP_ELEMENTS = (
+    *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy"),
+)
+
+
+def behind_numbers(now: Situation) -> Iterator[Finding]:
+    """What torch keeps behind the number that a loss returns. It is nobody's mistake."""
+    which = now.of_category("activations") & (allocations(now.trace).role == ROLE["held"])
+    which &= _behind_numbers(now)
+    if which.any():
+        yield now.found(
+            "held",
+            which,
+            f"torch keeps every element of a loss, {now.size(now.bytes(which))}, behind the number "
+            "that it returns",
+            'reduction="none", and the mean of that, keeps the number only',
+        )
+
+
 def _behind_numbers(now: Situation) -> Mask:
-    """What is like a block of many elements behind a variable of one."""
+    """What is like a block of many elements behind a variable of one, or of such an op."""
     alloc, kind = allocations(now.trace), _kinds(now.trace)
     listed = [row.get("behind_numbers") for row in _variables(now)]
     addresses = [a for each in listed if isinstance(each, list) for a in each if type(a) is int]
     there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
-    return np.isin(kind, kind[there])
+    of_loss = scopes.names_where(now.trace, lambda text: text in _KEEP_ELEMENTS)[alloc.op]
+    found: Mask = np.isin(kind, kind[there]) | of_loss
+    return found
 
 
 def _following_backward(trace: Trace) -> tuple[Mask, U64]:

@@ -66,7 +66,7 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
         for found in mistake(now):
             return found
     for rules in (
-        (_fused_optimizer, _fused_functions),
+        (_fused_optimizer, _fused_functions, _loss),
         (_activations, _twins, _state, _temporaries),
     ):
         savings = [found for rule in rules for found in rule(now)]
@@ -204,6 +204,12 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
     for text, amount in totals.items():
         names = ", ".join(sorted(where[text])[:2])
         yield Hint(f"{names} keep {now.size(amount)} more for a {text} keeps one tensor.", amount)
+
+
+def _loss(now: _Situation) -> Iterator[Hint]:
+    """Its elements."""
+    at_peak = findings.at_peak(now.trace, now.size, now.peak.device)
+    yield from _told(findings.behind_numbers(at_peak))
 
 
 # ---------------------------------------------------------------- savings at a price
