@@ -38,7 +38,6 @@ SCOPE_KIND = {name: number for number, name in enumerate(SCOPE_KINDS)}
 SCOPE_RECOMPUTE = 1  # scope flags: the forward is run again inside backward
 SCOPE_GRAD = 2  # grad mode was on: what the op or module returns may be saved
 SCOPE_AUTOCAST = 4  # the module was entered under autocast
-SCOPE_GRAPH = 8  # the op, outside of modules, was given a tensor that has a graph
 
 DEVICE_TYPES = ("cpu", "cuda")
 

@@ -287,7 +287,7 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
     }
     uint64_t position = scopes.append({frame.ticks != 0 ? frame.ticks : ticks_now(),
                                        parent,
-                                       frame.kind == ScopeKind::kNode ? forward_of(frame) : 0,
+                                       frame.kind == ScopeKind::kOp ? 0 : forward_of(frame),
                                        name_of(thread, frame),
                                        thread.number_,
                                        frame.kind,

@@ -238,6 +238,12 @@ class Recorder {
   // What is known of the frame that was pushed last, before anything happens in it.
   static void mark(ThreadState& thread, uint8_t flags) { thread.frames_.back().flags |= flags; }
 
+  // The same: of a backward pass, the number of a node and the thread that made it.
+  static void mark_forward(ThreadState& thread, int64_t number, uint64_t made_by) {
+    thread.frames_.back().sequence = number;
+    thread.frames_.back().forward_thread = made_by;
+  }
+
   // The thread enters an annotation, whose address is the frame's key.
   void push_annotation(ThreadState& thread, ScopeKind kind, std::shared_ptr<Annotation> annotation);
 

@@ -11,6 +11,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -36,6 +37,8 @@ Listeners listeners{};
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
+// The number of the thread's next node when its last backward pass or step was over.
+thread_local uint64_t nodes_before = 0;
 bool made_a_graph = false;  // a backward pass of this step: what follows may go through it
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
@@ -278,7 +281,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   graph::Look look;
   if (outermost) {
     reads::pause();
-    look = graph::look_at(outputs);
+    look = graph::look_at(outputs, nodes_before);
     if (!tell_pass(outputs, look.structure)) {
       return nullptr;
     }
@@ -287,6 +290,9 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kBackward, "backward", 0);
+    if (!ops::records_operators()) {
+      Recorder::mark_forward(thread, look.first_number, at::RecordFunction::currentThreadId());
+    }
     Recorder::get().open_current(thread);
     bool may_be_quiet =
         look.is_plain && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
@@ -294,6 +300,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     gradients::Watch watch(look.may_drop_gradients);
     result = forward();
   }
+  nodes_before = at::sequence_number::peek();
   if (outermost && result != nullptr && !quietly::call(listeners.after_backward, nullptr, 0)) {
     Py_CLEAR(result);
   }
@@ -384,6 +391,7 @@ void Step::end() {
   if (recording.load(std::memory_order_relaxed)) {
     reads::listen();
   }
+  nodes_before = at::sequence_number::peek();
   auto optimizer = py::reinterpret_steal<py::object>(std::exchange(optimizer_, nullptr));
   if (handled_exception() != handled_) {
     return;  // it was left by one

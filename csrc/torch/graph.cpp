@@ -1,5 +1,6 @@
 #include "graph.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_function.h>
@@ -71,6 +72,8 @@ PyObject* object_of(Function& node) {
 
 class Looking {
  public:
+  explicit Looking(uint64_t since) : since_(since) {}
+
   Look at(PyObject* outputs) {
     found_.is_plain = add_roots(outputs);
     while (!left_.empty()) {
@@ -127,6 +130,11 @@ class Looking {
   void add(Node& node) {
     const std::type_info& type = typeid(node);
     mix(type.name());
+    uint64_t number = node.sequence_nr();
+    if (number >= since_ && number < static_cast<uint64_t>(found_.first_number) &&
+        node.thread_id() == thread_) {
+      found_.first_number = static_cast<int64_t>(number);
+    }
     if (!is_torchs_own(type)) {
       found_.is_plain = false;
       if (is_python(type)) {
@@ -148,6 +156,8 @@ class Looking {
     }
   }
 
+  uint64_t since_;
+  uint64_t thread_ = at::RecordFunction::currentThreadId();
   Look found_;
   std::vector<Node*> left_;
   ska::flat_hash_map<Node*, uint64_t> numbers_;
@@ -155,8 +165,8 @@ class Looking {
 
 }  // namespace
 
-Look look_at(PyObject* outputs) {
-  return Looking().at(outputs);
+Look look_at(PyObject* outputs, uint64_t since) {
+  return Looking(since).at(outputs);
 }
 
 }  // namespace pytracer::graph

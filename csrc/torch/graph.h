@@ -17,9 +17,12 @@ struct Look {
   bool may_drop_gradients = false;
   // The same for graphs of the same nodes with the same edges, whatever their tensors' sizes.
   uint64_t structure = 0;
+  // The first of its nodes that this thread has made since, -1 for none.
+  int64_t first_number = -1;
 };
 
-// At the graph behind these outputs, at about 50 ns a node. The GIL must be held.
-Look look_at(PyObject* outputs);
+// At the graph behind these outputs, at about 50 ns a node. The GIL must be held. `since`: the
+// number that the thread's next node had when the pass before was over.
+Look look_at(PyObject* outputs, uint64_t since);
 
 }  // namespace pytracer::graph

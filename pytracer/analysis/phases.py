@@ -54,7 +54,6 @@ from pytracer.schema import (
     I64,
     PHASE,
     SCOPE_GRAD,
-    SCOPE_GRAPH,
     SCOPE_RECOMPUTE,
     U8,
     U32,
@@ -273,7 +272,7 @@ def _marks(trace: Trace) -> list[_Mark]:
     never = np.full(len(hard) + len(data), NEVER)
     marks = _both_ends(tree, np.concatenate([hard, data]), never != NEVER, never)
     marks += _both_ends(tree, modules, lasts, kept_from)
-    for scope in _first_ops_with_nodes(trace, tree, outermost, hard, modules[lasts]):
+    for scope in _first_ops_with_nodes(tree, outermost, hard):
         marks.append((int(tree.begin[scope]), MODULE, True, True, int(NEVER)))
     marks.sort(key=lambda mark: (mark[0], mark[2]))
     return marks
@@ -353,24 +352,11 @@ def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
     return tree.nearest_context(outermost)
 
 
-def _first_ops_with_nodes(
-    trace: Trace, tree: Tree, outermost: Mask, hard: NDArray[np.intp], begun: NDArray[np.intp]
-) -> NDArray[np.intp]:
-    """Between two turns, the first op outside of modules that made nodes a backward ran.
-
-    Where nodes were not recorded, the first that was given something with a graph, if no module
-    has begun a forward (`begun`): it may be a sum of losses that no backward follows.
-    """
+def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Between two turns, the first op outside of modules that made nodes a backward ran."""
+    ops = np.flatnonzero(tree.made_nodes & outermost & (tree.module == 0))
     turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
-    makes = tree.made_nodes
-    if not scopes.has_operators(trace):
-        makes = (tree.kind == OP) & (tree.flags & SCOPE_GRAPH != 0)
-    ops = np.flatnonzero(makes & outermost & (tree.module == 0))
-    stretch = np.searchsorted(turns, tree.begin[ops])
-    if not scopes.has_operators(trace):
-        alone = ~np.isin(stretch, np.searchsorted(turns, tree.begin[begun]))
-        ops, stretch = ops[alone], stretch[alone]
-    _, first = np.unique(stretch, return_index=True)
+    _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
     return ops[first]
 
 

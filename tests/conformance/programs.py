@@ -47,7 +47,8 @@ class Says:
     def are(self, word: str, *tensors: Tensor | None, name: str = "") -> None:
         """These are that, now: one tensor, one block."""
         for number, tensor in enumerate(tensors):
-            if tensor is not None:
+            # What lies elsewhere, as a fused optimizer's counters may, is not recorded.
+            if tensor is not None and tensor.device.type == self.device:
                 where = position(), tensor.untyped_storage().data_ptr()
                 self.told.append((f"{name or word} {number}", *where, word))
 

@@ -56,7 +56,7 @@ def same_or_coarser(found: Result) -> None:
     """detail="category" says of every byte at the peak what op mode does, or the one coarser word."""
     coarser = found.coarser()
     if coarser:
-        assert "copy_or_activation" in found.category_roles
+        assert "copy_or_activation" in found.category_roles, coarser
         assert coarser.pop("unknown") == -sum(coarser.values())
         assert coarser.keys() <= {"weights", "activations", "temporaries"}
         assert min(coarser.values()) > 0

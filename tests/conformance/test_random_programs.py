@@ -366,6 +366,10 @@ def hold(plan: Plan, mode: str, device: str) -> None:
     assert says.wrong() == []
 
 
+# A checkpoint of what needs no gradient warns that it is of no use.
+pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+
+
 def drawn(examples: int) -> Any:
     slow = [HealthCheck.too_slow]
     return settings(max_examples=examples, deadline=None, suppress_health_check=slow)
