@@ -185,8 +185,11 @@ size_t Watched::each(LabelOne label_one) {
       // were computed (functional_call, MAML) come and go.
       bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
-      if (!stands_for_a_moment(tensor.ptr(), entry.path.ptr())) {
-        label_one(THPVariable_Unpack(tensor.ptr()), entry);
+      const at::Tensor& found = THPVariable_Unpack(tensor.ptr());
+      if (stands_for_a_moment(tensor.ptr(), entry.path.ptr())) {
+        record(found, number_of(kUnknown, "stand_in", "", found));
+      } else {
+        label_one(found, entry);
       }
     } else {
       ++gone;

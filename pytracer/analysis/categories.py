@@ -220,7 +220,7 @@ def categories(trace: Trace) -> Categories:
     results = ("activations", "temporaries", "functional")  # the last two without grad mode
     unclear &= np.isin(out.category, [CATEGORY[name] for name in results])
     out.category[unclear], out.role[unclear] = CATEGORY["unknown"], ROLE["copy_or_activation"]
-    block, row, _ = _label_events(trace, facts.found, "shape")
+    block, row, _ = label_events(trace, facts.found, "shape")
     nameless = out.label[block] == 0
     out.label[block[nameless]] = row[nameless]
     return out
@@ -408,7 +408,7 @@ def _replicas(trace: Trace, facts: _Facts) -> Mask:
     return found
 
 
-def _label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32, U64]:
+def label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32, U64]:
     """Blocks, rows and ticks of the labels of no category that say this."""
     labels, events = sound.labels(trace), trace.events
     says = scopes.names_where(trace, role.__eq__)[labels.role]
@@ -422,7 +422,7 @@ def _label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32, 
 
 def _tables(trace: Trace, facts: _Facts, out: Categories) -> Mask:
     """What a forward made and a module has as an attribute from then on: rotary tables, masks."""
-    block, row, ticks = _label_events(trace, facts.found, "attribute")
+    block, row, ticks = label_events(trace, facts.found, "attribute")
     tree = facts.tree
     calls = np.sort(tree.begin[(tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0)])
     pairs = np.unique(np.stack((block, np.searchsorted(calls, ticks))), axis=1)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import blocks, devices, owners, phases, scopes, views
-from pytracer.analysis.categories import OWNED, ROLE
+from pytracer.analysis.categories import OWNED, ROLE, label_events
 from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.matching import lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
 from pytracer.schema import ACTION, CATEGORY, I64, U64
@@ -479,6 +480,9 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
     which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
+    # Fast weights: the program holds them to call a module with them.
+    stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")
+    which[stands_in] = False
     if not which.any():
         return
     by_function, function = _on_context(now, which)

@@ -170,16 +170,18 @@ class _Fused:
     """A function that is often written by hand, and what torch has for it."""
 
     name: str
-    tells: tuple[str, ...]  # operators that must all be there
-    others: tuple[str, ...]  # and what else it is made of
-    keeps: int  # tensors of that size that torch's own saves for backward
+    tells: tuple[str, ...]  # operators that must all be there, beside arithmetic
     instead: str
 
 
-_POINTWISE = ("aten::mul", "aten::add", "aten::div", "aten::sub")
+# With the numbers in a formula, which are made in no operator and cast.
+_ARITHMETIC = (
+    *("aten::mul", "aten::add", "aten::div", "aten::sub", "aten::rsub"),
+    *("", "aten::_to_copy"),
+)
 _FUSED = (
-    _Fused("GELU", ("aten::tanh", "aten::pow"), _POINTWISE, 1, 'nn.GELU(approximate="tanh")'),
-    _Fused("GELU", ("aten::erf",), _POINTWISE, 1, "nn.GELU()"),
+    _Fused("GELU", ("aten::tanh", "aten::pow"), 'nn.GELU(approximate="tanh")'),
+    _Fused("GELU", ("aten::erf",), "nn.GELU()"),
 )
 
 
@@ -187,23 +189,22 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
     """A formula of torch's own, written by hand: autograd saves what each step of it makes."""
     alloc, strings = allocations(now.trace), now.trace.strings
     kept = now.of_category("activations") & (alloc.role == ROLE["saved"])
-    key = alloc.module.astype(np.int64) << 40 | alloc.requested_bytes.astype(np.int64)
-    totals: dict[str, int] = {}
-    where: dict[str, set[str]] = {}
-    for one in np.unique(key[kept]).tolist():
-        own = kept & (key == one)
-        ops = {strings[op] for op in np.unique(alloc.op[own])}
-        for fused in _FUSED:
-            module = strings[int(alloc.module[own][0])]
-            if module and set(fused.tells) <= ops <= {*fused.tells, *fused.others}:
-                size = alloc.requested_bytes[own]
-                calls = len(np.unique(scopes.tree(now.trace).module[alloc.scope[own]]))
-                text = f"{fused.name} that is written by hand: {fused.instead}"
-                totals[text] = totals.get(text, 0) + int(size.sum() - calls * fused.keeps * size[0])
-                where.setdefault(text, set()).add(owners.layers_alike(module))
-    for text, amount in totals.items():
-        names = ", ".join(sorted(where[text])[:2])
-        yield Hint(f"{names} keep {now.size(amount)} more for a {text} keeps one tensor.", amount)
+    forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
+    for fused in _FUSED:
+        found = np.zeros(len(kept), np.bool_)
+        for module in np.unique(alloc.module[kept & forward]).tolist():
+            own = forward & (alloc.module == module)
+            ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
+            if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
+                found |= own & kept
+        if found.any():
+            where = [row.pattern for row in repeated_modules(now.trace, found, depth=False)]
+            amount = int(alloc.requested_bytes[found].sum())
+            yield Hint(
+                f"{', '.join(where[:2])} keep {now.size(amount)} for a {fused.name} that is "
+                f"written by hand: {fused.instead} keeps its input and nothing else.",
+                amount,
+            )
 
 
 def _loss(now: _Situation) -> Iterator[Hint]:

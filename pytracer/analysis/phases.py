@@ -338,7 +338,8 @@ def tells_of_grad_mode(trace: Trace) -> Mask | None:
     """Scopes whose flags say whether grad mode was on: operators or, without, innermost modules."""
     tree = scopes.tree(trace)
     if scopes.has_operators(trace):
-        return tree.kind == OP
+        operators: Mask = tree.kind == OP
+        return operators
     if "module_modes" not in trace.meta:
         return None
     told: Mask = tree.kind == MODULE
