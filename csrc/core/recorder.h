@@ -244,6 +244,15 @@ class Recorder {
     thread.frames_.back().forward_thread = made_by;
   }
 
+  // Whether an op is known to have made the thread's node of this number.
+  static bool made_by_an_op(const ThreadState& thread, uint64_t number) {
+    if (!thread.made_by_) {
+      return false;
+    }
+    uint64_t entry = thread.made_by_[number % ThreadState::kRing].load(std::memory_order_relaxed);
+    return entry >> 32 == (number & UINT32_MAX);
+  }
+
   // The thread enters an annotation, whose address is the frame's key.
   void push_annotation(ThreadState& thread, ScopeKind kind, std::shared_ptr<Annotation> annotation);
 

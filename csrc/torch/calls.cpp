@@ -281,7 +281,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   graph::Look look;
   if (outermost) {
     reads::pause();
-    look = graph::look_at(outputs, nodes_before);
+    look = graph::look_at(outputs, ops::records_operators() ? UINT64_MAX : nodes_before);
     if (!tell_pass(outputs, look.structure)) {
       return nullptr;
     }

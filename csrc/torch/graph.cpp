@@ -1,5 +1,7 @@
 #include "graph.h"
 
+#include "../core/recorder.h"
+
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
@@ -132,7 +134,7 @@ class Looking {
     mix(type.name());
     uint64_t number = node.sequence_nr();
     if (number >= since_ && number < static_cast<uint64_t>(found_.first_number) &&
-        node.thread_id() == thread_) {
+        node.thread_id() == thread_ && Recorder::made_by_an_op(Recorder::this_thread(), number)) {
       found_.first_number = static_cast<int64_t>(number);
     }
     if (!is_torchs_own(type)) {

@@ -17,7 +17,7 @@ struct Look {
   bool may_drop_gradients = false;
   // The same for graphs of the same nodes with the same edges, whatever their tensors' sizes.
   uint64_t structure = 0;
-  // The first of its nodes that this thread has made since, -1 for none.
+  // The first of its nodes that an operator seen on this thread has made since, -1 for none.
   int64_t first_number = -1;
 };
 
