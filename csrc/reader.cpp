@@ -4,15 +4,19 @@
 #include "core/anonymous.h"
 #include "core/chrome_trace.h"
 #include "core/lifetimes.h"
+#include "core/live.h"
 #include "core/snapshot.h"
 #include "core/trace_file.h"
 #include "core/trace_format.h"
+#include "core/trace_tail.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -141,6 +145,110 @@ py::dict read_snapshot_file(const std::string& path) {
   return columns;
 }
 
+// ------------------------------------------------------------------ a recording that goes on
+
+// A trace that is still written, and what it has come to.
+class Follower {
+ public:
+  explicit Follower(const std::string& path) : tail_(path) {}
+
+  // Reads about that many bytes at most. True when there is more to be read at once.
+  bool advance(size_t most_bytes) {
+    py::gil_scoped_release unlocked;
+    bool more = tail_.advance(most_bytes, [this](Recording& flush) { live_.take(flush); });
+    if (tail_.state() == TraceTail::State::kComplete && !ended_) {
+      ended_ = true;
+      live_.end();
+    }
+    return more;
+  }
+
+  py::dict state() const {
+    constexpr std::array kStates = {"growing", "complete", "damaged", "replaced"};
+    const Recording& tables = live_.tables();
+    py::dict state;
+    state["state"] = kStates[static_cast<size_t>(tail_.state())];
+    state["bytes_read"] = tail_.bytes_read();
+    state["events"] = live_.events();
+    state["step"] = live_.step();
+    state["phase"] = static_cast<int>(live_.phase());
+    state["failed_bytes"] = live_.failed_bytes();
+    state["last_ticks"] = live_.last_ticks();
+    state["clock_ticks"] = tables.clock.ticks;
+    state["clock_unix_ns"] = tables.clock.unix_ns;
+    state["losses"] = tables.losses;
+    py::list devices;
+    for (const LiveDevice& device : live_.devices()) {
+      py::dict row;
+      row["type"] = device.type;
+      row["index"] = device.index;
+      row["reserved"] = device.reserved;
+      row["now"] = device.now;
+      row["now_by_category"] = device.now_by_category;
+      row["peak"] = peak_of(device.peak);
+      row["last_peak"] = peak_of(device.last_peak);
+      devices.append(row);
+    }
+    state["devices"] = devices;
+    state["main"] = live_.main_device();
+    return state;
+  }
+
+  // Of the steps from this number on: number, ticks, peak and end on the main device.
+  std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> steps(uint64_t from) const {
+    std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> rows;
+    size_t main = live_.main_device();
+    const auto& steps = live_.steps();
+    uint64_t first = steps.empty() ? 0 : steps.front().number;
+    for (size_t i = from > first ? from - first : 0; i < steps.size(); ++i) {
+      int64_t peak = main < steps[i].peaks.size() ? steps[i].peaks[main] : 0;
+      int64_t end = main < steps[i].ends.size() ? steps[i].ends[main] : 0;
+      rows.emplace_back(steps[i].number, steps[i].ticks, peak, end);
+    }
+    return rows;
+  }
+
+  py::list modules() const {
+    py::list rows;
+    for (const auto& [row, bytes] : live_.modules()) {
+      const auto& strings = live_.tables().strings;
+      rows.append(py::make_tuple(row < strings.size() ? strings[row] : "", bytes));
+    }
+    return rows;
+  }
+
+  std::unordered_map<uint32_t, int64_t> lines() const { return live_.lines(); }
+
+  // A frame of a Python stack: its caller, file and line.
+  std::tuple<uint32_t, std::string, uint32_t> frame(uint32_t row) const {
+    const auto& stacks = live_.tables().stacks;
+    if (row >= stacks.parent.size()) {
+      return {0, "", 0};
+    }
+    const auto& strings = live_.tables().strings;
+    std::string file = stacks.file[row] < strings.size() ? strings[stacks.file[row]] : "";
+    uint32_t parent = stacks.parent[row] < row ? stacks.parent[row] : 0;
+    return {parent, file, stacks.line[row]};
+  }
+
+  const std::string& meta() const { return live_.tables().meta; }
+
+ private:
+  static py::dict peak_of(const LivePeak& peak) {
+    py::dict row;
+    row["bytes"] = peak.bytes;
+    row["ticks"] = peak.ticks;
+    row["step"] = peak.step;
+    row["phase"] = static_cast<int>(peak.phase);
+    row["by_category"] = peak.by_category;
+    return row;
+  }
+
+  TraceTail tail_;
+  Live live_;
+  bool ended_ = false;
+};
+
 // ------------------------------------------------------------------ Chrome trace
 
 // A ChromeTrace and the columns it reads.
@@ -240,6 +348,15 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())
       .def("next", &ChromeTraceOfArrays::next)
       .def("events", &ChromeTraceOfArrays::events);
+  py::class_<Follower>(m, "Follower")
+      .def(py::init<const std::string&>())
+      .def("advance", &Follower::advance)
+      .def("state", &Follower::state)
+      .def("steps", &Follower::steps)
+      .def("modules", &Follower::modules)
+      .def("lines", &Follower::lines)
+      .def("frame", &Follower::frame)
+      .def("meta", &Follower::meta);
   m.def("nest_slices", &nest_slices);
   m.def("thin_samples", &thin);
 }
