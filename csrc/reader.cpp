@@ -6,6 +6,7 @@
 #include "core/lifetimes.h"
 #include "core/live.h"
 #include "core/snapshot.h"
+#include "core/snapshot_writer.h"
 #include "core/trace_file.h"
 #include "core/trace_format.h"
 #include "core/trace_tail.h"
@@ -144,6 +145,71 @@ py::dict read_snapshot_file(const std::string& path) {
   columns["losses"] = py::cast(found.losses);
   return columns;
 }
+
+// A SnapshotWriter and the columns it reads.
+class SnapshotOfArrays {
+ public:
+  SnapshotOfArrays(const py::list& words, const std::vector<py::dict>& devices, uint32_t memo) {
+    std::vector<SnapshotWords> all;
+    all.reserve(words.size());
+    for (py::handle each : words) {
+      auto [category, text, label, frames] =
+          each.cast<std::tuple<std::string, std::string, std::string, py::list>>();
+      SnapshotWords& one = all.emplace_back();
+      one.category = std::move(category);
+      one.text = std::move(text);
+      one.label = std::move(label);
+      for (py::handle frame : frames) {
+        auto [name, file, line] = frame.cast<std::tuple<std::string, std::string, uint32_t>>();
+        one.frames.push_back({std::move(name), std::move(file), line});
+      }
+    }
+    std::vector<SnapshotDevice> rows;
+    for (const py::dict& device : devices) {
+      rows.push_back(device_of(device));
+    }
+    writer_.emplace(std::move(all), std::move(rows), memo);
+  }
+
+  py::bytes next(size_t bytes) {
+    std::string piece;
+    {
+      py::gil_scoped_release unlocked;
+      piece.reserve(bytes + 4096);
+      writer_->next(bytes, piece);
+    }
+    return py::bytes(piece);
+  }
+
+ private:
+  SnapshotDevice device_of(const py::dict& device) {
+    SnapshotDevice found;
+    found.entries = {keep<uint8_t>(device, "action"),
+                     keep<uint32_t>(device, "row"),
+                     keep<int64_t>(device, "time_us")};
+    found.blocks = {keep<uint64_t>(device, "blocks.address"),
+                    keep<uint64_t>(device, "blocks.bytes"),
+                    keep<uint16_t>(device, "blocks.place")};
+    found.events = {keep<uint64_t>(device, "events.address"),
+                    keep<uint64_t>(device, "events.bytes"),
+                    keep<uint16_t>(device, "events.place")};
+    found.words = keep<uint32_t>(device, "words");
+    found.places = {keep<uint64_t>(device, "places.stream"),
+                    keep<uint64_t>(device, "places.pool_high"),
+                    keep<uint64_t>(device, "places.pool_low")};
+    return found;
+  }
+
+  template <typename T>
+  std::span<const T> keep(const py::dict& device, const char* name) {
+    auto column = device[name].cast<Column<T>>();
+    columns_.push_back(column);
+    return view(column);
+  }
+
+  std::vector<py::object> columns_;
+  std::optional<SnapshotWriter> writer_;
+};
 
 // ------------------------------------------------------------------ a recording that goes on
 
@@ -348,6 +414,9 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())
       .def("next", &ChromeTraceOfArrays::next)
       .def("events", &ChromeTraceOfArrays::events);
+  py::class_<SnapshotOfArrays>(m, "SnapshotWriter")
+      .def(py::init<const py::list&, const std::vector<py::dict>&, uint32_t>())
+      .def("next", &SnapshotOfArrays::next);
   py::class_<Follower>(m, "Follower")
       .def(py::init<const std::string&>())
       .def("advance", &Follower::advance)
