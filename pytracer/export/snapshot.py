@@ -96,7 +96,7 @@ def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
 
 def _device_names(trace: Trace) -> list[str]:
     """By number, as the viewer wants them: CUDA's own first, the CPU after the last."""
-    used = views.devices(trace)
+    used = set(views.device_of_place(trace)[np.unique(allocations(trace).place)])
     cuda = [devices.split(name)[1] for name in used if name != "cpu"]
     names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
     return [*names, "cpu"] if "cpu" in used or not names else names
@@ -163,7 +163,7 @@ class _Device:
             "blocks.place": alloc.place,
             "events.address": events.address,
             "events.bytes": events.bytes,
-            "events.place": events.place,
+            "events.place": sound.within(events.place, len(places.stream)),
             "words": self.words.of,
             "places.stream": places.stream,
             "places.pool_high": places.pool_high,
@@ -197,6 +197,7 @@ class _Device:
         keys += [4 * alloc.start[own] + 2, 4 * other]
         key = np.concatenate(keys)
         order = np.argsort(key, kind="stable").astype(np.uint32)
+        key //= 4
         of_blocks = ("free_requested", "free_completed", "alloc")
         kinds = [
             np.full(len(k), ACTION[n], np.uint8) for n, k in zip(of_blocks, keys, strict=False)
@@ -204,7 +205,7 @@ class _Device:
         rows = [each.astype(np.uint32) for each in (given_back, completed, own, other)]
         del keys
         kind = np.concatenate([*kinds, events.action[other]])[order]
-        return key[order] // 4, kind, np.concatenate(rows)[order]
+        return key[order], kind, np.concatenate(rows)[order]
 
     # ------------------------------------------------------------ what is left
 
@@ -274,16 +275,21 @@ class _Device:
         """The segments at the end; where they are not known, the addresses that were used."""
         known = self._recorded_segments()
         rows = alive if len(known) else self.own
-        columns = (self.alloc.address[rows].tolist(), self.alloc.requested_bytes[rows].tolist())
-        blocks_used = [(at, at + size) for at, size in zip(*columns, strict=True) if size]
+        rows = rows[self.alloc.requested_bytes[rows] > 0]
+        begins, sizes = self.alloc.address[rows], self.alloc.requested_bytes[rows]
+        ends = begins + np.minimum(sizes, ~begins)  # a damaged trace may reach beyond all memory
         found = [
             _Segment(begin, end, segment.stream, segment.pool, segment.expandable)
             for begin, end, segment in known
         ]
         if any(segment.expandable for segment in found):
             found = _joined(found)
-        if not all(known.covers(*used) for used in blocks_used):
-            found += _touching([used for used in blocks_used if not known.touches(*used)])
+        if len(known):
+            used = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            whole = all(known.covers(*each) for each in used)
+            outside = [not (whole or known.touches(*each)) for each in used]
+            begins, ends = begins[np.array(outside, np.bool_)], ends[np.array(outside, np.bool_)]
+        found += _touching(begins, ends)
         return sorted(found, key=lambda segment: segment.begin)
 
     def _recorded_segments(self) -> Ranges[_Segment]:
@@ -304,14 +310,13 @@ class _Device:
         return held
 
 
-def _touching(used: list[tuple[int, int]]) -> list[_Segment]:
+def _touching(begins: U64, ends: U64) -> list[_Segment]:
     """Ranges of addresses as segments, joined where they touch."""
-    joined: list[list[int]] = []
-    for begin, end in sorted(used):
-        if joined and begin <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], end)
-        else:
-            joined.append([begin, end])
+    order = np.argsort(begins, kind="stable")
+    begins, reached = begins[order], np.maximum.accumulate(ends[order])
+    firsts = np.flatnonzero(np.append(True, begins[1:] > reached[:-1])[: len(begins)])
+    lasts = np.append(firsts[1:], len(begins))[: len(firsts)] - 1
+    joined = zip(begins[firsts].tolist(), reached[lasts].tolist(), strict=True)
     return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
 
 
