@@ -5,6 +5,7 @@
 #include "core/chrome_trace.h"
 #include "core/lifetimes.h"
 #include "core/live.h"
+#include "core/perfetto_trace.h"
 #include "core/snapshot.h"
 #include "core/snapshot_writer.h"
 #include "core/trace_file.h"
@@ -317,32 +318,10 @@ class Follower {
 
 // ------------------------------------------------------------------ Chrome trace
 
-// A ChromeTrace and the columns it reads.
-class ChromeTraceOfArrays {
+// Rows as Python has them, and the columns that they are views of.
+class RowsOfArrays {
  public:
-  ChromeTraceOfArrays(const std::vector<py::bytes>& texts, const std::vector<py::dict>& tables) {
-    std::vector<std::string> copies(texts.begin(), texts.end());
-    std::vector<ChromeRows> rows;
-    for (const py::dict& table : tables) {
-      rows.push_back(rows_of(table));
-    }
-    trace_.emplace(copies, std::move(rows));
-  }
-
-  py::bytes next(size_t bytes) {
-    std::string chunk;
-    {
-      py::gil_scoped_release unlocked;
-      chunk.reserve(bytes + 4096);
-      trace_->next(bytes, chunk);
-    }
-    return py::bytes(chunk);
-  }
-
-  uint64_t events() const { return trace_->events(); }
-
- private:
-  ChromeRows rows_of(const py::dict& table) {
+  ChromeRows operator()(const py::dict& table) {
     auto column = [&](const char* name) { return keep(table[name]); };
     ChromeRows rows{static_cast<ChromeRows::Kind>(table["kind"].cast<uint8_t>()),
                     table["category"].cast<std::string>(),
@@ -363,12 +342,76 @@ class ChromeTraceOfArrays {
     return rows;
   }
 
+ private:
   std::span<const int64_t> keep(const py::object& values) {
     return view(columns_.emplace_back(values.cast<Column<int64_t>>()));
   }
 
   std::vector<Column<int64_t>> columns_;
+};
+
+// The next piece of what such a writer makes.
+template <typename Writer>
+py::bytes next_piece(Writer& writer, size_t bytes) {
+  std::string piece;
+  {
+    py::gil_scoped_release unlocked;
+    piece.reserve(bytes + 4096);
+    writer.next(bytes, piece);
+  }
+  return py::bytes(piece);
+}
+
+class ChromeTraceOfArrays {
+ public:
+  ChromeTraceOfArrays(const std::vector<py::bytes>& texts, const std::vector<py::dict>& tables) {
+    std::vector<std::string> copies(texts.begin(), texts.end());
+    std::vector<ChromeRows> rows;
+    for (const py::dict& table : tables) {
+      rows.push_back(rows_of_(table));
+    }
+    trace_.emplace(copies, std::move(rows));
+  }
+
+  py::bytes next(size_t bytes) { return next_piece(*trace_, bytes); }
+
+  uint64_t events() const { return trace_->events(); }
+
+ private:
+  RowsOfArrays rows_of_;
   std::optional<ChromeTrace> trace_;
+};
+
+class PerfettoTraceOfArrays {
+ public:
+  using Track = std::tuple<uint64_t, uint64_t, std::string, int32_t, bool, bool>;
+
+  PerfettoTraceOfArrays(const std::vector<py::bytes>& texts,
+                        const std::vector<Track>& tracks,
+                        const std::vector<std::pair<py::dict, std::vector<uint64_t>>>& tables,
+                        uint32_t sequence) {
+    std::vector<std::string> copies(texts.begin(), texts.end());
+    for (std::string& text : copies) {
+      make_utf8(text);
+    }
+    std::vector<PerfettoTrack> all;
+    for (const auto& [id, parent, name, rank, is_counter, holds_lifetimes] : tracks) {
+      all.push_back({id, parent, name, rank, is_counter, holds_lifetimes});
+    }
+    std::vector<PerfettoRows> rows;
+    for (const auto& [table, counters] : tables) {
+      rows.push_back({rows_of_(table), counters});
+    }
+    trace_.emplace(std::move(copies), std::move(all), std::move(rows), sequence);
+  }
+
+  py::bytes next(size_t bytes) { return next_piece(*trace_, bytes); }
+
+  uint64_t events() const { return trace_->events(); }
+
+ private:
+  RowsOfArrays rows_of_;
+  std::optional<PerfettoTrace> trace_;
 };
 
 // The ends, clamped so that the slices nest.
@@ -426,6 +469,13 @@ PYBIND11_MODULE(_core, m) {
       .def("lines", &Follower::lines)
       .def("frame", &Follower::frame)
       .def("meta", &Follower::meta);
+  py::class_<PerfettoTraceOfArrays>(m, "PerfettoTrace")
+      .def(py::init<const std::vector<py::bytes>&,
+                    const std::vector<PerfettoTraceOfArrays::Track>&,
+                    const std::vector<std::pair<py::dict, std::vector<uint64_t>>>&,
+                    uint32_t>())
+      .def("next", &PerfettoTraceOfArrays::next)
+      .def("events", &PerfettoTraceOfArrays::events);
   m.def("nest_slices", &nest_slices);
   m.def("thin_samples", &thin);
 }

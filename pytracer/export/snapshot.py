@@ -24,6 +24,7 @@ from pytracer._native import core
 from pytracer.analysis import blocks, devices, scopes, sound, views
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
+from pytracer.export.chrome import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
@@ -359,7 +360,7 @@ class _Words:
         self._trace = trace
         self._of_stack: dict[int, list[_Frame]] = {}
         self._shown: dict[int, list[dict[str, Any]]] = {}
-        self.of, firsts = _alike([*columns, alloc.category, stack])
+        self.of, firsts = alike([*columns, alloc.category, stack])
         self.all: list[tuple[str, str, str, list[_Frame]]] = []
         for row in firsts.tolist():
             role, name = role_text(trace, int(alloc.role[row])), strings[columns[1][row]]
@@ -392,15 +393,3 @@ class _Words:
 
 
 _Frame = tuple[str, str, int]  # function, file, line
-
-
-def _alike(columns: list[NDArray[Any]]) -> tuple[U32, I64]:
-    """Rows that are equal in all columns have one number; and where each number comes first."""
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        width = int(column.max(initial=0)) + 1
-        if (int(number.max(initial=0)) + 1) * width >= 1 << 62:
-            _, number = np.unique(number, return_inverse=True)
-        number = number * width + column
-    _, firsts, number = np.unique(number, return_index=True, return_inverse=True)
-    return number.astype(np.uint32), firsts
