@@ -449,6 +449,7 @@ class Document:
         kind = np.minimum(tree.kind[found.numbers], len(SCOPE_KINDS) - 1)
         line, made = _made_in(trace, found)
         inside = _with_what_is_inside(made, found.row_of(tree.parent[found.numbers]))
+        own = _own_of_modules(trace, found)
         forward = tree.name[tree.forward[found.numbers]]
         return Rows(
             _SLICE,
@@ -462,7 +463,8 @@ class Document:
                 ("kind", _TEXT, kinds[kind]),
                 ("line", _TEXT, texts.each(line, lambda row: owners.line_text(trace, row))),
                 ("bytes allocated", _INTEGER, _or_none(made, made == 0)),
-                ("bytes allocated inside", _INTEGER, _or_none(inside, inside == 0)),
+                ("own bytes", _INTEGER, own),
+                ("inclusive bytes", _INTEGER, _or_none(inside, (inside == 0) & (own == _NO_VALUE))),
                 ("slices folded", _INTEGER, _or_none(found.folded, found.folded == 0)),
                 ("forward", _TEXT, self._known(forward)),
                 ("recompute", _FLAG, tree.flags[found.numbers] & SCOPE_RECOMPUTE),
@@ -905,6 +907,17 @@ def _made_in(trace: Trace, found: _ScopeSlices) -> tuple[NDArray[Any], I64]:
     line[row[inside]] = alloc.line[inside]
     made = views.sums(row[inside], alloc.requested_bytes[inside], count)
     return np.where(is_op, line, 0), made
+
+
+def _own_of_modules(trace: Trace, found: _ScopeSlices) -> I64:
+    """Of each module's call the bytes that it allocated and no module inside of it did."""
+    alloc, tree = allocations(trace), scopes.tree(trace)
+    of_call = np.zeros(len(tree.kind), np.int64)
+    made = alloc.start >= 0
+    np.add.at(of_call, tree.module[alloc.scope[made]], alloc.requested_bytes[made].astype(np.int64))
+    is_module = tree.kind[found.numbers] == scopes.MODULE
+    own: I64 = np.where(is_module, of_call[found.numbers], _NO_VALUE)
+    return own
 
 
 def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
