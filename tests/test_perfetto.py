@@ -322,7 +322,7 @@ def test_perfetto_shows_memory_by_category_without_a_click(
             assert highest.get(row.category, 0) == row.own_peak
         shown = viewer.page.evaluate(
             "app.trace.workspace.flatTracksOrdered"
-            ".filter(t => t.findClosestVisibleAncestor() === (t.parent ?? t))"
+            ".filter(t => t.findClosestVisibleAncestor() === t)"
             ".map(t => t.name).filter(Boolean)"
         )
         assert shown[:6] == ["memory of cuda:0", *CATEGORY_ORDER[:5]]

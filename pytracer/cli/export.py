@@ -40,8 +40,9 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "--format",
         choices=tuple(_SUFFIXES),
+        metavar="FORMAT",
         help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
-        "parquet or pytrace; by default what the output's suffix says, or chrome",
+        "parquet or pytrace; by default what the output's suffix says, or perfetto",
     )
     export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     export.add_argument(
@@ -89,7 +90,7 @@ def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace)
 def _export_target(options: argparse.Namespace) -> tuple[str, str]:
     """The format and where it goes."""
     if options.output is None:
-        kind = options.format or "chrome"
+        kind = options.format or ("perfetto" if options.max_events is None else "chrome")
         # Not with_suffix, which refuses "." before it is read and called a folder.
         return kind, str(options.file.parent / f"{options.file.stem}{_SUFFIXES[kind][0]}")
     if options.format is not None:
