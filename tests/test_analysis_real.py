@@ -240,7 +240,7 @@ def test_what_checkpointing_makes_again_is_held_by_the_module_that_makes_it(
     at = int(inside.start_ns.max())
     for key in ("module", "op", "line"):
         alive = inside[(inside.start_ns <= at) & (inside.end_ns.fillna(at + 1) > at)]
-        own = alive.groupby(key).requested_bytes.sum().to_dict()
+        own = alive.groupby(key, observed=True).requested_bytes.sum().to_dict()
         held = t.by(["phase", "category", key], at=at).reset_index()
         held = held[(held.phase == "recompute") & (held.category == "activations")]
         found = dict(zip(held[key], held.bytes, strict=True))

@@ -217,6 +217,6 @@ def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
     rows = t.allocations()
     replicas = rows[(rows.device == "cuda:1") & (rows.role == "replica")]
     assert set(replicas.category) == {"weights"}
-    held = replicas.groupby("step").requested_bytes.sum()
+    held = replicas.groupby("step", observed=True).requested_bytes.sum()
     assert set(held) == {4 * 4 * 512 * 512}
     assert not (rows.category == "unknown").any()

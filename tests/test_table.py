@@ -1,5 +1,6 @@
 """The one screen, exactly as people see it, at fixed widths."""
 
+import re
 import textwrap
 from dataclasses import replace
 
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 
 from pytracer.analysis import views
+from pytracer.export import words
 from pytracer.export.table import render, size_text, time_text
+from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
@@ -53,17 +56,7 @@ recorded  92 events, 50 scopes
 
 def test_nothing_recorded() -> None:
     assert render(TraceBuilder().trace()) == golden("""
-peak 0 B on cpu   before the first event
-
-  weights                0 B    0.0%
-  gradients              0 B    0.0%
-  optimizer_state        0 B    0.0%
-  activations            0 B    0.0%
-  temporaries            0 B    0.0%
-  unknown                0 B    0.0%
-
-hint      No allocation was seen. Is the model on one of the traced devices?
-recorded  0 events, 0 scopes
+empty     no allocation was seen: is the model there? devices= says where
 """)
 
 
@@ -220,3 +213,17 @@ def test_sizes_have_three_digits(amount: int, text: str) -> None:
 )
 def test_times_have_three_digits(nanoseconds: int, text: str) -> None:
     assert time_text(nanoseconds) == text
+
+
+def test_every_word_on_the_screen_is_explained() -> None:
+    assert tuple(words.CATEGORIES) == CATEGORY_ORDER
+    legend = words.legend(width=72)
+    assert max(len(line) for line in legend.splitlines()) <= 72
+    for word in ("functional", "workspaces", "own_peak", "scopes", "events"):
+        assert re.search(rf"^  {word} ", legend, re.MULTILINE)
+
+
+def test_beside_a_table_only_its_own_categories_are_explained() -> None:
+    legend = words.legend(["weights", "unknown"])
+    assert "weights" in legend
+    assert "graph_pools" not in legend

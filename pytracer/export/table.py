@@ -31,6 +31,8 @@ _COLORS = {
 def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
     """The table as text, without a line break at its end."""
     paint = Paint(color)
+    if len(trace.events.ticks) == 0:
+        return "\n".join([*_nothing(trace, width), *_file(trace, width), *_health(trace, width)])
     peak = views.peak(trace, device)
     lines = [
         *_head(trace, peak, width, paint),
@@ -97,6 +99,18 @@ class Paint:
         return f"{code}{text}{_RESET}" if self._on and code and text else text
 
 
+def _nothing(trace: Trace, width: int) -> list[str]:
+    """A table of zeros would say no more."""
+    if "imported" in trace.meta:
+        return paragraph("empty", "the snapshot has no allocation", width)
+    options = trace.meta.get("options")
+    devices = options.get("devices") if isinstance(options, dict) else None
+    where = f" on {' and '.join(map(str, devices))}" if isinstance(devices, list) else ""
+    return paragraph(
+        "empty", f"no allocation was seen{where}: is the model there? devices= says where", width
+    )
+
+
 def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     when = "before the first event"
@@ -118,9 +132,8 @@ def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
     """A row and a bar per category."""
     room = width - 38
     largest = max(*peak.by_category.values(), 1)
-    for name, amount in peak.by_category.items():
-        if not (amount or name in _ALWAYS or name == "unknown"):
-            continue
+    for name in shown_categories(peak):
+        amount = peak.by_category[name]
         share = amount / peak.bytes if peak.bytes else 0.0
         # The longest bar is the largest category; the percentages say what it is of.
         bar = _block() * round(room * amount / largest)
@@ -131,6 +144,12 @@ def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
 def category_color(name: str) -> str:
     """What a terminal is told to show the category in its colour."""
     return _COLORS.get(name, "\x1b[37m")
+
+
+def shown_categories(peak: views.Peak) -> list[str]:
+    """Those that have a row in the table."""
+    always = (*_ALWAYS, "unknown")
+    return [name for name, amount in peak.by_category.items() if amount or name in always]
 
 
 def _block() -> str:
