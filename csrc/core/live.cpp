@@ -212,7 +212,8 @@ void Live::add_scope(const Recording::ScopeBegins& rows, size_t row) {
   scope.thread = rows.thread[row];
   bool known = rows.kind[row] < kScopeKinds;
   scope.kind = known ? static_cast<ScopeKind>(rows.kind[row]) : ScopeKind::kUser;
-  uint32_t name = rows.name[row];
+  // A number that points nowhere could make tables of any length.
+  uint32_t name = rows.name[row] < tables_.strings.size() ? rows.name[row] : 0;
   if (Scope* parent = find_scope(scope.parent)) {
     scope.module = parent->module;
     scope.op = parent->op;
@@ -321,7 +322,7 @@ void Live::end_scope(uint32_t number, uint32_t stack, uint64_t ticks) {
     return;
   }
   scope->ended = true;
-  scope->line = stack;
+  scope->line = stack < tables_.stacks.parent.size() ? stack : 0;
   if (is_mark(*scope)) {
     marks_.push_back({ticks, number, scope->kind, false});
   }
@@ -741,13 +742,14 @@ void Live::close(size_t count, bool whole_step, uint64_t ticks) {
   settle_the_provisional();
   Scan found = scan(count);
   size_t main = main_device();
+  size_t until_peak = devices_.empty() ? 0 : found.at[main];
   if (main != of_device_) {  // of what was there before, nothing is known of this one
     of_device_ = main;
     base_modules_.clear();
     base_lines_.clear();
   }
   for (size_t i = 0; i < count; ++i) {
-    if (i == found.at[main]) {
+    if (i == until_peak) {
       peak_modules_ = base_modules_;
       peak_lines_ = base_lines_;
     }
@@ -758,7 +760,7 @@ void Live::close(size_t count, bool whole_step, uint64_t ticks) {
       add_to(base_lines_, block.line, change);
     }
   }
-  if (count == found.at[main]) {
+  if (count == until_peak) {
     peak_modules_ = base_modules_;
     peak_lines_ = base_lines_;
   }
