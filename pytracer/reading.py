@@ -184,6 +184,7 @@ class Views:
         max_events: int | None = None,
         min_dt_us: float = 0,
         arrows: int = 1000,
+        full: bool = False,
     ) -> "Exported":
         """Writes a `.json` or `.json.gz` for https://ui.perfetto.dev and chrome://tracing.
 
@@ -194,11 +195,30 @@ class Views:
                 counters as fit; the result says what was left out.
             min_dt_us: keep only the counters' extremes of each so many microseconds.
             arrows: how many of the largest allocations get an arrow to where they are freed.
+            full: all of it. Else what is too small to see in a large trace is folded: its counts
+                and bytes are there, in one bar for many.
         """
         from pytracer.export import chrome
 
-        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows)
+        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows, full)
         return chrome.write(self.data, path, options, overwrite=overwrite)
+
+    def export_perfetto(
+        self, path: str | Path, *, overwrite: bool = False, arrows: int = 1000, full: bool = False
+    ) -> "Exported":
+        """Writes a `.pftrace` for https://ui.perfetto.dev, which shows the memory at once.
+
+        Args:
+            path: the file.
+            overwrite: replace a file that is there.
+            arrows: how many of the largest allocations get an arrow to where they are freed.
+            full: all of it. Else what is too small to see in a large trace is folded: its counts
+                and bytes are there, in one bar for many.
+        """
+        from pytracer.export import chrome, perfetto
+
+        options = chrome.Options(arrows=arrows, full=full)
+        return perfetto.write(self.data, path, options, overwrite=overwrite)
 
     def export_memory_snapshot(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a `.pickle` for https://pytorch.org/memory_viz, with the categories."""

@@ -100,7 +100,15 @@ def told(path: Path, folder: Path) -> set[str]:
     return {s for s in secrets(folder) if s and any(s.encode() in part for part in everything)}
 
 
-EXPORTS = ("run.json", "run.json.gz", "run.pickle", "run.html", "run.parquet", "run.pytrace")
+EXPORTS = (
+    "run.pftrace",
+    "run.json",
+    "run.json.gz",
+    "run.pickle",
+    "run.html",
+    "run.parquet",
+    "run.pytrace",
+)
 
 
 @pytest.mark.parametrize("name", EXPORTS)
