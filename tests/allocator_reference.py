@@ -93,11 +93,10 @@ class Allocator:
         self.next_address = {True: SMALL_BASE, False: LARGE_BASE}
         self.next_expandable = EXPANDABLE_BASE
         self.physical = 0
-        self.counted = dict.fromkeys(
-            ("reserved", "allocated", "active", "peak_reserved", "peak_allocated", "peak_active")
-            + ("retries", "device_allocs", "device_frees"),
-            0,
-        )
+        names = "retries device_allocs device_frees".split()
+        for name in ("reserved", "allocated", "active"):
+            names += [name, f"peak_{name}"]
+        self.counted = dict.fromkeys(names, 0)
 
     # ------------------------------------------------------------ sizes
 
