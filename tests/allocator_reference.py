@@ -93,7 +93,7 @@ class Allocator:
         self.next_address = {True: SMALL_BASE, False: LARGE_BASE}
         self.next_expandable = EXPANDABLE_BASE
         self.physical = 0
-        names = "retries device_allocs device_frees".split()
+        names = ["retries", "device_allocs", "device_frees"]
         for name in ("reserved", "allocated", "active"):
             names += [name, f"peak_{name}"]
         self.counted = dict.fromkeys(names, 0)

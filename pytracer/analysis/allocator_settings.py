@@ -10,7 +10,7 @@ from pytracer import errors
 MIB = 1 << 20
 _NONE = 2**64 - 1
 _INTERVALS = 16  # powers of two from 1 MiB to 64 GiB
-_LEAST_SPLIT = 20
+_LEAST_ROUNDING, _LEAST_SEGMENT = 20, 11
 # What is read as well and places nothing: pinned memory, locks, what a failure looks like.
 _PLACES_NOTHING = re.compile(
     r"pinned_\w+|release_lock_on_(cuda|hip)malloc|throw_on_cudamalloc_oom"
@@ -61,7 +61,14 @@ def parse(text: str) -> Settings:
             raise errors.UsageError(
                 f"PYTORCH_ALLOC_CONF has no {name}; it has {', '.join(_READERS)}"
             )
-    return Settings(**values, text=",".join(f"{name}:{value}" for name, value in _pairs(text)))
+    found = Settings(**values, text=",".join(f"{name}:{value}" for name, value in _pairs(text)))
+    if found.max_split_size < found.large_segment_size:
+        least = found.large_segment_size // MIB
+        raise errors.UsageError(
+            f"max_split_size_mb:{found.max_split_size // MIB}: torch takes {least} or more, the "
+            "size of a large segment"
+        )
+    return found
 
 
 def joined(text: str, more: str) -> str:
@@ -138,10 +145,10 @@ def _power(name: str, value: str, least: int) -> int:
 
 _READERS: dict[str, tuple[str, Any]] = {
     "expandable_segments": ("expandable_segments", _boolean),
-    "max_split_size_mb": ("max_split_size", _mebibytes(_LEAST_SPLIT)),
-    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(_LEAST_SPLIT)),
+    "max_split_size_mb": ("max_split_size", _mebibytes(0)),
+    "max_non_split_rounding_mb": ("max_non_split_rounding", _mebibytes(_LEAST_ROUNDING)),
     "roundup_power2_divisions": ("roundup_divisions", _divisions),
     "garbage_collection_threshold": ("gc_threshold", _share),
-    "large_segment_size_mb": ("large_segment_size", _mebibytes(2)),
+    "large_segment_size_mb": ("large_segment_size", _mebibytes(_LEAST_SEGMENT)),
     "per_process_memory_fraction": ("memory_fraction", _share),
 }

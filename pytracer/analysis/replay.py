@@ -92,6 +92,12 @@ class Replay:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
         return f"<Replay {shown}, {'runs' if self else 'fails'}>"
 
+    def alive_at_failure(self) -> NDArray[np.intp]:
+        """The allocations that were alive when the first request failed."""
+        found = steps(self._trace, self.device)
+        at = core.replay(found.columns, self._rules, False)["failed_step"]
+        return alive_before(found, at) if at >= 0 else np.zeros(0, np.intp)
+
     @cached_property
     def smallest_limit(self) -> int:
         """The smallest limit that runs to the end with these settings, to 2 MiB."""
@@ -126,6 +132,8 @@ def replay(
     limit: int | str | None = None,
     device: str | None = None,
     capacity: int | None = None,
+    *,
+    unlimited: bool = False,
 ) -> Replay:
     """The trace's requests under these settings.
 
@@ -136,6 +144,7 @@ def replay(
         limit: what `set_per_process_memory_fraction` would allow. Without it that of the recording.
         device: by default the one the program trains on.
         capacity: what the driver has for this allocator; by default enough.
+        unlimited: the allocator may hold whatever the driver has, however it was recorded.
 
     Raises:
         errors.UsageError: no such settings or device, or nothing of a GPU in the trace.
@@ -145,7 +154,7 @@ def replay(
     chosen = allocator_settings.parse(
         recorded_settings(trace, name) if settings is None else settings
     )
-    bound = _limit(trace, name, chosen, settings is None, limit)
+    bound = None if unlimited else _limit(trace, name, chosen, settings is None, limit)
     rules = chosen.rules(bound, capacity)
     counted = core.replay(found.columns, rules, False)
     at_peak = _at_peak(found, rules, counted)
@@ -183,15 +192,7 @@ def _limit(
     total = devices.counted(trace, device, "limit_bytes")
     if settings.memory_fraction < 1 and total is not None and not as_recorded:
         return int(settings.memory_fraction * total)
-    return recorded_limit(trace, device)
-
-
-def recorded_limit(trace: Trace, device: str) -> int | None:
-    """What the allocator was allowed to hold, if that was limited."""
-    document = trace.meta.get("device_memory")
-    allowed = document.get("allowed") if isinstance(document, dict) else None
-    figure = allowed.get(device) if isinstance(allowed, dict) else None
-    return figure if isinstance(figure, int) else None
+    return devices.allowed(trace, device)
 
 
 # ---------------------------------------------------------------- the steps
@@ -305,7 +306,7 @@ def _trims(
     back = np.isin(events.action[acts], numbers["back"])
     if not back.any():
         return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    bound = recorded_limit(trace, device) or devices.counted(trace, device, "limit_bytes")
+    bound = devices.allowed(trace, device) or devices.counted(trace, device, "limit_bytes")
     collects = "garbage_collection_threshold" in recorded_settings(trace, device)
     reserved = _reserved_before(trace, acts)
     position, lane = [], []
@@ -346,8 +347,8 @@ def _smallest(found: Steps, rules: dict[str, Any], bound: str) -> int:
     """The smallest limit or capacity that runs, by halving."""
     free = {**rules, "limit": 2**64 - 1, "capacity": 2**64 - 1}
     counted = core.replay(found.columns, free, False)
-    low = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
-    high = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
+    low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
+    high: int = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
     while high - low > LIMIT_STEP:
         middle = (low + high) // 2 // LIMIT_STEP * LIMIT_STEP
         tried = core.replay(found.columns, {**free, bound: middle}, False)
@@ -382,7 +383,7 @@ def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedReques
         bytes=counted["failed_bytes"],
         time_ns=moment.time_ns if position >= 0 else None,
         step=moment.step if position >= 0 else None,
-        phase=moment.phase if position >= 0 else "",
+        phase=(moment.phase or "") if position >= 0 else "",
         module=place.module,
         op=place.op,
         line=place.line,

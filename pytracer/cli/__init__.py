@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import autostart, check, export, measure, output, run, show
+from pytracer.cli import autostart, check, export, measure, output, predict, run, show
 from pytracer.version import __version__
 
 
@@ -74,6 +74,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         show.add_summary,
         run.add_run,
         check.add_check,
+        predict.add_fits,
         show.add_diff,
         export.add_export,
         export.add_report,
