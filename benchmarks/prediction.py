@@ -1,11 +1,15 @@
 """What pytracer predicts beside what happens: each answer is run, and both are written down.
 
     python benchmarks/prediction.py replay --out benchmarks/results      # needs a GPU
+    python benchmarks/prediction.py plans --out benchmarks/results       # on a GPU, else on the CPU
 
 replay: five workloads are recorded once, each from before CUDA is up. Each is then run under twelve
 settings and limits, every time in a process of its own, and torch's own counters are held against
 the replay of the one recording. Of three settings the smallest limit is found by replay and proved
 by a run just there and a run just below.
+
+plans: three models are recorded without checkpoints. Plans for a half, for all and for what is between
+are replayed, and then each is run: its peak, what is reserved, and a step's time.
 """
 
 import argparse
@@ -134,6 +138,181 @@ PROGRAMS: dict[str, Callable[[], None]] = {
     program.__name__: program for program in (gpt2, resnet, lengths, streams, graphs)
 }
 
+# ---------------------------------------------------------------- plans
+
+Training = tuple[Any, Any, Callable[[], None]]  # a model, its optimizer, one step
+
+
+def transformer(device: str) -> Training:
+    """Like layers, under autocast."""
+    import torch
+
+    from benchmarks import models
+
+    torch.manual_seed(0)
+    config = models.GPT2 if device == "cuda" else models.Config(1000, 128, 128, 6, 4)
+    model = models.Transformer(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    ids = torch.randint(config.vocabulary, (8, config.context), device=device)
+
+    def step() -> None:
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(ids, ids)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def convolutions(device: str) -> Training:
+    """Unlike layers, with BatchNorm."""
+    import torch
+    from torch.nn import functional
+    from torchvision.models import resnet50
+
+    torch.manual_seed(0)
+    model = resnet50().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    images = torch.randn(32, 3, 224, 224, device=device)
+    labels = torch.randint(1000, (32,), device=device)
+
+    def step() -> None:
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+def encoder(device: str) -> Training:
+    """torch's own encoder layers, with dropout, in float32."""
+    import torch
+    from torch import nn
+
+    torch.manual_seed(0)
+    width, layers, length = (1024, 8, 512) if device == "cuda" else (128, 4, 64)
+    layer = nn.TransformerEncoderLayer(width, 8, batch_first=True)
+    model = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    x = torch.randn(8, length, width, device=device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, optimizer, step
+
+
+MODELS: dict[str, Callable[[str], Training]] = {
+    model.__name__: model for model in (transformer, convolutions, encoder)
+}
+
+
+def train_here(name: str, modules: list[str], trace_to: str | None) -> dict[str, Any]:
+    """Trains with these modules checkpointed: peak, reserved bytes and a step's time."""
+    import statistics
+    from functools import partial
+
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    import pytracer
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    with pytracer.trace(devices=device, report=False) as recorded:
+        model, _, step = MODELS[name](device)
+        for path in modules:
+            module = model.get_submodule(path)
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        for _ in range(4):
+            step()
+    if trace_to:
+        recorded.save(trace_to, overwrite=True)
+    times = []
+    for _ in range(12):
+        synchronize(device)
+        began = time.perf_counter()
+        step()
+        synchronize(device)
+        times.append(time.perf_counter() - began)
+    found = {"peak": recorded.peak.bytes, "step_s": statistics.median(times), **machine(device)}
+    if device == "cuda":
+        found["reserved"] = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+    return found
+
+
+def synchronize(device: str) -> None:
+    """Until the device has nothing to do."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures hold for."""
+    import platform
+
+    import torch
+
+    gpu = device == "cuda"
+    return {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version() if gpu else None,
+        "device": torch.cuda.get_device_name() if gpu else platform.machine(),
+        "total": torch.cuda.mem_get_info()[1] if gpu else None,
+    }
+
+
+def plans_part(options: argparse.Namespace) -> dict[str, Any]:
+    """Every model: without a plan, and plans along the frontier."""
+    import pytracer
+
+    folder = options.traces or options.out
+    folder.mkdir(parents=True, exist_ok=True)
+    rows: list[dict[str, Any]] = []
+    for name in MODELS:
+        file = folder / f"plans-{name}.pytrace"
+        base = started("train", name, {}, ["--trace", str(file)])
+        if "problem" in base:
+            say(f"{name}: {base['problem']}")
+            continue
+        frontier = pytracer.load(file).checkpoint_plan(1).frontier
+        shown = [frontier[len(frontier) * part // 4] for part in (1, 2, 3)] + [frontier[-1]]
+        for plan in dict.fromkeys(shown):
+            if not plan.modules:
+                continue
+            measured = started("train", name, {}, ["--modules", ",".join(plan.modules)])
+            row = {"model": name, "modules": plan.modules, "base": base, "measured": measured}
+            predicted = {"peak": plan.peak, "reserved": plan.peak_reserved}
+            predicted["step_s"] = base["step_s"] * plan.time_ratio
+            rows.append({**row, "predicted": predicted})
+            say(line_of_plan(rows[-1]))
+    facts = rows[0]["base"] if rows else {}
+    names = ("torch", "cuda", "cudnn", "device", "total")
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        **{each: facts.get(each) for each in names},
+        "runs": rows,
+    }
+
+
+def line_of_plan(row: dict[str, Any]) -> str:
+    """For people who watch: the errors in percent."""
+    predicted, measured = row["predicted"], row["measured"]
+    if "problem" in measured:
+        return f"{row['model']} {row['modules']} PROBLEM {measured['problem']}"
+    errors = [
+        f"{name} {100 * (predicted[name] / measured[name] - 1):+.3f}%"
+        for name in predicted
+        if measured.get(name)
+    ]
+    return f"{row['model']:14} {len(row['modules'])} modules  {'  '.join(errors)}"
+
+
 # ---------------------------------------------------------------- one run
 
 
@@ -165,31 +344,32 @@ def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, An
     return {
         "failed": failed,
         **{each: counted.get(each, 0) for each in names},
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "cudnn": torch.backends.cudnn.version(),
-        "device": torch.cuda.get_device_name(),
-        "total": torch.cuda.mem_get_info()[1],
+        **machine("cuda"),
     }
 
 
 def run(
     name: str, settings: str, limit: int | None, trace_to: Path | None = None
 ) -> dict[str, Any]:
-    """The same in a process of its own; what went wrong is in "problem"."""
-    environment = {
-        **os.environ,
-        "PYTORCH_ALLOC_CONF": settings,
-        "PYTORCH_CUDA_ALLOC_CONF": settings,
-    }
-    if not settings:
-        del environment["PYTORCH_ALLOC_CONF"], environment["PYTORCH_CUDA_ALLOC_CONF"]
-    command = [sys.executable, __file__, "one", "--program", name]
-    command += ["--limit", str(limit)] if limit is not None else []
-    command += ["--trace", str(trace_to)] if trace_to else []
+    """The same in a process of its own."""
+    variables = {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
+    more = ["--limit", str(limit)] if limit is not None else []
+    more += ["--trace", str(trace_to)] if trace_to else []
+    return started("one", name, variables if settings else {}, more)
+
+
+def started(part: str, name: str, variables: dict[str, str], more: list[str]) -> dict[str, Any]:
+    """What the process says last; what went wrong is in "problem"."""
+    clean = {key: text for key, text in os.environ.items() if "ALLOC_CONF" not in key}
+    command = [sys.executable, __file__, part, "--program", name, *more]
     try:
         done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
+            command,
+            env={**clean, **variables},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"problem": f"took more than {TIMEOUT} s"}
@@ -311,27 +491,35 @@ def say(text: str) -> None:
 def main() -> int:
     """The parts, or one run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("replay", "one"))
+    parser.add_argument("part", choices=("replay", "plans", "one", "train"))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--traces", type=Path, help="where recordings go (default: --out)")
     parser.add_argument("--keep", action="store_true", help="record each run; keep the inexact")
     parser.add_argument("--at-once", type=int, default=8, help="processes (default 8)")
     parser.add_argument("--programs", nargs="*", choices=PROGRAMS)
-    parser.add_argument("--program", choices=PROGRAMS, help="of one run")
-    parser.add_argument("--limit", type=int, help="of one run: bytes")
-    parser.add_argument("--trace", help="of one run: record it to this file")
+    one = parser.add_argument_group("of one run, which the parts start")
+    one.add_argument("--program", choices=(*PROGRAMS, *MODELS))
+    one.add_argument("--limit", type=int, help="bytes")
+    one.add_argument("--modules", default="", help="to checkpoint, with commas")
+    one.add_argument("--trace", help="record it to this file")
     options = parser.parse_args()
     if options.part == "one":
         print(json.dumps(run_here(options.program, options.limit, options.trace)))
         return 0
+    if options.part == "train":
+        modules = [name for name in options.modules.split(",") if name]
+        print(json.dumps(train_here(options.program, modules, options.trace)))
+        return 0
     began = time.monotonic()
-    document = replay_part(options)
+    document = (replay_part if options.part == "replay" else plans_part)(options)
     document["seconds"] = round(time.monotonic() - began)
-    where = options.out / f"prediction-replay-{slug(document['device'])}.json"
+    where = options.out / f"prediction-{options.part}-{slug(document['device'])}.json"
     options.out.mkdir(parents=True, exist_ok=True)
     where.write_text(json.dumps(document, indent=1) + "\n")
-    right = sum(map(exact, document["runs"]))
-    say(f"{right} of {len(document['runs'])} exact, {document['seconds']} s, {where}")
+    say(f"{document['seconds']} s, {where}")
+    if options.part == "replay":
+        right = sum(map(exact, document["runs"]))
+        say(f"{right} of {len(document['runs'])} exact")
     return 0
 
 

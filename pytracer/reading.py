@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pytracer.analysis.budgets import Exceeded
+    from pytracer.analysis.checkpoint_plans import CheckpointPlan
     from pytracer.analysis.fits import Fits
     from pytracer.analysis.replay import Replay
     from pytracer.analysis.views import Peak
@@ -148,6 +149,19 @@ class Views:
         from pytracer.export import fits_text
 
         return fits.fits(self.data, on, settings, device, fits_text.render)
+
+    def checkpoint_plan(self, budget: int | str, device: str | None = None) -> "CheckpointPlan":
+        """Which modules to checkpoint to stay in a budget at the least time: .modules, .code.
+
+        Args:
+            budget: "20GiB" or bytes: of CUDA's allocator; on the CPU of what is requested.
+            device: by default the one that the program trains on.
+
+        The result is true where the plan fits; else its plan is the smallest that there is.
+        """
+        from pytracer.analysis import checkpoint_plans
+
+        return checkpoint_plans.plan(self.data, budget, device)
 
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
