@@ -114,14 +114,10 @@ py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
   Column<uint32_t> block;
   Column<uint64_t> bytes;
   Column<uint32_t> lane;
-  Column<uint64_t> hinted_bytes;
-  Column<uint64_t> hinted_address;
   ReplaySteps columns{column_of<uint8_t>(steps, "kind", kind),
                       column_of<uint32_t>(steps, "block", block),
                       column_of<uint64_t>(steps, "bytes", bytes),
                       column_of<uint32_t>(steps, "lane", lane)};
-  SegmentHints hints{column_of<uint64_t>(steps, "segment_bytes", hinted_bytes),
-                     column_of<uint64_t>(steps, "segment_address", hinted_address)};
   std::vector<ReplayLane> lanes;
   for (auto [stream, pool] : steps["lanes"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
     lanes.push_back({stream, pool});
@@ -130,7 +126,7 @@ py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
   ReplayResult found;
   {
     py::gil_scoped_release unlocked;
-    found = replay_allocator(columns, lanes, given, hints, curves);
+    found = replay_allocator(columns, lanes, given, curves);
   }
   py::dict result;
   result["peak_reserved"] = found.peak_reserved;

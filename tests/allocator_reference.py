@@ -10,7 +10,7 @@ MIB = 1 << 20
 MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
 NONE = 2**64 - 1
-SMALL_BASE, LARGE_BASE, EXPANDABLE_BASE, ROOM = 1 << 56, 1 << 57, 1 << 58, 1 << 42
+ADDRESSES, CHUNK, EXPANDABLE_BASE, ROOM = 1 << 57, 32 * MIB, 1 << 58, 1 << 42
 
 ALLOC, FREE_REQUESTED, FREE_COMPLETED, ATTEMPT, TRIM = range(5)
 
@@ -90,7 +90,8 @@ class Allocator:
         self.pools: dict[tuple[int, bool], BlockPool] = {}
         self.ended: set[int] = set()
         self.pending: list[Block] = []
-        self.next_address = {True: SMALL_BASE, False: LARGE_BASE}
+        self.next_chunk = ADDRESSES
+        self.holes: dict[int, int] = {}
         self.next_expandable = EXPANDABLE_BASE
         self.physical = 0
         names = ["retries", "device_allocs", "device_frees"]
@@ -256,9 +257,22 @@ class Allocator:
             return self.try_allocate_expandable_block(pool, size, stream)
         if not self.driver_gives(alloc_size):
             return None
-        ptr = self.next_address[pool.is_small]
-        self.next_address[pool.is_small] += round_up(alloc_size, 2 * MIB)
-        return Block(stream, alloc_size, ptr, pool)
+        return Block(stream, alloc_size, self.driver_address(alloc_size), pool)
+
+    def driver_address(self, size: int) -> int:
+        """The lowest hole that is large enough, else a chunk below all others."""
+        size = round_up(size, 2 * MIB)
+        for address in sorted(self.holes):
+            if self.holes[address] >= size:
+                rest = self.holes.pop(address) - size
+                break
+        else:
+            chunk = round_up(size, CHUNK)
+            self.next_chunk -= chunk
+            address, rest = self.next_chunk, chunk - size
+        if rest >= SMALL_BUFFER:
+            self.holes[address + size] = rest
+        return address
 
     def driver_gives(self, size: int) -> bool:
         physical = round_up(size, 2 * MIB)

@@ -27,8 +27,7 @@ def replay(steps, rules, lanes=LANES, curves=True):
     columns = np.array(steps, dtype=np.uint64).reshape(-1, 4).T
     names = ("kind", "block", "bytes", "lane")
     table = dict(zip(names, columns, strict=True))
-    none = np.zeros(0, np.uint64)
-    table |= {"lanes": lanes, "segment_bytes": none, "segment_address": none}
+    table["lanes"] = lanes
     found = core.replay(table, asdict(rules), curves)
     return {
         name: value.tolist() if isinstance(value, np.ndarray) else value

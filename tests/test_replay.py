@@ -117,12 +117,28 @@ def taken(text: str) -> bool:
     return True
 
 
+ROUNDED = """
+import ctypes, json, os, sys, torch
+library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+name = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig24roundup_power2_divisionsEm"
+divisions = getattr(library, name)
+divisions.restype, divisions.argtypes = ctypes.c_size_t, [ctypes.c_size_t]
+found = []
+for text in json.loads(sys.argv[1]):
+    torch._C._accelerator_setAllocatorSettings(text)
+    found.append([divisions(1 << (20 + power)) for power in range(16)])
+print(json.dumps(found))
+"""
+
+
 def test_rounding_by_intervals_is_torchs() -> None:
-    """The first value holds below its interval, the one after > from the last interval on."""
-    divisions = allocator_settings.parse(
-        "roundup_power2_divisions:[4:2,16:4,>:8]"
-    ).roundup_divisions
-    assert divisions == (2, 2, 2, 0, *[8] * 12)
+    """Its own library says what it makes of the text."""
+    lists = ("4", "[4:2,16:4,>:8]", "[256:1,512:2,1024:4,>:8]", "[>:8]", "[1:2,65536:16]")
+    texts = [f"roundup_power2_divisions:{each}" for each in lists]
+    command = [sys.executable, "-c", ROUNDED, json.dumps(texts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    ours = [list(allocator_settings.parse(text).roundup_divisions) for text in texts]
+    assert ours == json.loads(done.stdout)
 
 
 # ---------------------------------------------------------------- case by case

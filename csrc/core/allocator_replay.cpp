@@ -1,6 +1,7 @@
 #include "allocator_replay.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <deque>
 #include <limits>
@@ -18,9 +19,9 @@ constexpr uint64_t kMinLargeAlloc = 10 << 20;
 constexpr uint64_t kRoundLarge = 2 << 20;
 constexpr uint64_t kPhysicalPage = 2 << 20;
 
-// Made-up addresses, beyond those of any GPU: each kind of segment in a range of its own.
-constexpr uint64_t kSmallBase = uint64_t{1} << 56;
-constexpr uint64_t kLargeBase = uint64_t{1} << 57;
+// Addresses are made up. They decide between free blocks of equal size.
+constexpr uint64_t kAddresses = uint64_t{1} << 57;
+constexpr uint64_t kChunkPages = 16;  // 32 MiB
 constexpr uint64_t kExpandableBase = uint64_t{1} << 58;
 constexpr uint64_t kExpandableRoom = uint64_t{1} << 42;  // 4 TiB: more than any GPU has
 
@@ -81,11 +82,7 @@ struct Shelf {
 
 class Allocator {
  public:
-  Allocator(const AllocatorRules& rules, const SegmentHints& hints) : rules_(rules) {
-    for (size_t i = 0; i < hints.bytes.size(); ++i) {
-      hints_[hints.bytes[i]].push_back(hints.address[i]);
-    }
-  }
+  explicit Allocator(const AllocatorRules& rules) : rules_(rules) {}
 
   const ReplayResult& counted() const { return counted_; }
 
@@ -369,7 +366,7 @@ class Allocator {
     if (!reserve(amount)) {
       return nullptr;
     }
-    return make(amount, segment_address(amount, shelf.pool->small), shelf, 0);
+    return make(amount, segment_address(amount), shelf, 0);
   }
 
   bool reserve(uint64_t amount) {
@@ -393,15 +390,31 @@ class Allocator {
     ++counted_.device_frees;
   }
 
-  uint64_t segment_address(uint64_t amount, bool small) {
-    if (auto hint = hints_.find(amount); hint != hints_.end() && !hint->second.empty()) {
-      const uint64_t address = hint->second.front();
-      hint->second.pop_front();
-      return address;
+  // As the driver was seen to do: room is taken in chunks from the top of the address space down,
+  // and what is left of a chunk serves later segments, the lowest first.
+  uint64_t segment_address(uint64_t amount) {
+    const uint64_t pages = round_up(amount, kPhysicalPage) / kPhysicalPage;
+    std::set<uint64_t>* lowest = nullptr;
+    uint64_t found = 0;
+    for (uint64_t size = pages; size < kChunkPages; ++size) {
+      auto& holes = holes_[size];
+      if (!holes.empty() && (lowest == nullptr || *holes.begin() < *lowest->begin())) {
+        lowest = &holes;
+        found = size;
+      }
     }
-    uint64_t& next = small ? next_small_ : next_large_;
-    const uint64_t address = next;
-    next += round_up(amount, kPhysicalPage);
+    uint64_t address = 0;
+    if (lowest != nullptr) {
+      address = *lowest->begin();
+      lowest->erase(lowest->begin());
+    } else {
+      found = round_up(pages, kChunkPages);
+      next_chunk_ -= found * kPhysicalPage;
+      address = next_chunk_;
+    }
+    if (found > pages) {
+      holes_[found - pages].insert(address + pages * kPhysicalPage);
+    }
     return address;
   }
 
@@ -614,7 +627,6 @@ class Allocator {
   }
 
   const AllocatorRules& rules_;
-  std::map<uint64_t, std::deque<uint64_t>> hints_;
   std::map<std::pair<uint32_t, bool>, Pool> pools_;
   std::map<ShelfKey, Shelf> shelves_;
   std::set<uint32_t> ended_pools_;
@@ -623,8 +635,8 @@ class Allocator {
   std::deque<Block> blocks_;
   std::vector<Block*> spare_;
   uint64_t physical_ = 0;
-  uint64_t next_small_ = kSmallBase;
-  uint64_t next_large_ = kLargeBase;
+  std::array<std::set<uint64_t>, kChunkPages> holes_;  // of the address space, by pages
+  uint64_t next_chunk_ = kAddresses;
   uint64_t next_expandable_ = kExpandableBase;
   int64_t step_ = -1;
   ReplayResult counted_;
@@ -635,9 +647,8 @@ class Allocator {
 ReplayResult replay_allocator(const ReplaySteps& steps,
                               std::span<const ReplayLane> lanes,
                               const AllocatorRules& rules,
-                              const SegmentHints& hints,
                               bool curves) {
-  Allocator allocator(rules, hints);
+  Allocator allocator(rules);
   ReplayResult curve;
   for (size_t i = 0; i < steps.kind.size() && allocator.counted().failed_step < 0; ++i) {
     allocator.begin_step(static_cast<int64_t>(i));

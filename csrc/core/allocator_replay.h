@@ -4,8 +4,8 @@
 // The rules are those of c10/cuda/CUDACachingAllocator.cpp. tests/allocator_reference.py says the
 // same in slow Python, one function per function of torch's; both are held equal.
 //
-// What the model does not know: where the driver puts a segment. It takes the recording's addresses
-// where it has them (hints), else rising ones. They matter only between free blocks of equal size.
+// What the model does not know: where the driver puts a segment. It does what an H200's driver was
+// seen to do. Addresses matter only between free blocks of equal size.
 #pragma once
 
 #include <cstdint>
@@ -52,12 +52,6 @@ struct ReplaySteps {
   std::span<const uint32_t> lane;
 };
 
-// A segment of the recording: its size and where the driver put it, in order.
-struct SegmentHints {
-  std::span<const uint64_t> bytes;
-  std::span<const uint64_t> address;
-};
-
 struct ReplayResult {
   uint64_t peak_reserved = 0;
   uint64_t peak_allocated = 0;
@@ -85,7 +79,6 @@ struct ReplayResult {
 ReplayResult replay_allocator(const ReplaySteps& steps,
                               std::span<const ReplayLane> lanes,
                               const AllocatorRules& rules,
-                              const SegmentHints& hints,
                               bool curves);
 
 }  // namespace pytracer

@@ -127,7 +127,7 @@ def _divisions(name: str, value: str) -> tuple[int, ...]:
         bound, _, count = entry.partition(":")
         number = _power(name, count, least=0)
         if bound == ">":
-            divisions[last:] = [number] * (_INTERVALS - last)
+            divisions[last + 1 :] = [number] * (_INTERVALS - last - 1)
             continue
         last = min(_power(name, bound, least=1).bit_length() - 1, _INTERVALS - 1)
         if first:

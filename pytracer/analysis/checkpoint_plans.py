@@ -3,11 +3,12 @@
 What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-reentrant):
 
 - what autograd keeps of the call goes when the call ends, except what the module returns. (Some of it
-  goes earlier; that it stays until then makes a prediction too large, never too small.)
+  goes earlier, which nobody recorded; that it stays until then can only make a prediction larger.)
+- what the module is given stays until the call's backward is over;
 - before the first node of the call's backward its forward runs again, up to the last tensor that
   autograd keeps; that is remade, and ends where it ended before;
 - autocast's copies of weights stay until the model's call ends, and are made again;
-- on the CPU the generator's state is kept in between.
+- on the CPU the generator's state is kept in between, and a second one while the forward runs again.
 
 Candidates are the layers of stacks (`h.3`), else modules that a model calls itself. A greedy order
 proposes plans: most bytes for the least time first, and from the first layer on. Where there are few
@@ -287,6 +288,9 @@ class _Work:
         if self.device == "cpu":
             edits.add(int(alloc.start[own].min()), -1, -1, 0, False, _GENERATOR_BYTES)
             edits.add(over, 0, -1, 0, False, -_GENERATOR_BYTES)
+            # And what the generator was at, while the forward runs again.
+            edits.add(first, -_LAST, -1, 0, False, _GENERATOR_BYTES)
+            edits.add(first, -1, -1, 0, False, -_GENERATOR_BYTES)
         remade = {*saved.tolist(), *copied.tolist()}
         for k in own[alloc.start[own] <= last].tolist():
             # Before anything of that position, in the order of the forward.

@@ -251,15 +251,12 @@ def _steps(trace: Trace, device: str) -> Steps:
     # A block that ended unseen ends before the next one begins at the same event.
     order = np.lexsort((_RANK[kind], position))
     order = np.concatenate([np.arange(len(seeds)), order[len(seeds) :]])
-    taken = here & np.isin(events.action, [ACTION["seed_segment"], ACTION["segment_alloc"]])
     columns = {
         "kind": kind[order].astype(np.uint8),
         "block": block[order].astype(np.uint32),
         "bytes": size[order].astype(np.uint64),
         "lane": lane[order].astype(np.uint32),
         "lanes": lanes,
-        "segment_bytes": events.bytes[taken],
-        "segment_address": events.address[taken],
     }
     return Steps(device, columns, position[order].astype(np.int64), int(found.bytes[seeds].sum()))
 

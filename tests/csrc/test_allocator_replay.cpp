@@ -28,7 +28,7 @@ ReplayResult replay(const std::vector<Step>& steps, const AllocatorRules& rules)
     bytes.push_back(step.bytes);
     lane.push_back(step.lane);
   }
-  return replay_allocator({kind, block, bytes, lane}, kLanes, rules, {}, true);
+  return replay_allocator({kind, block, bytes, lane}, kLanes, rules, true);
 }
 
 using enum ReplayStep;
@@ -52,20 +52,6 @@ TEST(a_retry_completes_a_free_only_once) {
   CHECK(found.retries == 1);
   CHECK(found.failed_step == -1);
   CHECK(found.active == 0);
-}
-
-TEST(hints_are_addresses_and_change_no_size) {
-  const std::vector<uint64_t> sizes = {40 * kMiB, 40 * kMiB};
-  const std::vector<uint64_t> addresses = {uint64_t{1} << 40, uint64_t{1} << 40};
-  const std::vector<uint8_t> kind = {0, 0, 2, 2};
-  const std::vector<uint32_t> block = {0, 1, 0, 1};
-  const std::vector<uint64_t> bytes = {40 * kMiB, 40 * kMiB, 0, 0};
-  const std::vector<uint32_t> lane(4, 0);
-  // The same address twice, as in a damaged file: both blocks are still two.
-  ReplayResult found =
-      replay_allocator({kind, block, bytes, lane}, kLanes, {}, {sizes, addresses}, false);
-  CHECK(found.peak_reserved == 80 * kMiB);
-  CHECK(found.largest_free == 40 * kMiB);
 }
 
 // Under the sanitizers this is what finds a block that is used after it was given back.
