@@ -49,6 +49,10 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+def __dir__() -> list[str]:
+    return [*__all__, "load_ipython_extension"]
+
+
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext pytracer`."""
     from pytracer.integrations.ipython import register

@@ -37,6 +37,26 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def _with_known_options(init: Callable[P, None]) -> Callable[P, None]:
+    """An option that does not exist gets a sentence; the signature stays as it is."""
+    known = inspect.signature(init).parameters.values()
+    options = [option.name for option in known if option.kind is option.KEYWORD_ONLY]
+
+    @functools.wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> None:
+        for name in kwargs:
+            if name not in options:
+                similar = errors.did_you_mean(name, options)
+                raise errors.UsageError(f"trace() has no option {name!r}{similar or _all(options)}")
+        init(*args, **kwargs)
+
+    return checked
+
+
+def _all(options: Sequence[str]) -> str:
+    return f"; it has {', '.join(options)}"
+
+
 class Schedule(Protocol):
     """What `torch.profiler.schedule` returns: an action for each step."""
 
@@ -69,6 +89,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             a page about that, with the trace saved. `report=False` does neither.
     """
 
+    @_with_known_options
     def __init__(
         self,
         *targets: Any,

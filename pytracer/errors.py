@@ -1,7 +1,9 @@
 """Every error pytracer raises on purpose, and the exit code the command line gives it."""
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 
 
 class PytracerError(Exception):
@@ -51,6 +53,12 @@ class FileIsThere(CannotWrite):
         """The message is for Python; the command line has an option for it, and says its own."""
         super().__init__(f"{path} {state}; overwrite=True {remedy}")
         self.at_the_command_line = f"{path} {state}; -f {remedy}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of an error's sentence; empty where nothing is like it."""
+    similar = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
 def warn(text: str) -> None:

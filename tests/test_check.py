@@ -58,7 +58,19 @@ def test_what_is_no_size_is_refused(text) -> None:
 
 @given(st.integers(0, 2**50))
 def test_a_number_of_bytes_is_itself(number) -> None:
-    assert budgets.parse_size(str(number)) == budgets.parse_size(f"{number} B") == number
+    assert budgets.parse_size(number) == budgets.parse_size(f"{number} B") == number
+
+
+@given(st.integers(1_000_000, 2**50))
+def test_a_large_number_needs_no_unit(number) -> None:
+    assert budgets.parse_size(str(number)) == number
+
+
+@given(st.integers(1, 999_999))
+def test_a_small_number_without_a_unit_is_asked_about(number) -> None:
+    """Who writes --max-peak 40 does not mean forty bytes."""
+    with pytest.raises(errors.UsageError, match=f"say {number}GiB, {number}MiB or {number}B"):
+        budgets.parse_size(str(number))
 
 
 def test_within_the_budget_is_0_and_says_what_was_looked_at(saved, capsys) -> None:
@@ -82,7 +94,7 @@ def test_a_category_over_its_limit_is_said_to_be_so_at_its_own_peak(saved, capsy
 def test_what_is_typed_next_can_be_copied_into_a_shell(saved, tmp_path, capsys) -> None:
     file = tmp_path / "my run.pytrace"
     file.write_bytes(saved.read_bytes())
-    assert main(["check", str(file), "--max-peak", "1"]) == 3
+    assert main(["check", str(file), "--max-peak", "1B"]) == 3
     assert capsys.readouterr().out.endswith(f"pytracer export '{file}'\n")
 
 
@@ -111,7 +123,7 @@ def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
 
 
 def test_json_is_one_document(saved, capsys) -> None:
-    assert main(["check", str(saved), "--max-peak", "1", "--json"]) == 3
+    assert main(["check", str(saved), "--max-peak", "1B", "--json"]) == 3
     document = json.loads(capsys.readouterr().out)
     assert document["pytracer_json"] == 1
     (over,) = document["exceeded"]
@@ -120,9 +132,9 @@ def test_json_is_one_document(saved, capsys) -> None:
 
 def test_growth_is_what_every_step_leaves(tmp_path, capsys) -> None:
     leaking = a_trace(leak=100).trace().save(tmp_path / "leak.pytrace")
-    assert main(["check", str(leaking), "--max-growth", "99"]) == 3
+    assert main(["check", str(leaking), "--max-growth", "99B"]) == 3
     assert "growth_per_step 100 B, limit 99 B" in capsys.readouterr().out
-    assert main(["check", str(leaking), "--max-growth", "100"]) == 0
+    assert main(["check", str(leaking), "--max-growth", "100B"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -320,7 +320,9 @@ def test_an_output_that_cannot_be_written(
         ("", "usage"),
         ("summary", "required: file"),
         ("summary run.pytrace --colour", "unrecognized arguments"),
-        ("frobnicate", "invalid choice"),
+        ("frobnicate", "there is no command 'frobnicate'; there is demo, summary,"),
+        ("sumary run.pytrace", "there is no command 'sumary'; did you mean 'summary'?"),
+        ("check run.pytrace --max-peak 40", "'40' has no unit: say 40GiB, 40MiB or 40B"),
         ("export", "required: file"),
         ("export run.pytrace -o out.doc", "say --format"),
         ("export run.pytrace -o out.json --max-events 0", "not a positive number"),
@@ -355,7 +357,7 @@ def test_a_snapshot_that_holds_nothing_is_an_empty_trace(
 ) -> None:
     code, out, _ = run(capsys, "summary", "list.pickle")
     assert code == 0
-    assert out.startswith("peak 0 B")
+    assert out == "empty     the snapshot has no allocation\n"
 
 
 def test_a_document_that_cannot_be_written_leaves_nothing(
@@ -498,7 +500,7 @@ def test_names_of_files_may_be_any_bytes(here: Path, capsys: pytest.CaptureFixtu
         f"summary {name}.pytrace": 0,
         f"summary {name}.pytrace --json": 0,
         f"check {name}.pytrace --max-peak 1TiB": 0,
-        f"check {name}.pytrace --max-peak 1": 3,
+        f"check {name}.pytrace --max-peak 1B": 3,
         f"diff {name}.pytrace --steps 0,1": 0,
         f"export {name}.pytrace": 0,
         f"export {name}.pytrace --format snapshot": 0,

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 
+import pytracer
 from pytracer import errors, load, trace
 from pytracer._native import core
 from pytracer.cli import output
@@ -343,3 +344,20 @@ def test_every_key_of_the_meta_document_is_documented(traced: trace, tmp_path: P
     written = traced.data.meta.keys() | load(snapshot).data.meta.keys()
     assert written <= documented
     assert documented - written == {"cost", "first_step"}
+
+
+def test_dir_shows_what_there_is() -> None:
+    assert {"trace", "load", "__version__"} <= set(dir(pytracer))
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ({"device": "cuda"}, "no option 'device'; did you mean 'devices'?"),
+        ({"stack": True}, "no option 'stack'; did you mean 'stacks'?"),
+        ({"colour": True}, "no option 'colour'; it has detail, stacks,"),
+    ],
+)
+def test_an_option_that_does_not_exist_gets_a_sentence(option: dict[str, Any], says: str) -> None:
+    with pytest.raises(errors.UsageError, match=re.escape(says)):
+        pytracer.trace(**option)

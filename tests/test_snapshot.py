@@ -348,6 +348,15 @@ def training() -> Trace:
     return b.trace()
 
 
+def test_blocks_of_absurd_sizes_that_adjoin_are_read_back(tmp_path: Path) -> None:
+    """As a damaged trace may have them: their segment is larger than any block can be."""
+    b = TraceBuilder()
+    for i in range(3):
+        b.alloc(2**47, address=2**20 + i * 2**47)
+    path = export.write(b.trace(), tmp_path / "x.pickle")
+    same_totals(b.trace(), load(path))
+
+
 def test_it_is_plain_data_of_protocol_4(tmp_path: Path) -> None:
     """Nothing that a viewer written in JavaScript would not know."""
     path = export.write(training(), tmp_path / "x.pickle")

@@ -53,17 +53,7 @@ recorded  92 events, 50 scopes
 
 def test_nothing_recorded() -> None:
     assert render(TraceBuilder().trace()) == golden("""
-peak 0 B on cpu   before the first event
-
-  weights                0 B    0.0%
-  gradients              0 B    0.0%
-  optimizer_state        0 B    0.0%
-  activations            0 B    0.0%
-  temporaries            0 B    0.0%
-  unknown                0 B    0.0%
-
-hint      No allocation was seen. Is the model on one of the traced devices?
-recorded  0 events, 0 scopes
+empty     no allocation was seen: is the model there? devices= says where
 """)
 
 

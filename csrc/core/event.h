@@ -37,6 +37,8 @@ inline constexpr uint8_t kActions = 13;
 // block, so the action and the log's own ready mark fit beside the size. A request may be larger
 // still, and is recorded as the most there can be.
 inline constexpr uint64_t kMostBytes = (uint64_t{1} << 48) - 1;
+// No sum of sizes is beyond what a signed number holds.
+inline constexpr uint64_t kMostBytesInAll = uint64_t{1} << 62;
 
 struct Event {
   uint64_t ticks;

@@ -442,9 +442,11 @@ class SnapshotReader {
           break;
       }
     });
-    if (device >= kMaxDevices || bytes > kMostBytes || !pickle_.is_sequence(blocks)) {
+    // Blocks that adjoin are one segment: it may be larger than any of them.
+    if (device >= kMaxDevices || bytes > room_ || !pickle_.is_sequence(blocks)) {
       refuse("has a segment without blocks, or of an impossible size");
     }
+    room_ -= bytes;
     Snapshot::Segments& rows = out_.segments;
     rows.device.push_back(static_cast<uint32_t>(device));
     rows.address.push_back(address);
@@ -581,6 +583,7 @@ class SnapshotReader {
   size_t rows_ = 0;
   uint64_t unknown_actions_ = 0;
   uint64_t unreadable_ = 0;
+  uint64_t room_ = kMostBytesInAll;  // of all segments together
   Snapshot out_;
   Value annotations_;
   std::vector<Field> field_;           // per text

@@ -167,9 +167,6 @@ void Repair::check_scopes() {
   }
 }
 
-// No sum of sizes is beyond what a signed number holds.
-constexpr uint64_t kMostBytesInAll = uint64_t{1} << 62;
-
 // An unknown action becomes a blank row: events are known by their positions, so none may go.
 void Repair::check_events() {
   auto& events = out_.events;

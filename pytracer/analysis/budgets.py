@@ -16,12 +16,13 @@ _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
 _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
 _MOST_BYTES = 2**63 - 1
+_CLEARLY_BYTES = 1_000_000  # who writes 40 without a unit means GiB
 
 LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")
 
 
 def parse_size(size: int | str) -> int:
-    """Bytes of "40 GiB", "1.5GB" (a billion and a half) or a number.
+    """Bytes of "40 GiB", "1.5GB" (a billion and a half), "512B", or a number that is one already.
 
     Raises:
         errors.UsageError: it is none of these.
@@ -31,9 +32,10 @@ def parse_size(size: int | str) -> int:
     found = _SIZE.fullmatch(size) if isinstance(size, str) else None
     unit = _UNITS.get(found[2].lower()) if found else None
     if found is None or unit is None:
-        raise errors.UsageError(
-            f"{size!r} is not a size: say 40GiB (of 1024), 1.5 GB (of 1000) or a number of bytes"
-        )
+        raise errors.UsageError(f"{size!r} is not a size: say 40GiB (of 1024) or 1.5 GB (of 1000)")
+    if not found[2] and 0 < float(found[1]) < _CLEARLY_BYTES:
+        number = found[1]
+        raise errors.UsageError(f"{size!r} has no unit: say {number}GiB, {number}MiB or {number}B")
     amount = float(found[1]) * unit
     if amount > _MOST_BYTES:
         raise errors.UsageError(f"{size!r} is more than any memory has")

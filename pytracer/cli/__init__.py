@@ -20,6 +20,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     autostart.THIS_PROCESS.disarm()
     parser, commands = _parsers()
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
+        similar = errors.did_you_mean(arguments[0], commands.choices)
+        all_of_them = f"; there is {', '.join(commands.choices)}"
+        parser.error(f"there is no command {arguments[0]!r}{similar or all_of_them}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)

@@ -31,6 +31,8 @@ _COLORS = {
 def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
     """The table as text, without a line break at its end."""
     paint = Paint(color)
+    if len(trace.events.ticks) == 0:
+        return "\n".join([*_nothing(trace, width), *_file(trace, width), *_health(trace, width)])
     peak = views.peak(trace, device)
     lines = [
         *_head(trace, peak, width, paint),
@@ -95,6 +97,18 @@ class Paint:
     def __call__(self, text: str, code: str) -> str:
         """The text in that colour."""
         return f"{code}{text}{_RESET}" if self._on and code and text else text
+
+
+def _nothing(trace: Trace, width: int) -> list[str]:
+    """A table of zeros would say no more."""
+    if "imported" in trace.meta:
+        return paragraph("empty", "the snapshot has no allocation", width)
+    options = trace.meta.get("options")
+    devices = options.get("devices") if isinstance(options, dict) else None
+    where = f" on {' and '.join(map(str, devices))}" if isinstance(devices, list) else ""
+    return paragraph(
+        "empty", f"no allocation was seen{where}: is the model there? devices= says where", width
+    )
 
 
 def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:

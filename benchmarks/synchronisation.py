@@ -1,0 +1,149 @@
+"""Instructions that tracing adds at each point of synchronisation, counted by valgrind.
+
+    python benchmarks/synchronisation.py [--out FILE] [--checkout FOLDER] [--profile FOLDER]
+
+Of a training step of three linear layers: an outermost module call, forward with backward, an
+optimizer step, and the whole step (zero_grad, forward, loss, backward, clip, step). One thread, on
+the CPU, in the steady state: the same program counts the same. `--checkout` is another checkout of
+this project, built in place; `--profile` keeps what callgrind wrote, for callgrind_annotate.
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULT = ROOT / "benchmarks" / "results" / "synchronisation-cpu.json"
+MODES: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "category": {"detail": "category"},
+    "default": {},
+}
+TIMES = {"module call": 200, "forward and backward": 20, "optimizer step": 20, "whole step": 20}
+REQUESTS = """
+#include <valgrind/callgrind.h>
+extern "C" void begin() { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
+extern "C" void end(const char* label) {
+  CALLGRIND_DUMP_STATS_AT(label);
+  CALLGRIND_STOP_INSTRUMENTATION;
+}
+"""
+
+
+def cases() -> tuple[dict[str, Callable[[], Any]], tuple[Any, Any]]:
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(256, 256), torch.nn.ReLU()] * 2
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters())
+    alone, x = torch.nn.Identity(), torch.randn(32, 256)
+    target = torch.randint(0, 10, (32,))
+
+    def forward_and_backward() -> None:
+        torch.nn.functional.cross_entropy(model(x), target).backward()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        forward_and_backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    each = [lambda: alone(x), forward_and_backward, optimizer.step, step]
+    return dict(zip(TIMES, each, strict=True)), (model, optimizer)
+
+
+def count(library: Path) -> None:
+    """Inside valgrind: each case in each mode, after steps that leave nothing new."""
+    import pytracer
+
+    requests = ctypes.CDLL(str(library))
+    ways, targets = cases()
+
+    def block(mode: str) -> None:
+        for name, way in ways.items():
+            for _ in range(20):
+                ways["whole step"]()
+            for _ in range(20):
+                way()
+            requests.begin()
+            for _ in range(TIMES[name]):
+                way()
+            requests.end(f"{mode}, {name}".encode())
+
+    for mode, options in MODES.items():
+        if options is None:
+            block(mode)
+        else:
+            with pytracer.trace(*targets, report=False, **options):
+                block(mode)
+
+
+def measure(checkout: Path, folder: Path) -> dict[str, dict[str, int]]:
+    """Instructions of one call, by mode and case."""
+    (folder / "requests.cpp").write_text(REQUESTS)
+    library = folder / "requests.so"
+    build = ["g++", "-shared", "-fPIC", "-O1", "-o", str(library), str(folder / "requests.cpp")]
+    subprocess.run(build, check=True)
+    command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--combine-dumps=no"]
+    command += [f"--callgrind-out-file={folder}/counts", "--smc-check=none"]
+    command += [sys.executable, str(Path(__file__).resolve()), "--inside", str(library)]
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    found: dict[str, dict[str, int]] = {mode: {} for mode in MODES}
+    for file in folder.glob("counts*"):
+        text = file.read_text()
+        label = re.search(r"Client Request: (\w+), ([\w ]+)", text)
+        summary = re.search(r"^(?:summary|totals): (\d+)", text, re.MULTILINE)
+        if label and summary:
+            found[label[1]][label[2]] = int(summary[1]) // TIMES[label[2]]
+    if any(len(each) != len(TIMES) for each in found.values()):
+        raise SystemExit(f"valgrind counted too little:\n{done.stderr[-3000:]}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--checkout", type=Path, default=ROOT)
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    if options.inside:
+        count(options.inside)
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.profile:
+            options.profile.mkdir(parents=True, exist_ok=True)
+        found = measure(options.checkout.resolve(), options.profile or Path(scratch))
+    import torch
+
+    document = {
+        "tool": "benchmarks/synchronisation.py",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "instructions": found,
+    }
+    for name in TIMES:
+        plain = found["plain"][name]
+        added = {mode: found[mode][name] - plain for mode in MODES if mode != "plain"}
+        print(
+            f"{name:22} plain {plain:>10,}  " + "  ".join(f"{m} +{a:,}" for m, a in added.items())
+        )
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
