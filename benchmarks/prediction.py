@@ -2,6 +2,7 @@
 
     python benchmarks/prediction.py replay --out benchmarks/results      # needs a GPU
     python benchmarks/prediction.py plans --out benchmarks/results       # on a GPU, else on the CPU
+    python benchmarks/prediction.py what-if --out benchmarks/results     # likewise
 
 replay: five workloads are recorded once, each from before CUDA is up. Each is then run under twelve
 settings and limits, every time in a process of its own, and torch's own counters are held against
@@ -10,6 +11,9 @@ by a run just there and a run just below.
 
 plans: three models are recorded without checkpoints. Plans for a half, for all and for what is between
 are replayed, and then each is run: its peak, what is reserved, and a step's time.
+
+what-if: each architecture of tests/conformance is recorded with one, two and three of its batches, and
+the peak with six is foretold; then it is run.
 """
 
 import argparse
@@ -253,8 +257,6 @@ def synchronize(device: str) -> None:
 
 def machine(device: str) -> dict[str, Any]:
     """What the figures hold for."""
-    import platform
-
     import torch
 
     gpu = device == "cuda"
@@ -262,7 +264,7 @@ def machine(device: str) -> dict[str, Any]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version() if gpu else None,
-        "device": torch.cuda.get_device_name() if gpu else platform.machine(),
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
         "total": torch.cuda.mem_get_info()[1] if gpu else None,
     }
 
@@ -311,6 +313,76 @@ def line_of_plan(row: dict[str, Any]) -> str:
         if measured.get(name)
     ]
     return f"{row['model']:14} {len(row['modules'])} modules  {'  '.join(errors)}"
+
+
+# ---------------------------------------------------------------- what if
+
+
+def recorded_with(name: str, copies: int, device: str) -> Any:
+    """Two steps of the architecture, with so many of its batches in one."""
+    import torch
+
+    import pytracer
+    from tests.conformance.models import MODELS as ARCHITECTURES
+
+    torch.manual_seed(0)
+    recipe = ARCHITECTURES[name]("tiny")
+    model = recipe.model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
+
+    def step() -> None:
+        batch = recipe.batch(device)
+        inputs = [torch.cat([x] * copies) for x in batch.inputs]
+        target = torch.cat([batch.target] * copies)
+        del batch
+        recipe.loss(model(*inputs), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()  # kernels and workspaces are there then, for every trace alike
+    with pytracer.trace(model, optimizer, devices=device, report=False) as recorded:
+        for _ in range(2):
+            step()
+    return recorded
+
+
+def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
+    """Every architecture: one, two and three batches foretell six."""
+    import torch
+
+    from pytracer import errors
+    from tests.conformance.models import MODELS as ARCHITECTURES
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rows = []
+    for name in ARCHITECTURES:
+        row: dict[str, Any] = {"model": name}
+        rows.append(row)
+        try:
+            first, *others = (recorded_with(name, copies, device) for copies in (1, 2, 3))
+            found = first.what_if(*others, batch=2 * batch_of(others[-1]))
+            measured = recorded_with(name, 6, device).peak.bytes
+        except (errors.PytracerError, RuntimeError, TypeError) as error:
+            row["problem"] = str(error)
+            say(f"{name:14} PROBLEM {error}")
+            continue
+        row |= {"lowest": found.lowest, "highest": found.highest, "with_law": found.with_law}
+        row |= {"measured": measured, "batch": found.batch}
+        low, high = (100 * (each / measured - 1) for each in (found.lowest, found.highest))
+        say(f"{name:14} batch {found.batch:4} {low:+.3f} ... {high:+.3f} %")
+    return {
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        **machine(device),
+        "runs": rows,
+    }
+
+
+def batch_of(recorded: Any) -> int:
+    """As what_if sees it."""
+    from pytracer.analysis import views, what_if
+
+    trace = recorded.data
+    return what_if.shape_of(trace, views.main_device(trace), 1).batch
 
 
 # ---------------------------------------------------------------- one run
@@ -490,10 +562,17 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "replay": replay_part,
+    "plans": plans_part,
+    "what-if": what_if_part,
+}
+
+
 def main() -> int:
     """The parts, or one run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("replay", "plans", "one", "train"))
+    parser.add_argument("part", choices=(*PARTS, "one", "train"))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--traces", type=Path, help="where recordings go (default: --out)")
     parser.add_argument("--keep", action="store_true", help="record each run; keep the inexact")
@@ -513,7 +592,7 @@ def main() -> int:
         print(json.dumps(train_here(options.program, modules, options.trace)))
         return 0
     began = time.monotonic()
-    document = (replay_part if options.part == "replay" else plans_part)(options)
+    document = PARTS[options.part](options)
     document["seconds"] = round(time.monotonic() - began)
     where = options.out / f"prediction-{options.part}-{slug(document['device'])}.json"
     options.out.mkdir(parents=True, exist_ok=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytracer.analysis.fits import Fits
     from pytracer.analysis.replay import Replay
     from pytracer.analysis.views import Peak
+    from pytracer.analysis.what_if import WhatIf
     from pytracer.export.chrome import Exported
 
 At = Literal["peak", "end"] | int
@@ -162,6 +163,26 @@ class Views:
         from pytracer.analysis import checkpoint_plans
 
         return checkpoint_plans.plan(self.data, budget, device)
+
+    def what_if(
+        self,
+        *others: "Views",
+        batch: int | None = None,
+        seq: int | None = None,
+        device: str | None = None,
+    ) -> "WhatIf":
+        """The peak with another batch or length: .lowest and .highest, which are equal where exact.
+
+        Args:
+            others: traces of the same program with other sizes; two or three are enough. From one
+                trace alone no law can be learned, and the answer is an interval.
+            batch: the batch to ask about; by default the largest trace's.
+            seq: the length to ask about, likewise.
+            device: by default the one that the program trains on.
+        """
+        from pytracer.analysis import what_if
+
+        return what_if.what_if([self.data, *(t.data for t in others)], batch, seq, device)
 
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""

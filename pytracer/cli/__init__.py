@@ -79,6 +79,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         run.add_run,
         check.add_check,
         predict.add_fits,
+        predict.add_what_if,
         show.add_diff,
         export.add_export,
         export.add_report,

@@ -1,4 +1,4 @@
-"""Predicting: whether a run fits on a card."""
+"""Predicting: whether a run fits on a card, and what another batch would need."""
 
 import argparse
 from dataclasses import asdict
@@ -54,3 +54,31 @@ def _document(found: Any) -> dict[str, Any]:
         "settings": [vars(choice) for choice in found.choices],
         "notes": list(found.notes),
     }
+
+
+def add_what_if(commands: Any) -> None:
+    """Its arguments."""
+    what_if = commands.add_parser(
+        "what-if",
+        help="the peak with another batch or length, from traces of the program with small ones",
+        description="Learns how each allocation grows. Two traces with different batches are "
+        "enough for most programs, three for all laws; for --seq also one with another length.",
+    )
+    what_if.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".pytrace files")
+    what_if.add_argument("--batch", type=output.positive, help="default: the largest trace's")
+    what_if.add_argument("--seq", type=output.positive, help="default: the largest trace's")
+    what_if.add_argument("--device", help="default: the one that the program trained on")
+    output.add_json(what_if)
+    what_if.set_defaults(run=_what_if)
+
+
+def _what_if(options: argparse.Namespace) -> int:
+    from pytracer.export.fits_text import render_what_if
+
+    first, *others = (output.read(file) for file in options.files)
+    found = first.what_if(*others, batch=options.batch, seq=options.seq, device=options.device)
+    if options.json:
+        output.print_json({**asdict(found), "exact": found.exact})
+    else:
+        print(render_what_if(found))
+    return 0

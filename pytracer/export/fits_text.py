@@ -1,10 +1,11 @@
-"""Whether a run fits on a card, as text: the answer, what fails first, who holds what, what helps."""
+"""Predictions as text: whether a run fits on a card, and what another batch would need."""
 
 from collections.abc import Iterator
 
 from pytracer.analysis import owners
 from pytracer.analysis.fits import Fits, Holder
 from pytracer.analysis.replay import FailedRequest
+from pytracer.analysis.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph, size_text
 
 _MARGIN = 10
@@ -81,3 +82,24 @@ def _choices(found: Fits, width: int) -> Iterator[str]:
 
 def _named(settings: str) -> str:
     return settings or "torch's defaults"
+
+
+def render_what_if(found: WhatIf, width: int = 80) -> str:
+    """The peak, and what has no law."""
+    length = f", length {found.length}" if found.length is not None else ""
+    lines = paragraph("what if", f"batch {found.batch}{length} on {found.device}", width)
+    lines += paragraph("peak", _between(found.lowest, found.highest), width)
+    if found.reserved is not None:
+        lines += paragraph("reserved", _between(*found.reserved), width)
+    law = f"{found.with_law:.1%} of the peak follow a law that {found.traces} traces agree on"
+    lines += paragraph("known by", law, width)
+    for i, row in enumerate(found.flagged):
+        title = "no law" if i == 0 else ""
+        where = f"  {row.category}  {row.module}  {row.op}"
+        lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _between(lowest: int, highest: int) -> str:
+    low, high = size_text(lowest), size_text(highest)
+    return low if lowest == highest else f"between {low} and {high}"
