@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pytracer import errors
 from pytracer.analysis import allocator_settings
 from pytracer.analysis.once import once_per_trace
-from pytracer.analysis.replay import Replay, recorded_settings, replay
+from pytracer.analysis.replay import Replay, recorded_settings, replay, steps
 from pytracer.analysis.views import devices as devices_of
 from pytracer.trace import Trace
 
@@ -18,6 +19,7 @@ _TRIED = (
     "roundup_power2_divisions:4",
     "roundup_power2_divisions:16",
 )
+_LONG = 200_000  # steps, of which each replay takes a tenth of a second
 _WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # what a setting must save to be advised
 
 
@@ -65,6 +67,15 @@ def _candidates(recorded: str) -> Iterator[str]:
         yield ""
 
 
+def _replayable(settings: str) -> bool:
+    """Not so: the driver's own allocator, what a later torch may know, and what a damaged file has."""
+    try:
+        allocator_settings.parse(settings)
+    except errors.UsageError:
+        return False
+    return True
+
+
 def _in_room(trace: Trace, settings: str, device: str, room: int) -> Replay:
     return replay(trace, settings, device=device, capacity=room, unlimited=True)
 
@@ -91,12 +102,15 @@ def to_reserve_less(trace: Trace, device: str) -> Advice | None:
 def _less_reserved(trace: Trace) -> dict[str, Advice]:
     result = {}
     for device in devices_of(trace):
-        if device == "cpu":
-            continue
         recorded = recorded_settings(trace, device)
+        if device == "cpu" or not _replayable(recorded):
+            continue
+        tried = list(_candidates(recorded))
+        if len(steps(trace, device).position) > _LONG:
+            tried = tried[:2]  # as recorded, and expandable segments
         by_settings = {
             settings: replay(trace, settings, device=device, unlimited=True).peak_reserved
-            for settings in _candidates(recorded)
+            for settings in tried
         }
         now, best = by_settings[recorded], min(by_settings, key=lambda each: by_settings[each])
         saved = now - by_settings[best]
@@ -111,7 +125,7 @@ def to_run_in(trace: Trace, device: str, room: int) -> Advice | None:
     None also where the replay of the recording does not fail there: then it would prove nothing.
     """
     recorded = recorded_settings(trace, device)
-    if _in_room(trace, recorded, device, room):
+    if not _replayable(recorded) or _in_room(trace, recorded, device, room):
         return None
     for settings in _candidates(recorded):
         if _in_room(trace, settings, device, room):

@@ -180,7 +180,7 @@ def recorded_settings(trace: Trace, device: str) -> str:
         text = text.get("PYTORCH_CUDA_ALLOC_CONF", "")
     text = text if isinstance(text, str) else ""
     if devices.expandable(trace, device) and "expandable_segments" not in text:
-        text = allocator_settings.joined(text, "expandable_segments:True")
+        text = f"{text},expandable_segments:True".lstrip(",")
     return text
 
 
@@ -225,6 +225,7 @@ def _steps(trace: Trace, device: str) -> Steps:
     found, events = matching.lifetimes(trace), trace.events
     own = np.flatnonzero(devices.on(trace, device, found.place))
     lanes, lane_of_place = _lanes(trace, device)
+    last = len(lane_of_place) - 1  # a damaged trace may lack some places
     seeds = own[found.start[own] < 0]
     seeds = seeds[np.argsort(found.address[seeds], kind="stable")]
     rows = [_Rows(np.full(len(seeds), -1), _ALLOC, seeds)]
@@ -237,7 +238,7 @@ def _steps(trace: Trace, device: str) -> Steps:
     position = np.concatenate([each.position for each in rows])
     kind = np.concatenate([np.full(len(each.position), each.kind) for each in rows])
     block = np.concatenate([each.block for each in rows])
-    size, lane = found.bytes[block], lane_of_place[found.place[block]]
+    size, lane = found.bytes[block], lane_of_place[np.minimum(found.place[block], last)]
     # What failed, and what was given back while nothing was short.
     here = devices.on(trace, device, events.place)
     failures = np.flatnonzero(here & (events.action == ACTION["oom"]))
@@ -246,7 +247,7 @@ def _steps(trace: Trace, device: str) -> Steps:
     position = np.concatenate([position, failures, trims])
     kind = np.concatenate([kind, np.full(len(failures), _ATTEMPT), np.full(len(trims), _TRIM)])
     size = np.concatenate([size, events.bytes[failures], np.zeros(len(trims), np.uint64)])
-    lane = np.concatenate([lane, lane_of_place[events.place[failures]], trimmed])
+    lane = np.concatenate([lane, lane_of_place[np.minimum(events.place[failures], last)], trimmed])
     block = np.concatenate([block, more])
     # A block that ended unseen ends before the next one begins at the same event.
     order = np.lexsort((_RANK[kind], position))
@@ -319,7 +320,10 @@ def _trims(
             if action == ACTION["oom"] or (needed and (short or collects)):
                 continue  # the allocator itself made room
         of_burst = {
-            lanes[lane_of_place[p]][1]: lane_of_place[p] for p in events.place[acts[start:stop]]
+            lanes[lane][1]: lane
+            for lane in lane_of_place[
+                np.minimum(events.place[acts[start:stop]], len(lane_of_place) - 1)
+            ]
         }
         for pool in sorted(of_burst, reverse=True):  # private ones first: then all goes
             position.append(int(acts[start]))
