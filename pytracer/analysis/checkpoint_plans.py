@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
+_BESIDE = 16  # so much smaller than the largest is what a module keeps beside its result
 _GENERATOR_BYTES = 5056  # of the CPU's; CUDA's is kept on the CPU
 _BATCH_NORM = "batch_norm"
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
@@ -178,7 +179,7 @@ class _Unit:
     name: str
     edits: _Edits
     dropped: int  # bytes of one step
-    forward_ticks: int  # in all steps
+    forward_ticks: int  # of one step
 
 
 class _Work:
@@ -204,10 +205,19 @@ class _Work:
         outermost = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
         outermost = outermost[tree.end[outermost] != NEVER]
         forward = phases.scope_phases(self.trace)[outermost] == PHASE["forward"]
-        took = (tree.end[outermost[forward]] - tree.begin[outermost[forward]]).sum()
+        took = self._ticks(outermost[forward])
         if medians is None or not took or "forward" not in medians.by_phase:
             return float("nan"), 1
-        return medians.by_phase["forward"] / sum(medians.by_phase.values()), int(took)
+        return medians.by_phase["forward"] / sum(medians.by_phase.values()), took
+
+    def _ticks(self, calls: NDArray[np.intp]) -> int:
+        """What these calls take in a step on the host: the median, without the first step's."""
+        if not len(calls):
+            return 0
+        took = (self.tree.end[calls] - self.tree.begin[calls]).astype(np.int64)
+        step = phases.timeline(self.trace).step_at(self.tree.begin[calls])
+        by_step = np.bincount(step, weights=took, minlength=int(step.max()) + 1)[np.unique(step)]
+        return int(np.median(by_step[1:] if len(by_step) > 1 else by_step))
 
     # ------------------------------------------------------------ candidates
 
@@ -245,7 +255,7 @@ class _Work:
         marked[calls] = True
         call_of = tree.nearest_context(marked)
         nodes = np.flatnonzero((tree.kind == NODE) & (call_of[tree.forward] != 0))
-        edits, dropped, time = _Edits(), 0, 0
+        edits, dropped, kept_calls = _Edits(), 0, []
         for call in calls.tolist():
             own_nodes = nodes[call_of[tree.forward[nodes]] == call]
             if len(own_nodes) == 0:
@@ -254,10 +264,10 @@ class _Work:
             inside = self.own & (call_of[self.alloc.scope] == call)
             inside &= self.alloc.phase == PHASE["forward"]
             dropped += self._call(edits, call, first, np.flatnonzero(inside), call_of)
-            time += int(tree.end[call] - tree.begin[call])
+            kept_calls.append(call)
         if not edits.position:
             return None
-        return _Unit(name, edits, dropped // self.steps, time)
+        return _Unit(name, edits, dropped // self.steps, self._ticks(np.array(kept_calls)))
 
     def _call(
         self, edits: _Edits, call: int, first: int, own: NDArray[np.intp], call_of: Any
@@ -273,7 +283,9 @@ class _Work:
         returned = call_of[freed_by] != call
         alive = own[self.end[own] >= left]
         if len(alive):
-            returned |= saved == alive[alloc.start[alive].argmax()]
+            # What is returned was made last, but for the few bytes that a norm keeps beside it.
+            sized = alive[self.size[alive] * _BESIDE >= self.size[alive].max()]
+            returned |= saved == sized[alloc.start[sized].argmax()]
         saved = saved[~returned]
         if len(saved) == 0:
             return 0
