@@ -165,6 +165,21 @@ def test_the_smallest_limit_runs_and_two_mebibytes_less_do_not() -> None:
     assert below.failed.bytes == 90 * MIB
 
 
+def test_the_smallest_limit_may_be_below_what_is_allocated_where_nothing_is_short() -> None:
+    """An oversize block is not cut, so a cached one is larger than a new one would be."""
+    b = TraceBuilder()
+    b.snapshot(**GPU)
+    b.free(b.alloc(80 * MIB, **GPU))
+    b.free(b.alloc(90 * MIB, **GPU))
+    b.alloc(64 * MIB, **GPU)
+    b.free(b.alloc(100 * MIB, **GPU))
+    found = replay.replay(b.trace(), "max_split_size_mb:32")
+    assert found.peak_allocated == 180 * MIB
+    assert found.smallest_limit == 164 * MIB
+    assert replay.replay(b.trace(), "max_split_size_mb:32", limit=164 * MIB)
+    assert not replay.replay(b.trace(), "max_split_size_mb:32", limit=162 * MIB)
+
+
 def test_a_tight_limit_shows_the_retries() -> None:
     assert replay.replay(varying().trace(), "", limit=270 * MIB).retries == 3
 

@@ -347,13 +347,19 @@ def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
 def _smallest(found: Steps, rules: dict[str, Any], bound: str) -> int:
     """The smallest limit or capacity that runs, by halving."""
     free = {**rules, "limit": 2**64 - 1, "capacity": 2**64 - 1}
+
+    def runs(amount: int) -> bool:
+        tried = core.replay(found.columns, {**free, bound: amount}, False)
+        return bool(tried["failed_step"] < 0)
+
     counted = core.replay(found.columns, free, False)
-    low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
     high: int = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
+    low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
+    while low > 0 and runs(low):  # blocks that are not cut are smaller where memory is short
+        high, low = low, low * 7 // 8 // LIMIT_STEP * LIMIT_STEP
     while high - low > LIMIT_STEP:
         middle = (low + high) // 2 // LIMIT_STEP * LIMIT_STEP
-        tried = core.replay(found.columns, {**free, bound: middle}, False)
-        low, high = (low, middle) if tried["failed_step"] < 0 else (middle, high)
+        low, high = (low, middle) if runs(middle) else (middle, high)
     return high
 
 
