@@ -306,8 +306,10 @@ PYBIND11_MODULE(_C, m) {
   m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {
     for (py::handle tensor : tensors) {
-      look::each_part(tensor.ptr(),
-                      [](PyObject* part) { labels::record_saved(THPVariable_Unpack(part)); });
+      look::each_part(tensor.ptr(), [](PyObject* part) {
+        labels::record_saved(THPVariable_Unpack(part));
+        labels::record_shape(THPVariable_Unpack(part));
+      });
     }
   });
 
@@ -319,6 +321,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("attributes_of", &attributes_of);
   m.def("items_of", &items_of);
   m.def("parts_of", &parts_of);
+  m.def("is_parameter",
+        [](py::handle it) { return look::is_tensor(it.ptr()) && look::is_parameter(it.ptr()); });
   m.def("tensors_in",
         &tensors_in,
         py::arg("value"),

@@ -60,7 +60,13 @@ class Views:
         return views.timeline(self.data, by=by)
 
     def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
-        """Who holds memory at a moment: by "module", "op", "line", "phase", "role", or several."""
+        """Who holds memory at a moment.
+
+        Args:
+            keys: one or a list of "module", "op", "line", "phase", "free_phase", "category", "role",
+                "name", "shape", "dtype", "step", "pool".
+            at: "peak", "end" or a time in nanoseconds.
+        """
         from pytracer.analysis import views
 
         return views.by(self.data, keys, at=at)

@@ -36,7 +36,8 @@ ACTION = {name: number for number, name in enumerate(ACTIONS)}
 SCOPE_KINDS = ("op", "node", "module", "backward", "optimizer", "user", "step")
 SCOPE_KIND = {name: number for number, name in enumerate(SCOPE_KINDS)}
 SCOPE_RECOMPUTE = 1  # scope flags: the forward is run again inside backward
-SCOPE_GRAD = 2  # grad mode was on: what the op returns may be saved
+SCOPE_GRAD = 2  # grad mode was on: what the op or module returns may be saved
+SCOPE_AUTOCAST = 4  # the module was entered under autocast
 
 DEVICE_TYPES = ("cpu", "cuda")
 

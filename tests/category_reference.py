@@ -2,6 +2,7 @@
 tested against. Phases and intervals are taken as given; they have tests of their own.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from pytracer.analysis import phases
@@ -11,6 +12,11 @@ from pytracer.trace import Trace
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
 PRODUCTS |= {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"}
+GATHERS = re.compile(
+    r"FSDP::(all_gather_copy_out|pre_forward|pre_backward|[a-z_]*prefetch)"
+    r"|FullyShardedDataParallel._(pre_forward|pre_backward_hook|post_backward_prefetch)"
+)
+REDUCES = ("FSDP::post_backward", "FullyShardedDataParallel._post_backward")
 CUBLAS_SIZES = {33_554_432, 8_519_680, 4_194_304, 1_048_576}
 
 
@@ -56,6 +62,8 @@ class Reference:
         self.allocations = self._read()
         self._makers: set[tuple[str, str]] | None = None
         self._ahead: set[tuple[str, str, str, int]] | None = None
+        self._reads = self._find_reads()
+        self._raw: set[int] | None = None
 
     def _read(self) -> list[Allocation]:
         trace = self.trace
@@ -119,13 +127,21 @@ class Reference:
         )
         if is_replica and "weights" not in labelled:
             return "weights", "replica"
-        for category in ("weights", "gradients", "optimizer_state", "inputs"):
+        if "weights" in labelled:
+            return "weights", self.label_role(a, labelled["weights"])
+        if self.gathered(a):
+            return "weights", "unsharded"
+        if "gradients" in labelled and self.is_inside(a.end, *REDUCES):
+            return "gradients", "unsharded"
+        for category in ("gradients", "optimizer_state"):
             if category in labelled:
                 return category, self.label_role(a, labelled[category], category)
-        if a.saved and outside and self.forward_is_known(a):
-            return "inputs", "target"
-        if self.forward_is_known(a) and self.kind(a) in self.kinds_fetched_ahead():
-            return "inputs", "target"
+        if self.is_batch_or_target(a):
+            return "inputs", self.label_role(a, labelled["inputs"]) if (
+                "inputs" in labelled
+            ) else "target"
+        if outside and a.start >= 0 and a.number in self.raw():
+            return "inputs", "raw"
 
         if self.recomputed(a):
             return "activations", "recomputed"
@@ -168,6 +184,112 @@ class Reference:
         )
         return "functional", "carried" if was_handed else "output"
 
+    def is_batch_or_target(self, a: Allocation) -> bool:
+        """If it is nothing that says more."""
+        words = {CATEGORIES[self.trace.labels.category[row]] for row in a.labels}
+        outside = self.made_in(a) in ("other", "data", "before")
+        if "inputs" in words and (outside or self.for_a_later_forward(a)):
+            return True
+        if not self.forward_is_known(a):
+            return False
+        used = any(block == a.number for block, _, is_used, _ in self._reads if is_used)
+        if (a.saved or used) and outside:
+            return True
+        return self.kind(a) in self.kinds_fetched_ahead()
+
+    def gathered(self, a: Allocation) -> bool:
+        """Made where FSDP gathers weights, and alive after that."""
+        shards = ("FSDP::", "FullyShardedDataParallel.")
+        around = [s for s in self.around(a.start) if s.kind == "user" and s.name.startswith(shards)]
+        if not around or not GATHERS.match(around[0].name):
+            return False
+        ends = dict(
+            zip(
+                self.trace.scope_ends.scope.tolist(),
+                self.trace.scope_ends.ticks.tolist(),
+                strict=True,
+            )
+        )
+        end = ends.get(around[0].number)
+        freed = self.trace.events.ticks[a.end] if a.end >= 0 else None
+        return end is not None and (freed is None or int(freed) > end)
+
+    def is_inside(self, position: int, *names: str) -> bool:
+        return any(s.kind == "user" and s.name.startswith(names) for s in self.around(position))
+
+    # ------------------------------------------------------------ reads
+
+    def outermost_op(self, position: int) -> int:
+        """Of the ops one inside another around an event, the one that the program called."""
+        around = self.around(position)
+        first = next((i for i, scope in enumerate(around) if scope.kind == "op"), None)
+        if first is None:
+            return 0
+        while first + 1 < len(around) and around[first + 1].kind == "op":
+            first += 1
+        return around[first].number
+
+    def _find_reads(self) -> list[tuple[int, int, bool, int]]:
+        """Block, op, whether the op had a graph, and the row of the event table."""
+        labels, found = self.trace.labels, []
+        for a in self.allocations:
+            for row, position in zip(a.labels, a.labelled_at, strict=True):
+                role = self.trace.strings[labels.role[row]]
+                if CATEGORIES[labels.category[row]] == "unknown" and role in ("used", "read"):
+                    op = self.outermost_op(position)
+                    found.append((a.number, op, role == "used", position))
+        return found
+
+    def raw(self) -> set[int]:
+        """What batches and targets of one step were made from."""
+        if self._raw is None:
+            shown = ("weights", "gradients", "optimizer_state")
+            made = {number for number, _, is_used, _ in self._reads if is_used}
+            for a in self.allocations:
+                words = {CATEGORIES[self.trace.labels.category[row]] for row in a.labels}
+                if not words & {*shown} and not self.gathered(a) and self.is_batch_or_target(a):
+                    made.add(a.number)
+            results = self.of_results()
+            made -= results
+            found: set[int] = set()
+            while True:
+                of_op: dict[int, int] = {}
+                for a in self.allocations:
+                    op = self.outermost_op(a.start)
+                    if op and a.number in made | found:
+                        of_op[op] = self.step_of(a)
+                steps: dict[int, set[int]] = {}
+                for number, op, _, _ in self._reads:
+                    if op in of_op:
+                        steps.setdefault(number, set()).add(of_op[op])
+                more = {number for number, those in steps.items() if len(those) == 1} - results
+                if more <= found:
+                    self._raw = found & more
+                    break
+                found |= more
+        return self._raw
+
+    def of_results(self) -> set[int]:
+        """What operators outside of modules made from what a forward made, or from such."""
+        forward = {
+            a.number for a in self.allocations if self.made_in(a) in ("forward", "recompute")
+        }
+        found: set[int] = set()
+        while True:
+            ops = {op for number, op, _, _ in self._reads if number in forward | found} - {0}
+            more = {a.number for a in self.allocations if self.outermost_op(a.start) in ops}
+            if more <= found:
+                return found & more
+            found |= more
+
+    def step_of(self, a: Allocation) -> int:
+        ends = self.line.step_ends.tolist()
+        if not ends:
+            rows = zip(self.trace.scopes.kind, self.trace.scopes.ticks, strict=True)
+            ends = sorted(int(ticks) for kind, ticks in rows if SCOPE_KINDS[kind] == "backward")
+        made = int(self.trace.events.ticks[a.start]) if a.start >= 0 else 0
+        return sum(end < made for end in ends)
+
     def kind(self, a: Allocation) -> tuple[str, str, str, int]:
         return (*self.maker(a), self.made_in(a), a.size)
 
@@ -175,7 +297,10 @@ class Reference:
         if self._ahead is None:
             ahead, own = set(), set()
             for a in self.allocations:
-                for position in a.saved_at:
+                used = [
+                    at for number, _, is_used, at in self._reads if is_used and number == a.number
+                ]
+                for position in [*a.saved_at, *used]:
                     later = (
                         self.made_by_no_model(a)
                         and self.interval_at(position) != self.interval(a)

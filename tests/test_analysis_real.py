@@ -240,7 +240,7 @@ def test_what_checkpointing_makes_again_is_held_by_the_module_that_makes_it(
     at = int(inside.start_ns.max())
     for key in ("module", "op", "line"):
         alive = inside[(inside.start_ns <= at) & (inside.end_ns.fillna(at + 1) > at)]
-        own = alive.groupby(key).requested_bytes.sum().to_dict()
+        own = alive.groupby(key, observed=True).requested_bytes.sum().to_dict()
         held = t.by(["phase", "category", key], at=at).reset_index()
         held = held[(held.phase == "recompute") & (held.category == "activations")]
         found = dict(zip(held[key], held.bytes, strict=True))
@@ -399,3 +399,38 @@ def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> Non
     assert set(sizes) <= set(kept.requested_bytes)
     assert kept.requested_bytes.sum() >= sum(sizes)
     assert not (frame.requested_bytes[frame.category == "unknown"] > 1 << 16).any()
+
+
+class AddsTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.first(x)
+        return (x + self.second(x)).tanh()
+
+
+class ChecksForward(nn.Module):
+    """As transformers does from 5.23 on: what is run again is `layer.forward`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([AddsTwice(), AddsTwice()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer.forward, x, use_reentrant=False)
+        return x
+
+
+def test_what_a_checkpoint_runs_again_by_forward_belongs_to_its_layer() -> None:
+    model = ChecksForward()
+    with trace(model, report=False) as t:
+        model.layers[0](torch.ones(4, 8))
+        model.layers[1](torch.ones(4, 8))
+        model(torch.ones(4, 8)).sum().backward()
+    again = t.allocations().query("phase == 'recompute'")
+    adds = again[again.op == "aten::add"]
+    assert len(adds) == 4
+    assert set(adds.module) == {"layers.0", "layers.1"}

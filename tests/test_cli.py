@@ -318,7 +318,7 @@ def test_an_output_that_cannot_be_written(
     ("arguments", "says"),
     [
         ("", "usage"),
-        ("summary", "required: file"),
+        ("summary", "say which file"),
         ("summary run.pytrace --colour", "unrecognized arguments"),
         ("frobnicate", "there is no command 'frobnicate'; there is demo, summary,"),
         ("sumary run.pytrace", "there is no command 'sumary'; did you mean 'summary'?"),

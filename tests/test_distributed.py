@@ -99,12 +99,13 @@ def test_buckets_that_gradients_are_views_of_are_gradients(trained) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_has_its_shards_as_weights_and_what_it_gathers_as_communication(trained) -> None:
+def test_fsdp_has_its_shards_and_what_it_gathers_as_weights(trained) -> None:
     found = trained("fsdp")
     assert found["at_end"]["weights"] == 4 * found["parameters"]
     assert found["most"]["gradients"] == 4 * found["parameters"]
     assert found["at_end"]["optimizer_state"] == pytest.approx(8 * found["parameters"], rel=0.01)
-    assert found["most"]["communication"] >= found["parameters"] // 6 * 4  # a layer's copy
+    assert found["most"]["weights"] >= (4 + 4 / 6) * found["parameters"]  # and a layer's copy
+    assert "unsharded" in found["roles"]
     assert found["at_peak"]["unknown"] == 0
 
 
@@ -112,7 +113,7 @@ def test_fsdp_has_its_shards_as_weights_and_what_it_gathers_as_communication(tra
 def test_weights_that_fsdp_keeps_for_backward_are_no_activations(trained) -> None:
     """Autograd saves them, as it does any weight."""
     found = trained("fsdp_kept")
-    assert found["most"]["communication"] >= 4 * found["parameters"]
+    assert found["most"]["weights"] >= 2 * 4 * found["parameters"]
     assert found["most"]["activations"] < found["parameters"]
 
 
@@ -121,10 +122,10 @@ def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
     found = trained("first_fsdp", ranks=2)
     shard = 4 * found["parameters"]  # each rank counts its own
     assert found["at_end"]["weights"] == shard
-    assert found["most"]["gradients"] == shard
+    assert found["most"]["gradients"] > shard  # and a layer's, before it is reduced
     assert found["at_end"]["optimizer_state"] == pytest.approx(2 * shard, rel=0.01)
-    assert found["most"]["communication"] >= shard
-    assert {"all_gather", "reduce_scatter"} <= set(found["roles"])
+    assert found["most"]["weights"] > 1.5 * shard  # and a layer's copy
+    assert {"unsharded", "reduce_scatter"} <= set(found["roles"])
     assert found["at_peak"]["unknown"] == 0
 
 
@@ -217,6 +218,6 @@ def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
     rows = t.allocations()
     replicas = rows[(rows.device == "cuda:1") & (rows.role == "replica")]
     assert set(replicas.category) == {"weights"}
-    held = replicas.groupby("step").requested_bytes.sum()
+    held = replicas.groupby("step", observed=True).requested_bytes.sum()
     assert set(held) == {4 * 4 * 512 * 512}
     assert not (rows.category == "unknown").any()

@@ -282,7 +282,7 @@ def test_an_evaluation_after_each_step_is_not_a_late_zero_grad() -> None:
     (row,) = t.findings().to_dict("records")
     assert row["kind"] == "evaluation"
     # All of them are counted, and the bytes are those of the four graphs there were at once.
-    assert str(row["evidence"]).startswith("12 calls of a module")
+    assert str(row["evidence"]).startswith("12 calls of Sequential kept")
     assert row["bytes"] == 4 * HIDDEN
     assert 3 * HIDDEN <= row["at_peak"] <= row["bytes"]
     assert "torch.no_grad()" in str(t)
@@ -307,7 +307,7 @@ def test_an_evaluation_that_sums_losses_is_told_of_no_grad_and_not_of_del(saved_
                 total = total + program.loss()
     (row,) = t.findings().to_dict("records")
     assert row["kind"] == "evaluation"
-    assert str(row["evidence"]).startswith("8 calls of a module")
+    assert str(row["evidence"]).startswith("8 calls of Sequential kept")
     assert "torch.no_grad()" in row["change"]
     assert "loss.item()" in row["change"]
     assert total.requires_grad
@@ -437,7 +437,8 @@ def test_no_setting_is_advised_for_a_cache_where_it_is_on_already() -> None:
     assert "no setting" in row.change
 
 
-def test_autocasts_copies_of_the_weights_are_twins() -> None:
+def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:
+    """They are said where memory is short, and accuse nobody."""
     model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
     optimizer = torch.optim.SGD(model.parameters())
     with trace(model, optimizer, devices="cpu") as t:
@@ -447,7 +448,9 @@ def test_autocasts_copies_of_the_weights_are_twins() -> None:
                 loss = model(torch.ones(2048, 512)).float().sum()
             loss.backward()
             optimizer.step()
-    assert rows_of(t)["twins"]["bytes"] >= 512 * 512 * 2
+    (row,) = findings.twins(findings.at_peak(t.data, size_text))
+    assert row.bytes >= 512 * 512 * 2
+    assert len(t.findings()) == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -540,10 +543,11 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
                 loss = loss.mean() if reduction == "none" else loss
                 loss.backward()
                 del out
-        found = t.findings()
-        evidence[reduction] = found[found.kind == "held"].change.tolist()
+        assert len(t.findings()) == 0  # it is nobody's mistake, and a way to save
+        now = findings.at_peak(t.data, size_text)
+        evidence[reduction] = [row.change for row in findings.behind_numbers(now)]
     assert evidence == {
-        "mean": ['reduction="none", and take the mean of that yourself'],
+        "mean": ['reduction="none", and the mean of that, keeps the number only'],
         "none": [],
     }
 
@@ -688,7 +692,7 @@ def test_a_step_that_is_skipped_is_not_only_told_to_use_no_grad() -> None:
             program.step()
     assert loss.requires_grad
     row = rows_of(t)["evaluation"]
-    assert row["evidence"].startswith("A call of a module kept")
+    assert row["evidence"].startswith("A call of Sequential kept")
     assert row["change"].startswith("wrap it in")
     assert "skipped, `del` its loss" in row["change"]
 

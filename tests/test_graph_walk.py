@@ -111,7 +111,7 @@ def what_is_kept(program: Callable[[nn.Module], None], mode: Any, device: str) -
             program(model)
     assert t.health().empty
     kept = t.allocations().query("category in ['activations', 'inputs', 'weights', 'gradients']")
-    return kept.groupby(["category", "role", "op"])["requested_bytes"].sum()
+    return kept.groupby(["category", "role", "op"], observed=True)["requested_bytes"].sum()
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
@@ -129,7 +129,12 @@ def test_what_a_variable_holds_and_autograd_does_not_need_is_held() -> None:
         needless = hidden * 2  # whose backward needs the number alone
         loss = needless.sum()
         loss.backward()
-    sizes = t.allocations().query("category == 'activations'").groupby("role").requested_bytes.sum()
+    sizes = (
+        t.allocations()
+        .query("category == 'activations'")
+        .groupby("role", observed=True)
+        .requested_bytes.sum()
+    )
 
     assert sizes["held"] >= 2 * 200 * 500 * 4  # both results
     assert sizes.get("saved", 0) <= 8  # the number 2
@@ -175,79 +180,71 @@ def test_a_graph_that_was_used_up_has_nothing_left() -> None:
 
 
 @pytest.fixture
-def pretended(monkeypatch: pytest.MonkeyPatch) -> "Pretended":
-    return Pretended(monkeypatch)
+def walked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What walks began from."""
+    seen: list[Any] = []
 
-
-class Pretended:
-    """A clock, and walks that take what they are told to: of the clock, and of this thread."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = self.own = 0.0
-        self.takes, self.own_part = 0.002, 1.0
-        self.walked: list[float] = []
-        monkeypatch.setattr(graph.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(graph.time, "thread_time", lambda: self.own)
-        monkeypatch.setattr(graph, "saved_tensors", self.walk)
-        self.walks = graph.GraphWalks()
-
-    def walk(self, outputs: Any) -> list[torch.Tensor]:
-        self.walked.append(self.now)
-        self.now += self.takes
-        self.own += self.takes * self.own_part
+    def walk(outputs: Any) -> list[torch.Tensor]:
+        seen.append(outputs)
         return []
 
+    monkeypatch.setattr(graph, "saved_tensors", walk)
+    return seen
 
-@pytest.mark.parametrize("steps", [True, False], ids=["with an optimizer", "without"])
-@pytest.mark.parametrize("passes", [1, 3])
-def test_after_the_first_graphs_walks_keep_to_their_share_of_the_time(
-    pretended: Pretended, passes: int, steps: bool
+
+def test_a_structure_is_walked_in_its_first_passes_and_then_at_powers_of_four(
+    walked: list[Any],
 ) -> None:
-    while pretended.now < 20:
-        for _ in range(passes):
-            pretended.walks.before_backward(())
-        if steps:
-            pretended.walks.stepped()
-        pretended.now += 0.010  # the rest of the step
-    assert len(pretended.walked) > 5 * passes
-    assert pretended.walked[1] < 0.1
-    assert 0.002 * len(pretended.walked) <= 0.01 * pretended.now
+    walks = graph.GraphWalks()
+    for step in range(1, 300):
+        walks.before_backward(step, 7)
+        walks.stepped()
+    assert walked == [1, 2, 16, 64, 256]
 
 
-def test_all_passes_of_a_step_are_walked_or_none(pretended: Pretended) -> None:
+def test_all_passes_of_a_step_are_walked_or_none(walked: list[Any]) -> None:
     """As of a penalty on gradients: the first makes gradients, the second goes through those."""
-    of_step: list[int] = []
+    walks = graph.GraphWalks()
+    of_step: list[list[int]] = []
     for _ in range(300):
-        before = len(pretended.walked)
-        for _ in range(3):
-            pretended.walks.before_backward(())
-        pretended.walks.stepped()
-        of_step.append(len(pretended.walked) - before)
-        pretended.now += 0.030
-    assert of_step[:2] == [3, 3]
-    assert set(of_step) == {0, 3}
+        before = len(walked)
+        for turn, structure in enumerate((1, 2, 2)):
+            walks.before_backward(turn, structure)
+        walks.stepped()
+        of_step.append(walked[before:])
+    assert of_step[:2] == [[0, 1, 2]] * 2
+    assert all(turns in ([], [2], [1, 2], [0, 1, 2]) for turns in of_step)  # from one on
+    assert len(walked) < 25
 
 
-def test_what_others_on_the_machine_take_is_not_held_against_a_walk(pretended: Pretended) -> None:
-    pretended.takes, pretended.own_part = 0.5, 0.0001
-    for _ in range(20):
-        pretended.walks.before_backward(())
-        pretended.walks.stepped()
-        pretended.now += 0.03
-    assert len(pretended.walked) == 20
+def test_what_comes_now_and_then_is_walked_when_it_comes(walked: list[Any]) -> None:
+    """A penalty in each eighth step has another graph than the loss."""
+    walks = graph.GraphWalks()
+    for step in range(1, 16):
+        walks.before_backward(step, 1 if step % 8 == 7 else 0)
+        walks.stepped()
+    assert walked == [1, 2, 7, 15]
 
 
-def test_what_comes_now_and_then_is_walked_when_it_comes(pretended: Pretended) -> None:
-    """A penalty in each eighth step begins otherwise than the loss: the budget is not asked."""
-    x = torch.ones(3, requires_grad=True)
-    loss, penalty = x.sum(), x.exp().square().mean()
-    pretended.takes = 10.0  # no time is left after one
-    seen: list[torch.Tensor] = []
-    pretended.walks.before_backward((loss,))
-    for step in range(1, 40):
-        pretended.walks.stepped()
-        before = len(pretended.walked)
-        pretended.walks.before_backward((penalty if step % 8 == 7 else loss,))
-        seen += [penalty if step % 8 == 7 else loss] * (len(pretended.walked) - before)
-        pretended.now += 0.03
-    assert [one is penalty for one in seen] == [False, True, True]
+def structure_of(program: Callable[[], torch.Tensor]) -> int:
+    """As the engine's call tells it."""
+    told: list[int] = []
+    with trace(report=False), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            graph.GraphWalks,
+            "before_backward",
+            lambda _, outputs, structure, must=False: told.append(structure),
+        )
+        program().backward()
+    return told[0]
+
+
+def test_a_structure_is_of_nodes_and_edges_and_not_of_sizes() -> None:
+    w = torch.ones(3, requires_grad=True)
+    longer = torch.ones(5, requires_grad=True)
+
+    assert structure_of(lambda: w.exp().sum()) == structure_of(lambda: longer.exp().sum())
+    assert structure_of(lambda: w.exp().sum()) != structure_of(lambda: w.sin().sum())
+    assert structure_of(lambda: (w * w).sum()) != structure_of(lambda: (w * 2).sum())
+    shared = structure_of(lambda: (lambda y: (y * y).sum())(w.exp()))
+    assert shared != structure_of(lambda: (w.exp() * w.exp()).sum())

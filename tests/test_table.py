@@ -1,5 +1,6 @@
 """The one screen, exactly as people see it, at fixed widths."""
 
+import re
 import textwrap
 from dataclasses import replace
 
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 
 from pytracer.analysis import views
+from pytracer.export import words
 from pytracer.export.table import render, size_text, time_text
+from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
@@ -210,3 +213,17 @@ def test_sizes_have_three_digits(amount: int, text: str) -> None:
 )
 def test_times_have_three_digits(nanoseconds: int, text: str) -> None:
     assert time_text(nanoseconds) == text
+
+
+def test_every_word_on_the_screen_is_explained() -> None:
+    assert tuple(words.CATEGORIES) == CATEGORY_ORDER
+    legend = words.legend(width=72)
+    assert max(len(line) for line in legend.splitlines()) <= 72
+    for word in ("functional", "workspaces", "own_peak", "scopes", "events"):
+        assert re.search(rf"^  {word} ", legend, re.MULTILINE)
+
+
+def test_beside_a_table_only_its_own_categories_are_explained() -> None:
+    legend = words.legend(["weights", "unknown"])
+    assert "weights" in legend
+    assert "graph_pools" not in legend

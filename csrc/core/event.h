@@ -66,13 +66,15 @@ inline constexpr uint8_t kScopeKinds = 7;
 
 enum ScopeFlag : uint8_t {
   kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
-  kScopeGrad = 2,       // the op ran with grad mode on: what it returns may be saved
+  kScopeGrad = 2,       // the op or module ran with grad mode on: what it returns may be saved
+  kScopeAutocast = 4,   // the module was entered under autocast
 };
 
 struct ScopeBegin {
   uint64_t ticks;
   uint32_t parent;   // the enclosing scope on the same thread, 0 for none
   uint32_t forward;  // of a node: the op that made it, 0 when not known
+                     // of a backward, without operators: the first outside of modules that it is of
   uint32_t name;     // a row of the string table
   uint16_t thread;
   ScopeKind kind;

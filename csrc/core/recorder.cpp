@@ -287,7 +287,7 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
     }
     uint64_t position = scopes.append({frame.ticks != 0 ? frame.ticks : ticks_now(),
                                        parent,
-                                       frame.kind == ScopeKind::kNode ? forward_of(frame) : 0,
+                                       frame.kind == ScopeKind::kOp ? 0 : forward_of(frame),
                                        name_of(thread, frame),
                                        thread.number_,
                                        frame.kind,
@@ -443,6 +443,21 @@ void Recorder::ask_for_no_nodes() {
   }
 }
 
+void Recorder::record_reads(ThreadState& thread, uint64_t ticks, uint32_t scope) noexcept {
+  if (!thread.frames_.empty() && thread.frames_.back().kind == ScopeKind::kOp) {
+    for (size_t i = 0; i < thread.read_count_; ++i) {
+      const ThreadState::Read& read = thread.reads_[i];
+      auto action = static_cast<uint64_t>(Action::kLabel);
+      if (events.append(
+              {ticks, read.address, read.label, action, 1, scope, read.place, thread.number_}) ==
+          AppendLog<Event>::kRefused) {
+        lose(Action::kLabel);
+      }
+    }
+  }
+  thread.read_count_ = 0;
+}
+
 uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept
     try {
   if (!recording.load(std::memory_order_relaxed)) {
@@ -470,6 +485,9 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   uint64_t ticks = ticks_now();  // not before the scope begins, nor after a node is left
   if (source != nullptr) {
     thread.asked_until_.store(ticks, std::memory_order_relaxed);
+  }
+  if (action == Action::kAlloc && thread.read_count_ != 0) {
+    record_reads(thread, ticks, scope);
   }
   uint64_t position = events.append({ticks,
                                      address,

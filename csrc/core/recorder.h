@@ -99,6 +99,17 @@ class ThreadState {
 
   NodeKind node() const { return node_; }
 
+  bool inside_step() const { return inside(ScopeKind::kOptimizer); }
+
+  bool in_op() const { return !frames_.empty() && frames_.back().kind == ScopeKind::kOp; }
+
+  bool in_outermost_op() const {
+    size_t count = frames_.size();
+    return in_op() && (count == 1 || frames_[count - 2].kind != ScopeKind::kOp);
+  }
+
+  bool is_in(const void* key) const { return !frames_.empty() && frames_.back().key == key; }
+
   // Neither in a module nor in a backward pass (which may run modules again).
   bool outside_of_modules() const {
     return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
@@ -144,6 +155,16 @@ class ThreadState {
   // Set once, before torch_id_. From calloc: of a thread that makes few nodes it takes one page.
   std::unique_ptr<std::atomic<uint64_t>[], Free> made_by_;
   std::vector<CachedName> names_;  // kNames, or none yet
+
+  struct Read {
+    uint64_t address;
+    uint32_t label;
+    uint16_t place;
+  };
+
+  // What the outermost operator reads, worth noting if it makes a block: of a long list the first.
+  std::array<Read, 8> reads_;
+  uint8_t read_count_ = 0;
   // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
   const void* asked_node_ = nullptr;
   std::atomic<uint32_t> asked_scope_{0};
@@ -214,6 +235,15 @@ class Recorder {
     frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, {}});
   }
 
+  // What is known of the frame that was pushed last, before anything happens in it.
+  static void mark(ThreadState& thread, uint8_t flags) { thread.frames_.back().flags |= flags; }
+
+  // The same: of a backward pass, the number of a node and the thread that made it.
+  static void mark_forward(ThreadState& thread, int64_t number, uint64_t made_by) {
+    thread.frames_.back().sequence = number;
+    thread.frames_.back().forward_thread = made_by;
+  }
+
   // The thread enters an annotation, whose address is the frame's key.
   void push_annotation(ThreadState& thread, ScopeKind kind, std::shared_ptr<Annotation> annotation);
 
@@ -253,6 +283,16 @@ class Recorder {
 
   // Returns the event's position, or AppendLog::kRefused.
   uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
+
+  // The thread's outermost operator reads this block, which is labelled so as soon as the operator
+  // makes one.
+  static void will_read(ThreadState& thread, uint16_t place, uint64_t address, uint32_t label) {
+    if (thread.read_count_ < thread.reads_.size()) {
+      thread.reads_[thread.read_count_++] = {address, label, place};
+    }
+  }
+
+  static void forget_reads(ThreadState& thread) { thread.read_count_ = 0; }
 
   // It happened and cannot be recorded.
   void lose(Action action) noexcept {
@@ -346,6 +386,7 @@ class Recorder {
   void close_node(ThreadState& thread);
   uint32_t forward_of(const Frame& node) const;
   const ThreadState* thread_called(uint64_t torch_id) const;
+  void record_reads(ThreadState& thread, uint64_t ticks, uint32_t scope) noexcept;
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
   void close(ThreadState& thread, size_t depth);
   void erase(ThreadState& thread, size_t depth, int64_t next_sequence);

@@ -3,13 +3,20 @@
 #include "../core/recorder.h"
 #include "exchange.h"
 #include "frame_locals.h"
+#include "gradients.h"
+#include "graph.h"
 #include "ops.h"
 #include "quietly.h"
+#include "reads.h"
 
 #include <pybind11/pybind11.h>
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <array>
 #include <cstring>
@@ -30,6 +37,9 @@ Listeners listeners{};
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
+// The number of the thread's next node when its last backward pass or step was over.
+thread_local uint64_t nodes_before = 0;
+bool made_a_graph = false;  // a backward pass of this step: what follows may go through it
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
@@ -168,6 +178,18 @@ class Mark {
   at::RecordFunction function_;
 };
 
+// Where operators are recorded they say it themselves.
+uint8_t modes() {
+  if (ops::records_operators()) {
+    return 0;
+  }
+  // Autocast is on for a device where its key is not left out.
+  constexpr c10::DispatchKeySet kCasts{c10::DispatchKey::AutocastCUDA,
+                                       c10::DispatchKey::AutocastCPU};
+  bool casts = !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kCasts);
+  return (c10::GradMode::is_enabled() ? kScopeGrad : 0) | (casts ? kScopeAutocast : 0);
+}
+
 // args[0] is the module.
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
   auto forward = [&] { return module_calls.original()(function, args, flags, names); };
@@ -181,12 +203,16 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
     return nullptr;
   }
   bool root = Recorder::this_thread().outside_of_modules();
-  if (root && !tell_root(args[0], args + 1, count - 1, names)) {
-    return nullptr;
+  if (root) {
+    reads::pause();
+    if (!tell_root(args[0], args + 1, count - 1, names)) {
+      return nullptr;
+    }
   }
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kModule, "", name);
+    Recorder::mark(Recorder::this_thread(), modes());
     if (root) {
       Recorder::get().open_current(Recorder::this_thread());
     }
@@ -199,6 +225,9 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
   if (root && result != nullptr && !quietly::call(listeners.after_root, nullptr, 0)) {
     Py_CLEAR(result);
   }
+  if (root) {
+    reads::listen();
+  }
   return result;
 }
 
@@ -210,9 +239,13 @@ PyObject* argument(PyObject* args, PyObject* kwargs, Py_ssize_t position, const 
   return kwargs != nullptr ? PyDict_GetItemString(kwargs, name) : nullptr;
 }
 
+bool makes_a_graph(PyObject* args, PyObject* kwargs) {
+  return argument(args, kwargs, 3, "create_graph") != Py_False;
+}
+
 // Whether the pass makes a graph of its own, or Python compiles it as a whole.
 bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
-  if (argument(args, kwargs, 3, "create_graph") != Py_False) {
+  if (makes_a_graph(args, kwargs)) {
     return true;
   }
   PyObject* modules = PyImport_GetModuleDict();
@@ -224,6 +257,14 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   return enabled != nullptr && enabled != Py_False;
 }
 
+// Without operators nothing tells what a backward pass made for another one: then the graph does.
+bool tell_pass(PyObject* outputs, uint64_t structure) {
+  auto number = py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(structure));
+  bool must_be_read = made_a_graph && !ops::records_operators();
+  std::array<PyObject*, 3> call{outputs, number.ptr(), must_be_read ? Py_True : Py_False};
+  return number && quietly::call(listeners.before_backward, call.data(), call.size());
+}
+
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto forward = [&] { return engine_calls.original()(self, args, kwargs); };
   if (!recording.load(std::memory_order_relaxed) || is_only_looked_at()) {
@@ -231,26 +272,40 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   }
   ops::ResumeRecordFunction resumed;
   ThreadState& thread = Recorder::this_thread();
-  bool outermost = !thread.inside_node();
+  bool outermost = !thread.inside_node() && !torch::autograd::get_current_node();
   if (outermost && backward_thread != PyThread_get_thread_ident()) {
     backward_thread = backward_thread == 0 ? PyThread_get_thread_ident() : kSeveral;
   }
   PyObject* outputs = argument(args, kwargs, 0, "tensors");
   outermost = outermost && outputs != nullptr;
-  if (outermost && !quietly::call(listeners.before_backward, &outputs, 1)) {
-    return nullptr;
+  graph::Look look;
+  if (outermost) {
+    reads::pause();
+    look = graph::look_at(outputs, nodes_before);
+    if (!tell_pass(outputs, look.structure)) {
+      return nullptr;
+    }
+    made_a_graph = made_a_graph || makes_a_graph(args, kwargs);
   }
   PyObject* result = nullptr;
   {
     OpenFrame frame(ScopeKind::kBackward, "backward", 0);
+    if (!ops::records_operators()) {
+      Recorder::mark_forward(thread, look.first_number, at::RecordFunction::currentThreadId());
+    }
     Recorder::get().open_current(thread);
     bool may_be_quiet =
-        outermost && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
-    ops::QuietBackward quiet(outputs, may_be_quiet);
+        look.is_plain && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
+    ops::QuietBackward quiet(may_be_quiet);
+    gradients::Watch watch(look.may_drop_gradients);
     result = forward();
   }
+  nodes_before = at::sequence_number::peek();
   if (outermost && result != nullptr && !quietly::call(listeners.after_backward, nullptr, 0)) {
     Py_CLEAR(result);
+  }
+  if (outermost && !thread.inside_step()) {
+    reads::listen();
   }
   return result;
 }
@@ -319,6 +374,8 @@ void Step::begin() {
     return;
   }
   py::gil_scoped_acquire locked;
+  reads::pause();
+  made_a_graph = false;
   optimizer_ = stepping_optimizer().release().ptr();
   handled_ = handled_exception();
   if (recording.load(std::memory_order_relaxed)) {
@@ -331,6 +388,10 @@ void Step::end() {
     return;
   }
   py::gil_scoped_acquire locked;
+  if (recording.load(std::memory_order_relaxed)) {
+    reads::listen();
+  }
+  nodes_before = at::sequence_number::peek();
   auto optimizer = py::reinterpret_steal<py::object>(std::exchange(optimizer_, nullptr));
   if (handled_exception() != handled_) {
     return;  // it was left by one
@@ -403,6 +464,7 @@ bool installed() {
 
 void begin_recording() {
   backward_thread = 0;
+  made_a_graph = false;
   ops::allow_quiet_passes();
 }
 

@@ -20,7 +20,7 @@ struct Listeners {
   PyObject* name_of_module;   // module -> str, asked once per module
   PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
   PyObject* after_root;       // (): it has been left without an exception
-  PyObject* before_backward;  // (outputs): an outermost backward pass starts
+  PyObject* before_backward;  // (outputs, structure of their graph, whether it must be read)
   PyObject* after_backward;   // (): it has ended without an exception
   PyObject* before_step;      // (optimizer or None): an optimizer's step starts
   PyObject* after_step;       // (optimizer or None): it has ended without an exception

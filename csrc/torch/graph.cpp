@@ -1,9 +1,12 @@
 #include "graph.h"
 
+#include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/python_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <cstring>
 #include <typeindex>
 #include <typeinfo>
@@ -35,49 +38,135 @@ bool has_hooks(Node& node) {
          !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
 }
 
-// The nodes that the outputs were made by; false if one cannot be told.
-bool add_roots(PyObject* outputs, std::vector<Node*>& nodes) {
-  if (!PyTuple_Check(outputs) && !PyList_Check(outputs)) {
-    return false;
-  }
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(outputs); ++i) {
-    PyObject* output = PySequence_Fast_GET_ITEM(outputs, i);
-    if (!PyType_IsSubtype(Py_TYPE(output), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
-      return false;  // a gradient edge
-    }
-    const at::Tensor& tensor = THPVariable_Unpack(output);
-    if (!tensor.defined() || tensor.key_set().has(c10::DispatchKey::Python)) {
-      return false;  // a subclass, which computes in Python
-    }
-    if (!tensor.grad_fn()) {
-      return false;  // a leaf
-    }
-    nodes.push_back(tensor.grad_fn().get());
-  }
-  return true;
+bool is_python(const std::type_info& type) {
+  return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
-}  // namespace
-
-bool is_plain(PyObject* outputs) {
-  std::vector<Node*> left;
-  if (!add_roots(outputs, left)) {
+// A hook of Python's that is told of a gradient when it has been accumulated; DDP's are C++'s, and
+// let gradients be.
+bool has_gradient_hook(Node& node) {
+  if (node.tensor_post_acc_grad_hooks() != nullptr) {
+    return true;
+  }
+  if (!node.next_edges().empty()) {
     return false;
   }
-  ska::flat_hash_set<Node*> seen(left.begin(), left.end());
-  while (!left.empty()) {
-    Node& node = *left.back();
-    left.pop_back();
-    if (!is_torchs_own(typeid(node)) || has_hooks(node)) {
+  return std::any_of(node.post_hooks().begin(), node.post_hooks().end(), [](const auto& hook) {
+    return std::strstr(typeid(*hook).name(), "PyFunction") != nullptr;
+  });
+}
+
+bool is_fsdps(PyTypeObject* type) {
+  return std::strcmp(type->tp_name, "RegisterPostBackwardFunctionBackward") == 0;
+}
+
+// Its Python object; releases of torch keep it in different places.
+template <class Function>
+PyObject* object_of(Function& node) {
+  if constexpr (requires { node.obj; }) {
+    return node.obj;
+  } else {
+    return node.pyobj();
+  }
+}
+
+class Looking {
+ public:
+  explicit Looking(uint64_t since) : since_(since) {}
+
+  Look at(PyObject* outputs) {
+    found_.is_plain = add_roots(outputs);
+    while (!left_.empty()) {
+      Node& node = *left_.back();
+      left_.pop_back();
+      add(node);
+    }
+    return found_;
+  }
+
+ private:
+  void mix(uint64_t value) {
+    constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+    found_.structure = (found_.structure ^ value) * kOdd;
+    found_.structure ^= found_.structure >> 32;
+  }
+
+  void mix(const void* identity) { mix(reinterpret_cast<uintptr_t>(identity)); }
+
+  // Gives the node its number, in the order in which they are met.
+  void meet(Node* node) {
+    auto [known, is_new] = numbers_.emplace(node, numbers_.size() + 1);
+    mix(known->second);
+    if (is_new) {
+      left_.push_back(node);
+    }
+  }
+
+  // The nodes that the outputs were made by; false if one cannot be told.
+  bool add_roots(PyObject* outputs) {
+    if (!PyTuple_Check(outputs) && !PyList_Check(outputs)) {
       return false;
     }
+    bool all = true;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(outputs); ++i) {
+      PyObject* output = PySequence_Fast_GET_ITEM(outputs, i);
+      if (!PyType_IsSubtype(Py_TYPE(output), reinterpret_cast<PyTypeObject*>(THPVariableClass))) {
+        all = false;  // a gradient edge
+        continue;
+      }
+      const at::Tensor& tensor = THPVariable_Unpack(output);
+      if (!tensor.defined() || tensor.key_set().has(c10::DispatchKey::Python)) {
+        all = false;  // a subclass, which computes in Python
+      }
+      if (!tensor.defined() || !tensor.grad_fn()) {
+        all = false;  // a leaf
+        continue;
+      }
+      meet(tensor.grad_fn().get());
+    }
+    return all;
+  }
+
+  void add(Node& node) {
+    const std::type_info& type = typeid(node);
+    mix(type.name());
+    uint64_t number = node.sequence_nr();
+    if (number >= since_ && number < static_cast<uint64_t>(found_.first_number) &&
+        node.thread_id() == thread_) {
+      found_.first_number = static_cast<int64_t>(number);
+    }
+    if (!is_torchs_own(type)) {
+      found_.is_plain = false;
+      if (is_python(type)) {
+        PyObject* object = object_of(static_cast<torch::autograd::PyNode&>(node));
+        PyTypeObject* kind = object != nullptr ? Py_TYPE(object) : &PyBaseObject_Type;
+        mix(kind);
+        found_.may_drop_gradients = found_.may_drop_gradients || is_fsdps(kind);
+      }
+    } else if (has_hooks(node)) {
+      found_.is_plain = false;
+      found_.may_drop_gradients = found_.may_drop_gradients || has_gradient_hook(node);
+    }
     for (const auto& edge : node.next_edges()) {
-      if (edge.function && seen.insert(edge.function.get()).second) {
-        left.push_back(edge.function.get());
+      if (edge.function) {
+        meet(edge.function.get());
+      } else {
+        mix(uint64_t{0});
       }
     }
   }
-  return true;
+
+  uint64_t since_;
+  uint64_t thread_ = at::RecordFunction::currentThreadId();
+  Look found_;
+  std::vector<Node*> left_;
+  ska::flat_hash_map<Node*, uint64_t> numbers_;
+};
+
+}  // namespace
+
+Look look_at(PyObject* outputs, uint64_t since) {
+  return Looking(since).at(outputs);
 }
 
 }  // namespace pytracer::graph

@@ -18,12 +18,6 @@ namespace pytracer::labels {
 
 namespace {
 
-struct Block {
-  uint64_t address = 0;
-  uint16_t place = 0;
-};
-
-// A label names a device and an address; which stream or pool does not matter.
 Block block_at(const void* address, c10::Device device) {
   if (!device.is_cpu() && !device.is_cuda()) {
     return {};
@@ -31,16 +25,6 @@ Block block_at(const void* address, c10::Device device) {
   auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
   auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
   return {reinterpret_cast<uint64_t>(address), Recorder::get().place({0, 0, 0, type, index})};
-}
-
-Block block_of(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) {
-    return {};
-  }
-  // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
-  // copy-on-write storages copy nor complains about fake tensors, which have none.
-  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  return block_at(data.get(), data.device());
 }
 
 bool is_compressed(c10::Layout layout) {
@@ -56,6 +40,16 @@ bool record(const Block& block, uint32_t label) {
 }
 
 }  // namespace
+
+Block block_of(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage()) {
+    return {};
+  }
+  // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
+  // copy-on-write storages copy nor complains about fake tensors, which have none.
+  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  return block_at(data.get(), data.device());
+}
 
 void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor&)> found) {
   if (!tensor.defined()) {
@@ -165,6 +159,17 @@ bool Watched::add(PyObject* tensor,
   return !is_there;
 }
 
+namespace {
+
+// What functional_call has put in a parameter's place.
+bool stands_for_a_moment(PyObject* tensor, PyObject* path) {
+  PyObject* shelf = PyTuple_GET_ITEM(path, 0);
+  return PyUnicode_Check(shelf) && PyUnicode_CompareWithASCIIString(shelf, "_parameters") == 0 &&
+         !look::is_parameter(tensor);
+}
+
+}  // namespace
+
 template <class LabelOne>
 size_t Watched::each(LabelOne label_one) {
   look::Undisturbed undisturbed;
@@ -180,7 +185,12 @@ size_t Watched::each(LabelOne label_one) {
       // were computed (functional_call, MAML) come and go.
       bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
-      label_one(THPVariable_Unpack(tensor.ptr()), entry);
+      const at::Tensor& found = THPVariable_Unpack(tensor.ptr());
+      if (stands_for_a_moment(tensor.ptr(), entry.path.ptr())) {
+        record(found, number_of(kUnknown, "stand_in", "", found));
+      } else {
+        label_one(found, entry);
+      }
     } else {
       ++gone;
     }
@@ -303,6 +313,15 @@ void record_saved(const at::Tensor& tensor) {
   each_part(tensor, [](const at::Tensor& part) {
     if (Block block = block_of(part); block.address != 0) {
       Recorder::get().record(Action::kSaved, block.place, block.address, part.nbytes());
+    }
+  });
+}
+
+void record_shape(const at::Tensor& tensor) {
+  each_part(tensor, [](const at::Tensor& part) {
+    Block block = block_of(part);
+    if (block.address != 0 && part.nbytes() == part.storage().unsafeGetStorageImpl()->nbytes()) {
+      record(block, number_of(kUnknown, "shape", "", part));
     }
   });
 }

@@ -14,6 +14,19 @@
 
 namespace pytracer::labels {
 
+// Numbers of pytracer/schema.py's categories. A label of none says something else of a block: that
+// an operator read it, what shape its tensor has.
+inline constexpr uint8_t kUnknown = 0;
+inline constexpr uint8_t kGradients = 2;
+
+// Where a tensor's memory lies: a device and an address; which stream or pool does not matter.
+struct Block {
+  uint64_t address = 0;  // 0 for none
+  uint16_t place = 0;
+};
+
+Block block_of(const at::Tensor& tensor);
+
 // The block that backs the tensor is what `label` (a row of the label table) says.
 // A sparse tensor is its indices and values. False when there is no storage (meta, undefined).
 bool record(const at::Tensor& tensor, uint32_t label);
@@ -85,6 +98,8 @@ class Watched {
 };
 
 void record_saved(const at::Tensor& tensor);
+// Shape and dtype of a tensor that is its whole block: of a view they would not be the block's.
+void record_shape(const at::Tensor& tensor);
 
 // Which tensors there are in nested dictionaries, lists and tuples, and where in memory, as one
 // number: it is another one when some were replaced. Runs no Python.

@@ -112,6 +112,18 @@ bool may_be_batch(PyObject* object) {
 
 }  // namespace
 
+bool is_parameter(PyObject* tensor) {
+  if (!THPVariable_Unpack(tensor).is_leaf()) {
+    return false;
+  }
+  if (PyType_IsSubtype(Py_TYPE(tensor), reinterpret_cast<PyTypeObject*>(ParameterClass))) {
+    return true;
+  }
+  // What is made of a subclass stays of that class, and is marked.
+  auto held = py::reinterpret_steal<py::object>(attributes(tensor));
+  return held && PyDict_GetItemString(held.ptr(), "_is_param") == Py_True;
+}
+
 bool is_tensor(PyObject* object) {
   return PyType_IsSubtype(Py_TYPE(object), tensor_type());
 }

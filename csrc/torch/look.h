@@ -36,6 +36,10 @@ class Undisturbed {
 
 bool is_tensor(PyObject* object);
 
+// Whether it is what modules register as a parameter, and was not computed: functional_call puts
+// other tensors in a parameter's place for a moment.
+bool is_parameter(PyObject* tensor);
+
 // The object's own attributes: a new reference to their dictionary, or null where it has none.
 PyObject* attributes(PyObject* object);
 

@@ -2,7 +2,6 @@
 
 #include "../core/recorder.h"
 #include "calls.h"
-#include "graph.h"
 #include "node_names.h"
 #include "saved_tensors.h"
 
@@ -137,7 +136,9 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
   } else {
     OwnTime own(thread);
-    recorder.push(thread, ScopeKind::kOp, &fn, name, fn.seqNr());
+    // A Function in Python has a number without grad mode, too.
+    int64_t sequence = c10::GradMode::is_enabled() ? fn.seqNr() : -1;
+    recorder.push(thread, ScopeKind::kOp, &fn, name, sequence);
   }
   return nullptr;
 }
@@ -148,6 +149,13 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* context) {
     leave_annotation(thread, context);
     return;
   }
+  leave_operator(fn);
+}
+
+}  // namespace
+
+void leave_operator(const at::RecordFunction& fn) {
+  ThreadState& thread = Recorder::this_thread();
   OwnTime own(thread);
   if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
     // It made nodes, or something happened in it.
@@ -158,13 +166,10 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* context) {
   }
 }
 
-}  // namespace
-
-QuietBackward::QuietBackward(PyObject* outputs, bool is_possible)
+QuietBackward::QuietBackward(bool is_possible)
     : quiet_(is_possible && installed() && detail == Detail::kOp && at::isRecordFunctionEnabled() &&
              !more_than_nodes.load(std::memory_order_relaxed) &&
-             !Recorder::get().asks_for_nodes() && nobody_else_listens() &&
-             graph::is_plain(outputs)) {
+             !Recorder::get().asks_for_nodes() && nobody_else_listens()) {
   if (quiet_) {
     ++quiet;
     Recorder::get().ask_for_nodes(kQuietNodes);
@@ -237,6 +242,10 @@ void uninstall() {
     node_names::uninstall();
     handle = at::INVALID_CALLBACK_HANDLE;
   }
+}
+
+bool records_operators() {
+  return installed() && detail == Detail::kOp;
 }
 
 bool installed() {

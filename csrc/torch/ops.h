@@ -2,10 +2,12 @@
 // entered and left.
 #pragma once
 
-#include <Python.h>
-
 #include <cstdint>
 #include <string>
+
+namespace at {
+struct RecordFunction;
+}
 
 namespace pytracer::ops {
 
@@ -19,15 +21,19 @@ enum class Detail {
 void install(Detail detail);
 void uninstall();
 bool installed();
+// Whether they are recorded wherever they run.
+bool records_operators();
+// One that has been pushed is over.
+void leave_operator(const at::RecordFunction& fn);
 
-// Around an outermost backward pass from these outputs. Turns RecordFunction off for this thread
-// and the engine's when nobody else listens and the pass runs only torch's own nodes: it computes
-// gradients, and an operator inside of a node is not told apart anyway. Allocations are then
-// attributed by asking the engine for its current node. Listening costs a host-bound step several
-// percent, most of it torch's own.
+// Around an outermost backward pass. Turns RecordFunction off for this thread and the engine's when
+// nobody else listens, if that is possible because the pass runs only torch's own nodes (graph.h):
+// it computes gradients, and an operator inside of a node is not told apart anyway. Allocations are
+// then attributed by asking the engine for its current node. Listening costs a host-bound step
+// several percent, most of it torch's own.
 class QuietBackward {
  public:
-  QuietBackward(PyObject* outputs, bool is_possible);
+  explicit QuietBackward(bool is_possible);
   ~QuietBackward();
   QuietBackward(const QuietBackward&) = delete;
   QuietBackward& operator=(const QuietBackward&) = delete;

@@ -5,6 +5,7 @@
 #include "cpu_allocator.h"
 #include "device_tracker.h"
 #include "python_stacks.h"
+#include "reads.h"
 #include "saved_tensors.h"
 
 #include <pybind11/pybind11.h>
@@ -89,6 +90,7 @@ void hook_device(bool wanted_now) {
 std::string apply() {
   std::optional<Wants> wants = wanted_by_all();
   if (!wants) {
+    reads::forget();
     calls::uninstall();
     saved_tensors::uninstall();
     python_stacks::uninstall();
@@ -143,6 +145,8 @@ std::string Session::begin(uint64_t max_events, const Wants& wants) {
   std::string problem = apply();
   if (!problem.empty()) {
     end();
+  } else if (Recorder::this_thread().outside_of_modules()) {
+    reads::listen();
   }
   return problem;
 }

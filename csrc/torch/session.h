@@ -8,6 +8,8 @@
 #include "../core/streamer.h"
 #include "ops.h"
 
+#include <Python.h>
+
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -20,6 +20,7 @@ in the cast itself says which is which. What tells them apart:
 What a saved-tensor hook packs is what autograd saved, in another type, and never such a copy.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,8 +29,9 @@ from numpy.typing import NDArray
 
 from pytracer.analysis import scopes, sound
 from pytracer.analysis.phases import FORWARD, RECOMPUTE, Moments
+from pytracer.analysis.reads import outermost_op
 from pytracer.analysis.scopes import MODULE, OP, Mask, Tree
-from pytracer.schema import CATEGORY, I64, SCOPE_GRAD, U8, U32, U64
+from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64
 from pytracer.trace import Trace
 
 
@@ -51,7 +53,7 @@ def autocast_copies(
     is_cast &= tree.kind == OP
     if not is_cast.any():
         return copies
-    outermost = _outermost_op(tree)
+    outermost = outermost_op(tree)
     is_cast &= ~_in_a_hook(tree, outermost)
     cast_around = scopes.nearest(tree.parent, is_cast)
     cast = cast_around[moments.made_scope]
@@ -78,15 +80,38 @@ def autocast_copies(
     return copies
 
 
+def copies_or_not(
+    trace: Trace, moments: Moments, size: U64, label_category: U8
+) -> tuple[Mask, Mask]:
+    """Where no operators were recorded: blocks that are such copies, and those that may be.
+
+    Under autocast a module makes a block half as large as a float32 parameter of its own. If none
+    of its calls makes more such blocks than it has such parameters, these are the copies.
+    """
+    tree = scopes.tree(trace)
+    call = tree.module[moments.made_scope]
+    forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
+    cast = forward & (tree.flags[call] & SCOPE_AUTOCAST != 0)
+    cast &= (call != 0) & (label_category != CATEGORY["weights"])
+    count: dict[tuple[str, int], int] = {
+        key: len(rows) for key, rows in _halves_of_parameters(trace, tree, set()).items()
+    }
+    blocks = np.flatnonzero(cast & np.isin(size, np.array([half for _, half in count], np.uint64)))
+    keys = [(trace.strings[tree.name[call[b]]], int(size[b])) for b in blocks.tolist()]
+    known = np.array([key in count for key in keys], np.bool_)
+    blocks, keys = blocks[known], [key for key in keys if key in count]
+    per_call = Counter(zip(call[blocks].tolist(), keys, strict=True))
+    too_many = {key for (_, key), times in per_call.items() if times > count[key]}
+    copies, maybe = np.zeros(len(size), np.bool_), np.zeros(len(size), np.bool_)
+    unclear = np.array([key in too_many for key in keys], np.bool_)
+    copies[blocks[~unclear]] = True
+    maybe[blocks[unclear]] = True
+    return copies, maybe
+
+
 # What a program calls to have something cast. Autocast's casts are in the op whose arguments they
 # are of.
 _CASTS_OF_A_PROGRAM = ("aten::to", "aten::type_as")
-
-
-def _outermost_op(tree: Tree) -> U32:
-    """Per scope of an op, the op that the program called."""
-    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
-    return scopes.nearest(tree.parent, ~inner)
 
 
 def _in_a_hook(tree: Tree, outermost: U32) -> Mask:

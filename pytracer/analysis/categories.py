@@ -6,16 +6,21 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 |-----------------|------------------------------------------------------------------------------|
 | weights         | a label (parameter, buffer; master: float32, of an optimizer and no module,  |
 |                 | beside 16-bit weights); or a cast of a parameter under autocast (casts.py);  |
-|                 | or a parameter that DataParallel copies to another GPU (replica)             |
-| gradients       | a label                                                                      |
+|                 | or a parameter that DataParallel copies to another GPU (replica); or what    |
+|                 | FSDP gathers a layer's weights in (unsharded); or made in forward and a      |
+|                 | module's attribute from then on, as a table of cosines is (buffer)           |
+| gradients       | a label; those that FSDP reduces to a shard are unsharded                    |
 | optimizer_state | a label                                                                      |
-| inputs          | made outside forward, backward and optimizer, and: a label (batch), or       |
-|                 | autograd saved it (target: the loss uses it); or made by no module and with  |
-|                 | no graph while a forward waits for its backward, and given to, or saved for, |
-|                 | a later one (and what is made alike); or made while a batch was fetched, and |
-|                 | still there after that, if nothing below says more (fetched)                 |
+| inputs          | made outside forward, backward and optimizer, and: a label (batch); or       |
+|                 | autograd saved it, or an op with a graph read it outside of modules (target: |
+|                 | the loss uses it); or, in the trace, a batch or a target of one step was     |
+|                 | made from it, and itself from no model's results (raw); or                   |
+|                 | made by no module and with no graph while a forward                          |
+|                 | waits for its backward, and given to, or used for, a later one (and what is  |
+|                 | made alike); or made while a batch was fetched, and still there after that,  |
+|                 | if nothing below says more (fetched)                                         |
 | workspaces      | a label: what torch keeps for cuBLAS                                         |
-| communication   | made where FSDP gathers or reduces, though autograd saves gathered weights   |
+| communication   | made where FSDP gathers or reduces, and none of these: its buffers           |
 | activations     | autograd saved it, but not what one backward node makes and lets go itself;  |
 |                 | or it was made in forward and freed inside an autograd node (saved); made in |
 |                 | recompute and alive after it (recomputed)                                    |
@@ -29,6 +34,9 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 |                 | made by the op and module that made a kv_cache, it is one (kv_cache)         |
 | temporaries     | freed within the interval that made it                                       |
 | unknown         | nothing of the above: alive before the trace and never labelled              |
+
+Where no operators were recorded (detail="category"), a 16-bit block of a module under autocast may be
+a copy of a weight or an activation. Where sizes do not tell, it is unknown (copy_or_activation).
 
 In a recording by another tool (pytracer/snapshot.py reads some) nobody labelled the blocks. There
 held needs an end, and what is left is temporaries within forward, backward or optimizer, or unknown.
@@ -48,8 +56,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import phases, saves, scopes, sound
-from pytracer.analysis.casts import autocast_copies
+from pytracer.analysis import phases, reads, saves, scopes, sound
+from pytracer.analysis.casts import autocast_copies, copies_or_not
 from pytracer.analysis.matching import Lifetimes, lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.phases import (
@@ -63,7 +71,7 @@ from pytracer.analysis.phases import (
     Moments,
 )
 from pytracer.analysis.scopes import NEVER, OP, USER, Mask, Tree
-from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32
+from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32, U64
 from pytracer.trace import Trace
 
 # What FSDP calls the stretches in which it gathers weights and reduces gradients: the second and the
@@ -72,6 +80,15 @@ _FSDP = re.compile(
     r"FSDP::(\w*(all_gather|prefetch)|pre_forward|pre_backward|(?P<reduces>\w*reduce))"
     r"|FullyShardedDataParallel\._(pre_forward|pre_backward|post_backward_prefetch)"
 )
+
+# In these it makes what the weights then lie in: the second version copies from a buffer, which it
+# makes in a stretch of its own; the first gathers into it directly.
+_GATHERS = re.compile(
+    r"FSDP::(all_gather_copy_out|pre_forward|pre_backward|\w*prefetch)"
+    r"|FullyShardedDataParallel\._(pre_forward|pre_backward_hook|post_backward_prefetch)"
+)
+_REDUCES = ("FSDP::post_backward", "FullyShardedDataParallel._post_backward")
+_FULLY_SHARDED = re.compile(r"FSDP::|FullyShardedDataParallel\.")
 
 OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
 
@@ -95,8 +112,14 @@ ROLES = (
     "carried",  # the same, and handed to a later call
     "replica",
     "fetched",
+    "raw",
+    "unsharded",
+    "buffer",
+    "copy_or_activation",  # unknown where no operators tell: a weight's copy in 16 bits, or not
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
+
+_SEEN_AGAIN = 2  # as an attribute of a module: what is new with each forward is seen once
 
 _TRAINING = (FORWARD, RECOMPUTE, BACKWARD_PHASE, OPTIMIZER_PHASE)
 
@@ -147,19 +170,31 @@ def categories(trace: Trace) -> Categories:
         trace, facts.moments, facts.found.bytes, facts.label, facts.label_category
     )
     out.choose(copies.is_copy, "weights", ROLE["autocast_copy"])
+    unclear = np.zeros(count, np.bool_)
+    if not scopes.has_operators(trace):
+        by_size, unclear = copies_or_not(
+            trace, facts.moments, facts.found.bytes, facts.label_category
+        )
+        out.choose(by_size, "weights", ROLE["autocast_copy"])
     out.label[copies.is_copy] = copies.label[copies.is_copy]
     out.choose(_replicas(trace, facts), "weights", ROLE["replica"])
+    out.choose(_tables(trace, facts, out), "weights", ROLE["buffer"])
+    out.choose(_gathered_weights(trace, facts), "weights", ROLE["unsharded"])
+    out.choose(
+        labelled("gradients") & _reduced_to_a_shard(trace, facts), "gradients", ROLE["unsharded"]
+    )
     out.choose(labelled("gradients"), "gradients", label_role)
     out.choose(labelled("optimizer_state"), "optimizer_state", label_role)
     out.choose(labelled("inputs"), "inputs", label_role)
     out.choose(_targets(trace, facts), "inputs", ROLE["target"])
+    out.choose(_raw(trace, facts, out), "inputs", ROLE["raw"])
 
     out.choose(labelled("workspaces"), "workspaces", label_role)
     gathered = _collectives(trace, facts, _role_in_fsdp)
     out.choose(gathered != 0, "communication", gathered)
     out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
-    out.choose(facts.saved | _freed_by_a_node(facts), "activations", ROLE["saved"])
+    out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
 
     out.choose(_cublas(trace, facts), "workspaces", ROLE["cublas"])
     out.choose(labelled("communication"), "communication", label_role)
@@ -182,6 +217,12 @@ def categories(trace: Trace) -> Categories:
     out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
     out.choose(facts.moments.made_phase == DATA, "inputs", ROLE["fetched"])
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
+    results = ("activations", "temporaries", "functional")  # the last two without grad mode
+    unclear &= np.isin(out.category, [CATEGORY[name] for name in results])
+    out.category[unclear], out.role[unclear] = CATEGORY["unknown"], ROLE["copy_or_activation"]
+    block, row, _ = label_events(trace, facts.found, "shape")
+    nameless = out.label[block] == 0
+    out.label[block[nameless]] = row[nameless]
     return out
 
 
@@ -206,6 +247,8 @@ class _Facts:
     label_category: U8
     many_names: Mask  # labelled as the gradient of several parameters
     saved: Mask
+    read: reads.Reads
+    used: Mask  # read by an operator with a graph, outside of modules
     handed: Mask  # given to an outermost module, wherever it was made
     outside: Mask  # made before the trace, or outside forward, backward and optimizer
     in_flight: Mask  # made by an op that had not ended when the trace did
@@ -217,6 +260,9 @@ def _facts(trace: Trace) -> _Facts:
     label, label_category, many_names, handed = _labels(trace, found, moments, outside)
     owned = np.isin(label_category, OWNED)
     made_op = tree.op[moments.made_scope]
+    read = reads.reads(trace, found)
+    used = np.zeros(len(label), np.bool_)
+    used[read.block[read.used]] = True
     return _Facts(
         found=found,
         tree=tree,
@@ -225,6 +271,8 @@ def _facts(trace: Trace) -> _Facts:
         label_category=label_category,
         many_names=many_names,
         saved=saves.saved(trace, found, moments, owned),
+        read=read,
+        used=used,
         handed=handed,
         outside=outside,
         in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
@@ -307,7 +355,7 @@ def _label_roles(trace: Trace, facts: _Facts) -> U32:
 
 
 def _targets(trace: Trace, facts: _Facts) -> Mask:
-    """Saved though no forward made it: the loss uses it.
+    """Saved, or read by an operator with a graph, though no forward made it: the loss uses it.
 
     A block from before the trace was made outside of forward if the trace began there.
     """
@@ -317,17 +365,26 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
     began_in = line.phase[line.stretch_at(trace.events.ticks[:1])]
     before = facts.moments.made_phase == MISSING
     began_outside = bool(np.isin(began_in, (OTHER, DATA)).all())
-    found: Mask = facts.saved & facts.outside & (~before | began_outside)
+    found: Mask = (facts.saved | facts.used) & facts.outside & (~before | began_outside)
     return found | _fetched_ahead(trace, facts)
 
 
+def _raw(trace: Trace, facts: _Facts, out: Categories) -> Mask:
+    """Made in the trace, and outside of forward, and a batch or a target was made from it."""
+    made = (out.category == CATEGORY["inputs"]) | facts.used
+    found = reads.made_from(trace, facts.moments, facts.read, made)
+    raw: Mask = found & facts.outside & (facts.moments.made_phase != MISSING)
+    return raw
+
+
 def _fetched_ahead(trace: Trace, facts: _Facts) -> Mask:
-    """What was made while a forward waited for its backward, and saved for a later step's alone.
+    """What was made while a forward waited for its backward, and used for a later step's alone.
 
     In the same step a backward through a backward has it. Told by what is alike, made by the same
     op and of the same size: not every graph is read.
     """
     events = np.flatnonzero(trace.events.action == ACTION["saved"])
+    events = np.union1d(events, facts.read.event[facts.read.used])
     about = facts.found.allocation_of_event[events]
     events, about = events[about >= 0], about[about >= 0]
     later = _for_a_later_forward(trace, facts.moments, events, about)
@@ -351,6 +408,51 @@ def _replicas(trace: Trace, facts: _Facts) -> Mask:
     return found
 
 
+def label_events(trace: Trace, found: Lifetimes, role: str) -> tuple[I64, U32, U64]:
+    """Blocks, rows and ticks of the labels of no category that say this."""
+    labels, events = sound.labels(trace), trace.events
+    says = scopes.names_where(trace, role.__eq__)[labels.role]
+    says &= labels.category == CATEGORY["unknown"]
+    position = np.flatnonzero(events.action == ACTION["label"])
+    row = sound.within(events.bytes[position], len(says)).astype(np.uint32)
+    block = found.allocation_of_event[position]
+    good = says[row] & (block >= 0)
+    return block[good], row[good], events.ticks[position[good]]
+
+
+def _tables(trace: Trace, facts: _Facts, out: Categories) -> Mask:
+    """What a forward made and a module has as an attribute from then on: rotary tables, masks."""
+    block, row, ticks = label_events(trace, facts.found, "attribute")
+    tree = facts.tree
+    calls = np.sort(tree.begin[(tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0)])
+    pairs = np.unique(np.stack((block, np.searchsorted(calls, ticks))), axis=1)
+    times = np.bincount(pairs[0], minlength=len(facts.label))
+    by_forward = np.isin(facts.moments.made_phase, (FORWARD, RECOMPUTE))
+    tables: Mask = (times >= _SEEN_AGAIN) & by_forward
+    named = tables[block] & (out.label[block] == 0)
+    out.label[block[named]] = row[named]
+    return tables
+
+
+def _gathered_weights(trace: Trace, facts: _Facts) -> Mask:
+    """What FSDP gathers a layer's weights in: of what it makes then, what outlives the stretch."""
+    tree, moments = facts.tree, facts.moments
+    stretches = scopes.scopes_named(trace, lambda text: bool(_FULLY_SHARDED.match(text)))
+    around = tree.nearest_context(stretches & (tree.kind == USER))[moments.made_scope]
+    gathers = scopes.scopes_named(trace, lambda text: bool(_GATHERS.match(text)))
+    found: Mask = gathers[around] & (moments.freed_ticks > tree.end[around])
+    return found
+
+
+def _reduced_to_a_shard(trace: Trace, facts: _Facts) -> Mask:
+    """Let go where FSDP reduces whole gradients to shards of them."""
+    tree = facts.tree
+    reduces = scopes.scopes_named(trace, lambda text: text.startswith(_REDUCES))
+    around = tree.nearest_context(reduces & (tree.kind == USER))
+    found: Mask = around[facts.moments.freed_scope] != 0
+    return found
+
+
 def _recomputed(facts: _Facts) -> Mask:
     """Made by a forward that ran again, and alive when that was over."""
     moments, node = facts.moments, facts.tree.node
@@ -361,11 +463,11 @@ def _recomputed(facts: _Facts) -> Mask:
     return alive & ~facts.in_flight
 
 
-def _freed_by_a_node(facts: _Facts) -> Mask:
+def _freed_by_a_node(trace: Trace, facts: _Facts) -> Mask:
     """What a forward made and an autograd node let go had been saved for that node."""
     moments, tree = facts.moments, facts.tree
     by_node = tree.node[moments.freed_scope] != 0
-    if not (tree.kind == OP).any():  # neither ops nor nodes were recorded
+    if not scopes.has_operators(trace):  # neither ops nor nodes were recorded
         by_node = moments.freed_phase == BACKWARD_PHASE
     found: Mask = (moments.made_phase == FORWARD) & by_node
     return found
@@ -440,7 +542,8 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     """What is of the size of one of DDP's buckets, made bare and not freed where it was made.
 
     DDP makes them when it is built, and again in its second forward. A trace that ends before its
-    third does not know the sizes of the latter, if there are several.
+    third does not know the sizes of the latter, if there are several. No object of Python's leads to
+    a bucket: of what was there before the trace, such a size and no label tell them.
     """
     tree, moments = facts.tree, facts.moments
     known = trace.meta.get("ddp_buckets")
@@ -448,8 +551,19 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     op = tree.op[moments.made_scope]
     bare = scopes.scopes_named(trace, lambda name: name == "aten::empty")[op]
     bare &= tree.op[tree.parent[op]] == 0
+    if not scopes.has_operators(trace):  # DDP makes them in its own call and in nobody else's
+        bare = _made_by_ddp_itself(trace, facts)
     bare &= moments.made_interval != moments.freed_interval
+    bare |= (moments.made_phase == MISSING) & (facts.label == 0)
     found: Mask = bare & np.isin(facts.found.bytes, sizes)
+    return found
+
+
+def _made_by_ddp_itself(trace: Trace, facts: _Facts) -> Mask:
+    """Directly in the call of an outermost module, which DDP is, or outside of all modules."""
+    tree, scope = facts.tree, facts.moments.made_scope
+    module = tree.module[scope]
+    found: Mask = (tree.node[scope] == 0) & (tree.module[tree.parent[module]] == 0)
     return found
 
 

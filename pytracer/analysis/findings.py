@@ -11,11 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import allocator_advice, blocks, owners, phases, scopes, views
-from pytracer.analysis.categories import OWNED, ROLE
+from pytracer.analysis.categories import OWNED, ROLE, label_events
 from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.matching import lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
-from pytracer.schema import ACTION, CATEGORY, I64, SCOPE_GRAD, U64
+from pytracer.schema import ACTION, CATEGORY, I64, U64
 from pytracer.trace import Trace
 
 Size = Callable[[int], str]
@@ -87,8 +88,7 @@ def findings(trace: Trace, size: Size, device: str | None = None) -> list[Findin
     now = at_peak(trace, size, device)
     least = _WORTH * now.bytes(now.alive)
     rows = needless(now)
-    for rule in (twins, cache):
-        rows += rule(now)
+    rows += cache(now)
     # Growth counts however little of the peak it is: it goes on.
     growth = min(_LEAST_GROWTH, now.bytes(now.alive) / 10_000)
     rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
@@ -380,11 +380,8 @@ def _calls(trace: Trace) -> _Calls:
     row[calls] = np.arange(len(calls))
     is_call = row >= 0
     of_scope = row[tree.nearest_context(is_call)]
-    with_grad = np.ones(len(calls), np.bool_)
     ops = tree.kind == OP
-    if ops.any():
-        on = of_scope[ops & (tree.flags & SCOPE_GRAD != 0)]
-        with_grad = np.isin(np.arange(len(calls)), on)
+    with_grad = phases.ran_with_grad(trace, calls)
     passes = np.sort(tree.begin[tree.kind == BACKWARD])
     backwards = np.searchsorted(passes, tree.begin[calls])
     went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
@@ -415,7 +412,7 @@ def _in_vain(now: Situation, calls: _Calls) -> Mask:
 def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     """A module ran with grad mode on, and nothing ever went backward through that call."""
     tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), _calls(now.trace)
-    if len(calls.numbers) < 2 or not (tree.kind == OP).any():
+    if len(calls.numbers) < 2 or not scopes.has_operators(now.trace):
         return
     in_vain = _in_vain(now, calls) & ~_of_frozen_modules(now.trace, calls)
     in_vain = np.append(in_vain, False)  # -1: in no call
@@ -439,7 +436,9 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     name = tree.name[calls.numbers]
     trains = calls.went_back[name == name[int(per_call.argmax())]].any()
     count = int((per_call > 0).sum())
-    times = f"{count} calls of a module" if count > 1 else "A call of a module"
+    called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
+    times = f"{count} calls of {called}" if count > 1 else f"A call of {called}"
+    at = f" at {owners.short_line(line)}" if line else ""
     at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
     cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
     if most > each:
@@ -452,7 +451,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         now.bytes(outlived & now.alive & ~_in_use(now)),
         line,
         module,
-        f"{times} kept up to {at_once} for a backward that never came",
+        f"{times} kept up to {at_once}{at} for a backward that never came",
         cure,
     )
 
@@ -480,22 +479,19 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
-    which = _of_no_use(now, rest, exact=exact)
+    which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
+    # Fast weights: the program holds them to call a module with them.
+    stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")
+    which[stands_in] = False
     if not which.any():
         return
-    reduced = which & _behind_numbers(now)
-    by_function, function = _on_context(now, which & ~reduced)
-    others = which & ~reduced & ~by_function
+    by_function, function = _on_context(now, which)
+    others = which & ~by_function & ~_by_checkpoints(now)
     variable = _keeper(now, others, _kinds(now.trace))
     what = "autograd did not save them" if exact else "the backward did not free them"
     keeper = f"`{variable}` keeps them" if variable else "a variable or a hook keeps them"
     or_return = "" if variable else ", or return only the loss"
     told = (
-        (
-            reduced,
-            "torch keeps every element of a loss behind the number that it returns",
-            'reduction="none", and take the mean of that yourself',
-        ),
         (
             by_function,
             f"{function}'s ctx keeps them, and not autograd, which would let go of them in backward",
@@ -535,6 +531,7 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     tree = scopes.tree(now.trace)
     nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
     names = now.trace.strings
+    which = which & ~_by_checkpoints(now)
     number = {text: i for i, text in enumerate(names)}
     # Per string that names a Function's node the Function's name: torch's nodes end in a number.
     function_of = np.array(
@@ -550,13 +547,43 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     return found, names[tree.name[around[found][0]]] if found.any() else ""
 
 
+def _by_checkpoints(now: Situation) -> Mask:
+    """What torch's own checkpoint keeps for its second forward: states of random numbers."""
+    named = scopes.scopes_named(now.trace, "CheckpointFunction".__eq__)
+    made = phases.moments(now.trace).made_scope
+    found: Mask = scopes.nearest(scopes.tree(now.trace).parent, named)[made] > 0
+    return found
+
+
+# They make a value for each element and reduce that in place.
+_KEEP_ELEMENTS = (
+    *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy"),
+)
+
+
+def behind_numbers(now: Situation) -> Iterator[Finding]:
+    """What torch keeps behind the number that a loss returns. It is nobody's mistake."""
+    which = now.of_category("activations") & (allocations(now.trace).role == ROLE["held"])
+    which &= _behind_numbers(now)
+    if which.any():
+        yield now.found(
+            "held",
+            which,
+            f"torch keeps every element of a loss, {now.size(now.bytes(which))}, behind the number "
+            "that it returns",
+            'reduction="none", and the mean of that, keeps the number only',
+        )
+
+
 def _behind_numbers(now: Situation) -> Mask:
-    """What is like a block of many elements behind a variable of one."""
+    """What is like a block of many elements behind a variable of one, or of such an op."""
     alloc, kind = allocations(now.trace), _kinds(now.trace)
     listed = [row.get("behind_numbers") for row in _variables(now)]
     addresses = [a for each in listed if isinstance(each, list) for a in each if type(a) is int]
     there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
-    return np.isin(kind, kind[there])
+    of_loss = scopes.names_where(now.trace, lambda text: text in _KEEP_ELEMENTS)[alloc.op]
+    found: Mask = np.isin(kind, kind[there]) | of_loss
+    return found
 
 
 def _following_backward(trace: Trace) -> tuple[Mask, U64]:
@@ -621,7 +648,10 @@ def _step_at(now: Situation) -> int:
 
 
 def twins(now: Situation) -> Iterator[Finding]:
-    """The same numbers twice: a weight, and autocast's copy of it in 16 bits."""
+    """The same numbers twice: a weight, and autocast's copy of it in 16 bits.
+
+    That is how autocast works and no mistake: a way to save, where memory is short.
+    """
     alloc = allocations(now.trace)
     which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
     if which.any():

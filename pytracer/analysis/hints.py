@@ -1,11 +1,12 @@
 """One concrete suggestion that follows from the data: what would make the peak smaller."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import allocator_advice, blocks, findings, owners, views
+from pytracer.analysis import allocator_advice, blocks, findings, owners, phases, scopes, views
+from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
 from pytracer.schema import ACTION, CATEGORY, PHASE
@@ -14,6 +15,13 @@ from pytracer.trace import Trace
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
 _SMALLEST_CHANGE = 1 << 20
+_LARGE_STATE = 256 << 20  # of a smaller model's state nobody needs to be rid
+_CAN_BE_FUSED = {  # where torch has such a kernel
+    "Adam": ("cpu", "cuda"),
+    "AdamW": ("cpu", "cuda"),
+    "SGD": ("cpu", "cuda"),
+    "Adagrad": ("cpu",),
+}
 _MOST_APART = 8  # children of a Sequential
 
 
@@ -45,9 +53,10 @@ class _Situation:
 
 
 def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) -> Hint | None:
-    """The first rule that applies: mistakes before savings, large savings before small ones.
+    """The first rule that applies: mistakes before savings, those that cost nothing before others.
 
-    A saving that saves next to nothing is none: then no hint is better.
+    A saving that saves next to nothing is none: then no hint is better. Where one would be advised,
+    a mistake that is not at the peak goes before it.
     """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
@@ -56,12 +65,17 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
     for mistake in (_out_of_memory, _unknown, _found):
         for found in mistake(now):
             return found
-    savings = [
-        found for rule in (_activations, _state, _temporaries, _cache) for found in rule(now)
-    ]
-    worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
-    savings = [found for found in savings if found.bytes >= worth]
-    return max(savings, key=lambda found: found.bytes, default=None)
+    for rules in (
+        (_fused_optimizer, _fused_functions, _loss),
+        (_activations, _twins, _state, _temporaries, _cache),
+    ):
+        savings = [found for rule in rules for found in rule(now)]
+        worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
+        savings = [found for found in savings if found.bytes >= worth]
+        if savings:
+            most = max(savings, key=lambda found: found.bytes)
+            return next(_found_elsewhere(now), most)
+    return None
 
 
 def _out_of_memory(now: _Situation) -> Iterator[Hint]:
@@ -104,8 +118,107 @@ def _found(now: _Situation) -> Iterator[Hint]:
     rows = [
         row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
     ]
-    for row in sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)):
+    yield from _told(sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)))
+
+
+def _found_elsewhere(now: _Situation) -> Iterator[Hint]:
+    """What is found away from the peak."""
+    rows = findings.findings(now.trace, now.size, now.peak.device)
+    yield from _told(row for row in rows if row.kind != "cache")
+
+
+def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
+    for row in rows:
         yield Hint(f"{row.evidence}: {row.change}.", row.bytes)
+
+
+# ---------------------------------------------------------------- savings that cost nothing
+
+
+def _without(now: _Situation, which: Mask) -> int:
+    """What the peak would be lower by if these had never been there."""
+    here = views.on_device(now.trace, now.peak.device) & ~which
+    none = np.zeros(len(here), np.int64)
+    _, (level,) = views.level_columns(now.trace, here, none, 1)
+    before = int(
+        allocations(now.trace).requested_bytes[here & (allocations(now.trace).start < 0)].sum()
+    )
+    return now.peak.bytes - max(int(level.max(initial=0)), before)
+
+
+def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
+    """What a step makes on the way: one kernel that does it all makes nothing."""
+    tree = scopes.tree(now.trace)
+    steps = tree.nearest_context(tree.kind == scopes.OPTIMIZER)
+    around = steps[phases.moments(now.trace).made_scope]
+    scratch = (around != 0) & (allocations(now.trace).category == CATEGORY["temporaries"])
+    if now.peak.phase != "optimizer" or not (scratch & now.at_peak).any():
+        return
+    name = now.trace.strings[tree.name[around[scratch & now.at_peak][0]]]
+    kind = name.removeprefix("Optimizer.step#").removesuffix(".step")
+    if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
+        saved = _without(now, scratch)
+        yield Hint(
+            f"The peak is in the step of {kind}, {now.size(saved)} of it on the way to new weights: "
+            f"{kind}(..., fused=True) needs none of that, and is faster.",
+            saved,
+        )
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A function that is often written by hand, and what torch has for it."""
+
+    name: str
+    tells: tuple[str, ...]  # operators that must all be there, beside arithmetic
+    instead: str
+
+
+# With the numbers in a formula, which are made in no operator and cast.
+_ARITHMETIC = (
+    *("aten::mul", "aten::add", "aten::div", "aten::sub", "aten::rsub"),
+    *("", "aten::_to_copy"),
+)
+_FUSED = (
+    _Fused("GELU", ("aten::tanh", "aten::pow"), 'nn.GELU(approximate="tanh")'),
+    _Fused("GELU", ("aten::erf",), "nn.GELU()"),
+)
+
+
+def _fused_functions(now: _Situation) -> Iterator[Hint]:
+    """A formula of torch's own, written by hand: autograd saves what each step of it makes."""
+    alloc, strings = allocations(now.trace), now.trace.strings
+    kept = now.of_category("activations") & (alloc.role == ROLE["saved"])
+    forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
+    for fused in _FUSED:
+        found = np.zeros(len(kept), np.bool_)
+        for module in np.unique(alloc.module[kept & forward]).tolist():
+            own = forward & (alloc.module == module)
+            ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
+            if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
+                found |= own & kept
+        if found.any():
+            where = [row.pattern for row in repeated_modules(now.trace, found, depth=False)]
+            amount = int(alloc.requested_bytes[found].sum())
+            yield Hint(
+                f"{', '.join(where[:2])} keep {now.size(amount)} for a {fused.name} that is "
+                f"written by hand: {fused.instead} keeps its input and nothing else.",
+                amount,
+            )
+
+
+def _loss(now: _Situation) -> Iterator[Hint]:
+    """Its elements."""
+    at_peak = findings.at_peak(now.trace, now.size, now.peak.device)
+    yield from _told(findings.behind_numbers(at_peak))
+
+
+# ---------------------------------------------------------------- savings at a price
+
+
+def _twins(now: _Situation) -> Iterator[Hint]:
+    """Autocast's copies."""
+    yield from _told(findings.twins(findings.at_peak(now.trace, now.size, now.peak.device)))
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -127,8 +240,9 @@ def _activations(now: _Situation) -> Iterator[Hint]:
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
+    """What is worth it where a device is full of state: not on a CPU, and not of a small model."""
     amount = now.peak.by_category["optimizer_state"]
-    if amount:
+    if amount >= _LARGE_STATE and now.peak.device != "cpu":
         yield Hint(
             f"Optimizer state is {now.size(amount)}: an 8-bit optimizer keeps a quarter of it, "
             "sharding (FSDP, ZeRO) a share per device.",
@@ -151,7 +265,10 @@ def _cache(now: _Situation) -> Iterator[Hint]:
 
 
 def _temporaries(now: _Situation) -> Iterator[Hint]:
+    """Of a forward: what a backward or an optimizer makes nobody can make in pieces."""
+    made_phase = allocations(now.trace).phase
     temporaries = now.of_category("temporaries")
+    temporaries &= np.isin(made_phase, (PHASE["forward"], PHASE["other"]))
     size = allocations(now.trace).requested_bytes
     if not temporaries.any():
         return

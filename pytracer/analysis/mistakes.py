@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import phases, scopes, sound
-from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OP, OPTIMIZER, Mask
+from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OPTIMIZER, Mask
 from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32
 from pytracer.trace import Trace
 
@@ -74,9 +74,10 @@ def _steps_without_backward(trace: Trace) -> int:
     gradients that were estimated without one.
     """
     tree = scopes.tree(trace)
-    modules, ops = tree.kind == MODULE, tree.kind == OP
-    if ops.any():
-        with_grad = tree.module[ops & (tree.flags & SCOPE_GRAD != 0)]
+    modules = tree.kind == MODULE
+    told = phases.tells_of_grad_mode(trace)
+    if told is not None:
+        with_grad = tree.module[told & (tree.flags & SCOPE_GRAD != 0)]
         modules &= np.isin(np.arange(len(modules)), with_grad)
     own = tree.thread == phases.main_thread(trace)
     steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])

@@ -52,7 +52,7 @@ def owners(trace: Trace) -> Owners:
     caused = _forward_op(trace)[made]
     line = _user_lines(trace)
     return Owners(
-        module=tree.name[tree.module][made],
+        module=_modules(trace)[made],
         op=tree.name[_owning_op(trace)[made]],
         line=line[made],
         forward_module=tree.name[tree.module][caused],
@@ -73,7 +73,40 @@ class FreedBy:
 def freed_by(trace: Trace) -> FreedBy:
     """The innermost module and op in which each allocation was given back."""
     tree, freed = scopes.tree(trace), phases.moments(trace).freed_scope
-    return FreedBy(tree.name[tree.module][freed], tree.name[_owning_op(trace)[freed]])
+    return FreedBy(_modules(trace)[freed], tree.name[_owning_op(trace)[freed]])
+
+
+@once_per_trace
+def _modules(trace: Trace) -> U32:
+    """Per scope, the name of the module around it.
+
+    What a checkpoint runs again by `layer.forward` is in no call of the layer: of its operators the
+    owner is what all modules that run again with them are in.
+    """
+    tree = scopes.tree(trace)
+    name = tree.name[tree.module]
+    again = (tree.kind == scopes.OP) & (tree.flags & SCOPE_RECOMPUTE != 0)
+    again &= (tree.module == 0) & (tree.node != 0)
+    if not again.any():
+        return name
+    inside: dict[int, set[str]] = {}
+    for number in np.flatnonzero((tree.kind == scopes.MODULE) & (tree.node != 0)).tolist():
+        inside.setdefault(int(tree.node[number]), set()).add(trace.strings[tree.name[number]])
+    rows = {text: row for row, text in enumerate(trace.strings)}
+    of_node = np.zeros(len(name), np.uint32)
+    for node, paths in inside.items():
+        of_node[node] = rows.get(_what_all_are_in(paths), 0)
+    source = scopes.nearest(tree.parent, again)
+    return np.where((tree.module == 0) & (source != 0), of_node[tree.node[source]], name)
+
+
+def _what_all_are_in(paths: set[str]) -> str:
+    """The innermost module that has all of these inside."""
+    levels = [path.split(".")[:-1] for path in paths]
+    common = 0
+    while all(len(one) > common and one[common] == levels[0][common] for one in levels):
+        common += 1
+    return ".".join(levels[0][:common])
 
 
 def _owning_op(trace: Trace) -> U32:

@@ -13,7 +13,7 @@ The rules, in the order in which they are tried for an event:
      that made autograd nodes (a model need not be a module). When a backward follows, with no
      optimizer in between, it lasts until then: the loss belongs to it. When none follows
      (evaluation, generation, anything without grad mode) it ends when the module is left. Where
-     no ops were recorded, a call without grad mode is one of which nothing is left at the next.
+     no ops were recorded, the modules say whether grad mode was on as they were entered.
      A trace that ends within a training step, or an allocation that fails in it, leaves it forward.
    - `backward`, `optimizer` and `data` last as long as their scope.
    - everything else is `other`: between a step and the next forward, clipping gradients, logging.
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import scopes, sound
+from pytracer.analysis import scopes
 from pytracer.analysis.matching import lifetimes
 from pytracer.analysis.once import once_per_trace
 from pytracer.analysis.scopes import (
@@ -49,7 +49,16 @@ from pytracer.analysis.scopes import (
     Tree,
 )
 from pytracer.analysis.sound import within
-from pytracer.schema import ACTION, CATEGORY, I64, PHASE, SCOPE_GRAD, SCOPE_RECOMPUTE, U8, U32, U64
+from pytracer.schema import (
+    ACTION,
+    I64,
+    PHASE,
+    SCOPE_GRAD,
+    SCOPE_RECOMPUTE,
+    U8,
+    U32,
+    U64,
+)
 from pytracer.trace import Trace
 
 UNSAID = 255  # no scope says it: ask the timeline
@@ -293,19 +302,14 @@ def _followed_by_backward(
     turns, is_backward = turns[order], is_backward[order]
     following = np.searchsorted(turns, tree.begin[modules], side="left")
     lasts = np.append(is_backward, False)[following]
-    # Without ops nothing is known of grad mode, and so of what a call on its own leaves behind.
-    alone = ~lasts & bool((tree.kind == OP).any())
+    alone = ~lasts
     kept_from = np.where(alone, tree.end[modules], NEVER)
     cut_short = alone & (kept_from == NEVER)
     if is_backward.any() or (trace.events.action == ACTION["oom"]).any():
         cut_short |= following == len(turns)
         lasts |= cut_short
     kept_from[cut_short] = _ends_of_forward(trace, tree.begin[modules[cut_short]])
-    if (tree.kind == OP).any():
-        with_grad = _ran_with_grad(tree, modules)
-    else:
-        with_grad = _left_something(trace, tree, modules)
-        with_grad |= np.append(following[1:] != following[:-1], True)[: len(modules)]
+    with_grad = ran_with_grad(trace, modules)
     return lasts & with_grad, np.where(with_grad, kept_from, NEVER)
 
 
@@ -319,45 +323,34 @@ def _ends_of_forward(trace: Trace, begins: U64) -> U64:
     return ends
 
 
-def _ran_with_grad(tree: Tree, modules: NDArray[np.intp]) -> Mask:
-    """Whether any op in these calls ran with grad mode on."""
-    with_grad = (tree.flags & SCOPE_GRAD != 0) & (tree.kind == OP)
+def ran_with_grad(trace: Trace, calls: NDArray[np.intp]) -> Mask:
+    """Whether anything in these calls of modules, none inside another, ran with grad mode on."""
+    tree = scopes.tree(trace)
+    told = tells_of_grad_mode(trace)
+    if told is None:
+        return np.ones(len(calls), np.bool_)  # an older trace: nothing is known of it
     found = np.zeros(len(tree.kind), np.bool_)
-    found[_outermost_call(tree, modules)[with_grad]] = True
-    return found[modules]
+    found[_outermost_call(tree, calls)[told & (tree.flags & SCOPE_GRAD != 0)]] = True
+    return found[calls]
+
+
+def tells_of_grad_mode(trace: Trace) -> Mask | None:
+    """Scopes whose flags say whether grad mode was on: operators or, without, innermost modules."""
+    tree = scopes.tree(trace)
+    if scopes.has_operators(trace):
+        operators: Mask = tree.kind == OP
+        return operators
+    if "module_modes" not in trace.meta:
+        return None
+    told: Mask = tree.kind == MODULE
+    told[tree.module[tree.parent[told]]] = False
+    return told
 
 
 def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
     outermost = np.zeros(len(tree.kind), np.bool_)
     outermost[modules] = True
     return tree.nearest_context(outermost)
-
-
-def _left_something(trace: Trace, tree: Tree, modules: NDArray[np.intp]) -> Mask:
-    """Whether these calls made or were given what was there when the next one began.
-
-    Where no ops were recorded, this is what shows a call with grad mode on: its graph keeps some of
-    it. What was given may be kept by the program: it counts if it is as large as what graphs keep.
-    """
-    found, events = lifetimes(trace), trace.events
-    freed = np.where(found.end >= 0, events.ticks[found.end], NEVER)
-    next_begin = np.zeros(len(tree.kind), np.uint64)
-    next_begin[modules] = np.append(tree.begin[modules[1:]], NEVER)[: len(modules)]
-    result = np.zeros(len(tree.kind), np.bool_)
-
-    scope = np.where(found.start >= 0, within(events.scope[found.start], len(tree.kind)), 0)
-    call = _outermost_call(tree, modules)[scope]
-    result[call[freed > next_begin[call]]] = True
-
-    given = np.flatnonzero((events.action == ACTION["label"]) & (found.allocation_of_event >= 0))
-    labels = within(events.bytes[given], len(sound.labels(trace).category))
-    given = given[sound.labels(trace).category[labels] == CATEGORY["inputs"]]
-    block = found.allocation_of_event[given]
-    saved = found.allocation_of_event[events.action == ACTION["saved"]]
-    kept = np.isin(found.bytes[block], found.bytes[block[np.isin(block, saved)]])
-    call = np.append(modules, 0)[np.searchsorted(tree.begin[modules], events.ticks[given])]
-    result[call[kept & (freed[block] > next_begin[call])]] = True
-    return result[modules]
 
 
 def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:

@@ -3,18 +3,18 @@
 With `saved_tensors="hooks"` every save is an event. By default the graph is read just before
 backward, but not before every one: that would take too long. Training repeats itself, so a block
 that was alive at a backward whose graph was not read is taken for saved if its like was: made by
-the same op of the same module in the same phase, and of the same size. Of what a forward made, all
-its like must have been saved wherever the graph was read at their first backward; a target is
-known by any that was, for a batch may wait for its turn through many of them.
+the same op of the same module in the same phase, and of the same size. All its like must have been
+saved: what a forward made, wherever the graph was read at its first backward; what was made
+outside, at any that it was alive at. So what is made as targets are and never used is none.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import scopes
+from pytracer.analysis import phases, scopes
 from pytracer.analysis.matching import Lifetimes
-from pytracer.analysis.phases import BACKWARD_PHASE, DATA, OPTIMIZER_PHASE, OTHER, Moments
+from pytracer.analysis.phases import BACKWARD_PHASE, DATA, FORWARD, OPTIMIZER_PHASE, OTHER, Moments
 from pytracer.analysis.scopes import BACKWARD, Mask, Tree
 from pytracer.schema import ACTION, U64
 from pytracer.trace import Trace
@@ -51,7 +51,11 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     """
     backwards = _backwards(trace)
     first = np.searchsorted(backwards.begin, moments.made_ticks)
-    is_there = moments.freed_ticks > np.append(backwards.begin, scopes.NEVER)[first]
+    next_begin = np.append(backwards.begin, scopes.NEVER)[first]
+    is_there = moments.freed_ticks > next_begin
+    # Of a forward that had no backward of its own nothing was saved: without grad mode.
+    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
+    is_there &= (moments.made_phase != FORWARD) | (kept_from == next_begin)
     was_read = np.append(backwards.read, False)[first]
     outside = np.isin(moments.made_phase, (OTHER, DATA))
     unread = _alive_at(backwards.begin[~backwards.read], moments)
@@ -61,10 +65,9 @@ def _alike(trace: Trace, found: Lifetimes, moments: Moments, saved: Mask, owned:
     rows, tells = np.flatnonzero(open_), saved & ~owned
     kind = kinds(scopes.tree(trace), found, moments)
     left = is_there & was_read & ~saved  # at a graph that was read, and not in it
-    like = np.isin(kind[rows], kind[tells])
-    like &= outside[rows] | ~np.isin(kind[rows], kind[left])
     read = _alive_at(backwards.begin[backwards.read], moments)
     unlike = np.where(outside, read & ~saved, left)
+    like = np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
     of_new_sizes = ~np.isin(kind[rows], kind[tells | unlike])
     of_new_sizes &= moments.made_phase[rows] != OPTIMIZER_PHASE  # whose own are of no batch's size
     if of_new_sizes.any():

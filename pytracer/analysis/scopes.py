@@ -133,6 +133,15 @@ def tree(trace: Trace) -> Tree:
     )
 
 
+@once_per_trace
+def has_operators(trace: Trace) -> bool:
+    """Whether operators were recorded wherever they ran: not with detail="category"."""
+    options = trace.meta.get("options")
+    if isinstance(options, dict) and options.get("detail") == "category":
+        return False
+    return bool((tree(trace).kind == OP).any())
+
+
 def _end_inner_ops(end: U64, parent: U32, is_op: Mask) -> None:
     """An op inside an op has no end of its own: it is over at the latest when the outer one is."""
     inner = is_op & is_op[parent]

@@ -4,9 +4,6 @@ Reading it changes nothing: `_raw_saved_*` hands a saved tensor out as it is, wi
 so no hook is called and no version compared.
 """
 
-import itertools
-import math
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,61 +12,51 @@ import torch
 from pytracer._native import C
 from pytracer.capture.looking import is_a
 
-# A walk takes about 2 us a node. The first graphs of each kind are always walked, for short traces
-# and for what comes now and then (a penalty in each 16th step); later ones as often as it adds no
-# more than this share to the time. What a walk takes is of this thread: on a busy machine the clock
-# would tell of others.
-_ALWAYS = 2  # steps in which a kind is met
-_MOST_KINDS = 64
-_KIND = 6  # nodes: a graph's kind is how it begins
+# A walk takes about 2 us a node, so not every graph is walked. Which ones follows from what the
+# program does and never from how fast: a structure (the nodes and their edges, whatever the sizes) is
+# walked in the first two steps that have it, and then in its 16th, 64th, 256th ... pass.
+_ALWAYS = 2
+_MOST_STRUCTURES = 256  # then those that come no more are forgotten with the rest
 _MOST_PASSES = 8  # of one step; a program may have no optimizer that says when it steps
-_SHARE = 0.005
 
 _FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
 _NAMES: dict[Any, tuple[str, ...]] = {}  # what torch's own nodes save, by their class
 
 
 class GraphWalks:
-    """Notes what is saved before the backward passes of a step, of each or as the time allows.
+    """Notes what is saved before the backward passes of a step.
 
     Of a step with several passes all are walked, all from one on, or none: they are not alike.
     """
 
     def __init__(self) -> None:
         """No graph has been seen yet."""
-        self._kinds: dict[tuple[str, ...], int] = {}  # of graphs, and for how many steps' sake
+        self._met: dict[int, int] = {}  # structures, and in how many passes
         self._passes = 0  # of this step
         self._walking = False
-        self._spent = 0.0
-        self._not_before = math.inf  # nothing has been walked, and all is new
 
-    def before_backward(self, outputs: Any, *, must: bool = False) -> None:
+    def before_backward(self, outputs: Any, structure: int, *, must: bool = False) -> None:
         """`outputs` are what backward begins from. What is not seen otherwise must be walked."""
         if self._passes in (0, _MOST_PASSES):
-            self._next()
+            self._passes, self._walking = 0, False
         self._passes += 1
-        self._walking = self._walking or must or self._is_new(outputs)
+        self._walking = self._is_due(structure) or self._walking or must
         if self._walking:
-            began = time.thread_time()
             C.record_saved(list(saved_tensors(outputs)))
-            self._spent += time.thread_time() - began
-            self._not_before = time.perf_counter() + self._spent / _SHARE
 
     def stepped(self) -> None:
         """An optimizer has: what comes is another step's."""
         self._passes = 0
 
-    def _is_new(self, outputs: Any) -> bool:
-        kind = tuple(type(node).__name__ for node in itertools.islice(_first(outputs), _KIND))
-        met = self._kinds.get(kind, 0)
-        if met == _ALWAYS or (met == 0 and len(self._kinds) == _MOST_KINDS):
-            return False
-        self._kinds[kind] = met + 1
-        return True
+    def _is_due(self, structure: int) -> bool:
+        if len(self._met) > _MOST_STRUCTURES:
+            self._met.clear()
+        met = self._met[structure] = self._met.get(structure, 0) + 1
+        return met <= _ALWAYS or (met >= 16 and _is_power_of_four(met))
 
-    def _next(self) -> None:
-        self._walking = time.perf_counter() >= self._not_before
-        self._passes, self._spent = 0, 0.0
+
+def _is_power_of_four(number: int) -> bool:
+    return number & (number - 1) == 0 and number.bit_length() % 2 == 1
 
 
 def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
@@ -95,14 +82,6 @@ def nodes(outputs: Any) -> Iterator[Any]:
         seen.add(node)
         yield node
         left += [following for following, _ in node.next_functions]
-
-
-def _first(outputs: Any) -> Iterator[Any]:
-    """The first output's node, the first that follows it, and so on."""
-    node = next(iter(_roots(outputs)), None)
-    while node is not None:
-        yield node
-        node = next((following for following, _ in node.next_functions), None)
 
 
 def _roots(outputs: Any) -> list[Any]:

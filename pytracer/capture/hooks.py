@@ -100,13 +100,13 @@ class Hooks:
         for session in self.sessions():
             session.phases.root_left()
 
-    def before_backward(self, outputs: Any) -> None:
+    def before_backward(self, outputs: Any, structure: int, must: bool) -> None:
         """Where each save is seen as it happens, by hooks, the graph need not be read."""
         sessions = self.sessions()
         by_hooks = any(session.by_hooks for session in sessions)
         try:
             if not by_hooks or in_transform():
-                self.walks.before_backward(outputs, must=by_hooks)
+                self.walks.before_backward(outputs, structure, must=must or by_hooks)
         finally:  # where the pass begins: not before the graph has been read
             for session in sessions:
                 session.phases.backward_begins(outputs)

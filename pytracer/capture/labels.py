@@ -29,6 +29,7 @@ from pytracer.capture.looking import (
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
+_UNKNOWN = schema.CATEGORY["unknown"]
 _WEIGHTS = schema.CATEGORY["weights"]
 _GRADIENTS = schema.CATEGORY["gradients"]
 _OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
@@ -64,6 +65,8 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
+        self._stepping: list[_Optimizer] = []  # whose step has begun and not ended
+        self._entries: dict[int, int] = {}  # of outermost modules, by identity
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
@@ -114,7 +117,7 @@ class Labels:
             where = prefix + path + "." if path else prefix
             attributes = C.attributes_of(module)
             for key, parameter in C.items_of(attributes.get("_parameters")):
-                if parameter is not None:
+                if parameter is not None and C.is_parameter(parameter):
                     self._has_16_bits |= parameter.dtype in _16_BITS
                     path_to = ("_parameters", key)
                     self._watch(parameter, module, path_to, "parameter", where + key)
@@ -172,6 +175,10 @@ class Labels:
         """The outermost module is entered: weights are where they are, inputs are new."""
         if self._watched.label():
             self.look_again()
+        self._label_inside_a_step()
+        entries = self._entries[id(module)] = self._entries.get(id(module), 0) + 1
+        if _is_just_above_a_power_of_four(entries):
+            self._note_attributes(module)
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
         given = C.tensors_in((args, kwargs), depth=_DEEPEST_BATCH, also_in_objects=True)
@@ -184,6 +191,23 @@ class Labels:
         """Gradients are where they are, whatever op allocated their blocks."""
         self._watched.label_gradients()
         self._label_held(self._engines.tensors())
+        self._label_inside_a_step()
+
+    def _note_attributes(self, *roots: torch.nn.Module | None) -> None:
+        """Plain tensors that these modules and theirs have as attributes.
+
+        What a forward made and is seen here twice has outlived another: a table, and no activation.
+        """
+        for module in modules_of(roots):
+            for key, value in C.items_of(C.attributes_of(module)):
+                if type(value) is torch.Tensor and not _CACHE_ARGUMENT.search(key):
+                    name = f"{self._known_name(module)}.{key}"
+                    C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
+
+    def _label_inside_a_step(self) -> None:
+        """In a closure: state may come and go within one step, as LBFGS's history does."""
+        for known in self._stepping:
+            known.label_changed_state(self)
 
     def before_optimizer(self, optimizer: Any) -> None:
         """The gradients as the optimizer sees them; its parameters may belong to no module."""
@@ -194,10 +218,13 @@ class Labels:
         self._label_held(self._engines.tensors())
         known.label_state_of_old(self)
         known.label_changed_state(self)  # load_state_dict puts another in its place
+        self._stepping = [*[one for one in self._stepping if one is not known][-4:], known]
 
     def after_optimizer(self, optimizer: Any) -> None:
         """State that this step has made."""
-        self._optimizer(optimizer).label_changed_state(self)
+        known = self._optimizer(optimizer)
+        self._stepping = [one for one in self._stepping if one is not known]
+        known.label_changed_state(self)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """One given explicitly; without its model it waits until modules have named parameters."""
@@ -209,6 +236,7 @@ class Labels:
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known, and what modules got since."""
         self.look_again()
+        self._note_attributes(*(root() for root, _ in self._roots))
         self._label(self._optimizers)
 
     def frozen_modules(self) -> list[str]:
@@ -410,6 +438,13 @@ def contents(cache: Any) -> Any:
     attributes = C.attributes_of(cache)
     layers = attributes.get("layers")
     return [C.attributes_of(layer) for layer in layers] if type(layers) is list else attributes
+
+
+def _is_just_above_a_power_of_four(number: int) -> bool:
+    """2, 3, 5, 17, 65, ...: modules may be many."""
+    below = number - 1
+    is_power = below & (below - 1) == 0 and below.bit_length() % 2 == 1
+    return number == 3 or (below > 0 and is_power)
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:

@@ -52,10 +52,31 @@ def _demo(options: argparse.Namespace) -> int:
     return 0
 
 
+_SUMMARY_HELP = """\
+Shows where the memory was at the peak: by category, the modules and lines that
+held most, what the allocator adds, how long a step takes, and one hint.
+
+  pytracer summary run.pytrace                the screen
+  pytracer summary run.pytrace --words        and what its words mean
+  pytracer summary snapshot.pickle            torch's own memory history
+  pytracer summary run.pytrace --json | jq .peak.bytes
+"""
+
+
 def add_summary(commands: Any) -> None:
     """Its arguments."""
-    summary = commands.add_parser("summary", help="show a saved trace on one screen")
-    summary.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    summary = commands.add_parser(
+        "summary",
+        help="show a saved trace on one screen",
+        description=_SUMMARY_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    summary.add_argument(
+        "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
+    )
+    summary.add_argument(
+        "--words", action="store_true", help="say what the words on the screen mean"
+    )
     output.add_anonymous(summary)
     output.add_json(summary)
     summary.set_defaults(run=_summary)
@@ -63,8 +84,14 @@ def add_summary(commands: Any) -> None:
 
 def _summary(options: argparse.Namespace) -> int:
     from pytracer import reading
-    from pytracer.export.table import columns, wants_color
+    from pytracer.export import words
+    from pytracer.export.table import columns, shown_categories, wants_color
 
+    if options.file is None:
+        if not options.words:
+            raise errors.UsageError("say which file: pytracer summary run.pytrace")
+        print(words.legend(width=columns()))
+        return 0
     with output.patience(f"reading {options.file}"):
         loaded = reading.read(options.file)
         loaded = loaded.anonymous() if options.anonymous else loaded
@@ -73,6 +100,8 @@ def _summary(options: argparse.Namespace) -> int:
         output.print_json(output.summary_document(loaded))
         return 0
     print(table)
+    if options.words:
+        print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
     if loaded.data.meta.get("failed"):
         print(f"\n{loaded.post_mortem(columns())}")
     output.say_if_damaged(options.file, loaded)

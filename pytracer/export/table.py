@@ -132,14 +132,19 @@ def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
     """A row and a bar per category."""
     room = width - 38
     largest = max(*peak.by_category.values(), 1)
-    for name, amount in peak.by_category.items():
-        if not (amount or name in _ALWAYS or name == "unknown"):
-            continue
+    for name in shown_categories(peak):
+        amount = peak.by_category[name]
         share = amount / peak.bytes if peak.bytes else 0.0
         # The longest bar is the largest category; the percentages say what it is of.
         bar = _block() * round(room * amount / largest)
         row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
         yield row + paint(bar, _COLORS.get(name, "\x1b[37m"))
+
+
+def shown_categories(peak: views.Peak) -> list[str]:
+    """Those that have a row in the table."""
+    always = (*_ALWAYS, "unknown")
+    return [name for name, amount in peak.by_category.items() if amount or name in always]
 
 
 def _block() -> str:

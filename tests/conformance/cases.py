@@ -96,6 +96,8 @@ class Result:
     inputs_with_hooks: int = 0
     auto: dict[str, int] = field(default_factory=dict)
     hooks: dict[str, int] = field(default_factory=dict)
+    category: dict[str, int] = field(default_factory=dict)  # with detail="category"
+    category_roles: list[str] = field(default_factory=list)
     kept_by_program: int = 0  # bytes of the caches that generation is left with
     functional_at_end: int = 0
     roles: list[str] = field(default_factory=list)  # of all allocations
@@ -110,6 +112,11 @@ class Result:
         """Bytes at the peak of the categories that differ between auto and hooks."""
         pairs = {name: (self.auto[name], self.hooks[name]) for name in self.auto}
         return {name: (auto, hooks) for name, (auto, hooks) in pairs.items() if auto != hooks}
+
+    def coarser(self) -> dict[str, int]:
+        """Bytes at the peak that detail="category" has less of than op mode, by category."""
+        pairs = {name: self.auto[name] - self.category.get(name, 0) for name in self.auto}
+        return {name: less for name, less in pairs.items() if less}
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -130,7 +137,7 @@ def make(case: Case, size: str, device: str) -> Training:
 
 
 def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Training, Reference]:
-    """One run: `how` is "auto", "hooks" or "reference" (auto, with the reference listening)."""
+    """One run: `how` is "auto", "hooks", "category" or "reference" (auto, and that listens)."""
     gc.collect()  # a run before this one would be in the trace as what was there already
     training = make(case, size, device)
     reference = Reference()
@@ -138,8 +145,10 @@ def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Trainin
     if how == "reference" and case.technique == "lora_autocast":
         reference.weights = [p for p in training.model.parameters() if p.dim() == 2]
     given = [target for target in targets if target is not None]
-    mode: Any = "auto" if how == "reference" else how
-    with trace(*given, saved_tensors=mode, devices=training.kind, report=False) as t:
+    mode: Any = "hooks" if how == "hooks" else "auto"
+    detail: Any = "category" if how == "category" else "op"
+    options: Any = {"saved_tensors": mode, "detail": detail, "devices": training.kind}
+    with trace(*given, **options, report=False) as t:
         if how == "reference":
             again = [m.layer for m in training.model.modules() if isinstance(m, Checkpointed)]
             training.watch = reference
@@ -175,8 +184,7 @@ def conform(case: Case, size: str, device: str) -> Result:
     result.kept_by_program = storages(tree_leaves(training.kept))
     at_end = {row.category: row.at_end for row in views.category_rows(auto)}
     result.functional_at_end = at_end["functional"]
-    roles = np.unique(allocations(auto).role)
-    result.roles = sorted({role_text(auto, int(role)) for role in roles} - {""})
+    result.roles = _roles(auto)
     result.sums_hold = sums_hold(auto)
     result.hooks_see_all = TECHNIQUES[case.technique].hooks
     without_casts = analytic(training, case.optimizer, casts=False)["weights"]
@@ -202,9 +210,16 @@ def conform(case: Case, size: str, device: str) -> Result:
             break
         auto, _, _ = record(case, size, device, "auto")
     result.auto, result.hooks = _at_peak(auto), _at_peak(hooks)
+    category, _, _ = record(case, size, device, "category")
+    result.category, result.category_roles = _at_peak(category), _roles(category)
     hook_rows = {row.category: row.own_peak for row in views.category_rows(hooks)}
     result.inputs_with_hooks = hook_rows["inputs"]
     return result
+
+
+def _roles(trace: Trace) -> list[str]:
+    roles = np.unique(allocations(trace).role)
+    return sorted({role_text(trace, int(role)) for role in roles} - {""})
 
 
 def _at_peak(trace: Trace) -> dict[str, int]:

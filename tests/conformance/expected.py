@@ -20,6 +20,7 @@ from pytracer.analysis import views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.schema import CATEGORY
 from pytracer.trace import Trace
+from tests.conformance.models import Batch
 from tests.conformance.optimizers import OPTIMIZERS, nbytes
 from tests.conformance.techniques import Training, Watch
 
@@ -98,6 +99,7 @@ def inputs_of(technique: str, training: Training) -> dict[str, int]:
     batch = training.batch()
     first = batch.inputs[0]
     amount = storages(batch.tensors())
+    amount += storages(cast_from(training, batch))
     if "accumulation" in technique:
         amount *= 3  # a batch for each backward
     if technique in ("inference", "autocast_inference"):
@@ -108,7 +110,14 @@ def inputs_of(technique: str, training: Training) -> dict[str, int]:
     elif technique == "beam_search":
         beams = 3
         amount = beams * (nbytes(first[:1, : first.shape[1] // 2]) + nbytes(first[:1, :1]))
+        amount += nbytes(first)  # of which the beams' copies were made
     return {"inputs": amount}
+
+
+def cast_from(training: Training, batch: Batch) -> list[Tensor]:
+    """What the batch was made from: the raw inputs, where the model wants another dtype."""
+    raw = training.recipe.batch(training.device).inputs
+    return [x for x, given in zip(raw, batch.inputs, strict=True) if x.dtype != given.dtype]
 
 
 # -------------------------------------------------------------------------- activations

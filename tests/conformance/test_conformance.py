@@ -26,6 +26,8 @@ def _every_case() -> Iterator[Any]:
             yield pytest.param(name, device, conforms, id=f"{name}-{device}", marks=marks)
             also = f"{name}-{device}-same_by_default"
             yield pytest.param(name, device, same, id=also, marks=marks)
+            also = f"{name}-{device}-same_by_category"
+            yield pytest.param(name, device, same_or_coarser, id=also, marks=marks)
 
 
 def conforms(found: Result) -> None:
@@ -50,6 +52,16 @@ def same(found: Result) -> None:
     assert found.differences() == {}
 
 
+def same_or_coarser(found: Result) -> None:
+    """detail="category" says of every byte at the peak what op mode does, or the one coarser word."""
+    coarser = found.coarser()
+    if coarser:
+        assert "copy_or_activation" in found.category_roles, coarser
+        assert coarser.pop("unknown") == -sum(coarser.values())
+        assert coarser.keys() <= {"weights", "activations", "temporaries"}
+        assert min(coarser.values()) > 0
+
+
 @functools.lru_cache(maxsize=1)
 def result(name: str, device: str) -> Result:
     return conform(CASES[name], "tiny", device)
@@ -68,7 +80,8 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(("name", "device", "check"), list(_every_case()))
 def test_every_byte_is_what_it_is(name: str, device: str, check: Callable[[Result], None]) -> None:
     """Weights, gradients, optimizer state and inputs to the byte; activations as the slow reference
-    has them; hardly anything unknown; both ways of learning saved tensors agree; sums hold.
+    has them; hardly anything unknown; both ways of learning saved tensors agree, and so does detail="category";
+    sums hold.
     """
     check(result(name, device))
 

@@ -1,0 +1,47 @@
+"""What the words on the screen mean."""
+
+import textwrap
+from collections.abc import Iterable
+
+CATEGORIES = {
+    "weights": "parameters and buffers of modules, and an optimizer's master copies",
+    "gradients": "what `.grad` holds, at any time of the block's life",
+    "optimizer_state": "what an optimizer keeps from step to step: Adam's two moments, say",
+    "activations": "what autograd saves for backward, or a module's result that stays alive",
+    "temporaries": "what is made and freed inside one phase",
+    "inputs": "batches, targets, and the raw data they were made from on the device",
+    "workspaces": "scratch memory of libraries: cuBLAS, cuDNN",
+    "communication": "buckets and buffers of DistributedDataParallel, FSDP, collectives",
+    "graph_pools": "the private memory of CUDA graphs",
+    "functional": "what the program itself keeps: a KV cache, a returned result, a data set",
+    "unknown": "what no rule explains; it should be 0",
+}
+
+OTHERS = {
+    "peak": "the moment at which most bytes were in use",
+    "own_peak": "a category's own largest size, which may be at another moment",
+    "at_end": "what was alive when the trace ended",
+    "step": "what ends at optimizer.step(), or at t.step() where that is called",
+    "phase": "data, forward, recompute (checkpointing), backward, optimizer, or other",
+    "module": "a path as in model.named_modules(); h.* stands for h.0, h.1, ...",
+    "line": "the program's own line that made the block (stacks=True)",
+    "rounds up": "what the allocator adds to each request, to multiples of 512 bytes",
+    "reserves": "what the allocator holds from the driver: what nvidia-smi sees of it",
+    "caches": "what it holds and nobody uses now",
+    "hint": "the change that saves most for least, if one is worth it",
+    "events": "allocations, frees and labels that were recorded",
+    "scopes": "ops, modules and phases in which something happened",
+    "in about": "what the recording itself took of the program's time",
+}
+
+
+def legend(shown: Iterable[str] | None = None, width: int = 80) -> str:
+    """All words; or of the categories only those that are shown."""
+    wanted = CATEGORIES if shown is None else {name: CATEGORIES[name] for name in shown}
+    return "\n".join(
+        line
+        for name, meaning in (*wanted.items(), *OTHERS.items())
+        for line in textwrap.wrap(
+            f"{name:<16}{meaning}", width, initial_indent="  ", subsequent_indent=" " * 18
+        )
+    )

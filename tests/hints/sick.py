@@ -1,0 +1,481 @@
+"""Programs with one mistake each, of those that people really make. `# here` marks the line that makes
+what is kept, `words` are what the finding must say: the variable that keeps it, and what to do.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from pytracer import trace
+
+ROWS, WIDTH = 64, 128
+
+
+@dataclass(frozen=True)
+class Sick:
+    """A program, and what is to be found in it."""
+
+    run: Callable[[], trace]
+    kind: str
+    words: tuple[str, ...]
+
+    def lines(self) -> list[int]:
+        """Numbers of the lines that are marked."""
+        text, first = inspect.getsourcelines(inspect.unwrap(self.run))
+        return [first + i for i, line in enumerate(text) if "# here" in line]
+
+
+SICK: dict[str, Sick] = {}
+
+
+def sick(kind: str, *words: str) -> Callable[[Callable[[], trace]], Callable[[], trace]]:
+    def add(run: Callable[[], trace]) -> Callable[[], trace]:
+        SICK[run.__name__] = Sick(run, kind, words)
+        return run
+
+    return add
+
+
+class Work:
+    """A model in training, and everything right about it."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(WIDTH, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, WIDTH)
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.01)
+
+    def traced(self, *more: Any) -> Any:
+        targets = (self.model, self.optimizer, *more)
+        return trace(*targets, stacks=True, devices="cpu", report=False)
+
+    def loss(self, out: Tensor) -> Tensor:
+        return out.square().mean()
+
+    def learn(self, loss: Tensor) -> None:
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def steps(self, count: int = 6) -> Iterator[Tensor]:
+        """Batches; between two of them a step is taken."""
+        for _ in range(count):
+            yield torch.randn(ROWS, WIDTH)
+
+
+# -------------------------------------------------------------------------- growth
+
+
+@sick("growth", "`history` keeps", "item()")
+def outputs_in_a_list() -> trace:
+    work, history = Work(), []
+    with work.traced() as t:
+        for x in work.steps():
+            out = work.model(x)
+            history.append(out.detach() * 1)  # here
+            work.learn(work.loss(out))
+    return t
+
+
+@sick("growth", "`losses` keeps", "item()")
+def losses_with_their_graphs_in_a_list() -> trace:
+    work, losses = Work(), []
+    with work.traced() as t:
+        for x in work.steps():
+            losses.append(work.loss(work.model(x)))  # here
+    return t
+
+
+@sick("growth", "`total` keeps", "item()")
+def losses_summed_with_their_graphs() -> trace:
+    work = Work()
+    with work.traced() as t:
+        total = torch.zeros(())
+        for x in work.steps():
+            total = total + work.loss(work.model(x))  # here
+    assert total.requires_grad
+    return t
+
+
+@sick("growth", "`batches` keeps", "bound")
+def batches_in_a_list() -> trace:
+    work, batches = Work(), []
+    with work.traced() as t:
+        for _ in range(6):
+            x = torch.randn(ROWS, WIDTH)  # here
+            batches.append(x)
+            work.learn(work.loss(work.model(x)))
+    return t
+
+
+@sick("growth", "`features` keeps")
+def features_in_a_dictionary() -> trace:
+    work, features = Work(), dict[int, Tensor]()
+    with work.traced() as t:
+        for i, x in enumerate(work.steps()):
+            hidden = work.model[:2](x)
+            features[i] = hidden.detach() * 2  # here
+            work.learn(work.loss(work.model[2:](hidden)))
+    return t
+
+
+@sick("growth", "`norms` keeps")
+def gradients_in_a_list() -> trace:
+    work, norms = Work(), []
+    with work.traced() as t:
+        for x in work.steps():
+            work.loss(work.model(x)).backward()
+            norms.append([p.grad.abs() for p in work.model.parameters()])  # here
+            work.optimizer.step()
+            work.optimizer.zero_grad()
+    return t
+
+
+@sick("growth", "`snapshots` keeps")
+def weights_of_each_step_in_a_list() -> trace:
+    work, snapshots = Work(), []
+    with work.traced() as t:
+        for x in work.steps():
+            work.learn(work.loss(work.model(x)))
+            snapshots.append([p.detach().clone() for p in work.model.parameters()])  # here
+    return t
+
+
+@sick("growth", "`replay` keeps", "bound")
+def a_replay_buffer_without_a_bound() -> trace:
+    work, replay = Work(), []
+    with work.traced() as t:
+        for _ in range(6):
+            with torch.no_grad():
+                seen = torch.randn(ROWS, WIDTH)
+                reward = work.model(seen).sum(-1)
+            replay.append((seen * 2, reward))  # here
+            work.learn(work.loss(work.model(seen)))
+    return t
+
+
+@sick("growth", "is made anew in each, and larger", "buffer")
+def predictions_concatenated_in_each_step() -> trace:
+    work = Work()
+    with work.traced() as t:
+        seen = torch.zeros(0, WIDTH)
+        for x in work.steps(8):
+            out = work.model(x)
+            seen = torch.cat([seen, out.detach()])  # here
+            work.learn(work.loss(out))
+    return t
+
+
+class Logger:
+    """As a LightningModule that collects its outputs."""
+
+    def __init__(self) -> None:
+        self.outputs: list[Tensor] = []
+
+
+@sick("growth", "`logger.outputs` keeps", "item()")
+def outputs_in_an_attribute() -> trace:
+    work, logger = Work(), Logger()
+    with work.traced() as t:
+        for x in work.steps():
+            out = work.model(x)
+            logger.outputs.append(out.detach() + 0)  # here
+            work.learn(work.loss(out))
+    return t
+
+
+@sick("growth", "`seen` keeps")
+def a_hook_that_collects() -> trace:
+    work, seen = Work(), []
+
+    def collect(_module: nn.Module, _given: Any, out: Tensor) -> None:
+        seen.append(out.detach() * 1)  # here
+
+    hook = work.model[1].register_forward_hook(collect)
+    with work.traced() as t:
+        for x in work.steps():
+            work.learn(work.loss(work.model(x)))
+    hook.remove()
+    return t
+
+
+@sick("growth", "`metrics` keeps", "item()")
+def metrics_as_tensors() -> trace:
+    work, metrics = Work(), dict[str, list[Tensor]](error=[])
+    with work.traced() as t:
+        for x in work.steps():
+            out = work.model(x)
+            metrics["error"].append((out - x).abs().detach())  # here
+            work.learn(work.loss(out))
+    return t
+
+
+@sick("growth", "`state` keeps")
+def a_recurrent_state_that_is_never_detached() -> trace:
+    torch.manual_seed(0)
+    cell = nn.GRUCell(32, 64)
+    optimizer = torch.optim.SGD(cell.parameters(), 0.01)
+    with trace(cell, optimizer, stacks=True, devices="cpu", report=False) as t:
+        state = torch.zeros(ROWS, 64)
+        for _ in range(6):
+            state = cell(torch.randn(ROWS, 32), state)  # here
+            with torch.no_grad():
+                optimizer.step()
+    assert state.requires_grad
+    return t
+
+
+@sick("growth", "`all_logits` keeps")
+def logits_of_an_evaluation_in_a_list() -> trace:
+    work, all_logits = Work(), []
+    with work.traced() as t, torch.no_grad():
+        for x in work.steps(8):
+            all_logits.append(work.model(x) * 2)  # here
+    return t
+
+
+CACHE: dict[int, Tensor] = {}
+
+
+@sick("growth", "`CACHE` keeps")
+def a_global_cache_with_a_new_key_in_each_step() -> trace:
+    work = Work()
+    CACHE.clear()
+    with work.traced() as t:
+        for i, x in enumerate(work.steps()):
+            CACHE[i] = x.repeat(2, 1)  # here
+            work.learn(work.loss(work.model(CACHE[i])))
+    CACHE.clear()
+    return t
+
+
+@sick("growth", "keeps what each step makes")
+def functions_that_hold_their_tensors() -> trace:
+    work, later = Work(), []
+    with work.traced() as t:
+        for x in work.steps():
+            out = work.model(x)
+            shown = out.detach() * 2  # here
+            later.append(lambda shown=shown: shown.mean())
+            work.learn(work.loss(out))
+    return t
+
+
+# -------------------------------------------------------------------------- evaluations
+
+
+@sick("evaluation", "calls of Sequential", "torch.no_grad()")
+def a_validation_with_grad_mode_on() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps():
+            work.learn(work.loss(work.model(x)))
+            out = work.model(x)  # here
+            out = work.loss(out).item()
+    return t
+
+
+@sick("evaluation", "calls of Sequential", "torch.no_grad()")
+def a_validation_that_sums_losses() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps(2):
+            work.learn(work.loss(work.model(x)))
+            total = torch.zeros(())
+            for _ in range(4):
+                total = total + work.loss(work.model(x))  # here
+    assert total.requires_grad
+    return t
+
+
+@sick("evaluation", "calls of Sequential", "torch.no_grad()")
+def a_teacher_with_grad_mode_on() -> trace:
+    work, teacher = Work(), nn.Sequential(nn.Linear(WIDTH, 2048), nn.ReLU(), nn.Linear(2048, WIDTH))
+    with work.traced(teacher) as t:
+        for x in work.steps():
+            wanted = teacher(x).detach()  # here
+            work.learn(work.loss(work.model(x) - wanted))
+    return t
+
+
+@sick("evaluation", "torch.no_grad()")
+def a_target_network_with_grad_mode_on() -> trace:
+    work, target = Work(), nn.Sequential(nn.Linear(WIDTH, 1024), nn.Tanh(), nn.Linear(1024, 4))
+    with work.traced(target) as t:
+        for x in work.steps():
+            best = target(x).max(-1).values.detach()  # here
+            work.learn((work.model(x)[:, 0] - best).square().mean())
+    return t
+
+
+@sick("evaluation", "torch.no_grad()")
+def a_metric_that_calls_the_model_again() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps():
+            work.learn(work.loss(work.model(x)))
+            accuracy = (work.model(x) > 0).float().mean().item()  # here
+    assert accuracy >= 0
+    return t
+
+
+@sick("evaluation", "torch.no_grad()")
+def a_loss_that_is_not_trained_on() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for i, x in enumerate(work.steps(8)):
+            loss = work.loss(work.model(x))  # here
+            if i % 4 == 2:
+                continue  # not finite, say
+            work.learn(loss)
+    return t
+
+
+@sick("evaluation", "torch.no_grad()")
+def features_of_a_model_that_is_not_trained() -> trace:
+    work, backbone = (
+        Work(),
+        nn.Sequential(nn.Linear(WIDTH, 1024), nn.ReLU(), nn.Linear(1024, WIDTH)),
+    )
+    with work.traced(backbone) as t:
+        for x in work.steps():
+            features = backbone(x)  # here
+            work.learn(work.loss(work.model(features.detach())))
+    return t
+
+
+# -------------------------------------------------------------------------- held
+
+
+class KeepsHidden(nn.Module):
+    """Keeps what it computed last, for somebody to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(WIDTH, 512), nn.Linear(512, WIDTH)
+        self.hidden: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        self.hidden = hidden.detach() * 1  # here
+        out: Tensor = self.last(hidden)
+        return out
+
+
+@sick("held", "keeps them", "before loss.backward()")
+def a_module_that_keeps_its_hidden_layer() -> trace:
+    torch.manual_seed(0)
+    model = KeepsHidden()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+        for _ in range(4):
+            model(torch.randn(ROWS, WIDTH)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+@sick("held", "`logits` keeps them", "del logits")
+def a_variable_that_lives_through_backward() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps():
+            logits = work.model(x).repeat(1, 8)  # here
+            work.learn(logits.sum())
+    assert logits is not None
+    return t
+
+
+class Masked(torch.autograd.Function):
+    """Keeps a tensor past autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mask = (x > 0).float().repeat(1, 4)  # here
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:  # type: ignore[override]
+        kept: Tensor = ctx.mask[:, : slope.shape[1]]
+        return slope * kept
+
+
+@sick("held", "Masked's ctx keeps them", "save_for_backward")
+def a_tensor_on_ctx() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps():
+            work.learn(work.loss(Masked.apply(work.model(x))))
+    return t
+
+
+@sick("held", "`parts` keeps them")
+def intermediate_results_in_a_list() -> trace:
+    work = Work()
+    with work.traced() as t:
+        for x in work.steps():
+            out = work.model(x)
+            parts = [out * scale for scale in (1, 2, 3, 4)]  # here
+            work.learn(sum(part.sum() for part in parts))
+    assert parts
+    return t
+
+
+# -------------------------------------------------------------------------- gradients
+
+
+@sick("late_zero_grad", "optimizer.zero_grad() before that forward")
+def gradients_that_live_through_the_forward() -> trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)), nn.Linear(512, 4096))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+        for _ in range(4):
+            out = model(torch.randn(1024, 512))
+            loss = out.exp().sum()  # here
+            optimizer.zero_grad()
+            del out
+            loss.backward()
+            optimizer.step()
+    return t
+
+
+# -------------------------------------------------------------------------- what costs nothing to save
+
+
+@sick("hint", "AdamW(..., fused=True)", "31.9 MiB")
+def an_optimizer_with_temporaries_of_its_own() -> trace:
+    torch.manual_seed(0)
+    model = nn.Linear(2048, 2048, bias=False)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+        for _ in range(3):
+            model(torch.randn(4, 2048)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+class ByHand(nn.Module):
+    """GELU as papers write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * x * (1 + torch.tanh(0.79788456 * (x + 0.044715 * torch.pow(x, 3))))
+
+
+@sick("hint", "GELU that is written by hand", 'nn.GELU(approximate="tanh")')
+def a_gelu_by_hand() -> trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 1024), ByHand(), nn.Linear(1024, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+        for _ in range(3):
+            model(torch.randn(1024, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t

@@ -1,0 +1,110 @@
+"""Findings accuse nobody falsely: none in healthy programs, and in a sick one exactly the right one.
+
+`python tools/findings_page.py` writes the table of both to docs/findings.md.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytracer import trace
+from pytracer.analysis import hints
+from pytracer.export.table import size_text
+from tests.conformance.cases import CASES, make
+from tests.conformance.techniques import TECHNIQUES
+from tests.hints.healthy import HEALTHY
+from tests.hints.sick import SICK
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "findings.md"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("name", HEALTHY)
+def test_nothing_is_found_in_a_healthy_program(name: str, tmp_path: Path) -> None:
+    assert HEALTHY[name](tmp_path).findings().to_dict("records") == []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_found_in_a_case_of_the_conformance_suite(name: str) -> None:
+    case = CASES[name]
+    training = make(case, "tiny", "cpu")
+    targets = [training.model, training.average, training.optimizer]
+    given = [target for target in targets if target is not None]
+    with trace(*given, devices="cpu", stacks=True, report=False) as t:
+        for _ in range(5):
+            TECHNIQUES[case.technique].step(training)
+    assert t.findings().to_dict("records") == []
+
+
+@pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind != "hint"])
+def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> None:
+    sick = SICK[name]
+    (row,) = sick.run().findings().to_dict("records")
+    said = f"{row['evidence']}: {row['change']}"
+    assert row["kind"] == sick.kind
+    assert [word for word in sick.words if word not in said] == []
+    (line,) = sick.lines() or [None]
+    assert line is None or row["line"].endswith(f"sick.py:{line}")
+
+
+@pytest.mark.parametrize("name", [name for name in SICK if SICK[name].kind == "hint"])
+def test_what_costs_nothing_to_save_is_the_hint_and_no_mistake(name: str) -> None:
+    sick = SICK[name]
+    t = sick.run()
+    found = hints.hint(t.data, size_text)
+    assert found is not None
+    assert [word for word in sick.words if word not in found.text] == []
+    assert len(t.findings()) == 0
+
+
+def test_the_first_hint_for_a_default_adamw_is_what_fused_saves() -> None:
+    """Measured: the same step with fused=True."""
+
+    def peak(*, fused: bool) -> trace:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(1024, 1024, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
+        with trace(model, optimizer, devices="cpu", report=False) as t:
+            for _ in range(3):
+                model(torch.randn(4, 1024)).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    plain, fused = peak(fused=False), peak(fused=True)
+    found = hints.hint(plain.data, size_text)
+    assert found is not None
+    assert "fused=True" in found.text
+    assert found.bytes == plain.peak.bytes - fused.peak.bytes
+    assert "fused" not in str(fused)
+
+
+def test_nothing_is_advised_that_cannot_be_done_on_a_cpu() -> None:
+    """What a backward node makes nobody can make in pieces; a small model needs no 8-bit state."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU())
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    with trace(model, optimizer, devices="cpu", stacks=True, report=False) as t:
+        for _ in range(3):
+            model(torch.randn(2048, 512)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert "8-bit" not in str(t)
+    assert "in pieces" not in str(t)
+
+
+def test_the_page_of_findings_has_every_program() -> None:
+    text = DOCUMENT.read_text()
+    for name in [*HEALTHY, *SICK]:
+        assert f"| {name.replace('_', ' ')} |" in text
+    assert f"{len(CASES)} cases" in text

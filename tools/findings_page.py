@@ -1,0 +1,58 @@
+"""Writes docs/findings.md: what is found in programs with one mistake each, and in healthy ones.
+
+python tools/findings_page.py
+"""
+
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from pytracer.analysis import hints  # noqa: E402
+from pytracer.export.table import size_text  # noqa: E402
+from tests.conformance.cases import CASES  # noqa: E402
+from tests.hints.healthy import HEALTHY  # noqa: E402
+from tests.hints.sick import SICK, Sick  # noqa: E402
+
+HEAD = """# Findings
+
+`t.findings()` lists what memory was kept for in vain: bytes, line, evidence, and the change that ends it.
+The table's hint is the first finding; without one, the change that saves most for least. Both are held to
+two rules by `tests/hints`: in a healthy program nothing is found, and in one with a mistake exactly that.
+`python tools/findings_page.py` ran these programs and wrote this page.
+
+"""
+
+
+def told(sick: Sick) -> str:
+    """What is said of a program with a mistake."""
+    t = sick.run()
+    if sick.kind == "hint":
+        found = hints.hint(t.data, size_text)
+        return found.text if found else "nothing"
+    rows = t.findings().to_dict("records")
+    return "; ".join(f"{row['evidence']}: {row['change']}" for row in rows) or "nothing"
+
+
+def page() -> str:
+    torch.set_num_threads(1)
+    lines = [f"## {len(SICK)} programs with a mistake", "", "| program | kind | what is said |"]
+    lines.append("|---|---|---|")
+    for name, sick in SICK.items():
+        lines.append(f"| {name.replace('_', ' ')} | {sick.kind} | {told(sick)} |")
+    lines += ["", f"## {len(HEALTHY)} healthy programs, and the {len(CASES)} cases", ""]
+    lines += ["The cases are those of docs/conformance.md, five steps each.", ""]
+    lines += ["| program | found |", "|---|---|"]
+    for name, run in HEALTHY.items():
+        with tempfile.TemporaryDirectory() as folder:
+            found = run(Path(folder)).findings()
+        lines.append(f"| {name.replace('_', ' ')} | {len(found) or 'nothing'} |")
+    return HEAD + "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "findings.md").write_text(page())
