@@ -1,6 +1,7 @@
 // What reads and writes files, for Python. It needs no torch, so that a trace can be looked at
 // where there is none.
 #include "columns.h"
+#include "core/allocator_replay.h"
 #include "core/anonymous.h"
 #include "core/chrome_trace.h"
 #include "core/lifetimes.h"
@@ -91,6 +92,66 @@ py::dict lifetimes_of(const py::dict& columns) {
     counters[py::str(std::string(name))] = count;
   }
   result["counters"] = counters;
+  return result;
+}
+
+// ------------------------------------------------------------------ the allocator, replayed
+
+AllocatorRules rules_of(const py::dict& rules) {
+  AllocatorRules result;
+  auto read = [&](const char* name, auto& field) {
+    if (rules.contains(name)) {
+      field = rules[name].cast<std::decay_t<decltype(field)>>();
+    }
+  };
+  read("max_split_size", result.max_split_size);
+  read("max_non_split_rounding", result.max_non_split_rounding);
+  read("roundup_divisions", result.roundup_divisions);
+  read("gc_threshold", result.gc_threshold);
+  read("expandable_segments", result.expandable_segments);
+  read("large_segment_size", result.large_segment_size);
+  read("limit", result.limit);
+  read("capacity", result.capacity);
+  return result;
+}
+
+py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
+  Column<uint8_t> kind;
+  Column<uint32_t> block;
+  Column<uint64_t> bytes;
+  Column<uint32_t> lane;
+  ReplaySteps columns{column_of<uint8_t>(steps, "kind", kind),
+                      column_of<uint32_t>(steps, "block", block),
+                      column_of<uint64_t>(steps, "bytes", bytes),
+                      column_of<uint32_t>(steps, "lane", lane)};
+  std::vector<ReplayLane> lanes;
+  for (auto [stream, pool] : steps["lanes"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
+    lanes.push_back({stream, pool});
+  }
+  const AllocatorRules given = rules_of(rules);
+  ReplayResult found;
+  {
+    py::gil_scoped_release unlocked;
+    found = replay_allocator(columns, lanes, given, curves);
+  }
+  py::dict result;
+  result["peak_reserved"] = found.peak_reserved;
+  result["peak_allocated"] = found.peak_allocated;
+  result["peak_active"] = found.peak_active;
+  result["peak_reserved_step"] = found.peak_reserved_step;
+  result["reserved"] = found.reserved;
+  result["allocated"] = found.allocated;
+  result["active"] = found.active;
+  result["largest_free"] = found.largest_free;
+  result["largest_free_of_lane"] = found.largest_free_of_lane;
+  result["retries"] = found.retries;
+  result["device_allocs"] = found.device_allocs;
+  result["device_frees"] = found.device_frees;
+  result["failed_step"] = found.failed_step;
+  result["failed_bytes"] = found.failed_bytes;
+  result["reserved_after"] = to_array(std::move(found.reserved_after));
+  result["active_after"] = to_array(std::move(found.active_after));
+  result["largest_free_after"] = to_array(std::move(found.largest_free_after));
   return result;
 }
 
@@ -452,6 +513,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("without_paths", &without_paths);
   m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
+  m.def("replay", &replay);
 
   py::class_<ChromeTraceOfArrays>(m, "ChromeTrace")
       .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import autostart, check, export, measure, output, run, show, watch
+from pytracer.cli import autostart, check, export, measure, output, predict, run, show, watch
 from pytracer.version import __version__
 
 
@@ -79,6 +79,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         run.add_run,
         watch.add_watch,
         check.add_check,
+        predict.add_fits,
+        predict.add_what_if,
         show.add_diff,
         export.add_export,
         export.add_report,
