@@ -186,7 +186,10 @@ size_t Watched::each(LabelOne label_one) {
       bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       const at::Tensor& found = THPVariable_Unpack(tensor.ptr());
-      if (stands_for_a_moment(tensor.ptr(), entry.path.ptr())) {
+      if (tensor.ptr() != before) {
+        entry.stands_in = stands_for_a_moment(tensor.ptr(), entry.path.ptr());
+      }
+      if (entry.stands_in) {
         record(found, number_of(kUnknown, "stand_in", "", found));
       } else {
         label_one(found, entry);

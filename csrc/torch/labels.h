@@ -78,6 +78,7 @@ class Watched {
     uint32_t label;
     uint32_t gradient_label;
     bool gradient_met = false;
+    bool stands_in = false;  // it is no parameter, in the place of one
   };
 
   // Where tensors stand together: a module's dictionary. Their entries come one after another,

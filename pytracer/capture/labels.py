@@ -29,6 +29,9 @@ from pytracer.capture.looking import (
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
+# Calls of an outermost module: 2, 3, 5, 17, 65, ... Modules may be many.
+_LOOKS_AT_ATTRIBUTES = frozenset((3, *(1 + 4**power for power in range(16))))
+
 _UNKNOWN = schema.CATEGORY["unknown"]
 _WEIGHTS = schema.CATEGORY["weights"]
 _GRADIENTS = schema.CATEGORY["gradients"]
@@ -175,9 +178,10 @@ class Labels:
         """The outermost module is entered: weights are where they are, inputs are new."""
         if self._watched.label():
             self.look_again()
-        self._label_inside_a_step()
+        if self._stepping:
+            self._label_inside_a_step()
         entries = self._entries[id(module)] = self._entries.get(id(module), 0) + 1
-        if _is_just_above_a_power_of_four(entries):
+        if entries in _LOOKS_AT_ATTRIBUTES:
             self._note_attributes(module)
         cached = _caches(module, args, kwargs)
         is_cache = {id(tensor) for tensor in cached}
@@ -191,7 +195,8 @@ class Labels:
         """Gradients are where they are, whatever op allocated their blocks."""
         self._watched.label_gradients()
         self._label_held(self._engines.tensors())
-        self._label_inside_a_step()
+        if self._stepping:
+            self._label_inside_a_step()
 
     def _note_attributes(self, *roots: torch.nn.Module | None) -> None:
         """Plain tensors that these modules and theirs have as attributes.
@@ -438,13 +443,6 @@ def contents(cache: Any) -> Any:
     attributes = C.attributes_of(cache)
     layers = attributes.get("layers")
     return [C.attributes_of(layer) for layer in layers] if type(layers) is list else attributes
-
-
-def _is_just_above_a_power_of_four(number: int) -> bool:
-    """2, 3, 5, 17, 65, ...: modules may be many."""
-    below = number - 1
-    is_power = below & (below - 1) == 0 and below.bit_length() % 2 == 1
-    return number == 3 or (below > 0 and is_power)
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:

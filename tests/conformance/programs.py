@@ -4,6 +4,7 @@ The oracle is Python itself, at that instant: this is a parameter's `.grad`, tha
 `optimizer.state`, this was made for the loss. A word is a category, or a category and a role.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -457,6 +458,115 @@ def an_average_of_weights_is_evaluated(says: Says) -> None:
                     average[name].lerp_(parameter, 0.1)
                 functional_call(model, average, (x,))
             says.are("functional", *average.values())
+
+
+# -------------------------------------------------------------------------- other ways to train
+
+
+@program
+def the_engine_itself_is_called(says: Says) -> None:
+    model = a_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    engine = torch.autograd.Variable._execution_engine
+    with says.traced(model, optimizer):
+        for _ in range(4):
+            x, y = torch.randn(33, 64), torch.randn(33, 64)
+            says.are("inputs/batch", x)
+            says.are("inputs/target", y)
+            loss = (model(x) - y).abs().mean()
+            engine.run_backward((loss,), (torch.ones(()),), False, False, (), True, True)
+            says.are("gradients", *(p.grad for p in model.parameters()))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@program
+def gradients_by_a_transform(says: Says) -> None:
+    model = a_model()
+    with says.traced(model):
+        for _ in range(4):
+            x, y = torch.randn(33, 64), torch.randn(33, 64)
+            weights = dict(model.named_parameters())
+            says.are("weights/parameter", *weights.values())
+            says.are("inputs/batch", x)
+
+            def loss(weights: dict[str, Tensor], x: Tensor = x, y: Tensor = y) -> Tensor:
+                return (functional_call(model, weights, (x,)) - y).abs().mean()
+
+            slopes = torch.func.grad(loss)(weights)
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    parameter -= 0.01 * slopes[name]
+
+
+@program
+def an_exported_program_is_trained(says: Says) -> None:
+    model = torch.export.export(a_model(), (torch.randn(33, 64),)).module()
+    optimizer = torch.optim.Adam(model.parameters())
+    with says.traced(model, optimizer):
+        for _ in range(4):
+            x, y = torch.randn(33, 64), torch.randn(33, 64)
+            says.are("inputs/batch", x)
+            says.are("inputs/target", y)
+            (model(x) - y).abs().mean().backward()
+            says.are("weights/parameter", *model.parameters())
+            says.are("gradients", *(p.grad for p in model.parameters()))
+            optimizer.step()
+            for state in optimizer.state.values():
+                says.are("optimizer_state/exp_avg", state["exp_avg"])
+            optimizer.zero_grad()
+
+
+@program
+def activations_are_offloaded(says: Says) -> None:
+    model = a_model()
+    optimizer = torch.optim.Adam(model.parameters())
+    away: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        away.append(tensor.to(torch.float64))  # as to another device
+        return away[-1]
+
+    with says.traced(model, optimizer):
+        for _ in range(4):
+            x, y = torch.randn(33, 64), torch.randn(33, 64)
+            says.are("inputs/batch", x)
+            says.are("inputs/target", y)
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor.float()):
+                loss = (model(x) - y).abs().mean()
+            says.are("activations", *away)
+            loss.backward()
+            away.clear()
+            says.are("gradients", *(p.grad for p in model.parameters()))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+@program
+def two_models_are_trained_by_two_threads(says: Says) -> None:
+    models = [a_model(), a_model()]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for _ in range(3):
+            x = torch.randn(33, 64, device=says.device)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    with says.traced(*models, *optimizers):
+        threads = [
+            threading.Thread(target=train, args=pair)
+            for pair in zip(models, optimizers, strict=True)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for model, optimizer in zip(models, optimizers, strict=True):
+            says.are("weights/parameter", *model.parameters())
+            for state in optimizer.state.values():
+                says.are("optimizer_state/exp_avg", state["exp_avg"])
 
 
 # -------------------------------------------------------------------------- state and tables
