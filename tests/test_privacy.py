@@ -32,7 +32,7 @@ import pytracer
 
 platform.node = lambda: {HOST!r}
 """
-    + """\
+    """\
 
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.Adam(model.parameters())
