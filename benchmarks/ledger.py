@@ -38,9 +38,13 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks import models  # noqa: E402
-from pytracer import errors, trace  # noqa: E402
+from pytracer import (  # noqa: E402
+    driver,
+    errors,
+    trace,
+)
 from pytracer.analysis import ledger  # noqa: E402
-from pytracer.capture import device_memory, probe  # noqa: E402
+from pytracer.capture import probe  # noqa: E402
 
 Step = Callable[[], Any]
 MIB = 2**20
@@ -337,7 +341,7 @@ def wait_until_quiet(nvml: Any) -> None:
     """Until what the last process held is the device's again."""
     before = -1
     for _ in range(50):
-        gpus = device_memory.read_gpus(nvml, device_memory.all_uuids(nvml))
+        gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
         now = sum(gpu.get("used", 0) for gpu in gpus.values())
         if now == before:
             return
@@ -398,7 +402,7 @@ def main() -> int:
     unknown = {*workloads, *conditions} - {*WORKLOADS, *CONDITIONS}
     if unknown:
         parser.error(f"no such workload or condition: {', '.join(sorted(unknown))}")
-    nvml = device_memory.open_nvml()
+    nvml = driver.open_nvml()
     if isinstance(nvml, str):
         parser.error(f"this needs a GPU and NVML: {nvml}")
 

@@ -1,4 +1,4 @@
-"""Writes the tables of README.md, docs/cost.md and docs/gemm.md from benchmarks/results/*.json.
+"""Writes the tables of README.md and of docs/ from benchmarks/results/*.json.
 
     python benchmarks/readme_tables.py             # rewrites them
     python benchmarks/readme_tables.py --check     # fails if they say something else
@@ -8,7 +8,7 @@ A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; th
 products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
 those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
 and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
-and `books:begin`.
+and `books:begin`; how far predictions were off, between `prediction-replay:begin` and the like.
 """
 
 import argparse
@@ -20,13 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import cost_tables, gemm_tables  # noqa: E402
+from benchmarks import cost_tables, gemm_tables, prediction_tables  # noqa: E402
 from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
 COST_PAGE = ROOT / "docs" / "cost.md"
 GEMM_PAGE = ROOT / "docs" / "gemm.md"
+PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -216,7 +217,7 @@ def main() -> int:
         raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")
     if not README.exists():
         raise SystemExit("there is no README.md")
-    before = {page: page.read_text() for page in (README, COST_PAGE, GEMM_PAGE)}
+    before = {page: page.read_text() for page in (README, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE)}
     after = dict(before)
     after[README] = between(after[README], "overhead", overhead_table(cases))
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
@@ -233,6 +234,11 @@ def main() -> int:
         for part in ("shapes", "operators", "models", "phases"):
             text = getattr(cost_tables, part)(document)
             after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
+    for name in ("replay", "plans", "what-if"):
+        # A GPU's figures where there are some.
+        for path in sorted(RESULTS.glob(f"prediction-{name}-*.json"), reverse=True)[:1]:
+            text = getattr(prediction_tables, name.replace("-", "_"))(json.loads(path.read_text()))
+            after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], f"prediction-{name}", text)
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))

@@ -1,18 +1,25 @@
 // What reads and writes files, for Python. It needs no torch, so that a trace can be looked at
 // where there is none.
 #include "columns.h"
+#include "core/allocator_replay.h"
 #include "core/anonymous.h"
 #include "core/chrome_trace.h"
 #include "core/lifetimes.h"
+#include "core/live.h"
+#include "core/perfetto_trace.h"
 #include "core/snapshot.h"
+#include "core/snapshot_writer.h"
 #include "core/trace_file.h"
 #include "core/trace_format.h"
+#include "core/trace_tail.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -88,6 +95,66 @@ py::dict lifetimes_of(const py::dict& columns) {
   return result;
 }
 
+// ------------------------------------------------------------------ the allocator, replayed
+
+AllocatorRules rules_of(const py::dict& rules) {
+  AllocatorRules result;
+  auto read = [&](const char* name, auto& field) {
+    if (rules.contains(name)) {
+      field = rules[name].cast<std::decay_t<decltype(field)>>();
+    }
+  };
+  read("max_split_size", result.max_split_size);
+  read("max_non_split_rounding", result.max_non_split_rounding);
+  read("roundup_divisions", result.roundup_divisions);
+  read("gc_threshold", result.gc_threshold);
+  read("expandable_segments", result.expandable_segments);
+  read("large_segment_size", result.large_segment_size);
+  read("limit", result.limit);
+  read("capacity", result.capacity);
+  return result;
+}
+
+py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
+  Column<uint8_t> kind;
+  Column<uint32_t> block;
+  Column<uint64_t> bytes;
+  Column<uint32_t> lane;
+  ReplaySteps columns{column_of<uint8_t>(steps, "kind", kind),
+                      column_of<uint32_t>(steps, "block", block),
+                      column_of<uint64_t>(steps, "bytes", bytes),
+                      column_of<uint32_t>(steps, "lane", lane)};
+  std::vector<ReplayLane> lanes;
+  for (auto [stream, pool] : steps["lanes"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
+    lanes.push_back({stream, pool});
+  }
+  const AllocatorRules given = rules_of(rules);
+  ReplayResult found;
+  {
+    py::gil_scoped_release unlocked;
+    found = replay_allocator(columns, lanes, given, curves);
+  }
+  py::dict result;
+  result["peak_reserved"] = found.peak_reserved;
+  result["peak_allocated"] = found.peak_allocated;
+  result["peak_active"] = found.peak_active;
+  result["peak_reserved_step"] = found.peak_reserved_step;
+  result["reserved"] = found.reserved;
+  result["allocated"] = found.allocated;
+  result["active"] = found.active;
+  result["largest_free"] = found.largest_free;
+  result["largest_free_of_lane"] = found.largest_free_of_lane;
+  result["retries"] = found.retries;
+  result["device_allocs"] = found.device_allocs;
+  result["device_frees"] = found.device_frees;
+  result["failed_step"] = found.failed_step;
+  result["failed_bytes"] = found.failed_bytes;
+  result["reserved_after"] = to_array(std::move(found.reserved_after));
+  result["active_after"] = to_array(std::move(found.active_after));
+  result["largest_free_after"] = to_array(std::move(found.largest_free_after));
+  return result;
+}
+
 // ------------------------------------------------------------------ memory snapshots
 
 // What the stacks and strings of a snapshot are to a Trace as well, and rows of its own.
@@ -141,34 +208,181 @@ py::dict read_snapshot_file(const std::string& path) {
   return columns;
 }
 
-// ------------------------------------------------------------------ Chrome trace
-
-// A ChromeTrace and the columns it reads.
-class ChromeTraceOfArrays {
+// A SnapshotWriter and the columns it reads.
+class SnapshotOfArrays {
  public:
-  ChromeTraceOfArrays(const std::vector<py::bytes>& texts, const std::vector<py::dict>& tables) {
-    std::vector<std::string> copies(texts.begin(), texts.end());
-    std::vector<ChromeRows> rows;
-    for (const py::dict& table : tables) {
-      rows.push_back(rows_of(table));
+  SnapshotOfArrays(const py::list& words, const std::vector<py::dict>& devices, uint32_t memo) {
+    std::vector<SnapshotWords> all;
+    all.reserve(words.size());
+    for (py::handle each : words) {
+      auto [category, text, label, frames] =
+          each.cast<std::tuple<std::string, std::string, std::string, py::list>>();
+      SnapshotWords& one = all.emplace_back();
+      one.category = std::move(category);
+      one.text = std::move(text);
+      one.label = std::move(label);
+      for (py::handle frame : frames) {
+        auto [name, file, line] = frame.cast<std::tuple<std::string, std::string, uint32_t>>();
+        one.frames.push_back({std::move(name), std::move(file), line});
+      }
     }
-    trace_.emplace(copies, std::move(rows));
+    std::vector<SnapshotDevice> rows;
+    for (const py::dict& device : devices) {
+      rows.push_back(device_of(device));
+    }
+    writer_.emplace(std::move(all), std::move(rows), memo);
   }
 
   py::bytes next(size_t bytes) {
-    std::string chunk;
+    std::string piece;
     {
       py::gil_scoped_release unlocked;
-      chunk.reserve(bytes + 4096);
-      trace_->next(bytes, chunk);
+      piece.reserve(bytes + 4096);
+      writer_->next(bytes, piece);
     }
-    return py::bytes(chunk);
+    return py::bytes(piece);
   }
 
-  uint64_t events() const { return trace_->events(); }
+ private:
+  SnapshotDevice device_of(const py::dict& device) {
+    SnapshotDevice found;
+    found.entries = {keep<uint8_t>(device, "action"),
+                     keep<uint32_t>(device, "row"),
+                     keep<int64_t>(device, "time_us")};
+    found.blocks = {keep<uint64_t>(device, "blocks.address"),
+                    keep<uint64_t>(device, "blocks.bytes"),
+                    keep<uint16_t>(device, "blocks.place")};
+    found.events = {keep<uint64_t>(device, "events.address"),
+                    keep<uint64_t>(device, "events.bytes"),
+                    keep<uint16_t>(device, "events.place")};
+    found.words = keep<uint32_t>(device, "words");
+    found.places = {keep<uint64_t>(device, "places.stream"),
+                    keep<uint64_t>(device, "places.pool_high"),
+                    keep<uint64_t>(device, "places.pool_low")};
+    return found;
+  }
+
+  template <typename T>
+  std::span<const T> keep(const py::dict& device, const char* name) {
+    auto column = device[name].cast<Column<T>>();
+    columns_.push_back(column);
+    return view(column);
+  }
+
+  std::vector<py::object> columns_;
+  std::optional<SnapshotWriter> writer_;
+};
+
+// ------------------------------------------------------------------ a recording that goes on
+
+// A trace that is still written, and what it has come to.
+class Follower {
+ public:
+  explicit Follower(const std::string& path) : tail_(path) {}
+
+  // Reads about that many bytes at most. True when there is more to be read at once.
+  bool advance(size_t most_bytes) {
+    py::gil_scoped_release unlocked;
+    bool more = tail_.advance(most_bytes, [this](Recording& flush) { live_.take(flush); });
+    if (tail_.state() == TraceTail::State::kComplete && !ended_) {
+      ended_ = true;
+      live_.end();
+    }
+    return more;
+  }
+
+  py::dict state() const {
+    constexpr std::array kStates = {"growing", "complete", "damaged", "replaced"};
+    const Recording& tables = live_.tables();
+    py::dict state;
+    state["state"] = kStates[static_cast<size_t>(tail_.state())];
+    state["bytes_read"] = tail_.bytes_read();
+    state["events"] = live_.events();
+    state["step"] = live_.step();
+    state["phase"] = static_cast<int>(live_.phase());
+    state["failed_bytes"] = live_.failed_bytes();
+    state["last_ticks"] = live_.last_ticks();
+    state["clock_ticks"] = tables.clock.ticks;
+    state["clock_unix_ns"] = tables.clock.unix_ns;
+    state["losses"] = tables.losses;
+    py::list devices;
+    for (const LiveDevice& device : live_.devices()) {
+      py::dict row;
+      row["type"] = device.type;
+      row["index"] = device.index;
+      row["reserved"] = device.reserved;
+      row["now"] = device.now;
+      row["now_by_category"] = device.now_by_category;
+      row["peak"] = peak_of(device.peak);
+      row["last_peak"] = peak_of(device.last_peak);
+      devices.append(row);
+    }
+    state["devices"] = devices;
+    state["main"] = live_.main_device();
+    return state;
+  }
+
+  // Of the steps from this number on: number, ticks, peak and end on the main device.
+  std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> steps(uint64_t from) const {
+    std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> rows;
+    size_t main = live_.main_device();
+    const auto& steps = live_.steps();
+    uint64_t first = steps.empty() ? 0 : steps.front().number;
+    for (size_t i = from > first ? from - first : 0; i < steps.size(); ++i) {
+      int64_t peak = main < steps[i].peaks.size() ? steps[i].peaks[main] : 0;
+      int64_t end = main < steps[i].ends.size() ? steps[i].ends[main] : 0;
+      rows.emplace_back(steps[i].number, steps[i].ticks, peak, end);
+    }
+    return rows;
+  }
+
+  py::list modules() const {
+    py::list rows;
+    for (const auto& [row, bytes] : live_.modules()) {
+      const auto& strings = live_.tables().strings;
+      rows.append(py::make_tuple(row < strings.size() ? strings[row] : "", bytes));
+    }
+    return rows;
+  }
+
+  std::unordered_map<uint32_t, int64_t> lines() const { return live_.lines(); }
+
+  // A frame of a Python stack: its caller, file and line.
+  std::tuple<uint32_t, std::string, uint32_t> frame(uint32_t row) const {
+    const auto& stacks = live_.tables().stacks;
+    if (row >= stacks.parent.size()) {
+      return {0, "", 0};
+    }
+    const auto& strings = live_.tables().strings;
+    std::string file = stacks.file[row] < strings.size() ? strings[stacks.file[row]] : "";
+    uint32_t parent = stacks.parent[row] < row ? stacks.parent[row] : 0;
+    return {parent, file, stacks.line[row]};
+  }
+
+  const std::string& meta() const { return live_.tables().meta; }
 
  private:
-  ChromeRows rows_of(const py::dict& table) {
+  static py::dict peak_of(const LivePeak& peak) {
+    py::dict row;
+    row["bytes"] = peak.bytes;
+    row["ticks"] = peak.ticks;
+    row["step"] = peak.step;
+    row["phase"] = static_cast<int>(peak.phase);
+    row["by_category"] = peak.by_category;
+    return row;
+  }
+
+  TraceTail tail_;
+  Live live_;
+  bool ended_ = false;
+};
+
+// ------------------------------------------------------------------ Chrome trace
+
+// Rows as Python has them, and the columns that they are views of.
+class RowsOfArrays {
+ public:
+  ChromeRows operator()(const py::dict& table) {
     auto column = [&](const char* name) { return keep(table[name]); };
     ChromeRows rows{static_cast<ChromeRows::Kind>(table["kind"].cast<uint8_t>()),
                     table["category"].cast<std::string>(),
@@ -189,12 +403,76 @@ class ChromeTraceOfArrays {
     return rows;
   }
 
+ private:
   std::span<const int64_t> keep(const py::object& values) {
     return view(columns_.emplace_back(values.cast<Column<int64_t>>()));
   }
 
   std::vector<Column<int64_t>> columns_;
+};
+
+// The next piece of what such a writer makes.
+template <typename Writer>
+py::bytes next_piece(Writer& writer, size_t bytes) {
+  std::string piece;
+  {
+    py::gil_scoped_release unlocked;
+    piece.reserve(bytes + 4096);
+    writer.next(bytes, piece);
+  }
+  return py::bytes(piece);
+}
+
+class ChromeTraceOfArrays {
+ public:
+  ChromeTraceOfArrays(const std::vector<py::bytes>& texts, const std::vector<py::dict>& tables) {
+    std::vector<std::string> copies(texts.begin(), texts.end());
+    std::vector<ChromeRows> rows;
+    for (const py::dict& table : tables) {
+      rows.push_back(rows_of_(table));
+    }
+    trace_.emplace(copies, std::move(rows));
+  }
+
+  py::bytes next(size_t bytes) { return next_piece(*trace_, bytes); }
+
+  uint64_t events() const { return trace_->events(); }
+
+ private:
+  RowsOfArrays rows_of_;
   std::optional<ChromeTrace> trace_;
+};
+
+class PerfettoTraceOfArrays {
+ public:
+  using Track = std::tuple<uint64_t, uint64_t, std::string, int32_t, bool, bool>;
+
+  PerfettoTraceOfArrays(const std::vector<py::bytes>& texts,
+                        const std::vector<Track>& tracks,
+                        const std::vector<std::pair<py::dict, std::vector<uint64_t>>>& tables,
+                        uint32_t sequence) {
+    std::vector<std::string> copies(texts.begin(), texts.end());
+    for (std::string& text : copies) {
+      make_utf8(text);
+    }
+    std::vector<PerfettoTrack> all;
+    for (const auto& [id, parent, name, rank, is_counter, holds_lifetimes] : tracks) {
+      all.push_back({id, parent, name, rank, is_counter, holds_lifetimes});
+    }
+    std::vector<PerfettoRows> rows;
+    for (const auto& [table, counters] : tables) {
+      rows.push_back({rows_of_(table), counters});
+    }
+    trace_.emplace(std::move(copies), std::move(all), std::move(rows), sequence);
+  }
+
+  py::bytes next(size_t bytes) { return next_piece(*trace_, bytes); }
+
+  uint64_t events() const { return trace_->events(); }
+
+ private:
+  RowsOfArrays rows_of_;
+  std::optional<PerfettoTrace> trace_;
 };
 
 // The ends, clamped so that the slices nest.
@@ -235,11 +513,31 @@ PYBIND11_MODULE(_core, m) {
   m.def("without_paths", &without_paths);
   m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
+  m.def("replay", &replay);
 
   py::class_<ChromeTraceOfArrays>(m, "ChromeTrace")
       .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())
       .def("next", &ChromeTraceOfArrays::next)
       .def("events", &ChromeTraceOfArrays::events);
+  py::class_<SnapshotOfArrays>(m, "SnapshotWriter")
+      .def(py::init<const py::list&, const std::vector<py::dict>&, uint32_t>())
+      .def("next", &SnapshotOfArrays::next);
+  py::class_<Follower>(m, "Follower")
+      .def(py::init<const std::string&>())
+      .def("advance", &Follower::advance)
+      .def("state", &Follower::state)
+      .def("steps", &Follower::steps)
+      .def("modules", &Follower::modules)
+      .def("lines", &Follower::lines)
+      .def("frame", &Follower::frame)
+      .def("meta", &Follower::meta);
+  py::class_<PerfettoTraceOfArrays>(m, "PerfettoTrace")
+      .def(py::init<const std::vector<py::bytes>&,
+                    const std::vector<PerfettoTraceOfArrays::Track>&,
+                    const std::vector<std::pair<py::dict, std::vector<uint64_t>>>&,
+                    uint32_t>())
+      .def("next", &PerfettoTraceOfArrays::next)
+      .def("events", &PerfettoTraceOfArrays::events);
   m.def("nest_slices", &nest_slices);
   m.def("thin_samples", &thin);
 }

@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from pytracer.analysis.budgets import Exceeded
+    from pytracer.analysis.checkpoint_plans import CheckpointPlan
+    from pytracer.analysis.fits import Fits
+    from pytracer.analysis.replay import Replay
     from pytracer.analysis.views import Peak
+    from pytracer.analysis.what_if import WhatIf
     from pytracer.export.chrome import Exported
 
 At = Literal["peak", "end"] | int
@@ -112,6 +116,80 @@ class Views:
 
         return fragmentation.frame(fragmentation.layout(self.data, at, device, request))
 
+    def replay(
+        self,
+        settings: str | None = None,
+        limit: int | str | None = None,
+        device: str | None = None,
+    ) -> "Replay":
+        """What CUDA's allocator would have done: .peak_reserved .retries .failed .smallest_limit.
+
+        Args:
+            settings: what would be in PYTORCH_ALLOC_CONF; "" is torch's default. By default those
+                of the recording.
+            limit: what `set_per_process_memory_fraction` would allow: "24GiB", or bytes. By default
+                that of the recording.
+            device: by default the one that the program trains on.
+
+        The result is true where everything ran. `.timeline()` has reserved and unused bytes over time.
+        """
+        from pytracer.analysis import replay
+
+        return replay.replay(self.data, settings, limit, device)
+
+    def fits(
+        self,
+        on: int | str | None = None,
+        settings: str | None = None,
+        device: str | None = None,
+    ) -> "Fits":
+        """Whether the run fits on a card of this size, and what would make it fit.
+
+        Args:
+            on: the card's memory, "24GiB"; without it the smallest card is looked for.
+            settings: what would be in PYTORCH_ALLOC_CONF. By default those of the recording.
+            device: by default the one that the program trains on.
+
+        `print(t.fits("24GiB"))` says who holds what where it fails; the answer is true where it fits.
+        """
+        from pytracer.analysis import fits
+        from pytracer.export import fits_text
+
+        return fits.fits(self.data, on, settings, device, fits_text.render)
+
+    def checkpoint_plan(self, budget: int | str, device: str | None = None) -> "CheckpointPlan":
+        """Which modules to checkpoint to stay in a budget at the least time: .modules, .code.
+
+        Args:
+            budget: "20GiB" or bytes: of CUDA's allocator; on the CPU of what is requested.
+            device: by default the one that the program trains on.
+
+        The result is true where the plan fits; else its plan is the smallest that there is.
+        """
+        from pytracer.analysis import checkpoint_plans
+
+        return checkpoint_plans.plan(self.data, budget, device)
+
+    def what_if(
+        self,
+        *others: "Views",
+        batch: int | None = None,
+        seq: int | None = None,
+        device: str | None = None,
+    ) -> "WhatIf":
+        """The peak with another batch or length: .lowest and .highest, which are equal where exact.
+
+        Args:
+            others: traces of the same program with other sizes; two or three are enough. From one
+                trace alone no law can be learned, and the answer is an interval.
+            batch: the batch to ask about; by default the largest trace's.
+            seq: the length to ask about, likewise.
+            device: by default the one that the program trains on.
+        """
+        from pytracer.analysis import what_if
+
+        return what_if.what_if([self.data, *(t.data for t in others)], batch, seq, device)
+
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
         import pandas as pd
@@ -184,6 +262,7 @@ class Views:
         max_events: int | None = None,
         min_dt_us: float = 0,
         arrows: int = 1000,
+        full: bool = False,
     ) -> "Exported":
         """Writes a `.json` or `.json.gz` for https://ui.perfetto.dev and chrome://tracing.
 
@@ -194,11 +273,30 @@ class Views:
                 counters as fit; the result says what was left out.
             min_dt_us: keep only the counters' extremes of each so many microseconds.
             arrows: how many of the largest allocations get an arrow to where they are freed.
+            full: all of it. Else what is too small to see in a large trace is folded: its counts
+                and bytes are there, in one bar for many.
         """
         from pytracer.export import chrome
 
-        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows)
+        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows, full)
         return chrome.write(self.data, path, options, overwrite=overwrite)
+
+    def export_perfetto(
+        self, path: str | Path, *, overwrite: bool = False, arrows: int = 1000, full: bool = False
+    ) -> "Exported":
+        """Writes a `.pftrace` for https://ui.perfetto.dev, which shows the memory at once.
+
+        Args:
+            path: the file.
+            overwrite: replace a file that is there.
+            arrows: how many of the largest allocations get an arrow to where they are freed.
+            full: all of it. Else what is too small to see in a large trace is folded: its counts
+                and bytes are there, in one bar for many.
+        """
+        from pytracer.export import chrome, perfetto
+
+        options = chrome.Options(arrows=arrows, full=full)
+        return perfetto.write(self.data, path, options, overwrite=overwrite)
 
     def export_memory_snapshot(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a `.pickle` for https://pytorch.org/memory_viz, with the categories."""

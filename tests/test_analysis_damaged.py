@@ -1,10 +1,13 @@
 """Traces read from damaged files: numbers may point anywhere. Every view still answers."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer.analysis import findings, views
+from pytracer import errors
+from pytracer.analysis import checkpoint_plans, findings, replay, views, what_if
 from pytracer.export import postmortem
 from pytracer.export.table import render
 from pytracer.schema import ACTION, TABLES
@@ -52,6 +55,13 @@ def test_every_view_answers(trace: Trace) -> None:
     postmortem.render(trace)
     for key in ("module", "op", "line", "phase", "role", "name", "step"):
         views.by(trace, key)
+    for device in views.devices(trace):
+        with contextlib.suppress(errors.UsageError):
+            checkpoint_plans.plan(trace, 1, device)
+        with contextlib.suppress(errors.UsageError):
+            what_if.what_if([trace, trace], 1000, None, device)
+        if device != "cpu":
+            replay.replay(trace, "", device=device)
 
 
 @pytest.mark.parametrize("table", ["scopes", "scope_ends", "labels", "stacks", "clock", "threads"])

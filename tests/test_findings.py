@@ -411,19 +411,30 @@ def test_a_forward_that_no_backward_follows_has_no_gradients_in_its_way(grad: bo
     assert "late_zero_grad" not in kinds(b)
 
 
-def test_a_cache_much_larger_than_the_need_is_found() -> None:
+def a_large_cache(*lengths: int, settings: str = "") -> findings.Finding:
+    """Steps of growing tensors: what is free of the last step is too small for the next."""
     b = TraceBuilder()
     b.meta["counters"] = {"end": {"cuda:0": {"allocated_bytes.current": 0}}}
+    b.meta["allocator_settings"] = settings
     b.snapshot(device="cuda:0")
-    rows = b._rows["events"]
-    block = b._block(1024 * MIB, None, device="cuda:0")
-    b._event("segment_alloc", block, block.size)
-    b.free(b.alloc(200 * MIB, device="cuda:0"))
-    assert rows
+    for length in lengths:
+        block = b._block(length * MIB, None, device="cuda:0")
+        b._event("segment_alloc", block, block.size)
+        b.free(b.alloc(length * MIB, address=block.address, device="cuda:0"))
     (row,) = findings.findings(b.trace(), size_text)
     assert row.kind == "cache"
-    assert row.bytes == 824 * MIB
-    assert "expandable_segments" in row.change
+    return row
+
+
+def test_a_cache_much_larger_than_the_need_is_found_with_the_setting_that_helps() -> None:
+    row = a_large_cache(200, 300, 400)
+    assert row.bytes == 500 * MIB
+    assert "expandable_segments:True reserves 500 MiB less" in row.change
+
+
+def test_no_setting_is_advised_for_a_cache_where_it_is_on_already() -> None:
+    row = a_large_cache(200, 300, 400, settings="expandable_segments:True")
+    assert "no setting" in row.change
 
 
 def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:

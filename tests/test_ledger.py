@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from pytracer import LoadedTrace, errors, load, trace
+from pytracer import LoadedTrace, driver, errors, load, trace
 from pytracer.analysis import fragmentation, ledger
 from pytracer.analysis.ledger import Ledger, Row
 from pytracer.capture import device_memory, hooks
@@ -42,7 +42,7 @@ class Machine:
         self.held = [0] * len(uuids)
         self.up = False
         self.fraction = 1.0
-        patch.setattr(device_memory, "_opened", (os.getpid(), nvml))
+        patch.setattr(driver, "_opened", (os.getpid(), nvml))
         patch.setattr(torch.cuda, "is_initialized", lambda: self.up)
         patch.setattr(torch.cuda, "device_count", lambda: len(uuids))
         patch.setattr(torch.cuda, "memory_reserved", lambda index: self.held[index])
@@ -93,7 +93,7 @@ def test_a_mig_instance_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) 
     nvml = FakeNvml("GPU-aaa", "MIG-ccc")
     nvml.devices["GPU-aaa"]["migs"] = ["MIG-ccc"]
     nvml.devices["MIG-ccc"]["used"] = 70 * MIB
-    assert device_memory.all_uuids(nvml) == ["aaa", "ccc"]
+    assert driver.all_uuids(nvml) == ["aaa", "ccc"]
     machine = Machine(monkeypatch, nvml, ["ccc"])
     machine.up, machine.held[0] = True, 20 * MIB
     memory = DeviceMemory(cuda=True)
@@ -104,7 +104,7 @@ def test_a_mig_instance_is_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) 
 def test_an_old_driver_has_no_reserve_of_its_own() -> None:
     nvml = FakeNvml("GPU-aaa", v2=False)
     nvml.devices["GPU-aaa"]["used"] = 100 * MIB
-    gpu = device_memory.read_gpus(nvml, ["aaa"])["aaa"]
+    gpu = driver.read_gpus(nvml, ["aaa"])["aaa"]
     assert (gpu["used"], gpu["driver_reserve"]) == (700 * MIB, None)
 
 
@@ -121,7 +121,7 @@ def test_a_device_that_changes_while_it_is_read_is_read_again() -> None:
                 self.devices[handle] |= {"used": 500 * MIB, "processes": {7: 500 * MIB}}
             return found
 
-    gpu = device_memory.read_gpus(Busy("GPU-aaa"), ["aaa"])["aaa"]
+    gpu = driver.read_gpus(Busy("GPU-aaa"), ["aaa"])["aaa"]
     assert gpu["used"] == 1100 * MIB
     assert gpu["processes"] == [{"pid": 7, "bytes": 500 * MIB}]
 
@@ -129,8 +129,8 @@ def test_a_device_that_changes_while_it_is_read_is_read_again() -> None:
 def test_a_process_in_two_lists_counts_once_and_only_its_name_is_kept() -> None:
     nvml = FakeNvml("GPU-aaa")
     nvml.devices["GPU-aaa"]["processes"] = {7: 50 * MIB, 8: None}
-    gpus = device_memory.read_gpus(nvml, ["aaa"])
-    device_memory.name_processes(nvml, gpus)
+    gpus = driver.read_gpus(nvml, ["aaa"])
+    driver.name_processes(nvml, gpus)
     assert gpus["aaa"]["processes"] == [
         {"pid": 7, "bytes": 50 * MIB, "name": "python3"},
         {"pid": 8, "bytes": None, "name": "python3"},
@@ -140,8 +140,8 @@ def test_a_process_in_two_lists_counts_once_and_only_its_name_is_kept() -> None:
 def test_what_nvml_hides_is_null() -> None:
     nvml = FakeNvml("GPU-aaa")
     nvml.hidden = True
-    assert device_memory.read_gpus(nvml, ["aaa"])["aaa"]["processes"] is None
-    assert device_memory.read_gpus(nvml, ["zzz"]) == {"zzz": {}}
+    assert driver.read_gpus(nvml, ["aaa"])["aaa"]["processes"] is None
+    assert driver.read_gpus(nvml, ["zzz"]) == {"zzz": {}}
 
 
 def test_steps_are_read_at_powers_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_reading_a_cpu_trace_leaves_nvml_alone(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_a_driver_nvml_says_why_not() -> None:
     pynvml = pytest.importorskip("pynvml")
-    found = device_memory._open_nvml()
+    found = driver._open_nvml()
     if isinstance(found, str):
         assert found == "there is no NVIDIA driver here" or found.startswith("NVML: ")
     else:
@@ -232,10 +232,10 @@ def test_without_a_driver_nobody_is_sent_to_install_its_python_package(
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(device_memory.ctypes, "CDLL", missing)
-    assert device_memory._open_nvml() == "there is no NVIDIA driver here"
-    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: object())
-    assert "pip install nvidia-ml-py" in device_memory._open_nvml()
+    monkeypatch.setattr(driver.ctypes, "CDLL", missing)
+    assert driver._open_nvml() == "there is no NVIDIA driver here"
+    monkeypatch.setattr(driver.ctypes, "CDLL", lambda name: object())
+    assert "pip install nvidia-ml-py" in driver._open_nvml()
 
 
 # ---------------------------------------------------------------- adding it up
@@ -603,7 +603,7 @@ def test_without_a_file_the_devices_are_shown_as_they_are(
 ) -> None:
     nvml = FakeNvml("GPU-aaa")
     nvml.devices["GPU-aaa"] |= {"used": 60 * MIB, "processes": {7: 50 * MIB}}
-    monkeypatch.setattr(device_memory, "_opened", (os.getpid(), nvml))
+    monkeypatch.setattr(driver, "_opened", (os.getpid(), nvml))
     assert main(["ledger"]) == 0
     shown = capsys.readouterr().out
     assert "aaa: 660 MiB of 137 GiB in use" in shown
@@ -614,7 +614,7 @@ def test_without_a_file_the_devices_are_shown_as_they_are(
 
 
 def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(device_memory, "_opened", (os.getpid(), "NVML: no driver"))
+    monkeypatch.setattr(driver, "_opened", (os.getpid(), "NVML: no driver"))
     assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
         "pytracer: the devices cannot be read: NVML: no driver. Of a trace: pytracer ledger FILE\n"
@@ -643,7 +643,7 @@ def test_the_ledger_closes_on_the_device(workload: str, condition: str) -> None:
     """Each in a process of its own; benchmarks/ledger.py does the same with ten workloads."""
     from benchmarks import ledger as proof
 
-    nvml = device_memory.open_nvml()
+    nvml = driver.open_nvml()
     if isinstance(nvml, str):
         pytest.skip(nvml)
     with proof.other_process(condition == "other process"):
@@ -655,7 +655,7 @@ def test_the_ledger_closes_on_the_device(workload: str, condition: str) -> None:
 @pytest.mark.cuda
 def test_reading_a_device_allocates_nothing_and_takes_milliseconds() -> None:
     torch.ones(1, device="cuda")
-    if isinstance(device_memory.open_nvml(), str):
+    if isinstance(driver.open_nvml(), str):
         pytest.skip("NVML cannot be read here")
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
     memory = DeviceMemory(cuda=True)
@@ -671,7 +671,7 @@ def test_reading_a_device_allocates_nothing_and_takes_milliseconds() -> None:
 def test_a_process_of_its_own_tells_what_a_context_costs() -> None:
     from pytracer.capture import probe
 
-    if isinstance(device_memory.open_nvml(), str):
+    if isinstance(driver.open_nvml(), str):
         pytest.skip("NVML cannot be read here")
     stages = [stage["device_bytes"] for stage in probe.measure()["stages"]]
     assert 50 * MIB < stages[0] < 4096 * MIB

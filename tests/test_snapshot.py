@@ -23,9 +23,12 @@ from torch.cuda import _memory_viz
 
 from pytracer import LoadedTrace, errors, load, trace as record
 from pytracer.analysis import devices, views
+from pytracer.analysis.categories import role_text
 from pytracer.analysis.diff import diff
+from pytracer.analysis.lifetimes import allocations
 from pytracer.export import snapshot as export
 from pytracer.export.table import render
+from pytracer.schema import ACTIONS, CATEGORIES
 from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot as small
 from tests.test_analysis_categories import programs
@@ -348,6 +351,88 @@ def training() -> Trace:
     return b.trace()
 
 
+def written(trace: Trace, folder: Path) -> dict[str, Any]:
+    """The whole snapshot; Python's own reader insists that the pickle's frames are right."""
+    path = export.write(trace, folder / "written.pickle", overwrite=True)
+    with path.open("rb") as file:
+        found: dict[str, Any] = pickle._Unpickler(file).load()  # type: ignore[attr-defined]
+    return found
+
+
+def plain_entries(trace: Trace, device: str) -> list[dict[str, Any]]:
+    """What the native side writes, in slow Python: every allocation, free, segment and failure."""
+    alloc, events, places = allocations(trace), trace.events, trace.places
+    names = views.device_of_place(trace)
+    rows: list[tuple[int, int, int, str]] = []
+    for row in range(len(alloc)):
+        if names[alloc.place[row]] == device:
+            ends = ((alloc.end[row], 0), (alloc.completed[row], 1))
+            rows += [
+                (int(at), rank, row, ("free_requested", "free_completed")[rank])
+                for at, rank in ends
+                if at >= 0
+            ]
+            rows.append((int(alloc.start[row]), 2, row, "alloc"))
+    for i, action in enumerate(events.action.tolist()):
+        if ACTIONS[action] in export._OTHERS and names[events.place[i]] == device:
+            rows.append((i, 0, i, ACTIONS[action]))
+    found = []
+    for position, _, row, action in sorted(rows):
+        block = action in ("alloc", "free_requested", "free_completed")
+        of, size = (alloc, alloc.requested_bytes) if block else (events, events.bytes)
+        place = of.place[row]
+        ticks = events.ticks[max(position, 0) : max(position, 0) + 1]
+        entry = {
+            "action": action,
+            "device_free" if action == "oom" else "addr": int(of.address[row]),
+            "size": int(size[row]),
+            "stream": int(places.stream[place]),
+            "time_us": int(trace.time_ns(ticks)[0] + trace.began_unix_ns) // 1000,
+            "compile_context": "N/A",
+            "pool_id": (int(places.pool_high[place]), int(places.pool_low[place])),
+            "user_metadata": "",
+            "frames": [],
+        }
+        if action == "alloc":
+            role, label = role_text(trace, int(alloc.role[row])), alloc.label[row]
+            name = trace.strings[trace.labels.name[label]]
+            of_module = trace.strings[alloc.cause("module")[row]]
+            words = (role, name, of_module, trace.strings[alloc.op[row]])
+            entry["user_metadata"] = " · ".join(filter(None, words))
+            entry["category"] = CATEGORIES[alloc.category[row]]
+            entry["pytracer"] = f"{role}\n{name}"
+            first = {"name": entry["user_metadata"], "filename": entry["category"], "line": 0}
+            entry["frames"] = [first]
+        found.append(entry)
+    return found
+
+
+@given(programs)
+@settings(suppress_health_check=[HealthCheck.too_slow])
+def test_entries_are_those_of_the_plain_reference(folder: Path, builder: Trace) -> None:
+    traces = written(builder, folder)["device_traces"]
+    names = export._device_names(builder)
+    assert len(traces) == len(names)
+    for name, entries in zip(names, traces, strict=True):
+        for entry in entries:
+            del entry["frames"][1:]  # the stacks
+        assert entries[:-1] == plain_entries(builder, name)
+        assert entries[-1]["category"] == "unknown"
+
+
+def test_long_snapshots_are_written_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
+    """However small the pieces, and over thousands of entries and texts: the same file."""
+    b = TraceBuilder()
+    for i in range(3000):
+        b.label(b.alloc(i + 1), "weights", "parameter", f"layer.{i % 300}.weight", "1", "float32")
+    whole = export.write(b.trace(), tmp_path / "whole.pickle").read_bytes()
+    monkeypatch.setattr(export, "_PIECE", 1)
+    assert export.write(b.trace(), tmp_path / "pieces.pickle").read_bytes() == whole
+    entries = written(b.trace(), tmp_path)["device_traces"][0]
+    assert [entry["size"] for entry in entries[:-1]] == [*range(1, 3001)]
+    assert len({id(entry["frames"]) for entry in entries[:-1]}) == 300  # shared, not repeated
+
+
 def test_blocks_of_absurd_sizes_that_adjoin_are_read_back(tmp_path: Path) -> None:
     """As a damaged trace may have them: their segment is larger than any block can be."""
     b = TraceBuilder()
@@ -365,9 +450,9 @@ def test_it_is_plain_data_of_protocol_4(tmp_path: Path) -> None:
     assert path.read_bytes()[:2] == b"\x80\x04"
 
 
-def test_categories_are_there_and_unknown_is_one_of_them() -> None:
+def test_categories_are_there_and_unknown_is_one_of_them(tmp_path: Path) -> None:
     """memory_viz breaks if there are categories and none of them is "unknown"."""
-    entries = export.snapshot(training())["device_traces"][0]
+    entries = written(training(), tmp_path)["device_traces"][0]
     seen = {entry["category"] for entry in entries if "category" in entry}
     assert {"weights", "activations", "gradients", "unknown"} <= seen
     weight = next(entry for entry in entries if entry.get("category") == "weights")
@@ -375,9 +460,9 @@ def test_categories_are_there_and_unknown_is_one_of_them() -> None:
     assert "parameter · h.0.weight" in weight["frames"][0]["name"]
 
 
-def test_frees_follow_their_requests() -> None:
+def test_frees_follow_their_requests(tmp_path: Path) -> None:
     """The viewer joins the two only if they are neighbours."""
-    entries = export.snapshot(training())["device_traces"][0]
+    entries = written(training(), tmp_path)["device_traces"][0]
     for one, next_one in itertools.pairwise(entries):
         if one["action"] == "free_requested":
             assert (next_one["action"], next_one["addr"]) == ("free_completed", one["addr"])
@@ -434,8 +519,8 @@ def test_a_trace_of_the_cpu_comes_back(tmp_path: Path) -> None:
 
 @given(damaged())
 @settings(suppress_health_check=[HealthCheck.too_slow])
-def test_damaged_traces_are_written_and_viewers_read_them(trace: Trace) -> None:
-    whole = export.snapshot(trace)
+def test_damaged_traces_are_written_and_viewers_read_them(folder: Path, trace: Trace) -> None:
+    whole = written(trace, folder)
     # Torch draws a character for each 20 MiB, also of a segment that claims 2^60 bytes.
     if sum(segment["total_size"] for segment in whole["segments"]) < 1 << 44:
         _memory_viz.segsum(whole)

@@ -57,7 +57,11 @@ def test_the_page_names_every_public_name_and_no_other() -> None:
     named = set(re.findall(r"`([A-Za-z_][\w.]*)`", section))
     views = {f"t.{name}" for name in public(Views) | public(pytracer.trace)}
     views |= {f"t.{name}" for name in public(pytracer.LoadedTrace)} - {"t.waits"}
-    kinds = {name for name, kind in vars(errors).items() if isinstance(kind, type)}
+    kinds = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and kind.__module__ == errors.__name__
+    }
     expected = views | set(pytracer.__all__) | {f"errors.{name}" for name in kinds}
     assert named - expected == set(), "these are promised and not there"
     assert expected - named == set(), "these are there and not promised"

@@ -1,9 +1,10 @@
-#include "codec.h"
+#include "trace_chunk.h"
 #include "trace_file.h"
 #include "trace_format.h"
 #include "trace_source.h"
 
 #include <algorithm>
+#include <iterator>
 #include <new>
 
 namespace pytracer {
@@ -58,58 +59,13 @@ void blank(Recording::ScopeEnds& scopes, size_t from) {
 template <typename Group>
 void blank(Group&, size_t) {}  // zeros mean "none" already
 
-struct Column {
-  uint8_t id;
-  uint8_t width;
-  uint8_t filter;
-  Codec codec;
-  size_t raw_size;
-  std::span<const uint8_t> encoded;
-};
-
-struct ChunkHeader {
-  Table table;
-  uint8_t columns;
-  uint8_t flags;
-  uint32_t rows;
-  uint64_t first_row;
-  uint32_t payload_size;
-  uint32_t payload_crc;
-  uint32_t own_crc;
-};
-
-// A whole one, and where it is.
+// A whole chunk, and where it is.
 struct Chunk {
   ChunkHeader header;
   uint64_t at;
 
   uint64_t end() const { return at + kChunkHeader + header.payload_size; }
 };
-
-// The header that these bytes begin with, if it is a sound one.
-std::optional<ChunkHeader> header_of(std::span<const uint8_t> bytes) {
-  if (bytes.size() < kChunkHeader) {
-    return std::nullopt;
-  }
-  auto raw = bytes.first(kChunkHeader);
-  if (!std::equal(kSync.begin(), kSync.end(), raw.begin()) ||
-      load<uint32_t>(raw, kHeaderCrc) != crc32(raw.first(kHeaderCrc))) {
-    return std::nullopt;
-  }
-  ChunkHeader header{static_cast<Table>(load<uint16_t>(raw, 8)),
-                     raw[10],
-                     raw[11],
-                     load<uint32_t>(raw, 12),
-                     load<uint64_t>(raw, 16),
-                     load<uint32_t>(raw, 24),
-                     load<uint32_t>(raw, 28),
-                     load<uint32_t>(raw, kHeaderCrc)};
-  if (header.rows > kMaxRowsPerChunk || header.first_row > kMaxRow ||
-      header.payload_size > kMaxPayload) {
-    return std::nullopt;
-  }
-  return header;
-}
 
 // How deep the brackets of a JSON document nest.
 int nesting(std::string_view json) {
@@ -156,18 +112,13 @@ class Reader {
   void cut_to_last_flush();
   void reserve_events();
   void take(const Chunk& chunk);
-  bool parse_columns(const ChunkHeader& header, std::span<const uint8_t> payload);
   bool take_rows(const ChunkHeader& header);
   template <typename Group>
   bool take_group(const ChunkHeader& header, Group& group, bool numbered = true);
-  template <typename Item>
-  bool decode(uint8_t id, size_t rows, std::vector<Item>& column);
   bool take_meta();
   bool take_clock(const ChunkHeader& header);
-  bool take_text(uint8_t id, std::string& text);
   bool take_strings(const ChunkHeader& header);
   bool take_flush(const ChunkHeader& header);
-  const Column* column(uint8_t id) const;
   bool fits(const ChunkHeader& header, size_t rows_here, size_t bytes_per_row);
   void cut_after_last_event();
   void check_totals();
@@ -194,8 +145,7 @@ class Reader {
   uint64_t size_of_data_;
   std::array<uint64_t, kTables> expected_{};  // rows that the headers speak of
   std::array<ReadReport::Lost, kTables> lost_{};
-  std::vector<Column> columns_;  // of the chunk at hand
-  std::vector<uint8_t> scratch_;
+  ChunkColumns columns_;  // of the chunk at hand
 };
 
 void Reader::corrupt(const std::string& text) {
@@ -220,41 +170,9 @@ Recording Reader::read() {
 }
 
 void Reader::read_file_header() {
-  using Kind = FileError::Kind;
-  const std::string elsewhere = "name a file that pytracer wrote";
-  auto head = source_.read(0, kFileHeader);
-  size_t known = std::min(head.size(), kMagic.size());
-  if (head.empty()) {
-    throw FileError(Kind::kEmpty, name_, "the file is empty", "record again");
-  }
-  if (!std::equal(
-          kMagic.begin(), kMagic.begin() + static_cast<std::ptrdiff_t>(known), head.begin())) {
-    bool ours = known > 4 && std::equal(kMagic.begin(), kMagic.begin() + 4, head.begin());
-    if (ours) {
-      throw FileError(Kind::kDamaged,
-                      name_,
-                      "line ends were rewritten in this trace",
-                      "transfer it again as a binary file");
-    }
-    throw FileError(Kind::kForeign, name_, "this is not a pytracer trace", elsewhere);
-  }
-  if (head.size() < kFileHeader) {
-    throw FileError(
-        Kind::kEmpty, name_, "the recording died before anything was written", "record again");
-  }
-  if (load<uint32_t>(head, 12) != crc32(head.first(12))) {
-    throw FileError(
-        Kind::kDamaged, name_, "the trace's header is damaged", "use another copy of the file");
-  }
-  report_.major = load<uint16_t>(head, 8);
-  report_.minor = load<uint16_t>(head, 10);
-  if (report_.major != kFormatMajor) {
-    throw FileError(Kind::kNewer,
-                    name_,
-                    "the trace has format " + std::to_string(report_.major) +
-                        ", this version reads format " + std::to_string(kFormatMajor),
-                    "update pytracer");
-  }
+  auto version = version_of(source_);
+  report_.major = version.major;
+  report_.minor = version.minor;
   report_.good_bytes = kFileHeader;
 }
 
@@ -408,7 +326,7 @@ void Reader::take(const Chunk& chunk) {
     notes_.add("chunks of table " + std::to_string(table) + ", flags " +
                std::to_string(header.flags) +
                ", were skipped: a newer pytracer wrote them and can read them");
-  } else if (!parse_columns(header, source_.read(chunk.at + kChunkHeader, header.payload_size)) ||
+  } else if (!columns_.parse(header, source_.read(chunk.at + kChunkHeader, header.payload_size)) ||
              !take_rows(header)) {
     ++lost_[table].chunks;
     corrupt("a chunk of " + std::string(table_name(header.table)) + " contradicts itself");
@@ -416,36 +334,6 @@ void Reader::take(const Chunk& chunk) {
   report_.good_bytes += chunk.end() - chunk.at;
   in_flush_ = header.table != Table::kFlushes;
   chain_ = crc32(std::span(reinterpret_cast<const uint8_t*>(&header.own_crc), 4), chain_);
-}
-
-bool Reader::parse_columns(const ChunkHeader& header, std::span<const uint8_t> payload) {
-  columns_.clear();
-  for (unsigned i = 0; i < header.columns; ++i) {
-    if (payload.size() < kColumnHeader) {
-      return false;
-    }
-    Column next{payload[0],
-                payload[1],
-                payload[2],
-                static_cast<Codec>(payload[3]),
-                load<uint32_t>(payload, 4),
-                {}};
-    size_t encoded_size = load<uint32_t>(payload, 8);
-    payload = payload.subspan(kColumnHeader);
-    if (encoded_size > payload.size() || column(next.id) != nullptr) {
-      return false;
-    }
-    next.encoded = payload.first(encoded_size);
-    payload = payload.subspan(encoded_size);
-    columns_.push_back(next);
-  }
-  return payload.empty();
-}
-
-const Column* Reader::column(uint8_t id) const {
-  auto found = std::find_if(
-      columns_.begin(), columns_.end(), [id](const Column& column) { return column.id == id; });
-  return found == columns_.end() ? nullptr : &*found;
 }
 
 bool Reader::take_rows(const ChunkHeader& header) {
@@ -517,14 +405,13 @@ bool Reader::take_group(const ChunkHeader& header, Group& group, bool numbered) 
       blank(group, before);
     }
   }
-  uint8_t id = 0;
-  bool good = std::apply([&](auto&... each) { return (decode(++id, header.rows, each) && ...); },
-                         columns_of(group));
+  bool good = columns_.decode_group(header.rows, group);
   if (!good) {
     resize(group, first);
   }
-  for (const Column& each : columns_) {
-    if (each.id > id) {
+  constexpr size_t kKnown = std::tuple_size_v<decltype(columns_of(group))>;
+  for (const EncodedBytes& each : columns_.all()) {
+    if (each.id > kKnown) {
       notes_.add("column " + std::to_string(each.id) + " of " +
                  std::string(table_name(header.table)) +
                  " was skipped: a newer pytracer wrote it and can read it");
@@ -533,36 +420,9 @@ bool Reader::take_group(const ChunkHeader& header, Group& group, bool numbered) 
   return good;
 }
 
-// Appends a decoded column. Sizes are compared with what the file holds before memory is taken.
-template <typename Item>
-bool Reader::decode(uint8_t id, size_t rows, std::vector<Item>& column_out) {
-  const Column* found = column(id);
-  if (found == nullptr || found->width != sizeof(Item) || found->raw_size != rows * sizeof(Item) ||
-      found->raw_size > found->encoded.size() * kLz4MaxRatio) {
-    return false;
-  }
-  size_t before = column_out.size();
-  column_out.resize(before + rows);
-  auto* raw = reinterpret_cast<uint8_t*>(column_out.data() + before);
-  return decode_column(
-      found->encoded, found->codec, found->width, found->filter, scratch_, {raw, found->raw_size});
-}
-
-bool Reader::take_text(uint8_t id, std::string& text) {
-  const Column* found = column(id);
-  if (found == nullptr || found->width != kBytesWidth || found->filter != kFilterNone ||
-      found->raw_size > kMaxColumnBytes || found->raw_size > found->encoded.size() * kLz4MaxRatio) {
-    return false;
-  }
-  text.resize(found->raw_size);
-  auto* raw = reinterpret_cast<uint8_t*>(text.data());
-  return decode_column(
-      found->encoded, found->codec, 1, kFilterNone, scratch_, {raw, found->raw_size});
-}
-
 bool Reader::take_meta() {
   std::string meta;
-  if (!take_text(1, meta) || nesting(meta) > kMaxNesting) {
+  if (!columns_.decode_text(1, meta) || nesting(meta) > kMaxNesting) {
     return false;
   }
   out_.meta = std::move(meta);
@@ -591,27 +451,13 @@ bool Reader::take_flush(const ChunkHeader& header) {
 }
 
 bool Reader::take_strings(const ChunkHeader& header) {
-  // Stored, not compressed: 4 bytes of file for each string object that we make.
-  const Column* stored = column(1);
-  std::vector<uint32_t> lengths;
-  std::string text;
-  if (stored == nullptr || stored->codec != Codec::kStored || !decode(1, header.rows, lengths) ||
-      !take_text(2, text) || !fits(header, out_.strings.size(), sizeof(std::string))) {
-    return false;
-  }
-  uint64_t total = 0;
-  for (uint32_t length : lengths) {
-    total += length;
-  }
-  if (total != text.size()) {
+  std::vector<std::string> rows;
+  if (!columns_.decode_strings(header.rows, rows) ||
+      !fits(header, out_.strings.size(), sizeof(std::string))) {
     return false;
   }
   out_.strings.resize(header.first_row);
-  size_t at = 0;
-  for (uint32_t length : lengths) {
-    out_.strings.emplace_back(text, at, length);
-    at += length;
-  }
+  std::move(rows.begin(), rows.end(), std::back_inserter(out_.strings));
   return true;
 }
 

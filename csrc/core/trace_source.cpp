@@ -69,6 +69,13 @@ Source::~Source() {
   }
 }
 
+uint64_t Source::look_again() {
+  if (fd_ >= 0) {
+    size_ = checked_size(fd_, name_);
+  }
+  return size_;
+}
+
 std::span<const uint8_t> Source::look(uint64_t at, size_t count) {
   at = std::min(at, size_);
   count = static_cast<size_t>(std::min<uint64_t>(count, size_ - at));

@@ -24,8 +24,11 @@ class Source {
 
   const std::string& name() const { return name_; }
 
-  // As many bytes as there were at the beginning: a recording that goes on may add some.
+  // As many bytes as there were at the beginning, or when it was last asked how many there are.
   uint64_t size() const { return size_; }
+
+  // How many bytes there are now: a recording that goes on adds some.
+  uint64_t look_again();
 
   // The `count` bytes from `at` on, or fewer where the file ends. Valid until the next call.
   std::span<const uint8_t> read(uint64_t at, size_t count) {

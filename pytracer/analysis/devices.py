@@ -45,6 +45,14 @@ def counted_devices(trace: Trace) -> tuple[str, ...]:
     return tuple(end) if isinstance(end, dict) else ()
 
 
+def allowed(trace: Trace, device: str) -> int | None:
+    """What the allocator may hold, if set_per_process_memory_fraction() limits it."""
+    document = trace.meta.get("device_memory")
+    limits = document.get("allowed") if isinstance(document, dict) else None
+    figure = limits.get(device) if isinstance(limits, dict) else None
+    return figure if isinstance(figure, int) else None
+
+
 # What a program is started with, for segments that grow instead of leaving gaps.
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import blocks, devices, owners, phases, scopes, views
+from pytracer.analysis import allocator_advice, blocks, owners, phases, scopes, views
 from pytracer.analysis.categories import OWNED, ROLE, label_events
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.matching import lifetimes
@@ -679,5 +679,12 @@ def cache(now: Situation) -> Iterator[Finding]:
             "",
             f"The allocator reserves {now.size(found.reserved)} where the peak needs "
             f"{now.size(found.allocated)}: pieces that did not fit, or a larger peak before",
-            devices.EXPANDABLE,
+            _of_the_cache(now),
         )
+
+
+def _of_the_cache(now: Situation) -> str:
+    advice = allocator_advice.to_reserve_less(now.trace, now.device)
+    if advice is not None:
+        return f"{advice.text} reserves {now.size(advice.bytes)} less, as replay shows"
+    return "no setting of the allocator would reserve less; empty_cache() after a larger peak does"

@@ -204,20 +204,12 @@ def _layout(
     )
     asked = _asked(trace, device, failed, request)
     left = int(events.address[failed]) if failed >= 0 else None
-    allowed = _allowed(trace, device)
+    allowed = devices.allowed(trace, device)
     if left is not None and allowed is not None:
         # The event says what the device had; the program's own limit may have been reached before.
         held = sum(segment.bytes for segment in segments)
         left = max(min(left, allowed - held), 0)
     return Layout(device, position, segments, asked, left, expandable)
-
-
-def _allowed(trace: Trace, device: str) -> int | None:
-    """What the allocator may hold, if set_per_process_memory_fraction() limits it."""
-    document = trace.meta.get("device_memory")
-    allowed = document.get("allowed") if isinstance(document, dict) else None
-    figure = allowed.get(device) if isinstance(allowed, dict) else None
-    return figure if isinstance(figure, int) else None
 
 
 @dataclass(frozen=True)

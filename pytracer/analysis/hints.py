@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import findings, owners, phases, scopes, views
+from pytracer.analysis import allocator_advice, blocks, findings, owners, phases, scopes, views
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
@@ -67,7 +67,7 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
             return found
     for rules in (
         (_fused_optimizer, _fused_functions, _loss),
-        (_activations, _twins, _state, _temporaries),
+        (_activations, _twins, _state, _temporaries, _cache),
     ):
         savings = [found for rule in rules for found in rule(now)]
         worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
@@ -247,6 +247,20 @@ def _state(now: _Situation) -> Iterator[Hint]:
             f"Optimizer state is {now.size(amount)}: an 8-bit optimizer keeps a quarter of it, "
             "sharding (FSDP, ZeRO) a share per device.",
             amount * 3 // 4,
+        )
+
+
+def _cache(now: _Situation) -> Iterator[Hint]:
+    """Only where much is reserved for nothing is a replay worth its time."""
+    held = blocks.device_bytes(now.trace, now.at_peak, now.peak.position, now.peak.device)
+    if held.reserved is None or held.reserved - held.requested < _WORTH_A_CHANGE * now.peak.bytes:
+        return
+    advice = allocator_advice.to_reserve_less(now.trace, now.peak.device)
+    if advice is not None:
+        yield Hint(
+            f"{advice.text} reserves {now.size(advice.bytes)} less, as a replay of these requests "
+            "shows.",
+            advice.bytes,
         )
 
 

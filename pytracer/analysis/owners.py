@@ -162,11 +162,18 @@ def line_text(trace: Trace, row: int) -> str:
     """
     if row == 0:
         return ""
-    path = _INSTALLED.sub("", trace.strings[sound.stacks(trace).file[row]])
-    home = trace.meta.get("directory") or environment.working_directory()
+    stacks = sound.stacks(trace)
+    path = short_path(trace.strings[stacks.file[row]], trace.meta.get("directory"))
+    return f"{path}:{stacks.line[row]}"
+
+
+def short_path(path: str, directory: object) -> str:
+    """Relative to where packages are installed, or to where the program ran."""
+    path = _INSTALLED.sub("", path)
+    home = directory or environment.working_directory()
     with contextlib.suppress(ValueError):
         path = str(PurePath(path).relative_to(str(home)))
-    return f"{path}:{sound.stacks(trace).line[row]}"
+    return path
 
 
 def short_line(text: str) -> str:

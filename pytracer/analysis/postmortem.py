@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import blocks, devices, findings, hints, owners, views
+from pytracer.analysis import allocator_advice, blocks, devices, findings, hints, owners, views
 from pytracer.analysis.findings import Situation, Size
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import Mask
@@ -119,15 +119,15 @@ class Held:
 _KEYS = ("category", "role", "name", "module", "op", "line", "shape", "dtype")
 
 
-def largest(trace: Trace, failed: Failure, most: int = 8) -> list[Held]:
+def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     """The largest holders, blocks of the same origin taken together."""
     size = allocations(trace).requested_bytes
-    groups = [views.group(trace, key, failed.alive) for key in _KEYS]
-    if not failed.alive.any():
+    if not alive.any():
         return []
+    groups = [views.group(trace, key, alive) for key in _KEYS]
     codes = np.stack([group.codes for group in groups], axis=1)
     distinct, which = np.unique(codes, axis=0, return_inverse=True)
-    total = views.sums(which.ravel(), size[failed.alive], len(distinct))
+    total = views.sums(which.ravel(), size[alive], len(distinct))
     count = np.bincount(which.ravel(), minlength=len(distinct))
     rows = []
     for i in np.argsort(-total, kind="stable")[:most]:
@@ -189,8 +189,15 @@ _Rows = Iterator[tuple[str, int, bool]]
 
 
 def _defragment(now: Situation, failed: Failure) -> _Rows:
-    if failed.fragmented:
-        yield devices.EXPANDABLE, failed.fragmented, True
+    """Only what the replay shows to be enough, and never what is on already."""
+    if not failed.fragmented or failed.reserved is None or now.device == "cpu":
+        return
+    rooms = [failed.limit] if failed.limit is not None else []
+    if failed.device_free is not None:
+        rooms.append(failed.reserved + failed.device_free)
+    advice = allocator_advice.to_run_in(now.trace, now.device, min(rooms)) if rooms else None
+    if advice is not None:
+        yield advice.text, max(advice.bytes, failed.missing or 0), False
 
 
 def _smaller_batch(now: Situation, failed: Failure) -> _Rows:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytracer.capture import probe
-from pytracer.capture.device_memory import bare_uuid, open_nvml, read_gpus, read_host
+from pytracer.capture.device_memory import read_host
 from pytracer.claims import documents
 from pytracer.claims.claim import (
     CONFIRMED,
@@ -26,6 +26,7 @@ from pytracer.claims.claim import (
     ranged,
 )
 from pytracer.claims.experiment import Lab, Missing, experiment, ratio, spread
+from pytracer.driver import bare_uuid, open_nvml, read_gpus
 
 # ---------------------------------------------------------------------- experiments
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import autostart, check, export, measure, output, run, show
+from pytracer.cli import autostart, check, export, measure, output, predict, run, show, watch
 from pytracer.version import __version__
 
 
@@ -77,7 +77,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         show.add_demo,
         show.add_summary,
         run.add_run,
+        watch.add_watch,
         check.add_check,
+        predict.add_fits,
+        predict.add_what_if,
         show.add_diff,
         export.add_export,
         export.add_report,

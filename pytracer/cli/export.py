@@ -13,6 +13,7 @@ from pytracer.cli import output
 # What each export is called, and which suffixes stand for it; the first is its own.
 _SUFFIXES = {
     "chrome": (".json.gz", ".json"),
+    "perfetto": (".pftrace",),
     "snapshot": (".pickle", ".pkl"),
     "html": (".html", ".htm"),
     "parquet": (".parquet", "/"),
@@ -39,12 +40,16 @@ def add_export(commands: Any) -> None:
     export.add_argument(
         "--format",
         choices=tuple(_SUFFIXES),
-        help="chrome (https://ui.perfetto.dev), snapshot (https://pytorch.org/memory_viz), html, "
-        "parquet or pytrace; by default what the output's suffix says, or chrome",
+        metavar="FORMAT",
+        help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
+        "parquet or pytrace; by default what the output's suffix says, or perfetto",
     )
     export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     export.add_argument(
         "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
+    )
+    export.add_argument(
+        "--full", action="store_true", help="all of a large trace; else what is small is folded"
     )
     output.add_anonymous(export)
     output.add_json(export)
@@ -61,10 +66,12 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace) -> int:
-    if kind == "chrome":
-        return _export_chrome(options, loaded, Path(target))
-    if options.max_events is not None:
+    if options.max_events is not None and kind != "chrome":
         raise errors.UsageError("--max-events is for --format chrome")
+    if kind in ("chrome", "perfetto"):
+        return _export_timeline(options, loaded, Path(target), kind)
+    if options.full:
+        raise errors.UsageError("--full is for --format perfetto and chrome")
     writers: dict[str, Callable[..., Path]] = {
         "snapshot": loaded.export_memory_snapshot,
         "html": loaded.export_html,
@@ -83,7 +90,7 @@ def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace)
 def _export_target(options: argparse.Namespace) -> tuple[str, str]:
     """The format and where it goes."""
     if options.output is None:
-        kind = options.format or "chrome"
+        kind = options.format or ("perfetto" if options.max_events is None else "chrome")
         # Not with_suffix, which refuses "." before it is read and called a folder.
         return kind, str(options.file.parent / f"{options.file.stem}{_SUFFIXES[kind][0]}")
     if options.format is not None:
@@ -95,10 +102,13 @@ def _export_target(options: argparse.Namespace) -> tuple[str, str]:
     raise errors.UsageError(f"{options.output}: say --format, or end it with one of {known}")
 
 
-def _export_chrome(options: argparse.Namespace, loaded: Any, target: Path) -> int:
-    written = loaded.export_chrome_trace(
-        target, overwrite=options.force, max_events=options.max_events
-    )
+def _export_timeline(options: argparse.Namespace, loaded: Any, target: Path, kind: str) -> int:
+    if kind == "chrome":
+        written = loaded.export_chrome_trace(
+            target, overwrite=options.force, max_events=options.max_events, full=options.full
+        )
+    else:
+        written = loaded.export_perfetto(target, overwrite=options.force, full=options.full)
     if options.json:
         output.print_json({**vars(written), "path": str(written.path)})
         return 0
@@ -107,6 +117,9 @@ def _export_chrome(options: argparse.Namespace, loaded: Any, target: Path) -> in
     size = size_text(written.file_bytes)
     print(f"Written to {written.path}: {written.events:,} events, {size}.")
     left_out = ", ".join(f"{count:,} {what}" for what, count in written.left_out.items())
+    folded = ", ".join(f"{count:,} {what}" for what, count in written.folded.items())
+    if folded:
+        print(f"Folded, as too small to see: {folded}. --full has all.", file=sys.stderr)
     for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
         print(note, file=sys.stderr)
     print("Open it at https://ui.perfetto.dev (the file stays on your machine).")

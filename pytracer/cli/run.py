@@ -48,10 +48,9 @@ def add_run(commands: Any) -> None:
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     which = parser.add_mutually_exclusive_group()
     which.add_argument(
-        # As text: argparse takes a 5 for the default, and not for something that was given.
         "--steps",
         type=_steps,
-        default="5",
+        default=_UNSAID,
         metavar="N",
         help='steps to keep (default 5; or "all")',
     )
@@ -63,6 +62,11 @@ def add_run(commands: Any) -> None:
     )
     parser.add_argument(
         "--no-watch", action="store_true", help="do not trace the steps after those"
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="record every step, and show that on this terminal while the program runs",
     )
     parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
     parser.add_argument(
@@ -82,6 +86,10 @@ def add_run(commands: Any) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
     parser.set_defaults(run=None)
+
+
+_UNSAID = -1
+_FIRST_STEPS = 5
 
 
 def _steps(text: str) -> int | None:
@@ -123,6 +131,9 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
     """What the program raises is not caught: Python ends as it would without us."""
     from pytracer import runner
 
+    if options.live:
+        return _run_live(options, program)
+    steps = _FIRST_STEPS if options.steps == _UNSAID else options.steps
     as_module = program[:1] == ["-m"]
     words = program[1:] if as_module else program
     if not words:
@@ -134,7 +145,7 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
         output=options.output,
         force=options.force,
         skip=sum(options.schedule[:2]) if options.schedule else 0,
-        steps=options.schedule[2] if options.schedule else options.steps,
+        steps=options.schedule[2] if options.schedule else steps,
         watch=not options.no_watch,
         devices=(options.device,) if options.device else (),
         options={
@@ -152,6 +163,45 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
         output.tell(f"pytracer: {output.in_words(error)}")
         return error.exit_code
     return prepared()
+
+
+def _run_live(options: argparse.Namespace, program: list[str]) -> int:
+    """The program in a process of its own, which owns its signals; and this one to watch it."""
+    from pytracer import environment, runner
+    from pytracer.cli import watch
+
+    as_module = program[:1] == ["-m"]
+    words = tuple(program[1:] if as_module else program)
+    try:
+        if not words:
+            raise errors.UsageError("run what? pytracer run --live train.py")
+        if environment.world_size() > 1:
+            raise errors.UsageError(
+                "--live is for a single process; run without it, and in another terminal: "
+                "pytracer watch train.rank0.pytrace"
+            )
+        plan = runner.Plan(words, as_module, output=options.output, force=options.force)
+        path = plan.file()
+        own = _own_options(options, path)
+        return watch.run_live([*own, *program], path)
+    except errors.PytracerError as error:
+        output.tell(f"pytracer: {output.in_words(error)}")
+        return error.exit_code
+
+
+def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
+    """The options of the same `run` without --live, into that file."""
+    own = ["-o", str(path)]
+    if options.schedule:
+        own += ["--schedule", ",".join(map(str, options.schedule))]
+    else:  # of a recording that is watched the first steps are not enough
+        own += ["--steps", "all" if options.steps in (None, _UNSAID) else str(options.steps)]
+    own += ["--detail", options.detail, "--saved-tensors", options.saved_tensors]
+    flags = {"force": "-f", "no_watch": "--no-watch", "stacks": "--stacks"}
+    own += [flag for name, flag in flags.items() if getattr(options, name)]
+    own += ["--anonymous"] if options.anonymous else []
+    own += ["--device", options.device] if options.device else []
+    return [*own, *(["--json", str(options.json)] if options.json else [])]
 
 
 class Teller:

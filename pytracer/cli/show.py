@@ -213,16 +213,16 @@ def _ledger(options: argparse.Namespace) -> int:
 
 def _ledger_now(options: argparse.Namespace) -> int:
     """Which process holds what, on every device that NVML shows."""
-    from pytracer.capture import device_memory
+    from pytracer import driver
     from pytracer.export.ledger_text import render_now
 
-    nvml = device_memory.open_nvml()
+    nvml = driver.open_nvml()
     if isinstance(nvml, str):
         raise errors.CaptureError(
             f"the devices cannot be read: {nvml}. Of a trace: pytracer ledger FILE"
         )
-    gpus = device_memory.read_gpus(nvml, device_memory.all_uuids(nvml))
-    device_memory.name_processes(nvml, gpus)
+    gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
+    driver.name_processes(nvml, gpus)
     probed = _probe() if options.probe else None
     if options.json:
         output.print_json({"gpus": gpus, **({"probe": probed} if probed else {})})

@@ -9,7 +9,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -60,6 +60,8 @@ _GRID_NS = 7_889_238 * 1_000_000_000
 _FIRST_PROCESS = 10_000_000
 _PROCESSES_PER_RANK = 1000
 _ALLOCATIONS = 500  # after at most 256 devices
+_RANKS = _FIRST_PROCESS - 1  # the group of all ranks
+_FIRST_COUNTER = 30_000_000  # tracks of Perfetto's own format
 _STEPS, _PHASES, _MARKERS, _FIRST_THREAD = 1, 2, 3, 10
 
 # Kinds of rows and of arguments: the enums of csrc/core/chrome_trace.h.
@@ -82,6 +84,12 @@ _COSTS = {
 _ALWAYS = (*CATEGORY_ORDER[:5], "unknown")  # shown even when nothing was ever in them
 _CHUNK = 4 << 20
 _GAP_NS = 2
+# More than these are folded: a person sees no more, and a browser holds them easily.
+_MOST_BARS = 100_000
+_MOST_SLICES = 200_000
+_MOST_SAMPLES = 50_000
+_COUNTER_BUCKETS = 5000
+_FOLDS = 2000  # slices of time, each with a bar for what is folded
 _HEAVY = 1_000_000_000  # bytes of JSON from which Perfetto in a browser gets into trouble
 
 
@@ -92,6 +100,7 @@ class Options:
     max_events: int | None = None  # JSON events; the largest and longest are kept
     min_dt_ns: int = 0  # counters: no more than the extremes of each such time
     arrows: int = 1000  # from how many allocations to their frees, and forwards to backwards
+    full: bool = False  # all of it; else what is too small to see is folded
 
 
 @dataclass(frozen=True)
@@ -103,6 +112,7 @@ class Exported:
     json_bytes: int
     file_bytes: int
     left_out: dict[str, int]  # what max_events left out, by kind
+    folded: dict[str, int]  # what has no bar of its own, by kind; its counts and bytes are there
     warnings: tuple[str, ...]
 
 
@@ -122,7 +132,7 @@ def write(
     if not path.name.endswith((".json", ".json.gz")):
         raise errors.UsageError(f"{path}: a Chrome trace is a .json or a .json.gz file")
     refuse_to_overwrite(path, overwrite=overwrite)
-    document = _Document(trace, options or Options())
+    document = Document(trace, options or Options())
 
     def fill(file: BinaryIO) -> None:
         chunks = document.chunks()
@@ -142,6 +152,7 @@ def write(
         json_bytes=document.bytes,
         file_bytes=path.stat().st_size,
         left_out=document.left_out,
+        folded=document.folded,
         warnings=tuple(warnings),
     )
 
@@ -200,10 +211,11 @@ class _Texts:
 
 
 _NONE = np.zeros(0, np.int64)
+Track = tuple[int, int, str, int, bool, bool]  # PerfettoTrack of csrc/core/perfetto_trace.h
 
 
 @dataclass
-class _Rows:
+class Rows:
     """Rows of one kind of event: ChromeRows of csrc/core/chrome_trace.h."""
 
     kind: int
@@ -236,23 +248,27 @@ def _or_none(values: NDArray[Any], missing: NDArray[np.bool_]) -> I64:
 # ---------------------------------------------------------------- the document
 
 
-class _Document:
+class Document:
     """Everything that is in the file, as rows, before it is text."""
 
-    def __init__(self, trace: Trace, options: Options) -> None:
+    def __init__(self, trace: Trace, options: Options, *, native: bool = False) -> None:
+        """`native`: for Perfetto's own format, in which a track need not have its bars' name."""
         if options.max_events is not None and options.max_events < 100:
             raise errors.UsageError("max_events must be 100 or more")
         if options.min_dt_ns < 0 or options.arrows < 0:
             raise errors.UsageError("min_dt_us and arrows cannot be negative")
         self.events = self.bytes = 0
         self.left_out: dict[str, int] = {}
+        self.folded: dict[str, int] = {}
+        self._native = native
+        self._folds = not options.full and options.max_events is None
         self._trace = trace
         self._options = options
         self._texts = _Texts(trace)
         self._base_ns = trace.began_unix_ns // _GRID_NS * _GRID_NS
         rank = trace.meta.get("rank")
-        self._rank = rank if isinstance(rank, int) and 0 <= rank < 1_000_000 else 0
-        self._program = _FIRST_PROCESS + _PROCESSES_PER_RANK * self._rank
+        self.rank = rank if isinstance(rank, int) and 0 <= rank < 1_000_000 else 0
+        self._program = _FIRST_PROCESS + _PROCESSES_PER_RANK * self.rank
         self._devices = views.devices(trace) or (views.main_device(trace),)
         self._end_ns = int(self._times(_last_tick(trace)).max())
         self._room = options.max_events
@@ -260,7 +276,7 @@ class _Document:
         if self._room is not None:
             names = 2 * (len(trace.threads.name) + 3 + 2 * len(self._devices))
             self._room = max(self._room - names - sum(len(rows.begin) for rows in story), 1)
-        self._slices = _ScopeSlices.of(trace, self._share(4))
+        self._slices = _ScopeSlices.of(trace, _MOST_SLICES if self._folds else self._share(4))
         self._note("slices", self._slices.left_out)
         tables = [self._scopes(), *story]
         for i, device in enumerate(self._devices):
@@ -280,6 +296,72 @@ class _Document:
         yield self._count(",\n".join(metadata).encode() + b"\n]}\n")
         self.events = native.events() + len(metadata)
 
+    def texts(self) -> list[bytes]:
+        """What rows name by number."""
+        return self._texts.encoded()
+
+    def tracks(self) -> tuple[list[Track], list[tuple[dict[str, Any], list[int]]]]:
+        """Where each table goes in Perfetto's own format, and the tracks in the order of a page."""
+        alone = self._trace.meta.get("world_size", 1) == 1
+        # Perfetto opens a group that is the only one. So all ranks have the same: their files may
+        # be put together, one behind the other.
+        group, suffix = (self._program, "") if alone else (_RANKS, f" (rank {self.rank})")
+        name = f"memory of {self._devices[0]}" if alone else "memory by rank"
+        first = 0 if alone else _PROCESSES_PER_RANK * self.rank  # places in the order
+        tracks: list[Track] = [(group, 0, name, 0, False, False)]
+        groups = {self._program: group}
+        for number, device in enumerate(self._devices):
+            process = self._program + number
+            if number:
+                groups[process] = process
+                tracks.append(
+                    (
+                        process,
+                        group,
+                        f"memory of {device}{suffix}",
+                        first + 100 + number,
+                        False,
+                        False,
+                    )
+                )
+            closed = process + _ALLOCATIONS
+            tracks.append(
+                (
+                    closed,
+                    groups[process],
+                    f"allocations on {device}{suffix}",
+                    first + 90,
+                    False,
+                    False,
+                )
+            )
+            tracks += [
+                (int(track), closed, category, rank, False, True)
+                for rank, category in enumerate(CATEGORY_ORDER)
+                for track in lifetime_track(process, np.array([CATEGORY[category]]))
+            ]
+        threads = [(_STEPS, "steps"), (_PHASES, "phases"), (_MARKERS, "markers (peak, OOM)")]
+        main = phases.main_thread(self._trace)
+        found = np.unique(self._slices.thread).tolist()
+        for thread in sorted(found, key=lambda each: each != main):
+            name = _thread_name(self._trace, thread, main).rstrip("0123456789 ")
+            threads.append((_FIRST_THREAD + thread, name))
+        for rank, (thread, name) in enumerate(threads, first + 50):
+            tracks.append((self._thread(thread), group, f"{name}{suffix}", rank, False, False))
+        tables = []
+        for table in self._tables:
+            counters: list[int] = []
+            for key, _, _ in table.arguments if table.kind == _COUNTER else ():
+                counters.append(_FIRST_COUNTER + len(tracks) + (self.rank << 32))
+                name = self._texts.all[int(table.name[0])]
+                name = key.lstrip("0123456789 ") if name == "mem" else name
+                of = groups[table.process]
+                # A sum stands below those of the categories.
+                rank = first + len(counters) if len(table.arguments) > 1 else first + 20
+                tracks.append((counters[-1], of, f"{name}{suffix}", rank, True, False))
+            tables.append((table, counters))
+        return tracks, [(rows.columns(), counters) for rows, counters in tables]
+
     def _count(self, chunk: bytes) -> bytes:
         self.bytes += len(chunk)
         return chunk
@@ -289,8 +371,9 @@ class _Document:
         return None if self._room is None else max(self._room // part, 1)
 
     def _note(self, what: str, count: int) -> None:
+        counts = self.folded if self._folds else self.left_out
         if count:
-            self.left_out[what] = self.left_out.get(what, 0) + count
+            counts[what] = counts.get(what, 0) + count
 
     def _times(self, ticks: U64) -> I64:
         """Nanoseconds since torch's base. What a damaged file says was before that, was then."""
@@ -307,7 +390,7 @@ class _Document:
             "schemaVersion": 1,
             "deviceProperties": [],
             "distributedInfo": {
-                "rank": self._rank,
+                "rank": self.rank,
                 "world_size": meta.get("world_size", 1),
                 "backend": "",
             },
@@ -317,6 +400,7 @@ class _Document:
                 "began_unix_ns": self._trace.began_unix_ns,
                 "devices": list(self._devices),
                 "left_out": self.left_out,
+                "folded": self.folded,
                 "losses": dict(self._trace.losses),
             },
             "metadata": {
@@ -329,7 +413,7 @@ class _Document:
 
     def _metadata(self) -> Iterator[str]:
         """Names and order of processes and threads."""
-        suffix = f" (rank {self._rank})" if self._trace.meta.get("world_size", 1) != 1 else ""
+        suffix = f" (rank {self.rank})" if self._trace.meta.get("world_size", 1) != 1 else ""
         processes = []
         for process, device in enumerate(self._devices, self._program):
             program = "program and " if process == self._program else ""
@@ -351,11 +435,11 @@ class _Document:
 
     def _thread(self, number: int) -> int:
         """Unique among all processes: some readers know threads by their number alone."""
-        return _FIRST_PROCESS * 2 + 100_000 * self._rank % 2_000_000_000 + number
+        return _FIRST_PROCESS * 2 + 100_000 * self.rank % 2_000_000_000 + number
 
     # ------------------------------------------------------------ what the program did
 
-    def _scopes(self) -> _Rows:
+    def _scopes(self) -> Rows:
         """Modules, autograd nodes, outermost ops, ...: a track for each thread."""
         trace, found, texts = self._trace, self._slices, self._texts
         tree = scopes.tree(trace)
@@ -364,8 +448,10 @@ class _Document:
         kinds = np.array([texts.add(kind) for kind in SCOPE_KINDS])
         kind = np.minimum(tree.kind[found.numbers], len(SCOPE_KINDS) - 1)
         line, made = _made_in(trace, found)
+        inside = _with_what_is_inside(made, found.row_of(tree.parent[found.numbers]))
+        own = _own_of_modules(trace, found)
         forward = tree.name[tree.forward[found.numbers]]
-        return _Rows(
+        return Rows(
             _SLICE,
             "scope",
             self._program,
@@ -377,6 +463,9 @@ class _Document:
                 ("kind", _TEXT, kinds[kind]),
                 ("line", _TEXT, texts.each(line, lambda row: owners.line_text(trace, row))),
                 ("bytes allocated", _INTEGER, _or_none(made, made == 0)),
+                ("own bytes", _INTEGER, own),
+                ("inclusive bytes", _INTEGER, _or_none(inside, (inside == 0) & (own == _NO_VALUE))),
+                ("slices folded", _INTEGER, _or_none(found.folded, found.folded == 0)),
                 ("forward", _TEXT, self._known(forward)),
                 ("recompute", _FLAG, tree.flags[found.numbers] & SCOPE_RECOMPUTE),
                 *self._costs(),
@@ -404,7 +493,7 @@ class _Document:
         """Rows of the trace's string table; those that are not there become 0."""
         return sound.within(strings, len(self._trace.strings)).astype(np.int64)
 
-    def _steps(self) -> _Rows:
+    def _steps(self) -> Rows:
         """A slice for each step, with its peak."""
         trace = self._trace
         # A step cut short may end, by its own events, before it begins: it is empty then.
@@ -420,7 +509,7 @@ class _Document:
         names = np.array(texts, np.int64)
         return self._track(_STEPS, times[:-1], times[1:], names, ("peak bytes", _INTEGER, peaks))
 
-    def _phases(self) -> _Rows:
+    def _phases(self) -> Rows:
         """What the main thread was doing; `other` is left blank."""
         line = phases.timeline(self._trace)
         begin = self._times(line.begins)
@@ -453,7 +542,7 @@ class _Document:
         end: I64,
         name: I64,
         argument: tuple[str, int, Sequence[int]],
-    ) -> _Rows:
+    ) -> Rows:
         """Slices of one track; of too many the longest."""
         key, kind, values = argument
         most = self._share(8)
@@ -466,7 +555,7 @@ class _Document:
         # Each begins where another ends, and viewers read times as floating point numbers, which
         # are a nanosecond off by now: two slices that overlap by one are an error to them.
         end = np.maximum(begin, end - _GAP_NS)
-        return _Rows(
+        return Rows(
             _SLICE,
             "pytracer",
             self._program,
@@ -477,7 +566,7 @@ class _Document:
             arguments=[(key, kind, np.array(values, np.int64))],
         )
 
-    def _markers(self) -> _Rows:
+    def _markers(self) -> Rows:
         """The peak of each device, and allocations that failed."""
         marks: list[tuple[int, str, dict[str, int]]] = []
         ticks = self._trace.events.ticks
@@ -493,7 +582,7 @@ class _Document:
             parts = {"bytes": asked, "free on the device": int(events.address[row])}
             marks.append((int(self._times(ticks[row : row + 1])[0]), text, parts))
         keys = list(dict.fromkeys(key for _, _, parts in marks for key in parts))
-        return _Rows(
+        return Rows(
             _INSTANT,
             "pytracer",
             self._program,
@@ -508,7 +597,7 @@ class _Document:
 
     # ------------------------------------------------------------ memory over time
 
-    def _counters(self, number: int, device: str) -> list[_Rows]:
+    def _counters(self, number: int, device: str) -> list[Rows]:
         """Bytes per category and in all, after every change."""
         trace, alloc = self._trace, allocations(self._trace)
         here = views.on_device(trace, device)
@@ -534,7 +623,7 @@ class _Document:
             counters.append(self._counter(number, name, *_levels(trace, here, size)))
         return counters
 
-    def _counter(self, device: int, name: str, ticks: U64, values: dict[str, I64] | I64) -> _Rows:
+    def _counter(self, device: int, name: str, ticks: U64, values: dict[str, I64] | I64) -> Rows:
         """Samples of one or more values; of many only as many as there may be."""
         columns = values if isinstance(values, dict) else {"bytes": values}
         count = min(len(ticks), *(len(column) for column in columns.values()))
@@ -544,7 +633,7 @@ class _Document:
             times, list(columns.values()), self._bucket_ns(times, len(columns))
         )
         self._note("counter samples", count - len(kept))
-        return _Rows(
+        return Rows(
             _COUNTER,
             "pytracer",
             self._program + device,
@@ -557,18 +646,20 @@ class _Document:
         """How long a bucket is: each leaves a sample for each column's highest, and the last."""
         share = self._share(12 * len(self._devices))
         least = self._options.min_dt_ns
+        if self._folds and least == 0 and len(times) > _MOST_SAMPLES:
+            return int(times[-1] - times[0]) // _COUNTER_BUCKETS + 1
         if share is None or len(times) <= share:
             return least
         buckets = max(share // (columns + 1), 1)
         return max(least, int(times[-1] - times[0]) // buckets + 1)
 
-    def _reserved(self, number: int, device: str) -> _Rows:
+    def _reserved(self, number: int, device: str) -> Rows:
         """What the allocator holds from the driver, where it has segments."""
         return self._counter(number, "reserved", *_segments(self._trace, device))
 
     # ------------------------------------------------------------ allocations
 
-    def _lifetimes(self, number: int, device: str) -> _Rows:
+    def _lifetimes(self, number: int, device: str) -> Rows:
         """A bar for each allocation, on a track of its category."""
         trace, alloc, texts = self._trace, allocations(self._trace), self._texts
         which = np.flatnonzero(views.on_device(trace, device))
@@ -577,6 +668,14 @@ class _Document:
             self._note("allocations", len(which) - share)
             which = np.sort(_largest(alloc.requested_bytes, which, share))
         begin, end = self._lives(which)
+        folded = which[:0]
+        if self._folds and len(which) > _MOST_BARS:
+            area = (end - begin).astype(np.float64) * alloc.requested_bytes[which]
+            seen = np.zeros(len(which), np.bool_)
+            seen[np.argsort(area, kind="stable")[-_MOST_BARS:]] = True
+            self._note("allocations", int(np.count_nonzero(~seen)))
+            folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
+            which, begin, end = which[seen], begin[seen], end[seen]
         began = views.first_step(trace)
         label, labels = alloc.label[which], sound.labels(trace)
         cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
@@ -584,14 +683,15 @@ class _Document:
         def lines(rows: NDArray[Any]) -> I64:
             return texts.each(rows[which], lambda row: owners.line_text(trace, row))
 
-        return _Rows(
+        rows = Rows(
             _LIFETIME,
             "alloc",
             self._program + _ALLOCATIONS + number,
             begin=begin,
             end=end,
-            name=texts.each(alloc.category[which], CATEGORIES.__getitem__),
+            name=self._bar_names(which),
             id=which,
+            thread=lifetime_track(self._program + number, alloc.category[which]),
             arguments=[
                 ("bytes", _INTEGER, alloc.requested_bytes[which]),
                 ("address", _HEX, alloc.address[which].view(np.int64)),
@@ -608,6 +708,60 @@ class _Document:
                 ("step", _INTEGER, _or_none(alloc.step[which] + began, alloc.step[which] < 0)),
                 ("alive_at_start", _FLAG, alloc.start[which] < 0),
                 ("alive_at_end", _FLAG, alloc.completed[which] < 0),
+                ("allocations", _INTEGER, np.full(len(which), _NO_VALUE)),
+            ],
+        )
+        return rows if len(folded) == 0 else self._with_folded(rows, folded, *folded_lives)
+
+    def _bar_names(self, which: NDArray[np.intp]) -> I64:
+        """Module, op and bytes; in JSON the category, since there a bar's name is its track's."""
+        trace, alloc, texts = self._trace, allocations(self._trace), self._texts
+        if not self._native:
+            return texts.each(alloc.category[which], CATEGORIES.__getitem__)
+        module, op = self._known(alloc.cause("module")[which]), self._known(alloc.op[which])
+        size = alloc.requested_bytes[which]
+        number, firsts = alike([module, op, size])
+        names = []
+        for row in firsts.tolist():
+            parts = (trace.strings[module[row]], trace.strings[op[row]], size_text(int(size[row])))
+            names.append(texts.add(" · ".join(part for part in parts if part)))
+        return np.array(names, np.int64)[number] if names else np.zeros(0, np.int64)
+
+    def _with_folded(self, rows: Rows, which: NDArray[np.intp], begin: I64, end: I64) -> Rows:
+        """One more bar for all that are folded of a category and a slice of time."""
+        alloc, texts = allocations(self._trace), self._texts
+        span = max(self._end_ns - int(begin.min()), 1)
+        key = (begin - begin.min()) * _FOLDS // (span + 1) * len(CATEGORIES)
+        key += np.minimum(alloc.category[which], len(CATEGORIES) - 1)
+        order = np.argsort(key, kind="stable")
+        firsts = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))
+        counts = np.diff(np.append(firsts, len(order)))
+        sizes = np.add.reduceat(alloc.requested_bytes[which][order].astype(np.int64), firsts)
+        category = (key[order][firsts] % len(CATEGORIES)).astype(np.uint8)
+        if self._native:
+            pairs = zip(counts.tolist(), sizes.tolist(), strict=True)
+            names = [texts.add(f"{n:,} small ones · {size_text(size)}") for n, size in pairs]
+        else:
+            names = [texts.add(CATEGORIES[each]) for each in category.tolist()]
+        none = np.full(len(firsts), _NO_VALUE)
+        empty = {_INTEGER: none, _HEX: none * 0, _TEXT: none * 0, _FLAG: none * 0}
+        known = {"bytes": sizes, "allocations": counts}
+        more: dict[str, Any] = {
+            "begin": np.minimum.reduceat(begin[order], firsts),
+            "end": np.maximum.reduceat(end[order], firsts),
+            "name": np.array(names, np.int64),
+            "id": which[order][firsts],
+            "thread": lifetime_track(rows.process - _ALLOCATIONS, category),
+        }
+        both: dict[str, Any] = {
+            name: np.concatenate([getattr(rows, name), values]) for name, values in more.items()
+        }
+        return replace(
+            rows,
+            **both,
+            arguments=[
+                (name, kind, np.concatenate([values, known.get(name, empty[kind])]))
+                for name, kind, values in rows.arguments
             ],
         )
 
@@ -624,16 +778,16 @@ class _Document:
 
     # ------------------------------------------------------------ arrows
 
-    def _arrows(self, slices: _Rows) -> list[_Rows]:
+    def _arrows(self, slices: Rows) -> list[Rows]:
         most = min(self._options.arrows, self._share(100) or self._options.arrows)
         return [self._frees(most), self._backwards(slices, most)]
 
     def _unique(self, numbers: NDArray[Any]) -> I64:
         """Among all ranks: arrows of two files that are put together must not be joined."""
-        ids: I64 = numbers.astype(np.int64) + (self._rank << 32)
+        ids: I64 = numbers.astype(np.int64) + (self.rank << 32)
         return ids
 
-    def _frees(self, most: int) -> _Rows:
+    def _frees(self, most: int) -> Rows:
         """From where the largest were made to where they were freed, if that is another slice."""
         trace, alloc = self._trace, allocations(self._trace)
         moments = phases.moments(trace)
@@ -642,7 +796,7 @@ class _Document:
         which = np.flatnonzero((made >= 0) & (freed >= 0) & (made != freed))
         which = _largest(alloc.requested_bytes, which, most)
         ticks = trace.events.ticks
-        return _Rows(
+        return Rows(
             _FLOW,
             "allocation",
             self._program,
@@ -654,7 +808,7 @@ class _Document:
             target=freed[which],
         )
 
-    def _backwards(self, slices: _Rows, most: int) -> _Rows:
+    def _backwards(self, slices: Rows, most: int) -> Rows:
         """From the forward ops that keep most to the nodes that they made."""
         trace, found = self._trace, self._slices
         tree, alloc = scopes.tree(trace), allocations(trace)
@@ -665,7 +819,7 @@ class _Document:
         kept &= made >= 0
         keeps = views.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
         target = _largest(keeps[source], target, most)
-        return _Rows(
+        return Rows(
             _FLOW,
             "backward",
             self._program,
@@ -690,6 +844,7 @@ class _ScopeSlices:
     end: U64
     thread: NDArray[Any]
     left_out: int
+    folded: I64  # how many that have no slice of their own are in each
     _row: NDArray[np.intp]  # per scope, the row of the innermost shown one around it; or -1
 
     @classmethod
@@ -700,7 +855,7 @@ class _ScopeSlices:
         shown = (~is_op | ~is_op[tree.parent]) & (tree.kind != scopes.STEP)
         shown[0] = False
         begin, end = tree.begin, _ends(trace)
-        numbers = np.flatnonzero(shown)
+        wanted, numbers = shown.copy(), np.flatnonzero(shown)
         left_out = 0
         if most is not None and len(numbers) > most:
             left_out = len(numbers) - most
@@ -711,7 +866,11 @@ class _ScopeSlices:
         nearest = scopes.nearest(tree.parent, shown)
         row = np.where(shown[nearest], np.cumsum(shown)[nearest] - 1, -1)
         thread = tree.thread[numbers]
-        return cls(numbers, begin[numbers], end[numbers], thread, left_out, row)
+        folded = np.zeros(len(numbers), np.int64)
+        if left_out:
+            hidden = row[wanted & ~shown]
+            folded = np.bincount(hidden[hidden >= 0], minlength=len(numbers))
+        return cls(numbers, begin[numbers], end[numbers], thread, left_out, folded, row)
 
     def row_of(self, scope: NDArray[Any]) -> NDArray[np.intp]:
         """The innermost slice at or around each scope; -1 for none."""
@@ -748,6 +907,50 @@ def _made_in(trace: Trace, found: _ScopeSlices) -> tuple[NDArray[Any], I64]:
     line[row[inside]] = alloc.line[inside]
     made = views.sums(row[inside], alloc.requested_bytes[inside], count)
     return np.where(is_op, line, 0), made
+
+
+def _own_of_modules(trace: Trace, found: _ScopeSlices) -> I64:
+    """Of each module's call the bytes that it allocated and no module inside of it did."""
+    alloc, tree = allocations(trace), scopes.tree(trace)
+    of_call = np.zeros(len(tree.kind), np.int64)
+    made = alloc.start >= 0
+    np.add.at(of_call, tree.module[alloc.scope[made]], alloc.requested_bytes[made].astype(np.int64))
+    is_module = tree.kind[found.numbers] == scopes.MODULE
+    own: I64 = np.where(is_module, of_call[found.numbers], _NO_VALUE)
+    return own
+
+
+def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
+    """Each slice's sum with those of all slices inside it; parents come before their children."""
+    depth = np.zeros(len(own), np.int64)
+    above = parent.copy()
+    while (deeper := above >= 0).any():
+        depth += deeper
+        above = np.where(deeper, parent[above], -1)
+    total = own.copy()
+    by_depth = np.argsort(depth, kind="stable")
+    cuts = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
+    for begin, end in reversed(list(pairwise(cuts.tolist()))):
+        rows = by_depth[begin:end]
+        np.add.at(total, parent[rows], total[rows])
+    return total
+
+
+def lifetime_track(process: int, category: NDArray[Any]) -> I64:
+    """The first of a category's tracks: lives that overlap have one each, numbered from it on."""
+    tracks: I64 = (np.int64(process) << 32) + (category.astype(np.int64) + 1 << 24)
+    return tracks
+
+
+def alike(columns: Sequence[NDArray[Any]]) -> tuple[I64, NDArray[np.intp]]:
+    """Rows that are equal in all columns have one number; and where each number comes first."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        _, each = np.unique(column, return_inverse=True)
+        _, firsts, number = np.unique(
+            number * (int(each.max(initial=0)) + 1) + each, return_index=True, return_inverse=True
+        )
+    return number, firsts
 
 
 def _step_bounds(trace: Trace) -> U64:

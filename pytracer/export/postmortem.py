@@ -30,7 +30,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
         "",
         *category_lines(failed.moment, width, Paint(color)),
         "",
-        *_largest(postmortem.largest(trace, failed), width),
+        *_largest(postmortem.largest(trace, failed.alive), width),
         *_needless(trace, failed, width),
         *_changes(postmortem.changes(trace, failed, size_text), failed, width),
     ]

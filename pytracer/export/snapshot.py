@@ -8,6 +8,7 @@ A CPU has no segments: what stands for them are the addresses that were used.
 The file is data alone (lists, dicts, texts, numbers) and pytracer.load() reads it again.
 """
 
+import io
 import json
 import pickle
 from collections.abc import Iterator
@@ -17,17 +18,21 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pytracer._native import core
 from pytracer.analysis import blocks, devices, scopes, sound, views
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
+from pytracer.export.chrome import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
-from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U64
+from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
 from pytracer.trace import Trace
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest that every version of the viewer reads
+_PIECE = 4 << 20  # bytes of the file at a time
 _SMALL_SEGMENT = 2 << 20
 _SEPARATOR = " · "
 
@@ -38,17 +43,14 @@ def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
     """
-
-    def fill(file: BinaryIO) -> None:
-        pickle.dump(snapshot(trace), file, protocol=_PROTOCOL)
-
-    return write_whole(Path(path), fill, overwrite=overwrite)
+    return write_whole(Path(path), lambda file: _fill(trace, file), overwrite=overwrite)
 
 
-def snapshot(trace: Trace) -> dict[str, Any]:
-    """The dict that torch.cuda.memory._snapshot() would return."""
+def _fill(trace: Trace, file: BinaryIO) -> None:
+    """The dict that torch.cuda.memory._snapshot() would return; the entries come last, streamed."""
     names = _device_names(trace)
-    parts = [_Device(trace, name, number) for number, name in enumerate(names)]
+    words = _Words(trace)
+    parts = [_Device(trace, name, number, words) for number, name in enumerate(names)]
     ours = {
         "version": __version__,
         "devices": names,
@@ -56,30 +58,46 @@ def snapshot(trace: Trace) -> dict[str, Any]:
         "phases": [part.phases() for part in parts],
         "directory": str(trace.meta.get("directory") or ""),
     }
-    return {
+    beginning = {
         "segments": [segment for part in parts for segment in part.segments()],
-        "device_traces": [part.entries() for part in parts],
         "allocator_settings": _settings(trace),
         "external_annotations": _annotations(trace),
         "pytracer": json.dumps(ours),
     }
+    kept = io.BytesIO()
+    pickler = pickle.Pickler(kept, _PROTOCOL)
+    pickler.dump(beginning)
+    memo = len(pickler.memo.copy())
+    native = core.SnapshotWriter(words.all, [part.columns() for part in parts], memo)
+    del beginning, pickler
+    # The dict stays open: in the place of the instruction that ends the pickle is one that begins
+    # a list of keys and values. Both are a byte, so that the pickle's frames are as long as they say.
+    file.write(kept.getbuffer()[:-1])
+    file.write(b"(" + _text("device_traces"))
+    while piece := native.next(_PIECE):
+        file.write(piece)
+    file.write(b"u.")
+
+
+def _text(text: str) -> bytes:
+    """A short text, as a pickle has it."""
+    return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
 def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
     """Address and words of every CUDA block that is alive at the end."""
-    alloc = allocations(trace)
+    alloc, words = allocations(trace), _Words(trace)
     for name in views.devices(trace):
         if name == "cpu":
             continue
-        texts, _ = _Device(trace, name, 0).texts
         for row in np.flatnonzero(views.alive(trace, "end", name)).tolist():
-            parts = (CATEGORIES[alloc.category[row]], texts[row])
+            parts = words.all[words.of[row]][:2]
             yield int(alloc.address[row]), _SEPARATOR.join(part for part in parts if part)
 
 
 def _device_names(trace: Trace) -> list[str]:
     """By number, as the viewer wants them: CUDA's own first, the CPU after the last."""
-    used = views.devices(trace)
+    used = set(views.device_of_place(trace)[np.unique(allocations(trace).place)])
     cuda = [devices.split(name)[1] for name in used if name != "cpu"]
     names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
     return [*names, "cpu"] if "cpu" in used or not names else names
@@ -100,15 +118,15 @@ def _annotations(trace: Trace) -> list[dict[str, Any]]:
     numbers = np.flatnonzero(np.isin(tree.kind, kinds) & (tree.end != scopes.NEVER))
     rows = []
     for stage, ticks in (("START", tree.begin), ("END", tree.end)):
-        times = _time_us(trace, ticks[numbers])
+        times = _time_us(trace, ticks[numbers]).tolist()
         for number, time in zip(numbers.tolist(), times, strict=True):
             name = trace.strings[tree.name[number]]
             rows.append({"name": name, "stage": stage, "device": 0, "time_us": time})
     return sorted((row for row in rows if row["name"]), key=lambda row: row["time_us"])
 
 
-def _time_us(trace: Trace, ticks: U64) -> list[int]:
-    times: list[int] = ((trace.time_ns(ticks) + trace.began_unix_ns) // 1000).tolist()
+def _time_us(trace: Trace, ticks: U64) -> I64:
+    times: I64 = (trace.time_ns(ticks) + trace.began_unix_ns) // 1000
     return times
 
 
@@ -124,51 +142,34 @@ class _Segment:
 class _Device:
     """One device's part of the snapshot."""
 
-    def __init__(self, trace: Trace, name: str, number: int) -> None:
-        self.trace, self.name, self.number = trace, name, number
+    def __init__(self, trace: Trace, name: str, number: int, words: "_Words") -> None:
+        self.trace, self.name, self.number, self.words = trace, name, number, words
         self.alloc = allocations(trace)
         self.own = np.flatnonzero(devices.on(trace, name, self.alloc.place))
         self.seeds = int((self.alloc.start[self.own] < 0).sum())
-        self.frames = _Frames(trace)
 
     # ------------------------------------------------------------ what happened
 
-    def entries(self) -> list[dict[str, Any]]:
-        """Every allocation and free, segments and failures, in order."""
+    def columns(self) -> dict[str, NDArray[Any]]:
+        """Every allocation and free, segments and failures, in order: for core.SnapshotWriter."""
         positions, kinds, rows = self._moves
-        events, places = self.trace.events, self.trace.places
+        events, places, alloc = self.trace.events, self.trace.places, self.alloc
         ticks = events.ticks[np.maximum(positions, 0)] if len(events.ticks) else positions
-        times = _time_us(self.trace, ticks.astype(np.uint64))
-        out: list[dict[str, Any]] = []
-        address, sizes = self.alloc.address.tolist(), self.alloc.requested_bytes.tolist()
-        place, category = self.alloc.place.tolist(), self.alloc.category.tolist()
-        texts, labels = self.texts
-        for kind, row, time in zip(kinds.tolist(), rows.tolist(), times, strict=True):
-            is_block = kind <= ACTION["free_completed"]
-            at = place[row] if is_block else int(events.place[row])
-            entry: dict[str, Any] = {
-                "action": ACTIONS[kind],
-                "addr": address[row] if is_block else int(events.address[row]),
-                "size": sizes[row] if is_block else int(events.bytes[row]),
-                "stream": int(places.stream[at]),
-                "time_us": time,
-                "compile_context": "N/A",
-                "user_metadata": "",
-                "pool_id": (int(places.pool_high[at]), int(places.pool_low[at])),
-                "frames": [],
-            }
-            if kind == ACTION["alloc"]:
-                entry["category"] = CATEGORIES[category[row]]
-                entry["user_metadata"] = texts[row]
-                entry["pytracer"] = labels[row]
-                entry["frames"] = self.frames.of(row, texts[row])
-            elif kind == ACTION["oom"]:
-                entry["device_free"] = entry.pop("addr")
-            out.append(entry)
-        # The viewer breaks if there are categories and "unknown" is not one of them.
-        last = {"action": "snapshot", "addr": 0, "size": 0, "stream": 0, "frames": []}
-        last |= {"time_us": times[-1] if times else 0, "category": "unknown"}
-        return [*out, last]
+        return {
+            "action": kinds,
+            "row": rows,
+            "time_us": _time_us(self.trace, ticks.astype(np.uint64, copy=False)),
+            "blocks.address": alloc.address,
+            "blocks.bytes": alloc.requested_bytes,
+            "blocks.place": alloc.place,
+            "events.address": events.address,
+            "events.bytes": events.bytes,
+            "events.place": sound.within(events.place, len(places.stream)),
+            "words": self.words.of,
+            "places.stream": places.stream,
+            "places.pool_high": places.pool_high,
+            "places.pool_low": places.pool_low,
+        }
 
     def phases(self) -> list[list[int]]:
         """The phase of each entry, as runs: the number and how many entries have it."""
@@ -186,42 +187,26 @@ class _Device:
         return [[int(p), int(n)] for p, n in zip(other[firsts], counts, strict=True)]
 
     @cached_property
-    def _moves(self) -> tuple[I64, I64, I64]:
+    def _moves(self) -> tuple[I64, U8, U32]:
         """Position, action and row (of the allocations, or of the events) of each entry."""
         own, alloc, events = self.own, self.alloc, self.trace.events
         given_back, completed = own[alloc.end[own] >= 0], own[alloc.completed[own] >= 0]
         others = np.isin(events.action, [ACTION[name] for name in _OTHERS])
         other = np.flatnonzero(others & devices.on(self.trace, self.name, events.place))
-        parts = [
-            (alloc.start[own], ACTION["alloc"], own, 2),
-            (alloc.end[given_back], ACTION["free_requested"], given_back, 0),
-            (alloc.completed[completed], ACTION["free_completed"], completed, 1),
-        ]
-        position = np.concatenate([*(part[0] for part in parts), other])
-        kind = np.concatenate(
-            [*(np.full(len(part[2]), part[1]) for part in parts), events.action[other]]
-        ).astype(np.int64)
-        row = np.concatenate([*(part[2] for part in parts), other])
-        rank = np.concatenate([*(np.full(len(part[2]), part[3]) for part in parts), 0 * other])
-        order = np.lexsort((row, rank, position))
         # Both ends of a block that are one event stay together.
-        return position[order], kind[order], row[order]
-
-    @cached_property
-    def texts(self) -> tuple[list[str], list[str]]:
-        """Per allocation: role, name, module and op for people; role and name for the importer."""
-        trace, alloc = self.trace, self.alloc
-        strings, labels = trace.strings, sound.labels(trace)
-        kept: dict[tuple[int, ...], tuple[str, str]] = {}
-        columns = (alloc.role, labels.name[alloc.label], alloc.cause("module"), alloc.op)
-        keys = list(zip(*(column.tolist() for column in columns), strict=True))
-        for key in keys:
-            if key not in kept:
-                role, name = role_text(trace, key[0]), strings[key[1]]
-                parts = (role, name, strings[key[2]], strings[key[3]])
-                text = _SEPARATOR.join(part for part in parts if part)
-                kept[key] = (text, f"{role}\n{name}")
-        return [kept[key][0] for key in keys], [kept[key][1] for key in keys]
+        keys = [4 * alloc.end[given_back], 4 * alloc.completed[completed] + 1]
+        keys += [4 * alloc.start[own] + 2, 4 * other]
+        key = np.concatenate(keys)
+        order = np.argsort(key, kind="stable").astype(np.uint32)
+        key //= 4
+        of_blocks = ("free_requested", "free_completed", "alloc")
+        kinds = [
+            np.full(len(k), ACTION[n], np.uint8) for n, k in zip(of_blocks, keys, strict=False)
+        ]
+        rows = [each.astype(np.uint32) for each in (given_back, completed, own, other)]
+        del keys
+        kind = np.concatenate([*kinds, events.action[other]])[order]
+        return key[order], kind, np.concatenate(rows)[order]
 
     # ------------------------------------------------------------ what is left
 
@@ -230,7 +215,6 @@ class _Device:
         alloc = self.alloc
         alive = self.own[(alloc.completed[self.own] < 0) & (alloc.requested_bytes[self.own] > 0)]
         alive = alive[np.argsort(alloc.address[alive], kind="stable")]
-        texts, _ = self.texts
         sizes = blocks.allocated_bytes(self.trace)
         rows = []
         at = 0
@@ -241,12 +225,10 @@ class _Device:
             while at < len(alive) and alloc.address[alive[at]] < segment.end:
                 inside.append(int(alive[at]))
                 at += 1
-            rows.append(self._segment(segment, inside, sizes, texts))
+            rows.append(self._segment(segment, inside, sizes))
         return rows
 
-    def _segment(
-        self, segment: _Segment, inside: list[int], sizes: I64, texts: list[str]
-    ) -> dict[str, Any]:
+    def _segment(self, segment: _Segment, inside: list[int], sizes: I64) -> dict[str, Any]:
         alloc, found = self.alloc, []
         at = segment.begin
         for i, row in enumerate(inside):
@@ -261,14 +243,13 @@ class _Device:
             if begin > at:
                 found.append(_free_block(at, begin - at))
             state = "active_allocated" if alloc.end[row] < 0 else "active_pending_free"
-            frames = self.frames.of(row, texts[row])
             found.append(
                 {
                     "address": begin,
                     "size": size,
                     "requested_size": min(requested, size),
                     "state": state,
-                    "frames": frames,
+                    "frames": self.words.frames(row),
                 }
             )
             at = begin + size
@@ -295,16 +276,21 @@ class _Device:
         """The segments at the end; where they are not known, the addresses that were used."""
         known = self._recorded_segments()
         rows = alive if len(known) else self.own
-        columns = (self.alloc.address[rows].tolist(), self.alloc.requested_bytes[rows].tolist())
-        blocks_used = [(at, at + size) for at, size in zip(*columns, strict=True) if size]
+        rows = rows[self.alloc.requested_bytes[rows] > 0]
+        begins, sizes = self.alloc.address[rows], self.alloc.requested_bytes[rows]
+        ends = begins + np.minimum(sizes, ~begins)  # a damaged trace may reach beyond all memory
         found = [
             _Segment(begin, end, segment.stream, segment.pool, segment.expandable)
             for begin, end, segment in known
         ]
         if any(segment.expandable for segment in found):
             found = _joined(found)
-        if not all(known.covers(*used) for used in blocks_used):
-            found += _touching([used for used in blocks_used if not known.touches(*used)])
+        if len(known):
+            used = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            whole = all(known.covers(*each) for each in used)
+            outside = [not (whole or known.touches(*each)) for each in used]
+            begins, ends = begins[np.array(outside, np.bool_)], ends[np.array(outside, np.bool_)]
+        found += _touching(begins, ends)
         return sorted(found, key=lambda segment: segment.begin)
 
     def _recorded_segments(self) -> Ranges[_Segment]:
@@ -325,14 +311,13 @@ class _Device:
         return held
 
 
-def _touching(used: list[tuple[int, int]]) -> list[_Segment]:
+def _touching(begins: U64, ends: U64) -> list[_Segment]:
     """Ranges of addresses as segments, joined where they touch."""
-    joined: list[list[int]] = []
-    for begin, end in sorted(used):
-        if joined and begin <= joined[-1][1]:
-            joined[-1][1] = max(joined[-1][1], end)
-        else:
-            joined.append([begin, end])
+    order = np.argsort(begins, kind="stable")
+    begins, reached = begins[order], np.maximum.accumulate(ends[order])
+    firsts = np.flatnonzero(np.append(True, begins[1:] > reached[:-1])[: len(begins)])
+    lasts = np.append(firsts[1:], len(begins))[: len(firsts)] - 1
+    joined = zip(begins[firsts].tolist(), reached[lasts].tolist(), strict=True)
     return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
 
 
@@ -364,40 +349,47 @@ def _joined(held: list[_Segment]) -> list[_Segment]:
     return out
 
 
-class _Frames:
-    """Stacks as lists of frames, innermost first; equal ones are one object."""
+class _Words:
+    """What each allocation is, in words: many share theirs."""
 
     def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-        self._alloc = allocations(trace)
+        alloc, labels, strings = allocations(trace), sound.labels(trace), trace.strings
         tree = scopes.tree(trace)
-        with_stack = scopes.nearest(tree.parent, tree.stack != 0)
-        self._stack = tree.stack[with_stack][self._alloc.scope].tolist()
-        self._category = self._alloc.category.tolist()
-        self._kept: dict[tuple[int, int, str], list[dict[str, Any]]] = {}
-        self._frames: dict[tuple[str, int, str], dict[str, Any]] = {}
-        self._of_stack: dict[int, list[dict[str, Any]]] = {}
+        stack = tree.stack[scopes.nearest(tree.parent, tree.stack != 0)][alloc.scope]
+        columns = [alloc.role, labels.name[alloc.label], alloc.cause("module"), alloc.op]
+        self._trace = trace
+        self._of_stack: dict[int, list[_Frame]] = {}
+        self._shown: dict[int, list[dict[str, Any]]] = {}
+        self.of, firsts = alike([*columns, alloc.category, stack])
+        self.all: list[tuple[str, str, str, list[_Frame]]] = []
+        for row in firsts.tolist():
+            role, name = role_text(trace, int(alloc.role[row])), strings[columns[1][row]]
+            parts = (role, name, strings[columns[2][row]], strings[columns[3][row]])
+            text = _SEPARATOR.join(part for part in parts if part)
+            category = CATEGORIES[alloc.category[row]]
+            # First what it is, then who made it.
+            frames = [(text, category, 0), *self._stack_frames(int(stack[row]))]
+            self.all.append((category, text, f"{role}\n{name}", frames))
 
-    def of(self, row: int, text: str) -> list[dict[str, Any]]:
-        """Of an allocation: first what it is, then who made it."""
-        key = (self._category[row], self._stack[row], text)
-        if key not in self._kept:
-            what = self._frame(CATEGORIES[key[0]], 0, text)
-            self._kept[key] = [what, *self._stack_frames(key[1])]
-        return self._kept[key]
+    def frames(self, row: int) -> list[dict[str, Any]]:
+        """Of an allocation, innermost first; equal ones are one object."""
+        which = int(self.of[row])
+        if which not in self._shown:
+            found = self.all[which][3]
+            self._shown[which] = [{"name": n, "filename": f, "line": i} for n, f, i in found]
+        return self._shown[which]
 
-    def _frame(self, file: str, line: int, name: str) -> dict[str, Any]:
-        key = (file, line, name)
-        return self._frames.setdefault(key, {"name": name, "filename": file, "line": line})
-
-    def _stack_frames(self, row: int) -> list[dict[str, Any]]:
+    def _stack_frames(self, row: int) -> list["_Frame"]:
         if row not in self._of_stack:
             stacks, strings = sound.stacks(self._trace), self._trace.strings
             at, found = row, []
             while at:
                 file, name = strings[stacks.file[at]], strings[stacks.function[at]]
-                found.append(self._frame(file, int(stacks.line[at]), name))
+                found.append((name, file, int(stacks.line[at])))
                 parent = int(stacks.parent[at])
                 at = parent if parent < at else 0  # a damaged table must not make a loop
             self._of_stack[row] = found
         return self._of_stack[row]
+
+
+_Frame = tuple[str, str, int]  # function, file, line

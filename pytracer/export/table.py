@@ -138,7 +138,12 @@ def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
         # The longest bar is the largest category; the percentages say what it is of.
         bar = _block() * round(room * amount / largest)
         row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
-        yield row + paint(bar, _COLORS.get(name, "\x1b[37m"))
+        yield row + paint(bar, category_color(name))
+
+
+def category_color(name: str) -> str:
+    """What a terminal is told to show the category in its colour."""
+    return _COLORS.get(name, "\x1b[37m")
 
 
 def shown_categories(peak: views.Peak) -> list[str]:

@@ -1,0 +1,99 @@
+// One chunk of a trace: its header, and its columns decoded. Both readers use it: the one of whole
+// files and the one that follows a file while it grows.
+#pragma once
+
+#include "codec.h"
+#include "trace_format.h"
+#include "trace_source.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <tuple>
+#include <vector>
+
+namespace pytracer {
+
+struct FileVersion {
+  uint16_t major;
+  uint16_t minor;
+};
+
+// Of the format that the file says it has. Throws FileError when it is no trace that we can read.
+FileVersion version_of(Source& source);
+
+struct ChunkHeader {
+  Table table;
+  uint8_t columns;
+  uint8_t flags;
+  uint32_t rows;
+  uint64_t first_row;
+  uint32_t payload_size;
+  uint32_t payload_crc;
+  uint32_t own_crc;
+};
+
+// The header that these bytes begin with, if it is a sound one.
+std::optional<ChunkHeader> header_of(std::span<const uint8_t> bytes);
+
+struct EncodedBytes {
+  uint8_t id;
+  uint8_t width;
+  uint8_t filter;
+  Codec codec;
+  size_t raw_size;
+  std::span<const uint8_t> encoded;
+};
+
+// The columns of the chunk at hand. They point into the payload, which must outlive them.
+class ChunkColumns {
+ public:
+  // False when the payload is not what its header says.
+  bool parse(const ChunkHeader& header, std::span<const uint8_t> payload);
+
+  const EncodedBytes* find(uint8_t id) const;
+
+  const std::vector<EncodedBytes>& all() const { return columns_; }
+
+  // Appends a decoded column. Sizes are compared with what the file holds before memory is taken.
+  template <typename Item>
+  bool decode(uint8_t id, size_t rows, std::vector<Item>& out) {
+    const EncodedBytes* found = find(id);
+    if (found == nullptr || found->width != sizeof(Item) ||
+        found->raw_size != rows * sizeof(Item) ||
+        found->raw_size > found->encoded.size() * kLz4MaxRatio) {
+      return false;
+    }
+    size_t before = out.size();
+    out.resize(before + rows);
+    auto* raw = reinterpret_cast<uint8_t*>(out.data() + before);
+    return decode_column(found->encoded,
+                         found->codec,
+                         found->width,
+                         found->filter,
+                         scratch_,
+                         {raw, found->raw_size});
+  }
+
+  // Appends rows to all columns of a table, in the order of their ids.
+  template <typename Group>
+  bool decode_group(size_t rows, Group& group) {
+    uint8_t id = 0;
+    return std::apply([&](auto&... each) { return (decode(++id, rows, each) && ...); },
+                      columns_of(group));
+  }
+
+  // A column that is one text.
+  bool decode_text(uint8_t id, std::string& text);
+
+  // Appends the rows of the string table.
+  bool decode_strings(size_t rows, std::vector<std::string>& strings);
+
+ private:
+  std::vector<EncodedBytes> columns_;
+  std::vector<uint8_t> scratch_;
+};
+
+}  // namespace pytracer

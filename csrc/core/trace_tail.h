@@ -1,0 +1,62 @@
+// Follows a trace while it is written: hands out each flush as soon as the file has it.
+#pragma once
+
+#include "trace_chunk.h"
+#include "trace_file.h"
+#include "trace_source.h"
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace pytracer {
+
+// Guarantees:
+//   - rows are handed out once, in their order, and only those of whole flushes
+//   - a chunk that is being written is waited for; it is never read in part
+//   - memory is bounded by one flush and one piece of the file, however long the recording
+// References are not checked: rows of other tables may be missing where a file is damaged.
+class TraceTail {
+ public:
+  // The rows of one flush, and of no other.
+  using TakeFlush = std::function<void(Recording& rows)>;
+
+  enum class State : uint8_t {
+    kGrowing,   // or the recording was killed: a file cannot tell
+    kComplete,  // its end was read
+    kDamaged,   // what follows cannot be read
+    kReplaced,  // the file is shorter than what was read: another recording took its place
+  };
+
+  // Throws FileError when it is no trace; an empty file is one that has not begun.
+  explicit TraceTail(const std::string& path);
+
+  // Reads up to about that many bytes. True when there is more to be read at once.
+  bool advance(size_t most_bytes, const TakeFlush& take);
+
+  State state() const { return state_; }
+
+  uint64_t bytes_read() const { return at_; }
+
+ private:
+  bool begin();
+  bool take_chunk(const TakeFlush& take);
+  bool wait_or_give_up();
+  bool decode(const ChunkHeader& header);
+  template <typename Group>
+  bool decode_next(const ChunkHeader& header, Group& group);
+  bool decode_losses(const ChunkHeader& header);
+
+  Source source_;
+  uint64_t at_ = 0;  // where the next chunk begins
+  State state_ = State::kGrowing;
+  uint64_t unsound_since_ = 0;  // the file's size when a whole chunk did not read well
+  uint16_t minor_ = 0;
+  std::array<uint64_t, kTables> rows_{};
+  ChunkColumns columns_;
+  Recording flush_;                   // the one that is being read
+  std::vector<std::string> strings_;  // names of losses
+};
+
+}  // namespace pytracer

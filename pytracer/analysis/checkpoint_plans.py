@@ -1,0 +1,456 @@
+"""Which modules to checkpoint for a budget: each plan is replayed, and the replay judges.
+
+What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-reentrant):
+
+- what autograd keeps of the call goes when the call ends, except what the module returns. (Some of it
+  goes earlier, which nobody recorded; that it stays until then can only make a prediction larger.)
+- what the module is given stays until the call's backward is over;
+- before the first node of the call's backward its forward runs again, up to the last tensor that
+  autograd keeps; that is remade, and ends where it ended before;
+- autocast's copies of weights stay until the model's call ends, and are made again;
+- on the CPU the generator's state is kept in between, and a second one while the forward runs again.
+
+Candidates are the layers of stacks (`h.3`), else modules that a model calls itself. A greedy order
+proposes plans: most bytes for the least time first, and from the first layer on. Where there are few
+candidates all plans are tried.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors
+from pytracer._native import core
+from pytracer.analysis import allocator_settings, matching, owners, phases, replay, scopes, views
+from pytracer.analysis.budgets import parse_size
+from pytracer.analysis.categories import ROLE
+from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.scopes import MODULE, NEVER, NODE, Mask
+from pytracer.schema import CATEGORY, I64, PHASE
+from pytracer.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ALL_PLANS_OF = 8  # candidates: 256 plans
+_WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
+_BESIDE = 16  # so much smaller than the largest is what a module keeps beside its result
+_GENERATOR_BYTES = 5056  # of the CPU's; CUDA's is kept on the CPU
+_BATCH_NORM = "batch_norm"
+_RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of modules, and what it was predicted to need. Sizes are bytes."""
+
+    modules: tuple[str, ...]
+    peak: int  # of what is requested
+    peak_reserved: int | None  # by CUDA's allocator; None on the CPU
+    time_ratio: float  # a step's time over that without the plan
+    fits: bool  # in the budget
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The cheapest plan that fits, or the smallest that there is. True where it fits."""
+
+    device: str
+    budget: int
+    now: Plan  # without a plan
+    chosen: Plan
+    frontier: tuple[Plan, ...]  # the least time for each peak
+    warnings: tuple[str, ...]
+
+    def __bool__(self) -> bool:
+        """Whether the chosen plan fits."""
+        return self.chosen.fits
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What to checkpoint."""
+        return self.chosen.modules
+
+    @property
+    def code(self) -> str:
+        """To be pasted where the model is made."""
+        return code_of(self.chosen.modules)
+
+    def table(self) -> "pd.DataFrame":
+        """The frontier, one row per plan."""
+        import pandas as pd
+
+        rows = [{**vars(plan), "count": len(plan.modules)} for plan in self.frontier]
+        return pd.DataFrame(rows)
+
+
+def code_of(modules: Iterable[str]) -> str:
+    """With nothing but torch's own checkpoint."""
+    names = ", ".join(f'"{name}"' for name in modules)
+    return "\n".join(
+        (
+            "from functools import partial",
+            "from torch.utils.checkpoint import checkpoint",
+            "",
+            f"for name in [{names}]:",
+            "    module = model.get_submodule(name)",
+            "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
+        )
+    )
+
+
+def plan(trace: Trace, budget: int | str, device: str | None = None) -> CheckpointPlan:
+    """Proposes, replays and chooses.
+
+    Raises:
+        errors.UsageError: no such size or device, or no module whose activations a backward used.
+    """
+    name = device or views.main_device(trace)
+    views.on_device(trace, name)
+    size = parse_size(budget)
+    work = _Work(trace, name)
+    if not work.units:
+        raise errors.UsageError(
+            "no module of this trace keeps activations for a backward, so there is nothing to "
+            "checkpoint: record whole training steps, with the model's modules"
+        )
+    found = {chosen: work.judge(chosen, size) for chosen in work.proposals()}
+    now = found[()]
+    fitting = [each for each in found.values() if each.fits]
+    if fitting:
+        best = min(fitting, key=lambda each: (each.time_ratio, each.peak))
+    else:
+        best = min(found.values(), key=lambda each: (each.peak_reserved or each.peak, each.peak))
+    return CheckpointPlan(
+        device=name,
+        budget=size,
+        now=now,
+        chosen=best,
+        frontier=tuple(_frontier(found.values())),
+        warnings=tuple(work.warnings(best)),
+    )
+
+
+def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Those that no other plan beats in both, the quickest first."""
+    least = None
+    for each in sorted(plans, key=lambda p: (p.time_ratio, p.peak)):
+        if least is None or each.peak < least:
+            least = each.peak
+            yield each
+
+
+# ---------------------------------------------------------------- one module
+
+
+@dataclass
+class _Edits:
+    """What a plan adds to the recorded order of events."""
+
+    position: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)  # at one position
+    kind: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)  # of these, whose sizes and lanes
+    again: list[bool] = field(default_factory=list)  # the block that was remade
+    bytes: list[int] = field(default_factory=list)  # what is added to what is in use
+
+    def add(self, position: int, order: int, kind: int, block: int, again: bool, size: int) -> None:
+        for column, value in zip(
+            (self.position, self.order, self.kind, self.block, self.again, self.bytes),
+            (position, order, kind, block, again, size),
+            strict=True,
+        ):
+            column.append(value)  # type: ignore[attr-defined]
+
+
+_LAST = 2**62
+_ALLOC, _FREE = 0, 2
+
+
+@dataclass
+class _Unit:
+    """A module that could be checkpointed."""
+
+    name: str
+    edits: _Edits
+    dropped: int  # bytes of one step
+    forward_ticks: int  # of one step
+
+
+class _Work:
+    """Everything about one trace that plans need."""
+
+    def __init__(self, trace: Trace, device: str) -> None:
+        self.trace, self.device = trace, device
+        self.alloc = allocations(trace)
+        self.tree = scopes.tree(trace)
+        self.own = views.on_device(trace, device)
+        self.size = self.alloc.requested_bytes.astype(np.int64)
+        self.moments = phases.moments(trace)
+        self.end = np.where(self.alloc.completed < 0, _LAST, self.alloc.completed)
+        steps = phases.timeline(trace).step_ends
+        self.steps = max(len(steps), 1)
+        self.forward_share, self.forward_ticks = self._times()
+        self.units = self._units()
+
+    def _times(self) -> tuple[float, int]:
+        """What a forward is of a step, on the device where that was measured; and one on the host."""
+        medians = views.phase_medians(self.trace)
+        tree = self.tree
+        outermost = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
+        outermost = outermost[tree.end[outermost] != NEVER]
+        forward = phases.scope_phases(self.trace)[outermost] == PHASE["forward"]
+        took = self._ticks(outermost[forward])
+        if medians is None or not took or "forward" not in medians.by_phase:
+            return float("nan"), 1
+        return medians.by_phase["forward"] / sum(medians.by_phase.values()), took
+
+    def _ticks(self, calls: NDArray[np.intp]) -> int:
+        """What these calls take in a step on the host: the median, without the first step's."""
+        if not len(calls):
+            return 0
+        took = (self.tree.end[calls] - self.tree.begin[calls]).astype(np.int64)
+        step = phases.timeline(self.trace).step_at(self.tree.begin[calls])
+        by_step = np.bincount(step, weights=took, minlength=int(step.max()) + 1)[np.unique(step)]
+        return int(np.median(by_step[1:] if len(by_step) > 1 else by_step))
+
+    # ------------------------------------------------------------ candidates
+
+    def _units(self) -> dict[str, _Unit]:
+        kept = self.own & (self.alloc.category == CATEGORY["activations"])
+        kept &= self.alloc.phase == PHASE["forward"]
+        by_name = self._calls_by_name()
+        found = {}
+        floor = _WORTH * int(self.size[kept].sum())
+        for name, calls in by_name.items():
+            unit = self._unit(name, calls)
+            if unit is not None and unit.dropped * self.steps > floor / 4:
+                found[name] = unit
+        return found
+
+    def _calls_by_name(self) -> dict[str, NDArray[np.intp]]:
+        """The forward calls of each candidate: a layer of a stack, else what the model calls."""
+        tree = self.tree
+        calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
+        forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
+        calls = calls[forward]
+        names = [self.trace.strings[row] for row in tree.name[calls]]
+        result: dict[str, list[int]] = {}
+        for call, name in zip(calls.tolist(), names, strict=True):
+            is_layer = owners.first_layer(name) == name and owners.layers_alike(name) != name
+            is_child = "." not in name and tree.module[tree.parent[call]] != 0
+            if name and (is_layer or is_child):
+                result.setdefault(name, []).append(call)
+        inside = {name for name in result if any(name.startswith(f"{o}.") for o in result)}
+        return {name: np.array(result[name]) for name in result if name not in inside}
+
+    def _unit(self, name: str, calls: NDArray[np.intp]) -> _Unit | None:
+        tree, trace = self.tree, self.trace
+        marked = np.zeros(len(tree.kind), np.bool_)
+        marked[calls] = True
+        call_of = tree.nearest_context(marked)
+        nodes = np.flatnonzero((tree.kind == NODE) & (call_of[tree.forward] != 0))
+        edits, dropped, kept_calls = _Edits(), 0, []
+        for call in calls.tolist():
+            own_nodes = nodes[call_of[tree.forward[nodes]] == call]
+            if len(own_nodes) == 0:
+                continue  # no backward followed
+            first = int(np.searchsorted(trace.events.ticks, tree.begin[own_nodes].min()))
+            inside = self.own & (call_of[self.alloc.scope] == call)
+            inside &= self.alloc.phase == PHASE["forward"]
+            dropped += self._call(edits, call, first, np.flatnonzero(inside), call_of)
+            kept_calls.append(call)
+        if not edits.position:
+            return None
+        return _Unit(name, edits, dropped // self.steps, self._ticks(np.array(kept_calls)))
+
+    def _call(
+        self, edits: _Edits, call: int, first: int, own: NDArray[np.intp], call_of: Any
+    ) -> int:
+        """One call: `first` is the first event of its backward."""
+        alloc, tree = self.alloc, self.tree
+        left = int(np.searchsorted(self.trace.events.ticks, tree.end[call]))  # the call's end
+        kept = own[self.end[own] >= first]
+        copies = alloc.role[kept] == ROLE["autocast_copy"]
+        saved = kept[(alloc.category[kept] == CATEGORY["activations"]) & ~copies]
+        copied = kept[copies]
+        freed_by = tree.forward[tree.node[self.moments.freed_scope[saved]]]
+        returned = call_of[freed_by] != call
+        alive = own[self.end[own] >= left]
+        if len(alive):
+            # What is returned was made last, but for the few bytes that a norm keeps beside it.
+            sized = alive[self.size[alive] * _BESIDE >= self.size[alive].max()]
+            returned |= saved == sized[alloc.start[sized].argmax()]
+        saved = saved[~returned]
+        if len(saved) == 0:
+            return 0
+        over = int(self.end[saved].max())  # only then the checkpoint itself goes
+        self._keep_input(edits, call, over)
+        root = self._root_end(call)
+        last = int(alloc.start[np.concatenate([saved, copied])].max())
+        for k in saved.tolist():
+            edits.add(left, 0, _FREE, k, False, -int(self.size[k]))
+        for k in copied.tolist():
+            edits.add(root, 0, _FREE, k, False, -int(self.size[k]))
+        if self.device == "cpu":
+            edits.add(int(alloc.start[own].min()), -1, -1, 0, False, _GENERATOR_BYTES)
+            edits.add(over, 0, -1, 0, False, -_GENERATOR_BYTES)
+            # And what the generator was at, while the forward runs again.
+            edits.add(first, -_LAST, -1, 0, False, _GENERATOR_BYTES)
+            edits.add(first, -1, -1, 0, False, -_GENERATOR_BYTES)
+        remade = {*saved.tolist(), *copied.tolist()}
+        for k in own[alloc.start[own] <= last].tolist():
+            # Before anything of that position, in the order of the forward.
+            begins = int(alloc.start[k]) * 2 - _LAST // 2
+            edits.add(first, begins, _ALLOC, k, True, int(self.size[k]))
+            if k in remade:
+                edits.add(int(self.end[k]), 0, _FREE, k, True, 0)  # as the recorded one, once
+            else:
+                ends = min(int(self.end[k]), last + 1) * 2 + 1 - _LAST // 2
+                edits.add(first, ends, _FREE, k, True, -int(self.size[k]))
+        return int(self.size[saved].sum())
+
+    def _keep_input(self, edits: _Edits, call: int, over: int) -> None:
+        """A checkpoint keeps what the module is given.
+
+        Which block that is nobody recorded: of those that are there and that nothing else keeps for
+        as long it is taken to be the largest.
+        """
+        alloc = self.alloc
+        begins = int(np.searchsorted(self.trace.events.ticks, self.tree.begin[call]))
+        given = self.own & (alloc.start >= 0) & (alloc.start < begins) & (self.end >= begins)
+        given &= (alloc.phase == PHASE["forward"]) & (self.end < over)
+        numbers = np.flatnonzero(given)
+        if not len(numbers):
+            return  # kept anyway, or made before the forward, as a batch is
+        k = int(numbers[self.size[numbers].argmax()])
+        edits.add(int(self.end[k]), 2, _ALLOC, k, True, int(self.size[k]))
+        edits.add(over, 0, _FREE, k, True, -int(self.size[k]))
+
+    def _root_end(self, call: int) -> int:
+        """Where the outermost module's call around it ends."""
+        tree = self.tree
+        outer = call
+        while (around := int(tree.module[tree.parent[outer]])) and around != outer:
+            outer = around
+        return int(np.searchsorted(self.trace.events.ticks, tree.end[outer]))
+
+    # ------------------------------------------------------------ plans
+
+    def proposals(self) -> Iterator[tuple[str, ...]]:
+        """Choices of modules, from none to all."""
+        names = list(self.units)
+        if len(names) <= _ALL_PLANS_OF:
+            for count in range(len(names) + 1):
+                yield from combinations(names, count)
+            return
+        worth = sorted(
+            names, key=lambda n: -self.units[n].dropped / max(self.units[n].forward_ticks, 1)
+        )
+        seen = set()
+        for order in (names, worth, names[::-1]):
+            for count in range(len(names) + 1):
+                chosen = tuple(sorted(order[:count], key=names.index))
+                if chosen not in seen:
+                    seen.add(chosen)
+                    yield chosen
+
+    def judge(self, chosen: tuple[str, ...], budget: int) -> Plan:
+        """Replays it."""
+        peak = self.peak(chosen)
+        reserved, fits = None, peak <= budget
+        if self.device != "cpu":
+            steps = self.steps_of(chosen)
+            text = replay.recorded_settings(self.trace, self.device)
+            settings = allocator_settings.parse(text)
+            counted = core.replay(steps, settings.rules(budget, None), False)
+            fits = counted["failed_step"] < 0
+            reserved = counted["peak_reserved"]
+            if not fits:
+                counted = core.replay(steps, settings.rules(None, None), False)
+                reserved = counted["peak_reserved"]
+        again = sum(self.units[name].forward_ticks for name in chosen) / self.forward_ticks
+        ratio = 1 + again * self.forward_share
+        return Plan(chosen, peak, reserved, ratio, fits)
+
+    def peak(self, chosen: tuple[str, ...]) -> int:
+        """Of what is requested."""
+        position, _, delta = self._base
+        order = np.where(delta < 0, 1, 2)
+        columns = [(position, order, delta)]
+        for name in chosen:
+            edits = self.units[name].edits
+            columns.append(
+                (np.array(edits.position), np.array(edits.order), np.array(edits.bytes, np.int64))
+            )
+        position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
+        by_time = np.lexsort((order, position))
+        return int(np.cumsum(delta[by_time]).max(initial=0))
+
+    @cached_property
+    def _base(self) -> tuple[I64, I64, I64]:
+        """When each block comes and goes, which, and its bytes."""
+        changes = matching.changes(self.trace)
+        mine = self.own[changes.allocation]
+        before = np.flatnonzero(self.own & (self.alloc.start < 0))
+        position = np.concatenate([np.full(len(before), -1), changes.position[mine]])
+        block = np.concatenate([before, changes.allocation[mine]])
+        delta = np.concatenate([self.size[before], changes.bytes[mine]])
+        return position.astype(np.int64), block.astype(np.int64), delta
+
+    def steps_of(self, chosen: tuple[str, ...]) -> dict[str, Any]:
+        """The allocator's steps of the plan: the recorded ones, and what the plan adds."""
+        base = replay.steps(self.trace, self.device)
+        columns = {name: base.columns[name] for name in ("kind", "block", "bytes", "lane")}
+        lanes = self._lane_of_block(base)
+        made = int(columns["block"].max(initial=0)) + 1
+        position, order = [base.position], [np.full(len(base.position), 1)]
+        parts: dict[str, list[Any]] = {name: [values] for name, values in columns.items()}
+        for name in chosen:
+            edits = self.units[name].edits
+            real = np.array(edits.kind) >= 0
+            block = np.array(edits.block)[real]
+            again = np.array(edits.again)[real]
+            numbers = np.where(again, made + np.searchsorted(np.unique(block[again]), block), block)
+            made += int(again.sum())
+            position.append(np.array(edits.position)[real])
+            order.append(np.array(edits.order)[real])
+            parts["kind"].append(np.array(edits.kind, np.int64)[real].astype(np.uint8))
+            parts["block"].append(numbers.astype(np.uint32))
+            parts["bytes"].append(self.size[block].astype(np.uint64))
+            parts["lane"].append(lanes[block])
+        joined = {name: np.concatenate(values) for name, values in parts.items()}
+        by_time = np.lexsort((np.concatenate(order), np.concatenate(position)))
+        ordered = {name: values[by_time] for name, values in joined.items()}
+        return {**base.columns, **ordered}
+
+    def _lane_of_block(self, base: replay.Steps) -> NDArray[np.uint32]:
+        lanes = np.zeros(len(self.size), np.uint32)
+        made = base.columns["kind"] == _ALLOC
+        lanes[base.columns["block"][made]] = base.columns["lane"][made]
+        return lanes
+
+    def warnings(self, best: Plan) -> Iterator[str]:
+        """What makes a second forward another one."""
+        chosen = np.zeros(len(self.tree.kind), np.bool_)
+        names = set(best.modules)
+        calls = np.flatnonzero(self.tree.kind == MODULE)
+        mine = [self.trace.strings[row] in names for row in self.tree.name[calls]]
+        chosen[calls[mine]] = True
+        inside: Mask = self.tree.nearest_context(chosen) != 0
+        ops = {self.trace.strings[row] for row in np.unique(self.tree.name[inside])}
+        if any(_BATCH_NORM in op for op in ops):
+            yield (
+                "BatchNorm in these modules updates its running statistics twice per step: set its "
+                "momentum to 1 - sqrt(1 - momentum), or leave these modules out."
+            )
+        if any(word in op for op in ops for word in _RANDOM):
+            yield (
+                "These modules draw random numbers: keep preserve_rng_state=True, which is the "
+                "default, or the second forward is another one."
+            )

@@ -1,0 +1,105 @@
+"""Predictions as text: whether a run fits on a card, and what another batch would need."""
+
+from collections.abc import Iterator
+
+from pytracer.analysis import owners
+from pytracer.analysis.fits import Fits, Holder
+from pytracer.analysis.replay import FailedRequest
+from pytracer.analysis.what_if import WhatIf
+from pytracer.export.table import cut_in_front, paragraph, size_text
+
+_MARGIN = 10
+_MOST_CHOICES = 8
+
+
+def render(found: Fits, width: int = 80) -> str:
+    """The page, without a line break at its end."""
+    lines = [*paragraph("fits", _answer(found), width)]
+    lines += paragraph("beside", _beside(found), width)
+    if found.replay.failed is not None:
+        lines += _failure(found.replay.failed, width)
+        lines += _holders(found.holders, width)
+    lines += ["", *_choices(found, width)]
+    for note in found.notes:
+        lines += paragraph("note", note, width)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _answer(found: Fits) -> str:
+    needs = f"the run needs a card of {size_text(found.smallest_card)}"
+    if found.card is None:
+        return f"{needs}, with the settings it was recorded with"
+    card = size_text(found.card)
+    if found:
+        again = f", {found.replay.retries:,} retries" if found.replay.retries else ""
+        return f"yes, on {card}: {needs}{again}"
+    if found.helps is not None:
+        return f"not on {card} as it is, but with {_named(found.helps.settings)}: {needs} without"
+    return f"no, not on {card}: {needs}, and no setting of the allocator is enough"
+
+
+def _beside(found: Fits) -> str:
+    peak = size_text(found.replay.peak_reserved)
+    return (
+        f"{size_text(found.beside)} are the context, libraries and the driver's; torch's "
+        f"allocator reserves {peak} of the rest"
+    )
+
+
+def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
+    what = f"{size_text(failed.bytes)} for {failed.op or 'a tensor'}"
+    if failed.module:
+        what += f" in {failed.module}"
+    if failed.line:
+        what += f" at {owners.short_line(failed.line)}"
+    when = f", step {failed.step}, {failed.phase}" if failed.step is not None else ""
+    yield from paragraph("fails at", what + when, width)
+    room = (
+        f"{size_text(failed.reserved)} reserved, {size_text(failed.allocated)} in use; of "
+        f"{size_text(failed.free)} free the largest block that could serve has "
+        f"{size_text(failed.largest_free)}"
+    )
+    yield from paragraph("", room, width)
+
+
+def _holders(rows: tuple[Holder, ...], width: int) -> Iterator[str]:
+    for i, row in enumerate(rows):
+        start = f"{'holds' if i == 0 else '':<{_MARGIN}}{size_text(row.bytes):>8}  "
+        parts = (row.category, row.module, owners.short_line(row.line))
+        text = "  ".join(part for part in parts if part)
+        yield start + cut_in_front(text, width - len(start))
+
+
+def _choices(found: Fits, width: int) -> Iterator[str]:
+    yield from paragraph("settings", "the smallest card with each, as replayed", width)
+    for choice in found.choices[:_MOST_CHOICES]:
+        size = size_text(choice.smallest_room + found.beside)
+        says = "as recorded" if choice.as_recorded else ""
+        if found.card is not None and choice.runs:
+            says += f"{', ' if says else ''}fits"
+        yield f"{'':<{_MARGIN}}{size:>8}  {_named(choice.settings):<46}{says}"[:width]
+
+
+def _named(settings: str) -> str:
+    return settings or "torch's defaults"
+
+
+def render_what_if(found: WhatIf, width: int = 80) -> str:
+    """The peak, and what has no law."""
+    length = f", length {found.length}" if found.length is not None else ""
+    lines = paragraph("what if", f"batch {found.batch}{length} on {found.device}", width)
+    lines += paragraph("peak", _between(found.lowest, found.highest), width)
+    if found.reserved is not None:
+        lines += paragraph("reserved", _between(*found.reserved), width)
+    law = f"{found.with_law:.1%} of the peak follow a law that {found.traces} traces agree on"
+    lines += paragraph("known by", law, width)
+    for i, row in enumerate(found.flagged):
+        title = "no law" if i == 0 else ""
+        where = f"  {row.category}  {row.module}  {row.op}"
+        lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _between(lowest: int, highest: int) -> str:
+    low, high = size_text(lowest), size_text(highest)
+    return low if lowest == highest else f"between {low} and {high}"

@@ -1,0 +1,349 @@
+"""A recording that goes on, as text: one screen, or one line a step.
+
+This runs beside the training, perhaps on the same core: it takes no pandas and no torch, and its
+memory does not grow with the recording.
+"""
+
+import json
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from unicodedata import east_asian_width
+
+from pytracer import errors
+from pytracer._native import core
+from pytracer.analysis import owners
+from pytracer.export.table import Paint, category_color, cut_in_front, size_text, time_text
+from pytracer.schema import CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
+
+_PIECE = 1 << 20  # of the file, between two looks at the keyboard
+_RECENT = 100  # steps that growth is told of
+_ALWAYS = (*CATEGORY_ORDER[:5], "unknown")
+_BARS = "▁▂▃▄▅▆▇█"
+_PLAIN_BARS = "_.-=+*%#"
+_MARGIN = 9
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_BOLD, _DIM = "\x1b[1m", "\x1b[2m"
+
+
+class Step(NamedTuple):
+    """One that is over, on the device that matters most."""
+
+    number: int
+    peak: int
+    end: int
+    growth: int  # since the end of the step before
+    took_ns: int | None  # None for the first that is known
+
+
+class Following:
+    """A trace that is still written, as far as it has come."""
+
+    def __init__(self, path: Path) -> None:
+        """Nothing is read until `advance`.
+
+        Raises:
+            errors.UnreadableTrace: there is no such file, or it is no trace.
+        """
+        self.path = path
+        self._follower = self._open()
+        self._texts: dict[int, str] = {}  # lines, by their row of the stack table
+        self._meta_text = ""
+        self._meta: dict[str, Any] = {}
+        self.state: dict[str, Any] = self._follower.state()
+
+    def _open(self) -> Any:
+        try:
+            return core.Follower(os.fsencode(self.path))
+        except core.FileError as error:
+            raise errors.UnreadableTrace(str(error)) from None
+
+    def advance(self) -> bool:
+        """Reads a piece; whether there is more to be read at once.
+
+        Raises:
+            errors.UnreadableTrace: the file is damaged, or cannot be read any more.
+        """
+        try:
+            more: bool = self._follower.advance(_PIECE)
+        except core.FileError as error:
+            raise errors.UnreadableTrace(str(error)) from None
+        return more
+
+    def look(self) -> None:
+        """Makes `state` what it is now."""
+        self.state = self._follower.state()
+        if self.state["state"] == "damaged":
+            raise errors.UnreadableTrace(
+                f"{self.path} is damaged at byte {self.state['bytes_read']:,}; what else is in it "
+                f"shows: pytracer summary {self.path}"
+            )
+        if self.state["state"] == "replaced":
+            raise errors.UnreadableTrace(
+                f"{self.path} was replaced by another recording; watch it again"
+            )
+
+    @property
+    def finished(self) -> bool:
+        """Whether the recording is over, and whole."""
+        return bool(self.state["state"] == "complete")
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its process is gone and cannot write the rest."""
+        pid, host = self.meta.get("pid"), self.meta.get("host")
+        if self.finished or not isinstance(pid, int) or pid < 1 or host != socket.gethostname():
+            return False
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):
+            return False
+        return False
+
+    @property
+    def meta(self) -> Mapping[str, Any]:
+        """What the recording said of itself when it began."""
+        text = self._follower.meta()
+        if text != self._meta_text:
+            self._meta_text = text
+            found = json.loads(text) if text else {}
+            self._meta = found if isinstance(found, dict) else {}
+        return self._meta
+
+    @property
+    def main(self) -> Mapping[str, Any] | None:
+        """The device that matters most, once anything was allocated."""
+        devices = self.state["devices"]
+        return devices[self.state["main"]] if devices else None
+
+    def steps(self, first: int) -> list[Step]:
+        """Those from this number on that are over. The oldest may be forgotten."""
+        rows = self._follower.steps(max(first - 1, 0))
+        found: list[Step] = []
+        before: tuple[int, int] | None = None
+        for number, ticks, peak, end in rows:
+            took = None if before is None else self._ns(ticks - before[0])
+            growth = 0 if before is None else end - before[1]
+            if number >= first:
+                found.append(Step(number, peak, end, growth, took))
+            before = (ticks, end)
+        return found
+
+    def _ns(self, ticks: int) -> int:
+        """A span of the fast clock, by the first and the last reading of both."""
+        fast, slow = self.state["clock_ticks"], self.state["clock_unix_ns"]
+        if len(fast) < 2 or fast[-1] <= fast[0] or slow[-1] <= slow[0]:
+            return ticks
+        return int(ticks * (slow[-1] - slow[0]) / (fast[-1] - fast[0]))
+
+    @property
+    def elapsed_ns(self) -> int:
+        """From the beginning to what was written last."""
+        slow = self.state["clock_unix_ns"]
+        return int(slow[-1] - slow[0]) if len(slow) > 1 else 0
+
+    def modules(self) -> list[tuple[str, int]]:
+        """Who held most at the last step's peak; alike layers are one."""
+        sums: dict[str, int] = {}
+        for path, amount in self._follower.modules():
+            name = owners.layers_alike(path)
+            sums[name] = sums.get(name, 0) + amount
+        return _highest(sums)
+
+    def lines(self) -> list[tuple[str, int]]:
+        """The lines that made most of what was there at the last step's peak."""
+        sums: dict[str, int] = {}
+        for row, amount in self._follower.lines().items():
+            text = self._line(row)
+            sums[text] = sums.get(text, 0) + amount
+        return _highest(sums)
+
+    def _line(self, row: int) -> str:
+        """The user's innermost frame of a stack, as text."""
+        if row not in self._texts:
+            at, text = row, ""
+            while at and not text:
+                parent, file, line = self._follower.frame(at)
+                if owners.is_users_file(file):
+                    text = f"{owners.short_path(file, self.meta.get('directory'))}:{line}"
+                at = parent
+            self._texts[row] = text
+        return self._texts[row]
+
+
+def _highest(sums: Mapping[str, int]) -> list[tuple[str, int]]:
+    named = [(name, amount) for name, amount in sums.items() if name and amount > 0]
+    return sorted(named, key=lambda row: (-row[1], row[0]))
+
+
+# ---------------------------------------------------------------------- one line a step
+
+
+def step_line(step: Step) -> str:
+    """What a terminal without a cursor shows of it."""
+    took = "" if step.took_ns is None else f"   {time_text(step.took_ns)}"
+    grew = f"{'+' if step.growth >= 0 else ''}{size_text(step.growth)}"
+    return f"step {step.number}   peak {size_text(step.peak)}   end {size_text(step.end)}  {grew}{took}"
+
+
+# ---------------------------------------------------------------------- one screen
+
+
+def screen(
+    live: Following,
+    size: tuple[int, int],
+    *,
+    paint: Paint,
+    fine: bool = True,
+    users: Sequence[str] = (),
+    program: str = "",
+) -> list[str]:
+    """As many lines as fit, none longer than the terminal is wide.
+
+    Args:
+        live: the recording.
+        size: columns and lines of the terminal.
+        paint: colours, or none.
+        fine: whether the terminal can show block characters.
+        users: who else uses the device, a line each.
+        program: the last line that the program printed.
+    """
+    width, height = size
+    body = [*_head(live, paint, width)]
+    if live.main is not None:
+        body += ["", *_categories(live.main, paint, width, fine=fine), ""]
+        body += _history(live, width, fine=fine)
+        body += _holders(live, width)
+    body += _listed("devices", list(users), width)
+    body += _others(live, width)
+    foot = [cut(f"program  {_CONTROL.sub(' ', program)}", width)] if program else []
+    foot.append(paint(cut("q leaves; the training goes on", width), _DIM))
+    room = max(height - len(foot), 0)
+    return [*body[:room], *[""] * (room - len(body)), *foot][:height]
+
+
+def cut(text: str, width: int) -> str:
+    """What fits on a line of the terminal."""
+    text = _CONTROL.sub(" ", text)
+    if not text.isascii():  # a wide character takes two columns
+        text = "".join("?" if east_asian_width(each) in "WF" else each for each in text)
+    return text if len(text) <= width else text[: max(width - 3, 0)] + "..."[: min(width, 3)]
+
+
+def _head(live: Following, paint: Paint, width: int) -> Iterator[str]:
+    doing = "recording"
+    if live.finished:
+        doing = "finished"
+    elif live.abandoned:
+        doing = "its process is gone"
+    phase = PHASES[live.state["phase"]]
+    parts = [live.path.name, doing, f"step {live.state['step']:,}"]
+    if doing == "recording" and phase != "other":
+        parts.append(f"in {phase}")
+    if live.elapsed_ns:
+        parts.append(time_text(live.elapsed_ns))
+    yield paint(cut("   ".join(parts), width), _BOLD)
+    device = live.main
+    if device is None:
+        yield cut("nothing was allocated yet", width)
+        return
+    peak = device["peak"]
+    name = device_name(device)
+    text = f"{name}   now {size_text(device['now'])}   peak {size_text(peak['bytes'])}"
+    text += f" in step {peak['step']:,}, {PHASES[peak['phase']]}"
+    if device["type"] and device["reserved"] > 0:
+        text += f"   reserved {size_text(device['reserved'])}"
+    yield cut(text, width)
+
+
+def device_name(device: Mapping[str, Any]) -> str:
+    """`cpu` or `cuda:0`."""
+    kind = device["type"]
+    name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
+    return name if name == "cpu" else f"{name}:{device['index']}"
+
+
+def _categories(
+    device: Mapping[str, Any], paint: Paint, width: int, *, fine: bool
+) -> Iterator[str]:
+    now, peak = device["now_by_category"], device["peak"]["by_category"]
+    yield cut(f"  {'':<16}{'now':>10}{'at the peak':>13}", width)
+    largest, room = max(*peak, 1), max(width - 51, 0)
+    for name in CATEGORY_ORDER:
+        number = CATEGORIES.index(name)
+        if not (now[number] or peak[number] or name in _ALWAYS):
+            continue
+        share = peak[number] / max(device["peak"]["bytes"], 1)
+        row = f"  {name:<16}{size_text(now[number]):>10}{size_text(peak[number]):>13}{share:>8.1%}"
+        bar = ("█" if fine else "#") * round(room * max(peak[number], 0) / largest)
+        yield cut(row, width) + (paint(f"  {bar}", category_color(name)) if bar else "")
+
+
+def _history(live: Following, width: int, *, fine: bool) -> Iterator[str]:
+    steps = live.steps(max(live.state["step"] - max(width - _MARGIN, _RECENT), 0))
+    if not steps:
+        return
+    shown = [step.peak for step in steps[-max(width - _MARGIN, 1) :]]
+    low, high, marks = min(shown), max(shown), _BARS if fine else _PLAIN_BARS
+    levels = [(peak - low) * (len(marks) - 1) // max(high - low, 1) for peak in shown]
+    yield cut(f"{'peaks':<{_MARGIN}}{''.join(marks[level] for level in levels)}", width)
+    between = f"{size_text(low)} to {size_text(high)}" if low != high else f"{size_text(low)} each"
+    yield cut(f"{'':<{_MARGIN}}{between}, the last {len(shown)} steps", width)
+    recent = steps[-_RECENT:]
+    if len(recent) > 1:
+        grew = (recent[-1].end - recent[0].end) / (len(recent) - 1)
+        took = sorted(step.took_ns for step in recent if step.took_ns is not None)
+        text = f"{'+' if grew >= 0 else ''}{size_text(round(grew))} a step over {len(recent)} steps"
+        text += f"   a step {time_text(took[len(took) // 2])}"
+        yield cut(f"{'growth':<{_MARGIN}}{text}", width)
+
+
+def _holders(live: Following, width: int) -> Iterator[str]:
+    yield from _listed("modules", [f"{n} {size_text(b)}" for n, b in live.modules()[:3]], width)
+    lines = [f"{owners.short_line(n)} {size_text(b)}" for n, b in live.lines()[:3]]
+    yield from _listed("lines", lines, width)
+
+
+def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
+    """Each on its own line: a name may be long, and its end says most."""
+    for item in items:
+        room = max(width - _MARGIN, 0)
+        yield cut(f"{title:<{_MARGIN}}{cut_in_front(_CONTROL.sub(' ', item), room)}", width)
+        title = ""
+
+
+def _others(live: Following, width: int) -> Iterator[str]:
+    main = live.main
+    also = [
+        f"{device_name(device)} {size_text(device['now'])}, peak {size_text(device['peak']['bytes'])}"
+        for device in live.state["devices"]
+        if device is not main
+    ]
+    yield from _listed("also", also, width)
+    if live.state["failed_bytes"]:
+        failed = size_text(live.state["failed_bytes"])
+        yield cut(f"{'failed':<{_MARGIN}}an allocation of {failed} did", width)
+    lost = [f"{count:,} {name}" for name, count in live.state["losses"] if count]
+    yield from _listed("lost", lost, width)
+
+
+def gpu_users(gpus: Mapping[str, Mapping[str, Any]], own: int | None) -> list[str]:
+    """Of each GPU in use: how full it is, and who beside the recorded process holds how much."""
+    lines = []
+    for number, gpu in enumerate(gpus.values()):
+        if not gpu:
+            continue
+        others = [p for p in gpu.get("processes") or () if p["pid"] != own]
+        named = ", ".join(
+            f"{p.get('name') or 'process'} {p['pid']} "
+            + ("not told" if p["bytes"] is None else size_text(p["bytes"]))
+            for p in others
+        )
+        used = f"GPU {number}: {size_text(gpu['used'])} of {size_text(gpu['total'])} in use"
+        lines.append(f"{used}; others: {named or 'none'}")
+    return lines

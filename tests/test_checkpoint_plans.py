@@ -1,0 +1,176 @@
+"""Checkpoint plans: what is predicted of a plan is what happens when it is run."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from pytracer import errors, trace
+from pytracer.analysis.checkpoint_plans import _Work
+from tests.trace_builder import TraceBuilder
+
+Program = Callable[[tuple[str, ...]], trace]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(functional.gelu(self.up(self.norm(x))))
+
+
+class Residual(nn.Module):
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(channels, 2 * channels, 3, stride, 1, bias=False)
+        self.norm = nn.BatchNorm2d(2 * channels)
+        self.b = nn.Conv2d(channels, 2 * channels, 1, stride)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.norm(self.a(x)) + self.b(x))
+
+
+class Stack(nn.Module):
+    """Layers in a list, as most transformers have them."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.h = nn.ModuleList(Block(width) for _ in range(layers))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.h:
+            x = layer(x)
+        return self.head(x)
+
+
+def run(model: nn.Module, x: torch.Tensor, chosen: tuple[str, ...], cast: bool = False) -> trace:
+    """Three steps with these modules checkpointed."""
+    for name in chosen:
+        module = model.get_submodule(name)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with trace(model, optimizer, devices="cpu", report=False) as t:
+        for _ in range(3):
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+def transformer(chosen: tuple[str, ...] = (), cast: bool = False) -> trace:
+    torch.manual_seed(0)
+    return run(Stack(5, 64), torch.randn(8, 32, 64), chosen, cast)
+
+
+def autocast(chosen: tuple[str, ...] = ()) -> trace:
+    return transformer(chosen, cast=True)
+
+
+def convolutions(chosen: tuple[str, ...] = ()) -> trace:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *(Residual(8 << i, 1 + i % 2) for i in range(3)))
+    return run(model, torch.randn(4, 3, 24, 24), chosen)
+
+
+def dropout(chosen: tuple[str, ...] = ()) -> trace:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    return run(model, torch.randn(4, 16, 32), chosen)
+
+
+PROGRAMS: list[Program] = [transformer, autocast, convolutions, dropout]
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)
+def test_the_peak_of_a_plan_is_the_peak_of_the_run(program: Program) -> None:
+    """Within half a percent, for the first plan of the frontier and the last."""
+    found = program(()).checkpoint_plan(1)
+    assert found.now.peak == program(()).peak.bytes
+    frontier = [plan for plan in found.frontier if plan.modules]
+    for plan in (frontier[0], frontier[-1]):
+        measured = program(plan.modules).peak.bytes
+        assert plan.peak == pytest.approx(measured, rel=0.005)
+
+
+def test_the_plan_that_fits_at_the_least_time_is_chosen() -> None:
+    base = transformer()
+    smallest, largest = base.checkpoint_plan(1).chosen.peak, base.peak.bytes
+    budget = (smallest + largest) // 2
+    found = base.checkpoint_plan(budget)
+    assert found
+    assert found.chosen.peak <= budget < found.now.peak
+    cheaper = [p for p in found.frontier if p.time_ratio < found.chosen.time_ratio]
+    assert all(plan.peak > budget for plan in cheaper)
+    assert transformer(found.modules).peak.bytes <= budget
+
+
+def test_a_budget_that_holds_anyway_needs_no_plan() -> None:
+    base = transformer()
+    assert base.checkpoint_plan(base.peak.bytes).modules == ()
+
+
+def test_a_budget_that_no_plan_reaches_gets_the_smallest_and_does_not_fit() -> None:
+    found = transformer().checkpoint_plan("1 KiB")
+    assert not found
+    assert not found.chosen.fits
+    assert found.chosen.peak == min(plan.peak for plan in found.frontier)
+
+
+def test_the_code_does_what_was_planned() -> None:
+    """Run as it is printed, on a model of the same kind."""
+    found = transformer().checkpoint_plan(1)
+    model = Stack(5, 64)
+    exec(found.code, {"model": model})
+    wrapped = {name for name, module in model.named_modules() if "forward" in vars(module)}
+    assert wrapped == set(found.modules)
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    assert optimizer
+    model(torch.randn(2, 4, 64)).sum().backward()
+
+
+def test_what_makes_a_second_forward_another_one_is_said() -> None:
+    assert any("BatchNorm" in text for text in convolutions().checkpoint_plan(1).warnings)
+    assert any("random" in text for text in dropout().checkpoint_plan(1).warnings)
+    assert transformer().checkpoint_plan(1).warnings == ()
+
+
+def test_the_frontier_is_a_table_in_which_less_memory_takes_more_time() -> None:
+    table = transformer().checkpoint_plan(1).table()
+    assert table["peak"].is_monotonic_decreasing
+    assert table["time_ratio"].is_monotonic_increasing
+    assert table["count"].iloc[0] == 0
+
+
+def test_every_block_that_a_plan_makes_is_freed_once() -> None:
+    """What the edits add to what is in use is nothing in the end, but for what is kept at the end."""
+    base = transformer()
+    for unit in _Work(base.data, "cpu").units.values():
+        made = sum(size for size in unit.edits.bytes if size > 0)
+        freed = -sum(size for size in unit.edits.bytes if size < 0)
+        assert made == freed
+
+
+def test_a_trace_without_a_backward_gets_one_clear_line() -> None:
+    b = TraceBuilder()
+    with b.module("model"), b.op("aten::mm"):
+        b.free(b.alloc(100))
+    from pytracer.reading import LoadedTrace
+
+    with pytest.raises(errors.UsageError, match="nothing to checkpoint"):
+        LoadedTrace(b.trace()).checkpoint_plan("1GiB")
+
+
+def test_layers_of_a_stack_are_candidates_and_not_what_is_inside_of_them() -> None:
+    assert set(_Work(transformer().data, "cpu").units) == {f"h.{i}" for i in range(5)}

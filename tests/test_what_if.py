@@ -1,0 +1,124 @@
+"""What another batch or length would need: held against runs with them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pytracer import errors, trace
+from pytracer.analysis.what_if import Shape, _law
+from pytracer.cli import main
+from tests.test_checkpoint_plans import Residual, Stack
+
+
+def run(model: nn.Module, *shape: int, steps: int = 2, cast: bool = False) -> trace:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with trace(model, optimizer, devices="cpu", report=False) as t:
+        for _ in range(steps):
+            x = torch.randn(*shape)
+            with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+                loss = model(x).float().square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+def stack(batch: int, length: int = 16, **more: object) -> trace:
+    torch.manual_seed(0)
+    return run(Stack(3, 32), batch, length, 32, **more)  # type: ignore[arg-type]
+
+
+def images(batch: int) -> trace:
+    torch.manual_seed(0)
+    return run(nn.Sequential(nn.Conv2d(3, 8, 3), Residual(8, 2)), batch, 3, 16, 16)
+
+
+def test_a_larger_batch_needs_what_two_small_ones_foretell() -> None:
+    found = stack(2).what_if(stack(3), batch=24)
+    assert found.exact
+    assert found.lowest == stack(24).peak.bytes
+    assert found.with_law == 1.0
+
+
+def test_batch_and_length_together() -> None:
+    found = stack(2, 16).what_if(stack(3, 16), stack(2, 24), stack(4, 8), batch=8, seq=40)
+    assert found.exact
+    assert found.lowest == stack(8, 40).peak.bytes
+
+
+def test_under_autocast_only_the_librarys_scratch_has_no_law() -> None:
+    found = stack(2, cast=True).what_if(stack(3, cast=True), stack(4, cast=True), batch=12)
+    assert found.lowest <= stack(12, cast=True).peak.bytes <= found.highest
+    assert {(row.category, row.op) for row in found.flagged} <= {("temporaries", "aten::addmm")}
+
+
+def test_convolutions_are_exact_or_an_interval_that_holds() -> None:
+    found = images(2).what_if(images(3), images(4), batch=16)
+    assert found.lowest <= images(16).peak.bytes <= found.highest
+
+
+def test_the_order_of_the_traces_does_not_matter() -> None:
+    small, large = stack(2), stack(3)
+    assert small.what_if(large, batch=8) == large.what_if(small, batch=8)
+
+
+def test_one_trace_shows_no_law_and_gives_an_interval_that_holds() -> None:
+    found = stack(4).what_if(batch=8)
+    assert not found.exact
+    assert found.lowest <= stack(8).peak.bytes <= found.highest
+    assert found.flagged
+    assert "weights" not in {row.category for row in found.flagged}
+
+
+SHAPES = (Shape(2, 8), Shape(4, 8), Shape(4, 16))
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ((100, 100, 100), {100}),
+        ((20, 40, 40), {100}),  # 10 x batch
+        ((160, 320, 640), {3200}),  # 10 x batch x length
+        ((64, 64, 256), {1024}),  # length x length
+        ((24, 44, 44), {104}),  # 4 + 10 x batch
+        ((7, 9, 40), set()),
+    ],
+)
+def test_the_simplest_law_that_holds_is_taken(seen: tuple[int, ...], told: set[int]) -> None:
+    assert _law(seen, SHAPES, Shape(10, 32)) == told
+
+
+def test_laws_that_differ_give_all_that_they_say() -> None:
+    """Batch and length grew together: which of them it was cannot be told."""
+    told = _law((20, 40), (Shape(2, 8), Shape(4, 16)), Shape(4, 32))
+    assert told == {40, 80}
+
+
+def test_what_never_changed_is_not_extrapolated() -> None:
+    with pytest.raises(errors.UsageError, match="seq=64: all these traces have 16"):
+        stack(2).what_if(stack(3), seq=64)
+
+
+def test_traces_of_different_programs_get_one_clear_line() -> None:
+    torch.manual_seed(0)
+    other = run(Stack(4, 32), 3, 16, 32)
+    with pytest.raises(errors.UsageError, match="different programs"):
+        stack(2).what_if(other, batch=8)
+    with pytest.raises(errors.UsageError, match="2, 3 steps"):
+        stack(2).what_if(stack(3, steps=3), batch=8)
+    with pytest.raises(errors.UsageError, match="say batch=32"):
+        stack(2).what_if(stack(3))
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(stack(batch).save(tmp_path / f"{batch}.pytrace")) for batch in (2, 3)]
+    assert main(["what-if", *files, "--batch", "8"]) == 0
+    assert capsys.readouterr().out.startswith("what if   batch 8, length 16 on cpu\npeak ")
+    assert main(["what-if", *files, "--batch", "8", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["exact"] is True
+    assert document["lowest"] == document["highest"]
+    assert main(["what-if", *files]) == errors.UsageError.exit_code
