@@ -252,7 +252,7 @@ VIEWER = Path(__file__).parents[1] / "viewer"
 def test_the_viewer_that_is_shipped_is_built_from_its_sources(tmp_path: Path) -> None:
     node = shutil.which("node")
     if node is None or not (VIEWER / "node_modules" / "esbuild").exists():
-        pytest.skip("needs node and `npm ci` in viewer/")
+        pytest.skip("needs node and `npm install` in viewer/")
     subprocess.run([node, VIEWER / "build.mjs", "--to", tmp_path], check=True)
     for name in ("report.js", "report.css"):
         assert (tmp_path / name).read_text() == report._resource(name)

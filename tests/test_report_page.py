@@ -1,6 +1,6 @@
 """The report in a real browser: every total on it is Python's, nothing is loaded, and it is for all.
 
-Needs playwright and chromium; the accessibility rules are axe-core's, from `npm ci` in viewer/.
+Needs playwright and chromium; the accessibility rules are axe-core's, from `npm install` in viewer/.
 """
 
 import json
@@ -296,7 +296,7 @@ def test_a_click_on_a_bar_says_what_it_is(recorded: Shown) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_to_complain_about(recorded: Shown, scheme: str) -> None:
     if not AXE.exists():
-        pytest.skip("needs axe-core (npm ci in viewer/)")
+        pytest.skip("needs axe-core (npm install in viewer/)")
     recorded.tab.emulate_media(color_scheme=scheme)
     recorded.tab.evaluate(AXE.read_text())
     found = []

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pyte
 import pytest
 import torch
 from torch import nn
@@ -27,6 +26,8 @@ from pytracer.export.live import Following, gpu_users, screen, step_line
 from pytracer.export.table import Paint
 from pytracer.schema import CATEGORIES
 from tests.mutations import HEADER
+
+pyte = pytest.importorskip("pyte")
 
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
