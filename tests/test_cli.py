@@ -321,7 +321,7 @@ def test_an_output_that_cannot_be_written(
         ("summary", "say which file"),
         ("summary run.pytrace --colour", "unrecognized arguments"),
         ("frobnicate", "there is no command 'frobnicate'; there is demo, summary,"),
-        ("sumary run.pytrace", "there is no command 'sumary'; did you mean 'summary'?"),
+        ("ledgr run.pytrace", "there is no command 'ledgr'; did you mean 'ledger'?"),
         ("check run.pytrace --max-peak 40", "'40' has no unit: say 40GiB, 40MiB or 40B"),
         ("export", "required: file"),
         ("export run.pytrace -o out.doc", "say --format"),
