@@ -172,6 +172,23 @@ def _share(found: dict[str, Any]) -> str:
     return "fails" if "error" in found else f"{found['wrong_or_unknown']:.1%}"
 
 
+def install_text(document: dict[str, Any]) -> str:
+    """Seconds until the first table, the older commit's in brackets."""
+    ways = document["ways"]
+
+    def cell(way: str) -> str:
+        before = ways.get(f"{way}, before")
+        return f"{ways[f'{way}, now']['seconds']:.0f} s" + (
+            f" ({before['seconds']:.0f} s before)" if before else ""
+        )
+
+    return (
+        f"From the first command to the first table, where torch is there: {cell('wheel')} from a wheel, "
+        f"{cell('source')} from source, {cell('clone')} from `git clone` with `make demo`. "
+        f"Measured on {document['cores']} cores, Python {document['python']}, {document['date'][:10]}."
+    )
+
+
 _CONDITIONS = {
     "lazy": "with kernels loaded as they are needed",
     "eager": "all at once",
@@ -243,6 +260,10 @@ def main() -> int:
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))
             after[README] = between(after[README], MARKERS[name], text)
+    for path in RESULTS.glob("install-cpu.json"):
+        after[README] = between(
+            after[README], "install", install_text(json.loads(path.read_text()))
+        )
     if arguments.check:
         different = [page.name for page in before if after[page] != before[page]]
         for name in different:

@@ -132,3 +132,14 @@ def test_the_cuda_side_does_not_know_python() -> None:
 def test_cuda_arrives_as_files_and_not_by_ifdef(folder: str) -> None:
     assert lines_with(r"#\s*(if|elif).*CUDA", folder) == []
     assert lines_with(r'#include\s*[<"](c10/cuda|ATen/cuda|cuda)', folder) == []
+
+
+def test_every_page_is_in_the_index_and_every_link_leads_somewhere() -> None:
+    docs = ROOT / "docs"
+    index = (docs / "README.md").read_text()
+    assert set(re.findall(r"\]\((\S+\.md)\)", index)) == {
+        page.name for page in docs.glob("*.md") if page.name != "README.md"
+    }
+    for page in (*docs.glob("*.md"), ROOT / "README.md"):
+        for link in re.findall(r"\]\(([^)#:\s]+)\)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
