@@ -25,9 +25,12 @@ from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 README = ROOT / "README.md"
+OVERHEAD_PAGE = ROOT / "docs" / "overhead.md"
+ACCURACY_PAGE = ROOT / "docs" / "accuracy.md"
 COST_PAGE = ROOT / "docs" / "cost.md"
 GEMM_PAGE = ROOT / "docs" / "gemm.md"
 PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
+PAGES = (README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE)
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -234,12 +237,12 @@ def main() -> int:
         raise SystemExit("benchmarks/results has no overhead-*.json: run benchmarks/overhead.py")
     if not README.exists():
         raise SystemExit("there is no README.md")
-    before = {page: page.read_text() for page in (README, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE)}
+    before = {page: page.read_text() for page in PAGES}
     after = dict(before)
-    after[README] = between(after[README], "overhead", overhead_table(cases))
+    after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "overhead", overhead_table(cases))
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
         document = json.loads(path.read_text())
-        after[README] = between(after[README], "gemm", gemm_tables.vocabulary(document))
+        after[GEMM_PAGE] = between(after[GEMM_PAGE], "gemm", gemm_tables.vocabulary(document))
         for part in ("peaks", "alignment", "libraries", "methods", "claims"):
             text = getattr(gemm_tables, part)(document)
             after[GEMM_PAGE] = between(after[GEMM_PAGE], f"gemm-{part}", text)
@@ -247,7 +250,7 @@ def main() -> int:
             gemm_tables.pictures(document, ROOT / "docs" / "images")
     for path in sorted(RESULTS.glob("cost-nvidia-*.json"))[:1]:
         document = json.loads(path.read_text())
-        after[README] = between(after[README], "cost", cost_tables.summary(document))
+        after[COST_PAGE] = between(after[COST_PAGE], "cost", cost_tables.summary(document))
         for part in ("shapes", "operators", "models", "phases"):
             text = getattr(cost_tables, part)(document)
             after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
@@ -259,7 +262,7 @@ def main() -> int:
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))
-            after[README] = between(after[README], MARKERS[name], text)
+            after[ACCURACY_PAGE] = between(after[ACCURACY_PAGE], MARKERS[name], text)
     for path in RESULTS.glob("install-cpu.json"):
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))
