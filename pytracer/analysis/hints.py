@@ -122,9 +122,9 @@ def _found(now: _Situation) -> Iterator[Hint]:
 
 
 def _found_elsewhere(now: _Situation) -> Iterator[Hint]:
-    """What is found away from the peak."""
+    """What is found away from the peak. A little that is held at the peak is no more than a saving."""
     rows = findings.findings(now.trace, now.size, now.peak.device)
-    yield from _told(row for row in rows if row.kind != "cache")
+    yield from _told(row for row in rows if row.kind not in ("cache", "held"))
 
 
 def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:

@@ -14,7 +14,7 @@ def add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
         help="hold a saved trace against a budget; exit code 3 if it is exceeded",
-        description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000 (bytes).",
+        description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000B.",
     )
     check.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
     check.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")

@@ -16,7 +16,7 @@ def add_fits(commands: Any) -> None:
         help="whether a traced run fits on a card, what fails first, which setting helps; "
         "exit code 3 if it does not fit",
         description="Replays the recorded requests through a model of CUDA's allocator. Sizes are "
-        "written 24GiB (of 1024), 24GB (of 1000), 5000 (bytes).",
+        "written 24GiB (of 1024), 24GB (of 1000), 5000B.",
     )
     fits.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
     fits.add_argument("--on", metavar="SIZE", help="the card's memory (default: find the smallest)")
