@@ -402,7 +402,7 @@ def test_nothing_is_overwritten_or_left_half_written(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = training().trace().save(tmp_path / "run.pytrace")
-    assert main(["export", str(source)]) == 0
+    assert main(["export", "--format", "chrome", str(source)]) == 0
     said = capsys.readouterr().out
     assert "https://ui.perfetto.dev" in said
     assert f"pytracer summary {source}" in said
@@ -410,8 +410,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         training().trace(),
         json.loads(gzip.decompress((tmp_path / "run.json.gz").read_bytes()))["traceEvents"],
     )
-    assert main(["export", str(source)]) == 1  # it is there already
-    assert main(["export", str(source), "-f", "--json"]) == 0
+    assert main(["export", "--format", "chrome", str(source)]) == 1  # it is there already
+    assert main(["export", "--format", "chrome", str(source), "-f", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["path"] == str(tmp_path / "run.json.gz")
 
