@@ -26,7 +26,7 @@ def places_on(trace: Trace, device: str) -> Mask:
 def on(trace: Trace, device: str, place: NDArray[np.uint16]) -> Mask:
     """Of rows with these places, those on the device. A damaged trace may lack some places."""
     there = places_on(trace, device)
-    return there[np.minimum(place, len(there) - 1)]
+    return there[np.minimum(place, min(len(there) - 1, np.iinfo(place.dtype).max))]
 
 
 def counted(trace: Trace, device: str, name: str, when: str = "end") -> int | None:
