@@ -322,7 +322,7 @@ class Follower {
     return state;
   }
 
-  // Of the steps from this number on: number, ticks, peak and end on the main device.
+  // For each step from this number on: its number, ticks, peak and end on the main device.
   std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> steps(uint64_t from) const {
     std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> rows;
     size_t main = live_.main_device();

@@ -519,7 +519,9 @@ def _run_batch(folder: Path, first: int, count: int) -> Report:
     ran = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True)
     if ran.returncode != 0:
         where = {"first": first, "count": count, "problem": f"ended with {ran.returncode}"}
-        return Report(count, problems=[{**where, "details": ran.stderr[-3000:]}])
+        return Report(
+            count, problems=[{**where, "details": _without_folders(ran.stderr, folder)[-3000:]}]
+        )
     found = json.loads(ran.stdout)
     return Report(**{**found, "outcomes": Counter(found["outcomes"])})
 
@@ -561,15 +563,21 @@ def _try(folder: Path, first: int, count: int) -> Report:
             outcome = judge.outcome(seed, damaged)
         except Exception as problem:
             outcome = "wrong"
-            what = str(problem) or type(problem).__name__
+            what = _without_folders(str(problem) or type(problem).__name__, folder)
             where = {"seed": number, "trace": seed.name, "kind": damaged.kind, "problem": what}
-            report.problems.append({**where, "details": traceback.format_exc()[-3000:]})
+            details = _without_folders(traceback.format_exc(), folder)
+            report.problems.append({**where, "details": details[-3000:]})
         faulthandler.cancel_dump_traceback_later()
         report.tried += 1
         report.outcomes[f"{damaged.kind}: {outcome}"] += 1
         report.slowest_seconds = max(report.slowest_seconds, time.monotonic() - began)
     report.most_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return report
+
+
+def _without_folders(text: str, folder: Path) -> str:
+    """What is committed names files of the project and of no machine."""
+    return text.replace(f"{ROOT}{os.sep}", "").replace(f"{folder}{os.sep}", "")
 
 
 def _record(folder: Path) -> None:

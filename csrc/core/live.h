@@ -58,7 +58,7 @@ class Live {
   // The recording is over: the last optimizer step was the last step.
   void end();
 
-  // With what is going on in the step that is not over yet.
+  // The unfinished step counts, too.
   std::vector<LiveDevice> devices() const;
 
   // The last ones; older ones are forgotten.

@@ -21,7 +21,7 @@ struct FileVersion {
   uint16_t minor;
 };
 
-// Of the format that the file says it has. Throws FileError when it is no trace that we can read.
+// Reads which version of the format the file has. Throws FileError if it cannot be read as a trace.
 FileVersion version_of(Source& source);
 
 struct ChunkHeader {

@@ -44,8 +44,8 @@ bool is_python(const std::type_info& type) {
   return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
-// A hook of Python's that is told of a gradient when it has been accumulated; DDP's are C++'s, and
-// let gradients be.
+// Whether a Python hook receives the accumulated gradient. DDP's hooks are C++, and leave gradients
+// where they are.
 bool has_gradient_hook(Node& node) {
   if (node.tensor_post_acc_grad_hooks() != nullptr) {
     return true;

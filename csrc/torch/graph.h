@@ -12,8 +12,8 @@ struct Look {
   // written, and no hook. Then no Python runs in the pass, and nobody can begin to listen to its
   // operators.
   bool is_plain = false;
-  // Whether somebody may take gradients away in the middle of the pass: a hook that is told of
-  // each, or FSDP's own nodes.
+  // Whether a gradient may be freed during the pass: by a hook that receives each gradient, or by
+  // FSDP's own nodes.
   bool may_drop_gradients = false;
   // The same for graphs of the same nodes with the same edges, whatever their tensors' sizes.
   uint64_t structure = 0;

@@ -11,7 +11,7 @@ from typing import BinaryIO
 from pytracer import errors
 from pytracer._native import core
 from pytracer.export.chrome import Document, Exported, Options
-from pytracer.files import write_whole
+from pytracer.files import refuse_to_overwrite, write_whole
 from pytracer.trace import Trace
 
 SUFFIX = ".pftrace"
@@ -30,6 +30,7 @@ def write(
     path = Path(path)
     if path.suffix != SUFFIX:
         raise errors.UsageError(f"{path}: a trace of Perfetto is a {SUFFIX} file")
+    refuse_to_overwrite(path, overwrite=overwrite)  # before the work
     document = Document(trace, options or Options(), native=True)
     tracks, tables = document.tracks()
     native = core.PerfettoTrace(document.texts(), tracks, tables, document.rank + 1)
