@@ -8,9 +8,12 @@
 #include "torch/device_tracker.h"
 #include "torch/ensure.h"
 #include "torch/frame_locals.h"
+#include "torch/graph.h"
 #include "torch/labels.h"
 #include "torch/look.h"
+#include "torch/moments.h"
 #include "torch/ops.h"
+#include "torch/phase_times.h"
 #include "torch/quietly.h"
 #include "torch/session.h"
 #include "torch/workspaces.h"
@@ -21,6 +24,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
+#include <optional>
 #include <pthread.h>
 #include <string>
 #include <unistd.h>
@@ -202,6 +206,72 @@ py::list exactly_of(const py::list& objects, const py::tuple& types) {
   return found;
 }
 
+// ------------------------------------------------------------------ phase times
+
+// A device by hand, in Python: an object with these methods.
+class PythonStopwatch final : public Stopwatch {
+ public:
+  explicit PythonStopwatch(py::object device) : device_(std::move(device)) {}
+
+  std::optional<int> device_of(PyObject* tensor) override {
+    return device_.attr("device_of")(py::handle(tensor)).cast<std::optional<int>>();
+  }
+
+  Event mark(int device, Event again) override {
+    auto* old = static_cast<py::object*>(again.get());
+    py::object event = device_.attr("mark")(device, old != nullptr ? *old : py::none());
+    return event.is_none() ? nullptr : std::make_shared<py::object>(std::move(event));
+  }
+
+  bool has_passed(const Event& event) override {
+    return py::bool_(device_.attr("has_passed")(*static_cast<py::object*>(event.get())));
+  }
+
+  int64_t elapsed_ns(const Event& begin, const Event& end) override {
+    return device_
+        .attr("elapsed_ns")(*static_cast<py::object*>(begin.get()),
+                            *static_cast<py::object*>(end.get()))
+        .cast<int64_t>();
+  }
+
+ private:
+  py::object device_;
+};
+
+std::shared_ptr<Stopwatch> stopwatch_of(const py::object& given) {
+  if (given.is_none()) {
+    return nullptr;
+  }
+  if (py::isinstance<Stopwatch>(given)) {
+    return given.cast<std::shared_ptr<Stopwatch>>();
+  }
+  return std::make_shared<PythonStopwatch>(given);
+}
+
+// As it goes into the trace.
+py::object document_of(const PhaseTimes& times) {
+  if (!times.measures()) {
+    return py::none();
+  }
+  py::list phase, device, begin, end, device_ns;
+  for (const PhaseTimes::Row& row : times.rows()) {
+    phase.append(row.phase);
+    device.append(row.device);
+    begin.append(row.begin);
+    end.append(row.end);
+    device_ns.append(row.device_ns);
+  }
+  py::dict document;
+  document["problem"] = times.problem();
+  document["missing"] = times.missing();
+  document["phase"] = phase;
+  document["device"] = device;
+  document["begin"] = begin;
+  document["end"] = end;
+  document["device_ns"] = device_ns;
+  return document;
+}
+
 // ------------------------------------------------------------------ fork
 
 void in_forked_child() {
@@ -234,16 +304,21 @@ PYBIND11_MODULE(_C, m) {
              bool cpu,
              bool device,
              bool stacks,
-             bool saved_tensors) {
+             bool saved_tensors,
+             std::shared_ptr<PhaseTimes> phases) {
             auto detail = ops ? ops::Detail::kOp : ops::Detail::kCategory;
-            return session.begin(max_events, {detail, cpu, device, stacks, saved_tensors});
+            Wants wants{detail, cpu, device, stacks, saved_tensors};
+            return session.begin(max_events, wants, std::move(phases));
           },
           py::arg("max_events"),
           py::arg("ops"),
           py::arg("cpu"),
           py::arg("device"),
           py::arg("stacks"),
-          py::arg("saved_tensors"))
+          py::arg("saved_tensors"),
+          py::arg("phases"))
+      .def("count_step", &Session::count_step)
+      .def("new_counts", &Session::new_counts)
       .def("end", &Session::end)
       .def("read", [](const Session& session) { return to_dict(session.read()); })
       .def("end_and_read", [](Session& session) { return to_dict(session.end_and_read()); })
@@ -271,33 +346,11 @@ PYBIND11_MODULE(_C, m) {
   m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
   m.def("seed_device", &sessions::seed_device);
 
-  m.def(
-      "set_listeners",
-      [](py::handle name_of_module,
-         py::handle before_root,
-         py::handle after_root,
-         py::handle before_backward,
-         py::handle after_backward,
-         py::handle before_step,
-         py::handle after_step,
-         py::handle sessions_over) {
-        calls::set_listeners({name_of_module.ptr(),
-                              before_root.ptr(),
-                              after_root.ptr(),
-                              before_backward.ptr(),
-                              after_backward.ptr(),
-                              before_step.ptr(),
-                              after_step.ptr()});
-        Held::set_listener(sessions_over.ptr());
-      },
-      py::arg("name_of_module"),
-      py::arg("before_root"),
-      py::arg("after_root"),
-      py::arg("before_backward"),
-      py::arg("after_backward"),
-      py::arg("before_step"),
-      py::arg("after_step"),
-      py::arg("sessions_over"));
+  m.def("set_listeners", [](const py::object& hooks) {
+    moments::set_listeners(hooks);
+    Held::set_listener(py::object(hooks.attr("tidy")).ptr());
+  });
+  m.def("use_moments", &moments::use);
   m.def("mark_modules", &calls::mark_modules);
   m.def("listen_to_operators",
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
@@ -353,8 +406,40 @@ PYBIND11_MODULE(_C, m) {
           py::arg("gradient_label"),
           py::arg("instead") = false)
       .def("label", &labels::Watched::label)
-      .def("label_gradients", &labels::Watched::label_gradients)
-      .def("label_gradients_of", &labels::Watched::label_gradients_of);
+      .def("label_gradients", &labels::Watched::label_gradients);
+  py::class_<Moments, std::shared_ptr<Moments>>(m, "Moments")
+      .def(py::init<>())
+      .def_readonly("watched", &Moments::watched)
+      .def_readwrite("has_engines", &Moments::has_engines);
+  py::class_<GraphWalks>(m, "GraphWalks")
+      .def(py::init<>())
+      .def("is_due", &GraphWalks::is_due, py::arg("structure"), py::arg("must") = false)
+      .def("stepped", &GraphWalks::stepped);
+  m.def("structure_of", [](const py::object& outputs) {
+    return graph::look_at(outputs.ptr(), UINT64_MAX).structure;
+  });
+  py::class_<Stopwatch, std::shared_ptr<Stopwatch>>(m, "Stopwatch");
+  m.def("cuda_stopwatch", &cuda_stopwatch);
+  py::class_<PhaseTimes, std::shared_ptr<PhaseTimes>>(m, "PhaseTimes")
+      .def(py::init([](const py::object& stopwatch, size_t pending, size_t calls, size_t kept) {
+             PhaseTimes::Limits limits{pending, calls, kept};
+             return std::make_shared<PhaseTimes>(stopwatch_of(stopwatch), limits);
+           }),
+           py::arg("stopwatch"),
+           py::arg("pending"),
+           py::arg("calls"),
+           py::arg("kept"))
+      .def("root_entered", [](PhaseTimes& times, py::handle m) { times.root_entered(m.ptr()); })
+      .def("root_left", &PhaseTimes::root_left)
+      .def("backward_begins", [](PhaseTimes& t, py::handle out) { t.backward_begins(out.ptr()); })
+      .def("backward_ends", &PhaseTimes::backward_ends)
+      .def("step_begins", &PhaseTimes::step_begins)
+      .def("step_ends", &PhaseTimes::step_ends)
+      .def("look", &PhaseTimes::look)
+      .def("end_calls", &PhaseTimes::end_calls)
+      .def("give_up", &PhaseTimes::give_up)
+      .def_property_readonly("waiting", &PhaseTimes::waiting)
+      .def("document", &document_of);
 }
 
 }  // namespace pytracer

@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
+from pytracer._native import C
 from pytracer.capture import graph
 
 
@@ -179,64 +180,39 @@ def test_a_graph_that_was_used_up_has_nothing_left() -> None:
     assert list(graph.saved_tensors(loss)) == []
 
 
-@pytest.fixture
-def walked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What walks began from."""
-    seen: list[Any] = []
-
-    def walk(outputs: Any) -> list[torch.Tensor]:
-        seen.append(outputs)
-        return []
-
-    monkeypatch.setattr(graph, "saved_tensors", walk)
-    return seen
-
-
-def test_a_structure_is_walked_in_its_first_passes_and_then_at_powers_of_four(
-    walked: list[Any],
-) -> None:
-    walks = graph.GraphWalks()
+def test_a_structure_is_walked_in_its_first_passes_and_then_at_powers_of_four() -> None:
+    walks, walked = C.GraphWalks(), []
     for step in range(1, 300):
-        walks.before_backward(step, 7)
+        walked += [step] if walks.is_due(7) else []
         walks.stepped()
     assert walked == [1, 2, 16, 64, 256]
 
 
-def test_all_passes_of_a_step_are_walked_or_none(walked: list[Any]) -> None:
+def test_all_passes_of_a_step_are_walked_or_none() -> None:
     """As of a penalty on gradients: the first makes gradients, the second goes through those."""
-    walks = graph.GraphWalks()
+    walks = C.GraphWalks()
     of_step: list[list[int]] = []
     for _ in range(300):
-        before = len(walked)
-        for turn, structure in enumerate((1, 2, 2)):
-            walks.before_backward(turn, structure)
+        passes = enumerate((1, 2, 2))
+        of_step.append([turn for turn, structure in passes if walks.is_due(structure)])
         walks.stepped()
-        of_step.append(walked[before:])
     assert of_step[:2] == [[0, 1, 2]] * 2
     assert all(turns in ([], [2], [1, 2], [0, 1, 2]) for turns in of_step)  # from one on
-    assert len(walked) < 25
+    assert sum(len(turns) for turns in of_step) < 25
 
 
-def test_what_comes_now_and_then_is_walked_when_it_comes(walked: list[Any]) -> None:
+def test_what_comes_now_and_then_is_walked_when_it_comes() -> None:
     """A penalty in each eighth step has another graph than the loss."""
-    walks = graph.GraphWalks()
+    walks, walked = C.GraphWalks(), []
     for step in range(1, 16):
-        walks.before_backward(step, 1 if step % 8 == 7 else 0)
+        walked += [step] if walks.is_due(1 if step % 8 == 7 else 0) else []
         walks.stepped()
     assert walked == [1, 2, 7, 15]
 
 
 def structure_of(program: Callable[[], torch.Tensor]) -> int:
     """As the engine's call tells it."""
-    told: list[int] = []
-    with trace(report=False), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            graph.GraphWalks,
-            "before_backward",
-            lambda _, outputs, structure, must=False: told.append(structure),
-        )
-        program().backward()
-    return told[0]
+    return C.structure_of((program(),))
 
 
 def test_a_structure_is_of_nodes_and_edges_and_not_of_sizes() -> None:

@@ -174,7 +174,7 @@ def test_a_program_without_steps_is_read_between_its_calls(monkeypatch: pytest.M
 def test_a_session_hears_calls_and_steps_and_lets_go(monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     for name in ("called", "stepped"):
-        monkeypatch.setattr(DeviceMemory, name, lambda _, name=name: heard.append(name))
+        monkeypatch.setattr(DeviceMemory, name, lambda *_, name=name: heard.append(name))
     model = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +66,9 @@ class Device:
     def __init__(self, behind: int = 0) -> None:
         self.behind, self.recorded, self.made, self.capturing = behind, 0, 0, False
 
+    def device_of(self, tensor: torch.Tensor) -> int | None:
+        return 0
+
     def mark(self, device: int, again: Any) -> Any:
         if self.capturing:
             return None
@@ -85,10 +87,9 @@ class Device:
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    """Every CPU session believes that this is its GPU, and every module that it is there."""
+    """Every CPU session believes that this is its GPU, and every tensor that it is there."""
     found = Device()
     monkeypatch.setattr(session, "PhaseTimes", lambda _: PhaseTimes(found))
-    monkeypatch.setattr(phase_times, "_device_of", lambda _: 0)
     return found
 
 
@@ -155,9 +156,7 @@ def test_calls_without_a_backward_last_as_long_as_they_do(device: Device) -> Non
     assert measured(t) == [("forward", 1), *STEP, ("forward", 1), ("forward", 1)]
 
 
-def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs() -> None:
     """A teacher without grad ends before the student, whose forward began before it."""
     device = Device()
     times, student = PhaseTimes(device), nn.Linear(2, 2)
@@ -173,12 +172,11 @@ def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs(
         times.step_begins()
         times.step_ends()
 
-    monkeypatch.setattr(phase_times, "_device_of", lambda _: 0)
     device.behind = 100  # nothing has passed
     step()
+    events_of_a_step, teacher_ends = device.recorded, 4
     step()
-    teacher_ends = next(end for phase, _, end in list(times._pending)[4:])
-    device.behind = device.recorded - teacher_ends.event[0] + 1
+    device.behind = events_of_a_step - teacher_ends + 1
     times.look()  # as when many wait
     step()
     device.behind = 0
@@ -191,10 +189,16 @@ def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs(
 
 def test_a_module_that_holds_its_parent_is_looked_at_once() -> None:
     """named_modules() knows what it has seen; whoever walks by himself must as well."""
+    device = Device()
     model, head = nn.Sequential(), nn.Sequential()
     model.add_module("head", head)
     head.add_module("model", model)
-    assert phase_times._device_of(model) is None
+    times = PhaseTimes(device)
+    times.root_entered(model)
+    assert device.recorded == 0
+    head.add_module("last", nn.Linear(1, 1))
+    times.root_entered(model)
+    assert device.recorded == 1
 
 
 def test_an_optimizers_closure_is_not_the_optimizers_time(device: Device) -> None:
@@ -527,7 +531,7 @@ def test_borders_follow_the_current_stream_and_allocate_nothing() -> None:
 @pytest.mark.alone
 def test_the_borders_of_a_step_cost_microseconds() -> None:
     """Six events, a look at the stream and the clock: a few times what bare events take."""
-    times = PhaseTimes(phase_times.CudaEvents())
+    times = PhaseTimes(C.cuda_stopwatch())
     model = nn.Linear(4, 4).cuda()
 
     def one() -> None:
@@ -555,6 +559,10 @@ def test_the_borders_of_a_step_cost_microseconds() -> None:
     taken(bare, 50)
     torch.cuda.synchronize()
     rounds = [taken(one, 20) / taken(bare, 20) for _ in range(9)]
-    torch.cuda.synchronize()
-    assert statistics.median(rounds) < 8
-    assert all(later.ticks >= earlier.ticks for earlier, later in pairwise(times._used))
+    times.finish(wait=True)
+    assert statistics.median(rounds) < 4
+    document = times.document()
+    assert document is not None
+    assert len(document["begin"]) > 100
+    borders = sorted(zip(document["begin"], document["end"], strict=True))
+    assert all(begin <= end for begin, end in borders)

@@ -5,6 +5,7 @@
 #include "frame_locals.h"
 #include "gradients.h"
 #include "graph.h"
+#include "moments.h"
 #include "ops.h"
 #include "quietly.h"
 #include "reads.h"
@@ -18,8 +19,8 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 
-#include <array>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -33,7 +34,6 @@ namespace pytracer::calls {
 namespace {
 
 // All guarded by the GIL.
-Listeners listeners{};
 unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
@@ -108,7 +108,7 @@ bool name_of(PyObject* module, uint32_t& name) {
   }
   name = 0;
   PyObject* text = nullptr;
-  if (!quietly::call(listeners.name_of_module, &module, 1, &text)) {
+  if (!quietly::call(moments::listeners().name_of_module.ptr(), &module, 1, &text)) {
     return false;
   }
   const char* utf8 = text != nullptr ? PyUnicode_AsUTF8(text) : nullptr;
@@ -125,27 +125,22 @@ bool name_of(PyObject* module, uint32_t& name) {
   return true;
 }
 
-// The listener sees what a Python function would: a tuple and a dictionary.
-bool tell_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  PyObject* tuple = PyTuple_New(count);
-  PyObject* dict = PyDict_New();
-  bool go_on = true;
-  if (tuple != nullptr && dict != nullptr) {
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyTuple_SET_ITEM(tuple, i, Py_NewRef(args[i]));
-    }
-    Py_ssize_t named = names != nullptr ? PyTuple_GET_SIZE(names) : 0;
-    for (Py_ssize_t i = 0; i < named; ++i) {
-      PyDict_SetItem(dict, PyTuple_GET_ITEM(names, i), args[count + i]);
-    }
-    std::array<PyObject*, 3> call{module, tuple, dict};
-    go_on = quietly::call(listeners.before_root, call.data(), call.size());
-  } else {
-    PyErr_Clear();
+// What of ours happens at a moment. False where an exception is set that is the program's to see.
+template <class What>
+bool at_moment(What what) {
+  std::shared_ptr<Moments> moments = moments::current();
+  if (!moments) {
+    return true;
   }
-  Py_XDECREF(tuple);
-  Py_XDECREF(dict);
-  return go_on;
+  quietly::Timed timed;
+  try {
+    return what(*moments);
+  } catch (py::error_already_set& error) {
+    error.restore();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return quietly::after_exception();
 }
 
 // Closes the frame however the call ends, KeyboardInterrupt and thread exit included.
@@ -205,7 +200,8 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
   bool root = Recorder::this_thread().outside_of_modules();
   if (root) {
     reads::pause();
-    if (!tell_root(args[0], args + 1, count - 1, names)) {
+    if (!at_moment(
+            [&](Moments& now) { return now.before_root(args[0], args + 1, count - 1, names); })) {
       return nullptr;
     }
   }
@@ -222,7 +218,7 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
     }
     result = forward();
   }
-  if (root && result != nullptr && !quietly::call(listeners.after_root, nullptr, 0)) {
+  if (root && result != nullptr && !at_moment([](Moments& now) { return now.after_root(); })) {
     Py_CLEAR(result);
   }
   if (root) {
@@ -257,14 +253,6 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   return enabled != nullptr && enabled != Py_False;
 }
 
-// Without operators nothing tells what a backward pass made for another one: then the graph does.
-bool tell_pass(PyObject* outputs, uint64_t structure) {
-  auto number = py::reinterpret_steal<py::object>(PyLong_FromUnsignedLongLong(structure));
-  bool must_be_read = made_a_graph && !ops::records_operators();
-  std::array<PyObject*, 3> call{outputs, number.ptr(), must_be_read ? Py_True : Py_False};
-  return number && quietly::call(listeners.before_backward, call.data(), call.size());
-}
-
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto forward = [&] { return engine_calls.original()(self, args, kwargs); };
   if (!recording.load(std::memory_order_relaxed) || is_only_looked_at()) {
@@ -282,7 +270,12 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (outermost) {
     reads::pause();
     look = graph::look_at(outputs, ops::records_operators() ? UINT64_MAX : nodes_before);
-    if (!tell_pass(outputs, look.structure)) {
+    // Without operators nothing tells what a backward pass made for another one: then the graph
+    // does.
+    bool must_be_read = made_a_graph && !ops::records_operators();
+    if (!at_moment([&](Moments& now) {
+          return now.before_backward(outputs, look.structure, must_be_read);
+        })) {
       return nullptr;
     }
     made_a_graph = made_a_graph || makes_a_graph(args, kwargs);
@@ -301,7 +294,8 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
     result = forward();
   }
   nodes_before = at::sequence_number::peek();
-  if (outermost && result != nullptr && !quietly::call(listeners.after_backward, nullptr, 0)) {
+  if (outermost && result != nullptr &&
+      !at_moment([](Moments& now) { return now.after_backward(); })) {
     Py_CLEAR(result);
   }
   if (outermost && !thread.inside_step()) {
@@ -355,16 +349,11 @@ const void* handled_exception() {
 }
 
 // No exception can pass through here: the program gets its own a moment later.
-void tell(PyObject* listener, PyObject* const* arguments, size_t count) {
-  if (!quietly::call(listener, arguments, count)) {
+template <class What>
+void at_step_moment(What what) {
+  if (!at_moment(what)) {
     quietly::raise_later();
   }
-}
-
-void replace(PyObject*& held, PyObject* with) {
-  PyObject* before = held;
-  held = Py_XNewRef(with);
-  Py_XDECREF(before);
 }
 
 }  // namespace
@@ -379,7 +368,7 @@ void Step::begin() {
   optimizer_ = stepping_optimizer().release().ptr();
   handled_ = handled_exception();
   if (recording.load(std::memory_order_relaxed)) {
-    tell(listeners.before_step, &optimizer_, 1);
+    at_step_moment([this](Moments& now) { return now.before_step(optimizer_); });
   }
 }
 
@@ -397,11 +386,12 @@ void Step::end() {
     return;  // it was left by one
   }
   if (recording.load(std::memory_order_relaxed)) {
-    PyObject* argument = optimizer.ptr();
-    tell(listeners.after_step, &argument, 1);
+    at_step_moment([&](Moments& now) { return now.after_step(optimizer.ptr()); });
   }
   for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
-    tell(counter.ptr(), nullptr, 0);
+    if (!quietly::call(counter.ptr(), nullptr, 0)) {
+      quietly::raise_later();
+    }
   }
 }
 
@@ -425,16 +415,6 @@ bool remove_step_counter(PyObject* counter) {
 bool remove_all_step_counters() {
   step_counters().clear();
   return false;
-}
-
-void set_listeners(const Listeners& with) {
-  replace(listeners.name_of_module, with.name_of_module);
-  replace(listeners.before_root, with.before_root);
-  replace(listeners.after_root, with.after_root);
-  replace(listeners.before_backward, with.before_backward);
-  replace(listeners.after_backward, with.after_backward);
-  replace(listeners.before_step, with.before_step);
-  replace(listeners.after_step, with.after_step);
 }
 
 const char* install() {

@@ -4,6 +4,8 @@
 //   torch._C._EngineBase.run_backward its method table gets another entry: backward passes
 //   "Optimizer.step#..."              torch's own annotation, which csrc/torch/ops.h hears of
 //
+// What is to be done then, moments.h knows.
+//
 // No attribute and no type of torch's changes, so neither torch.compile nor the program can tell:
 // what it compares, copies, pickles, wraps or guards on are the same objects. _call_impl and not
 // __call__, since Python 3.11 calls a function past its vectorcall unless it is called with a star.
@@ -15,22 +17,8 @@
 
 namespace pytracer::calls {
 
-// What is told of calls, in Python.
-struct Listeners {
-  PyObject* name_of_module;   // module -> str, asked once per module
-  PyObject* before_root;      // (module, args, kwargs): the outermost module is entered
-  PyObject* after_root;       // (): it has been left without an exception
-  PyObject* before_backward;  // (outputs, structure of their graph, whether it must be read)
-  PyObject* after_backward;   // (): it has ended without an exception
-  PyObject* before_step;      // (optimizer or None): an optimizer's step starts
-  PyObject* after_step;       // (optimizer or None): it has ended without an exception
-};
-
-// Set once, for the life of the process: they are asked while something records. The GIL must be
-// held for this and for all that follows.
-void set_listeners(const Listeners& listeners);
-
-// Doing either twice is harmless. Returns what could not be hooked, or nothing.
+// The GIL must be held for all that follows. Doing either twice is harmless. Returns what could not
+// be hooked, or nothing.
 const char* install();
 void uninstall();
 bool installed();

@@ -227,11 +227,11 @@ size_t Watched::label_gradients() {
   return calls::may_read_gradients() ? each(&label_gradient) : 0;
 }
 
-size_t Watched::label_gradients_of(const py::list& tensors) {
+size_t Watched::label_gradients_of(const std::vector<py::object>& tensors) {
   look::Undisturbed undisturbed;
   Shelf last;
   size_t labelled = 0;
-  for (py::handle tensor : tensors) {
+  for (const py::object& tensor : tensors) {
     auto known = known_.find(tensor.ptr());
     if (known == known_.end()) {
       continue;

@@ -18,6 +18,8 @@ namespace pytracer::labels {
 // an operator read it, what shape its tensor has.
 inline constexpr uint8_t kUnknown = 0;
 inline constexpr uint8_t kGradients = 2;
+inline constexpr uint8_t kInputs = 6;
+inline constexpr uint8_t kFunctional = 10;
 
 // Where a tensor's memory lies: a device and an address; which stream or pool does not matter.
 struct Block {
@@ -68,7 +70,7 @@ class Watched {
   // views of memory from before the trace: that becomes visible here.
   size_t label_gradients();
   // Of parameters whose gradients this thread is about to read itself. Returns how many have one.
-  size_t label_gradients_of(const pybind11::list& tensors);
+  size_t label_gradients_of(const std::vector<pybind11::object>& tensors);
 
  private:
   struct Entry {

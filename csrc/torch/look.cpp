@@ -7,8 +7,10 @@
 #include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -86,6 +88,26 @@ void each_part(PyObject* tensor, int depth, Found found) {
         each_part(value, depth - 1, found);
       }
     });
+  }
+}
+
+// found(value) for what lies under this attribute, a dictionary or a container of torch's own.
+template <class Visit>
+void each_value(PyObject* attributes, PyObject* key, Visit visit) {
+  PyObject* container = PyDict_GetItemWithError(attributes, key);
+  if (container == nullptr) {
+    return;
+  }
+  if (PyDict_Check(container)) {
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(container, &at, &name, &value);) {
+      visit(value);
+    }
+  } else if (is_of_torch(Py_TYPE(container))) {
+    for (py::handle item : py::handle(container).attr("items")()) {
+      visit(py::object(item[py::int_(1)]).ptr());
+    }
   }
 }
 
@@ -198,6 +220,39 @@ void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found) 
       each_attribute(object, [&](PyObject* /*name*/, PyObject* inner) { later(inner); });
     }
   }
+}
+
+PyObject* first_parameter(PyObject* module) {
+  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
+  static PyObject* const modules = PyUnicode_InternFromString("_modules");
+  Undisturbed undisturbed;
+  std::vector<py::object> left{py::reinterpret_borrow<py::object>(module)};
+  std::unordered_set<PyObject*> seen;  // some have what they are a part of
+  while (!left.empty()) {
+    py::object one = std::move(left.back());
+    left.pop_back();
+    auto held = py::reinterpret_steal<py::object>(attributes(one.ptr()));
+    if (!held || !seen.insert(one.ptr()).second) {
+      continue;
+    }
+    py::object found;
+    each_value(held.ptr(), parameters, [&](PyObject* value) {
+      if (!found && is_tensor(value)) {
+        found = py::reinterpret_borrow<py::object>(value);
+      }
+    });
+    if (found) {
+      return found.release().ptr();
+    }
+    size_t first = left.size();
+    each_value(held.ptr(), modules, [&](PyObject* value) {
+      if (value != Py_None) {
+        left.push_back(py::reinterpret_borrow<py::object>(value));
+      }
+    });
+    std::reverse(left.begin() + static_cast<std::ptrdiff_t>(first), left.end());
+  }
+  return nullptr;
 }
 
 std::string shape_of(const at::Tensor& tensor) {

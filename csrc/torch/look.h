@@ -63,6 +63,9 @@ void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found);
 std::string shape_of(const at::Tensor& tensor);
 const char* dtype_of(const at::Tensor& tensor);
 
+// The first parameter of the module or of one that it has: a new reference, or null.
+PyObject* first_parameter(PyObject* module);
+
 // Where its memory lies.
 c10::Device device_of(const at::Tensor& tensor);
 

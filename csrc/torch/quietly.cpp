@@ -20,6 +20,7 @@ namespace pytracer::quietly {
 namespace {
 
 uint64_t count = 0;  // guarded by the GIL
+thread_local bool timed = false;
 
 // Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
 PyObject* set_eval_frame(PyObject* callback) {
@@ -151,11 +152,10 @@ int raise_now(void* exception) {
 
 bool call(PyObject* callback, PyObject* const* args, size_t argc, PyObject** result) {
   IsolatedFromProgram isolated;
-  uint64_t begin = ticks_now();
+  Timed timed;
   Py_INCREF(callback);  // another thread may replace it meanwhile
   PyObject* returned = PyObject_Vectorcall(callback, args, argc, nullptr);
   Py_DECREF(callback);
-  OwnTime::add(ticks_now() - begin);
   if (returned == nullptr && !forget_ours()) {
     return false;
   }
@@ -165,6 +165,19 @@ bool call(PyObject* callback, PyObject* const* args, size_t argc, PyObject** res
     Py_XDECREF(returned);
   }
   return true;
+}
+
+bool after_exception() {
+  return forget_ours();
+}
+
+Timed::Timed() : begin_(std::exchange(timed, true) ? 0 : ticks_now()) {}
+
+Timed::~Timed() {
+  if (begin_ != 0) {
+    timed = false;
+    OwnTime::add(ticks_now() - begin_);
+  }
 }
 
 void raise_later() {

@@ -16,6 +16,22 @@ namespace pytracer::quietly {
 // program's to see: Ctrl-C, an exit, whatever its signal handler raised while ours ran.
 bool call(PyObject* callback, PyObject* const* args, size_t count, PyObject** result = nullptr);
 
+// After C++ of ours has raised. As `call`: false where it is the program's to see.
+bool after_exception();
+
+// What tracing takes of the calling thread, from here to the end of the block. What is timed inside
+// of it is counted once.
+class Timed {
+ public:
+  Timed();
+  ~Timed();
+  Timed(const Timed&) = delete;  // it ends once
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  uint64_t begin_;  // 0 inside of another one
+};
+
 // Where no exception can pass: the one that is set is raised as soon as Python goes on.
 void raise_later();
 

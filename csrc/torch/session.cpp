@@ -11,6 +11,7 @@
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
+#include <bit>
 #include <map>
 #include <optional>
 #include <unistd.h>
@@ -24,6 +25,7 @@ namespace {
 
 // All guarded by the GIL.
 std::map<uint32_t, Wants> wanted;
+std::map<uint32_t, std::shared_ptr<Listening>> who_listens;  // of the same sessions
 bool counting_steps = false;
 bool device_attached = false;
 std::string problem_with_calls;
@@ -85,6 +87,25 @@ void hook_device(bool wanted_now) {
   device_queue.wait(wanted_now && !ready);
 }
 
+sessions::AllListening& all_listening() {
+  static auto* const all = new sessions::AllListening;
+  return *all;
+}
+
+void list_who_listens() {
+  std::vector<std::shared_ptr<Listening>> all;
+  for (const auto& [id, listening] : who_listens) {
+    all.push_back(listening);
+  }
+  all_listening() = std::make_shared<decltype(all)>(std::move(all));
+}
+
+void remove_session(uint32_t id) {
+  wanted.erase(id);
+  who_listens.erase(id);
+  list_who_listens();
+}
+
 // Hooks what is wanted now and unhooks the rest; each part does nothing where nothing changes.
 // Returns what stands in the way.
 std::string apply() {
@@ -123,6 +144,15 @@ std::string apply() {
 
 }  // namespace
 
+bool Listening::called() {
+  ++calls;
+  return steps == 0 && std::has_single_bit(calls);
+}
+
+bool Listening::stepped() {
+  return std::has_single_bit(++steps);
+}
+
 Session::~Session() {
   end();
 }
@@ -131,7 +161,9 @@ bool Session::is_open() const {
   return recording_ && owner_ == getpid();
 }
 
-std::string Session::begin(uint64_t max_events, const Wants& wants) {
+std::string Session::begin(uint64_t max_events,
+                           const Wants& wants,
+                           std::shared_ptr<PhaseTimes> phases) {
   if (id_ != 0) {
     return "this session has begun already";
   }
@@ -141,7 +173,11 @@ std::string Session::begin(uint64_t max_events, const Wants& wants) {
   owner_ = getpid();
   id_ = Recorder::get().begin_session(max_events);
   recording_ = true;
+  listening_->phases = std::move(phases);
+  listening_->by_hooks = wants.saved_tensors;
   wanted[id_] = wants;
+  who_listens[id_] = listening_;
+  list_who_listens();
   std::string problem = apply();
   if (!problem.empty()) {
     end();
@@ -151,13 +187,19 @@ std::string Session::begin(uint64_t max_events, const Wants& wants) {
   return problem;
 }
 
+std::pair<uint64_t, uint64_t> Session::new_counts() {
+  std::pair<uint64_t, uint64_t> now{listening_->calls, listening_->steps};
+  auto before = std::exchange(told_, now);
+  return {now.first - before.first, now.second - before.second};
+}
+
 // Whoever ends a session forgets it, when it has been read.
 class Session::Ending {
  public:
   explicit Ending(Session& session)
       : session_(session), is_first_(std::exchange(session.recording_, false)) {
     if (is_first_) {
-      wanted.erase(session_.id_);
+      remove_session(session_.id_);
       apply();
       py::gil_scoped_release unlocked;
       Recorder::get().end_session(session_.id_);
@@ -228,6 +270,13 @@ void Session::end_and_write(const std::string& meta) {
 
 namespace sessions {
 
+AllListening listening() {
+  if (!all_listening()) {
+    list_who_listens();
+  }
+  return all_listening();
+}
+
 uint32_t open() {
   return static_cast<uint32_t>(wanted.size());
 }
@@ -271,6 +320,8 @@ void seed_device() {
 
 void after_fork_in_child() {
   wanted.clear();
+  who_listens.clear();
+  list_who_listens();
   counting_steps = calls::remove_all_step_counters();
   apply();
 }

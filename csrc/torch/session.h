@@ -7,6 +7,7 @@
 
 #include "../core/streamer.h"
 #include "ops.h"
+#include "phase_times.h"
 
 #include <Python.h>
 
@@ -15,6 +16,8 @@
 #include <optional>
 #include <string>
 #include <sys/types.h>
+#include <utility>
+#include <vector>
 
 namespace pytracer {
 
@@ -24,6 +27,19 @@ struct Wants {
   bool device = false;
   bool stacks = false;
   bool saved_tensors = false;
+};
+
+// What a session hears of at the moments that moments.h knows.
+struct Listening {
+  std::shared_ptr<PhaseTimes> phases;
+  bool by_hooks = false;  // it sees each save as it happens
+  uint64_t calls = 0;     // of outermost modules
+  uint64_t steps = 0;
+
+  // Counts one. True at powers of two, when the device's memory is to be read; a program that never
+  // steps is read as it calls its model.
+  bool called();
+  bool stepped();
 };
 
 // The GIL must be held for everything here. In a forked child its parent's sessions are over, and
@@ -36,13 +52,19 @@ class Session {
   Session& operator=(const Session&) = delete;
 
   // Records from here on. Returns what stands in the way, and then nothing is hooked for it.
-  std::string begin(uint64_t max_events, const Wants& wants);
+  std::string begin(uint64_t max_events, const Wants& wants, std::shared_ptr<PhaseTimes> phases);
   // Records no more, and unhooks what no other session needs. Twice is harmless. A file that was
   // being written stays as far as it came.
   void end();
   bool is_open() const;
 
   uint32_t id() const { return id_; }
+
+  // The program says that a step is over. Whether the device's memory is to be read.
+  bool count_step() { return listening_->stepped(); }
+
+  // Calls and steps since it was last asked.
+  std::pair<uint64_t, uint64_t> new_counts();
 
   // What there is so far; the recording goes on. Or ends it, and reads it whole.
   Recording read() const;
@@ -60,12 +82,17 @@ class Session {
   uint32_t id_ = 0;  // 0: not begun, or read and forgotten
   bool recording_ = false;
   pid_t owner_ = 0;
+  std::shared_ptr<Listening> listening_ = std::make_shared<Listening>();
+  std::pair<uint64_t, uint64_t> told_;  // of calls and steps
   std::unique_ptr<Streamer> streamer_;
 };
 
 namespace sessions {
 
 uint32_t open();  // how many
+// Those that are open. A list stays as it is while somebody goes through it.
+using AllListening = std::shared_ptr<const std::vector<std::shared_ptr<Listening>>>;
+AllListening listening();
 // Calls the counter after each optimizer's step, whether or not anything records; or no more.
 void count_steps(PyObject* counter);
 void count_no_steps(PyObject* counter);

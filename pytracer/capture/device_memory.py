@@ -56,15 +56,15 @@ class DeviceMemory:
         """The first reading, possibly before CUDA is up."""
         self._read("begin")
 
-    def stepped(self) -> None:
-        """A training step has ended. Steps 1, 2, 4, 8, ... are read: kernels are loaded early."""
-        self._steps += 1
+    def stepped(self, steps: int = 1) -> None:
+        """Training steps have ended. Steps 1, 2, 4, 8, ... are read: kernels are loaded early."""
+        self._steps += steps
         if self._cuda and _is_power_of_two(self._steps):
             self._read("step")
 
-    def called(self) -> None:
+    def called(self, calls: int = 1) -> None:
         """The outermost module is entered. The first time nothing has run yet."""
-        self._calls += 1
+        self._calls += calls
         if self._cuda and not self._steps and self._calls > 1 and _is_power_of_two(self._calls):
             self._read("call")
 

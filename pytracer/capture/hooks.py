@@ -1,7 +1,8 @@
 """What Python of ours is told while something records.
 
-The hooks themselves are in `csrc/torch` (see `session.h`): they are put in place and taken away by
-one call each. They tell the one instance here, `HOOKS`, which keeps what a recording knows.
+The hooks themselves are in `csrc/torch` (see `session.h` and `moments.h`): they are put in place and
+taken away by one call each, and look at the program by themselves. What is new to them they tell the
+one instance here, `HOOKS`, which keeps what a recording knows.
 """
 
 import atexit
@@ -13,22 +14,19 @@ from typing import Any, Protocol
 import torch
 
 from pytracer._native import C
-from pytracer.capture.device_memory import DeviceMemory
-from pytracer.capture.graph import GraphWalks, in_transform
-from pytracer.capture.labels import Labels
-from pytracer.capture.phase_times import PhaseTimes
+from pytracer.capture.graph import in_transform, saved_tensors
+from pytracer.capture.labels import Labels, cache_positions, caches
 
 
 class Listening(Protocol):
     """What is asked of a session that records."""
 
-    by_hooks: bool  # each save is seen as it happens
-    memory: DeviceMemory
-    phases: PhaseTimes
-
     @property
     def running(self) -> bool:
         """Whether it still does."""
+
+    def read_memory(self) -> None:
+        """Reads the device's memory, if that is due."""
 
     def end_at_exit(self) -> None:
         """Ends it, for the interpreter goes away."""
@@ -39,8 +37,7 @@ class Hooks:
 
     def __init__(self) -> None:
         """Nothing is known."""
-        self.labels = Labels()
-        self.walks = GraphWalks()
+        self._forget()
         # Kept while they record: a program may enter a trace and hold it nowhere.
         self._sessions: list[Listening] = []
         self._awaits_exit = False
@@ -63,8 +60,11 @@ class Hooks:
         """Forgets sessions that are over; with the last one, all that was known."""
         self._sessions = self.sessions()
         if not self._sessions:
-            self.labels = Labels()
-            self.walks = GraphWalks()
+            self._forget()
+
+    def _forget(self) -> None:
+        self.labels = Labels()
+        C.use_moments(self.labels.moments)
 
     def sessions(self) -> list[Listening]:
         """Those that record."""
@@ -84,56 +84,49 @@ class Hooks:
         """Asked once per module."""
         return self.labels.name_of_module(module)
 
-    def before_root(
+    def look_again(self) -> None:
+        """Somebody unknown stands where a parameter stood, or nobody does."""
+        self.labels.look_again()
+
+    def note_attributes(self, module: torch.nn.Module) -> None:
+        """An outermost module is entered, and may have got tensors."""
+        self.labels.note_attributes(module)
+
+    def cache_positions(self, module: torch.nn.Module) -> tuple[int, ...]:
+        """Which of its arguments are caches. Asked once per class."""
+        return cache_positions(module)
+
+    def caches_of(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """An outermost module is entered."""
-        sessions = self.sessions()
-        for session in sessions:
-            session.memory.called()
-        self.labels.before_root(module, args, kwargs)
-        for session in sessions:
-            session.phases.root_entered(module)
+    ) -> list[torch.Tensor]:
+        """Of the tensors that an outermost module is given."""
+        return caches(module, args, kwargs)
 
-    def after_root(self) -> None:
-        """It has been left without an exception."""
+    def read_graph(self, outputs: Any) -> None:
+        """A backward pass begins: what the graph behind these has saved."""
+        C.record_saved(list(saved_tensors(outputs)))
+
+    def read_graph_of_func(self, outputs: Any) -> None:
+        """The same, where only torch.func's saves are not seen as they happen."""
+        if in_transform():
+            self.read_graph(outputs)
+
+    def label_engines(self) -> None:
+        """Of libraries that keep a model's parameters to themselves."""
+        self.labels.label_engines()
+
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """Its step begins; it is new, or its groups have grown."""
+        self.labels.meet_optimizer(optimizer)
+
+    def label_state(self, optimizer: Any) -> None:
+        """Some of its state is new."""
+        self.labels.label_state(optimizer)
+
+    def read_memory(self) -> None:
+        """Some session's reading of the device is due."""
         for session in self.sessions():
-            session.phases.root_left()
-
-    def before_backward(self, outputs: Any, structure: int, must: bool) -> None:
-        """Where each save is seen as it happens, by hooks, the graph need not be read."""
-        sessions = self.sessions()
-        by_hooks = any(session.by_hooks for session in sessions)
-        try:
-            if not by_hooks or in_transform():
-                self.walks.before_backward(outputs, structure, must=must or by_hooks)
-        finally:  # where the pass begins: not before the graph has been read
-            for session in sessions:
-                session.phases.backward_begins(outputs)
-
-    def after_backward(self) -> None:
-        """An outermost backward pass has ended without an exception."""
-        for session in self.sessions():
-            session.phases.backward_ends()
-        self.labels.after_backward()
-
-    def before_step(self, optimizer: Any) -> None:
-        """An optimizer's step begins; None where it is not known whose."""
-        if optimizer is not None:
-            self.labels.before_optimizer(optimizer)
-        for session in self.sessions():
-            session.phases.step_begins()
-
-    def after_step(self, optimizer: Any) -> None:
-        """It has ended without an exception."""
-        sessions = self.sessions()
-        for session in sessions:
-            session.phases.step_ends()
-        if optimizer is not None:
-            self.labels.after_optimizer(optimizer)
-        self.walks.stepped()
-        for session in sessions:
-            session.memory.stepped()
+            session.read_memory()
 
     # ---------------------------------------------------------------- forks
 
@@ -145,16 +138,7 @@ class Hooks:
 
 
 HOOKS = Hooks()
-C.set_listeners(
-    name_of_module=HOOKS.name_of_module,
-    before_root=HOOKS.before_root,
-    after_root=HOOKS.after_root,
-    before_backward=HOOKS.before_backward,
-    after_backward=HOOKS.after_backward,
-    before_step=HOOKS.before_step,
-    after_step=HOOKS.after_step,
-    sessions_over=HOOKS.tidy,
-)
+C.set_listeners(HOOKS)
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=HOOKS.after_fork_in_child)
 

@@ -29,24 +29,16 @@ from pytracer.capture.looking import (
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
 
-# Calls of an outermost module: 2, 3, 5, 17, 65, ... Modules may be many.
-_LOOKS_AT_ATTRIBUTES = frozenset((3, *(1 + 4**power for power in range(16))))
-
 _UNKNOWN = schema.CATEGORY["unknown"]
 _WEIGHTS = schema.CATEGORY["weights"]
 _GRADIENTS = schema.CATEGORY["gradients"]
 _OPTIMIZER_STATE = schema.CATEGORY["optimizer_state"]
 _16_BITS = (torch.bfloat16, torch.float16)
-_INPUTS = schema.CATEGORY["inputs"]
 _WORKSPACES = schema.CATEGORY["workspaces"]
 _FUNCTIONAL = schema.CATEGORY["functional"]
 
 # What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
 _CACHE_ARGUMENT = re.compile(r"past|cache")
-# Which of a class's positional arguments are such.
-_CACHE_POSITIONS: weakref.WeakKeyDictionary[type, tuple[int, ...]] = weakref.WeakKeyDictionary()
-
-_DEEPEST_BATCH = 6  # a call's arguments are two deep themselves
 
 
 class Labels:
@@ -54,7 +46,8 @@ class Labels:
 
     def __init__(self) -> None:
         """Knows nothing yet; modules and optimizers are met as they are used."""
-        self._watched = C.Watched()
+        self.moments = C.Moments()  # when they are looked at
+        self._watched = self.moments.watched
         # By identity; the reference tells whether it is still that module.
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._most_modules = 1024  # then those that are gone are forgotten
@@ -68,8 +61,6 @@ class Labels:
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
-        self._stepping: list[_Optimizer] = []  # whose step has begun and not ended
-        self._entries: dict[int, int] = {}  # of outermost modules, by identity
         self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
 
     # ---------------------------------------------------------------- modules
@@ -101,6 +92,7 @@ class Labels:
         if next(parameters_of([module]), None) is not None:
             self._watched.label_gradients()  # of steps before the trace; they may go before a backward
         held = self._engines.add(module)
+        self.moments.has_engines |= bool(held)
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
@@ -172,33 +164,11 @@ class Labels:
             yield from C.tensors_in(_state_of(optimizer.reference()))
         yield from (tensor for _, _, tensor in self._engines.tensors())
 
-    def before_root(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        """The outermost module is entered: weights are where they are, inputs are new."""
-        if self._watched.label():
-            self.look_again()
-        if self._stepping:
-            self._label_inside_a_step()
-        entries = self._entries[id(module)] = self._entries.get(id(module), 0) + 1
-        if entries in _LOOKS_AT_ATTRIBUTES:
-            self._note_attributes(module)
-        cached = _caches(module, args, kwargs)
-        is_cache = {id(tensor) for tensor in cached}
-        given = C.tensors_in((args, kwargs), depth=_DEEPEST_BATCH, also_in_objects=True)
-        inputs = [tensor for tensor in given if id(tensor) not in is_cache]
-        adopt([*inputs, *cached])
-        C.label_as(_INPUTS, "batch", inputs)
-        C.label_as(_FUNCTIONAL, "kv_cache", cached)
-
-    def after_backward(self) -> None:
-        """Gradients are where they are, whatever op allocated their blocks."""
-        self._watched.label_gradients()
+    def label_engines(self) -> None:
+        """Tensors that libraries keep to themselves, where they are now."""
         self._label_held(self._engines.tensors())
-        if self._stepping:
-            self._label_inside_a_step()
 
-    def _note_attributes(self, *roots: torch.nn.Module | None) -> None:
+    def note_attributes(self, *roots: torch.nn.Module | None) -> None:
         """Plain tensors that these modules and theirs have as attributes.
 
         What a forward made and is seen here twice has outlived another: a table, and no activation.
@@ -209,27 +179,15 @@ class Labels:
                     name = f"{self._known_name(module)}.{key}"
                     C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
 
-    def _label_inside_a_step(self) -> None:
-        """In a closure: state may come and go within one step, as LBFGS's history does."""
-        for known in self._stepping:
-            known.label_changed_state(self)
-
-    def before_optimizer(self, optimizer: Any) -> None:
-        """The gradients as the optimizer sees them; its parameters may belong to no module."""
+    def meet_optimizer(self, optimizer: Any) -> None:
+        """It is about to step. Its parameters may belong to no module."""
         known = self._optimizer(optimizer)
         known.watch_parameters(self)
-        if not self._watched.label_gradients_of(known.parameters()):
-            self._watched.label()  # something is to be written down of a step that does nothing
-        self._label_held(self._engines.tensors())
         known.label_state_of_old(self)
-        known.label_changed_state(self)  # load_state_dict puts another in its place
-        self._stepping = [*[one for one in self._stepping if one is not known][-4:], known]
 
-    def after_optimizer(self, optimizer: Any) -> None:
-        """State that this step has made."""
-        known = self._optimizer(optimizer)
-        self._stepping = [one for one in self._stepping if one is not known]
-        known.label_changed_state(self)
+    def label_state(self, optimizer: Any) -> None:
+        """Some of it is new."""
+        self._optimizer(optimizer).label_state(self)
 
     def add_optimizer(self, optimizer: Any) -> None:
         """One given explicitly; without its model it waits until modules have named parameters."""
@@ -241,7 +199,7 @@ class Labels:
     def label_everything(self) -> None:
         """At the end of a trace: one last look at all that is known, and what modules got since."""
         self.look_again()
-        self._note_attributes(*(root() for root, _ in self._roots))
+        self.note_attributes(*(root() for root, _ in self._roots))
         self._label(self._optimizers)
 
     def frozen_modules(self) -> list[str]:
@@ -329,7 +287,6 @@ class _Optimizer:
         self.prefix = prefix  # of its parameters' names, where no module is known to have them
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
-        self._labelled = C.identity_of({})  # which tensors
         self._old_state_known = False
 
     def parameters(self) -> list[torch.Tensor]:
@@ -372,14 +329,8 @@ class _Optimizer:
         held = C.attributes_of(self.reference())
         return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
 
-    def label_changed_state(self, labels: Labels) -> None:
-        """Labels all state if some of it is new: it has grown, or its tensors were replaced."""
-        if C.identity_of(_state_of(self.reference())) != self._labelled:
-            self.label_state(labels)
-
     def label_state(self, labels: Labels, *, of_old: bool = False) -> None:
         state = _state_of(self.reference())
-        self._labelled = C.identity_of(state)
         tensors: list[torch.Tensor] = []
         numbers: list[int] = []
         for parameter, entry in C.items_of(state):
@@ -411,19 +362,19 @@ def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tenso
             yield from named_tensors(value, role)
 
 
-def _caches(
+def caches(
     module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[torch.Tensor]:
     """Tensors handed over under a name that says what they are."""
     named = [value for name, value in kwargs.items() if _CACHE_ARGUMENT.search(name)]
-    if args:
-        positions = _CACHE_POSITIONS.get(type(module))
-        if positions is None:
-            names = enumerate(_argument_names(module))
-            positions = tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
-            _CACHE_POSITIONS[type(module)] = positions
-        named += [args[i] for i in positions if i < len(args)]
+    named += [args[i] for i in cache_positions(module) if i < len(args)]
     return [tensor for value in named for tensor in C.tensors_in(contents(value))]
+
+
+def cache_positions(module: torch.nn.Module) -> tuple[int, ...]:
+    """Which of its class's positional arguments are such."""
+    names = enumerate(_argument_names(module))
+    return tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
 
 
 def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:

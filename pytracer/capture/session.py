@@ -17,7 +17,7 @@ from pytracer._native import C, core, facts, no_tracker
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
-from pytracer.capture.phase_times import CudaEvents, PhaseTimes
+from pytracer.capture.phase_times import PhaseTimes
 from pytracer.capture.variables import variables_of
 from pytracer.trace import Trace
 from pytracer.version import __version__
@@ -111,10 +111,9 @@ class Session:
         self.options = options
         self.failed = False  # an allocation failed, and the block was left because of it
         self.notes: dict[str, Any] = {}  # what else belongs into the trace's meta
-        self.by_hooks = options.saved_tensors == "hooks"
         cuda = "cuda" in options.devices
         self.memory = DeviceMemory(cuda=cuda)
-        self.phases = PhaseTimes(CudaEvents() if cuda else None)
+        self.phases = PhaseTimes(C.cuda_stopwatch() if cuda else None)
         self._targets = targets or Targets()
         self._native = (held or C.Held()).session()
         self._pid = 0
@@ -152,7 +151,8 @@ class Session:
                 cpu="cpu" in options.devices,
                 device=cuda and not self._cuda_problem,
                 stacks=options.stacks,
-                saved_tensors=self.by_hooks,
+                saved_tensors=options.saved_tensors == "hooks",
+                phases=self.phases,
             )
             if problem:
                 raise errors.CaptureError(problem)
@@ -166,7 +166,16 @@ class Session:
     def mark_step(self) -> None:
         """The user says that a step ends here."""
         C.mark_step("step")
-        self.memory.stepped()
+        if self._native.count_step():
+            self.read_memory()
+
+    def read_memory(self) -> None:
+        """Tells how often the model was called and an optimizer has stepped since last time."""
+        calls, steps = self._native.new_counts()
+        if calls:
+            self.memory.called(calls)
+        if steps:
+            self.memory.stepped(steps)
 
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording. None in a forked child, which recorded nothing.
@@ -210,6 +219,7 @@ class Session:
 
     def _look_once_more(self) -> None:
         """What is read and labelled at the end, or when somebody looks: the end so far."""
+        self.read_memory()
         self.memory.end()
         self._counters["end"] = _allocator_counters(self.options.devices)
         labels = HOOKS.labels

@@ -1,0 +1,109 @@
+// The moments at which a recording looks at what the program has: an outermost module is entered or
+// left, a backward pass begins or ends, an optimizer steps.
+//
+// In the steady state nothing has changed since the last time, and no Python of ours runs. Where
+// something is new (a module, a parameter, an optimizer's state) Python is told and learns it.
+//
+// The GIL must be held for all of it. What returns a bool returns false where an exception is set
+// that is the program's to see.
+#pragma once
+
+#include "labels.h"
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace pytracer {
+
+// What Python learns, by the name of the method that is told.
+struct Listeners {
+  pybind11::object name_of_module;      // (module) -> str, asked once per module
+  pybind11::object look_again;          // (): somebody unknown stands where a parameter stood
+  pybind11::object note_attributes;     // (module): it may have got tensors
+  pybind11::object cache_positions;     // (module) -> which of its arguments are caches
+  pybind11::object caches_of;           // (module, args, kwargs) -> the caches' tensors
+  pybind11::object read_graph;          // (outputs): notes what it has saved
+  pybind11::object read_graph_of_func;  // (outputs): the same, if torch.func made it
+  pybind11::object label_engines;       // (): of libraries that keep parameters to themselves
+  pybind11::object meet_optimizer;      // (optimizer): it is new, or its groups have grown
+  pybind11::object label_state;         // (optimizer): its state has changed
+  pybind11::object read_memory;         // (): some session's reading of the device is due
+};
+
+// Which graphs are to be read. A walk takes about 2 us a node, so not every one is. Which ones
+// follows from what the program does and never from how fast: a structure (the nodes and their
+// edges, whatever the sizes) is read in the first two passes that have it, and then in its 16th,
+// 64th, 256th ... one. Of a step with several passes all are read, all from one on, or none: they
+// are not alike.
+class GraphWalks {
+ public:
+  bool is_due(uint64_t structure, bool must = false);
+
+  // An optimizer has: what comes is another step's.
+  void stepped() { passes_ = 0; }
+
+ private:
+  bool is_due_by_itself(uint64_t structure);
+
+  std::unordered_map<uint64_t, uint64_t> met_;  // in how many passes
+  int passes_ = 0;                              // of this step
+  bool walking_ = false;
+};
+
+// Of one recording.
+class Moments {
+ public:
+  labels::Watched watched;
+  bool has_engines = false;
+
+  bool before_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
+  bool after_root();
+  bool before_backward(PyObject* outputs, uint64_t structure, bool must);
+  bool after_backward();
+  bool before_step(PyObject* optimizer);
+  bool after_step(PyObject* optimizer);
+
+ private:
+  // By weak reference only.
+  struct Optimizer {
+    pybind11::object reference;
+    std::vector<Py_ssize_t> groups;  // sizes; they grow, nobody exchanges their members
+    uint64_t state = 0;              // which tensors it was, see labels::identity_of
+  };
+
+  struct CachePositions {
+    pybind11::object type;  // a weak reference
+    std::vector<Py_ssize_t> positions;
+  };
+
+  std::shared_ptr<Optimizer> known(PyObject* optimizer);
+  bool label_changed_state(Optimizer& optimizer);
+  bool label_inside_a_step();
+  bool label_inputs(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
+  bool may_be_given_caches(PyObject* module, Py_ssize_t count, PyObject* names, bool& may);
+
+  GraphWalks walks_;
+  std::unordered_map<PyObject*, uint64_t> entries_;  // of outermost modules, by identity
+  std::unordered_map<PyTypeObject*, CachePositions> cache_positions_;
+  std::vector<std::shared_ptr<Optimizer>> optimizers_;
+  std::vector<std::shared_ptr<Optimizer>> stepping_;  // whose step has begun and not ended
+};
+
+namespace moments {
+
+// Set once, for the life of the process: `hooks` has methods of the listeners' names.
+void set_listeners(const pybind11::object& hooks);
+const Listeners& listeners();
+// What the moments of the recording to come are told to.
+void use(std::shared_ptr<Moments> moments);
+// Those in use; null before there are any.
+std::shared_ptr<Moments> current();
+
+}  // namespace moments
+
+}  // namespace pytracer
