@@ -22,6 +22,7 @@
 #include <cstring>
 #include <mutex>
 #include <new>
+#include <sys/mman.h>
 #include <vector>
 
 namespace pytracer {
@@ -179,6 +180,20 @@ class AppendLog {
 
   static constexpr uint64_t kFull = 0;  // as a limit: refuse, and claim nothing
 
+  // Its pages are asked for at once: met one by one they cost twice as much, in a virtual machine
+  // 2 us each. Linux before 5.14 does not know how, and then they are met one by one.
+  static uint64_t* new_chunk() {
+    constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE; old headers lack the name
+    constexpr uintptr_t kPage = 4096;
+    auto* chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
+    uintptr_t from = (reinterpret_cast<uintptr_t>(chunk) + kPage - 1) & ~(kPage - 1);
+    uintptr_t to = (reinterpret_cast<uintptr_t>(chunk) + kChunkRows * sizeof(Row)) & ~(kPage - 1);
+    if (chunk != nullptr) {
+      (void)madvise(reinterpret_cast<void*>(from), to - from, kPopulateWrite);
+    }
+    return chunk;
+  }
+
   // In order: where memory ends the log ends, and no row lies behind a chunk that is missing.
   uint64_t* add_chunk(uint64_t index) {
     std::lock_guard lock(growth_);
@@ -188,7 +203,7 @@ class AppendLog {
         chunk = spare_.back();
         spare_.pop_back();
       } else {
-        chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
+        chunk = new_chunk();
       }
       if (chunk == nullptr) {
         end_.store(next_chunk_ * kChunkRows);

@@ -348,6 +348,20 @@ const void* handled_exception() {
   return identity;
 }
 
+// As py::gil_scoped_acquire, which takes thousands of instructions to find the thread's state.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+
+  ~WithGil() { PyGILState_Release(state_); }
+
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+ private:
+  PyGILState_STATE state_;
+};
+
 // No exception can pass through here: the program gets its own a moment later.
 template <class What>
 void at_step_moment(What what) {
@@ -362,7 +376,7 @@ void Step::begin() {
   if (!Py_IsInitialized()) {
     return;
   }
-  py::gil_scoped_acquire locked;
+  WithGil locked;
   reads::pause();
   made_a_graph = false;
   optimizer_ = stepping_optimizer().release().ptr();
@@ -376,7 +390,7 @@ void Step::end() {
   if (optimizer_ == nullptr || !Py_IsInitialized()) {
     return;
   }
-  py::gil_scoped_acquire locked;
+  WithGil locked;
   if (recording.load(std::memory_order_relaxed)) {
     reads::listen();
   }
@@ -397,7 +411,7 @@ void Step::end() {
 
 Step::~Step() {
   if (optimizer_ != nullptr && Py_IsInitialized()) {
-    py::gil_scoped_acquire locked;
+    WithGil locked;
     Py_DECREF(optimizer_);
   }
 }

@@ -18,13 +18,31 @@ namespace pytracer::labels {
 
 namespace {
 
+// The place table's row of the device that the thread asked for last.
+struct LastPlace {
+  uint32_t generation = 0;
+  DeviceType type{};
+  uint8_t index = 0;
+  uint16_t number = 0;
+};
+
+uint16_t place_of(DeviceType type, uint8_t index) {
+  static thread_local constinit LastPlace last;
+  Recorder& recorder = Recorder::get();
+  if (last.generation != recorder.generation() || last.type != type || last.index != index) {
+    uint32_t generation = recorder.generation();
+    last = {generation, type, index, recorder.place({0, 0, 0, type, index})};
+  }
+  return last.number;
+}
+
 Block block_at(const void* address, c10::Device device) {
   if (!device.is_cpu() && !device.is_cuda()) {
     return {};
   }
   auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
   auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
-  return {reinterpret_cast<uint64_t>(address), Recorder::get().place({0, 0, 0, type, index})};
+  return {reinterpret_cast<uint64_t>(address), place_of(type, index)};
 }
 
 bool is_compressed(c10::Layout layout) {

@@ -47,8 +47,8 @@ void each_tensor(const c10::IValue& value, Visit visit) {
   if (value.isTensor()) {
     visit_one(value.toTensor());
   } else if (value.isTensorList()) {
-    for (const at::Tensor& tensor : value.toTensorVector()) {
-      visit_one(tensor);
+    for (const c10::IValue& one : value.toListRef()) {
+      visit_one(one.toTensor());
     }
   }
 }
