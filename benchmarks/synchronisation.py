@@ -1,4 +1,4 @@
-"""Instructions that tracing adds at each point of synchronisation, counted by valgrind.
+"""What tracing adds at each point of synchronisation: instructions, by valgrind, and process time.
 
     python benchmarks/synchronisation.py [--out FILE] [--checkout FOLDER] [--profile FOLDER]
 
@@ -14,9 +14,11 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
@@ -29,6 +31,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "category": {"detail": "category"},
     "default": {},
 }
+BLOCKS = 60  # of the clock's
 TIMES = {"module call": 200, "forward and backward": 20, "optimizer step": 20, "whole step": 20}
 REQUESTS = """
 #include <valgrind/callgrind.h>
@@ -90,6 +93,45 @@ def count(library: Path) -> None:
                 block(mode)
 
 
+def clock() -> None:
+    """The process's own time of each case and mode, in microseconds: medians of blocks in turns."""
+    import pytracer
+
+    ways, targets = cases()
+    found: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in ways} for mode in MODES}
+
+    def block(mode: str) -> None:
+        for name, way in ways.items():
+            for _ in range(10):
+                way()
+            began = time.process_time()
+            for _ in range(TIMES[name]):
+                way()
+            found[mode][name].append((time.process_time() - began) / TIMES[name] * 1e6)
+
+    for _ in range(BLOCKS):
+        for mode, options in MODES.items():
+            if options is None:
+                block(mode)
+            else:
+                with pytracer.trace(*targets, report=False, **options):
+                    block(mode)
+    medians = {
+        mode: {name: round(statistics.median(each), 2) for name, each in rows.items()}
+        for mode, rows in found.items()
+    }
+    print(json.dumps(medians))
+
+
+def timed(checkout: Path) -> dict[str, dict[str, float]]:
+    """Microseconds of one call, by mode and case."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--clock"]
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: dict[str, dict[str, float]] = json.loads(done.stdout)
+    return found
+
+
 def measure(checkout: Path, folder: Path) -> dict[str, dict[str, int]]:
     """Instructions of one call, by mode and case."""
     (folder / "requests.cpp").write_text(REQUESTS)
@@ -116,6 +158,7 @@ def measure(checkout: Path, folder: Path) -> dict[str, dict[str, int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--clock", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--checkout", type=Path, default=ROOT)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--profile", type=Path)
@@ -123,25 +166,29 @@ def main() -> None:
     if options.inside:
         count(options.inside)
         return
+    if options.clock:
+        clock()
+        return
     with tempfile.TemporaryDirectory() as scratch:
         if options.profile:
             options.profile.mkdir(parents=True, exist_ok=True)
         found = measure(options.checkout.resolve(), options.profile or Path(scratch))
     import torch
 
-    document = {
+    document: dict[str, Any] = {
         "tool": "benchmarks/synchronisation.py",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "instructions": found,
+        "microseconds": timed(options.checkout.resolve()),
     }
-    for name in TIMES:
-        plain = found["plain"][name]
-        added = {mode: found[mode][name] - plain for mode in MODES if mode != "plain"}
-        print(
-            f"{name:22} plain {plain:>10,}  " + "  ".join(f"{m} +{a:,}" for m, a in added.items())
-        )
+    for unit in ("instructions", "microseconds"):
+        rows = document[unit]
+        for name in TIMES:
+            plain = rows["plain"][name]
+            added = (f"{m} +{rows[m][name] - plain:,.1f}" for m in MODES if m != "plain")
+            print(f"{unit:12}  {name:22} plain {plain:>12,.1f}  " + "  ".join(added))
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 
