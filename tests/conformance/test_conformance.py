@@ -53,8 +53,9 @@ def same(found: Result) -> None:
 
 
 def same_or_coarser(found: Result) -> None:
-    """detail="category" says of every byte at the peak what op mode does, or the one coarser word."""
+    """detail="category" says of every block at the peak what op mode does, or the one coarser word."""
     coarser = found.coarser()
+    assert {word for word in found.only_category if not word.startswith("unknown ")} == set()
     if coarser:
         assert "copy_or_activation" in found.category_roles, coarser
         assert coarser.pop("unknown") == -sum(coarser.values())
