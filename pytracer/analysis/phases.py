@@ -402,6 +402,17 @@ def moments(trace: Trace) -> Moments:
     return Moments(*made, *freed)
 
 
+def made_without_grad(trace: Trace, moments: Moments) -> Mask:
+    """Which allocations a model made in a call that ran without grad mode throughout."""
+    tree = scopes.tree(trace)
+    calls = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
+    without = np.zeros(len(tree.kind), np.bool_)
+    without[calls] = ~ran_with_grad(trace, calls)
+    around = _outermost_call(tree, calls)[moments.made_scope]
+    made: Mask = without[around] & (moments.made_phase == FORWARD)
+    return made
+
+
 def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     """Made by a thread that has no part in the training, where the scopes tell such threads."""
     tree = scopes.tree(trace)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.programs import LOSSES, MODES, Says
+from tests.conformance.programs import LOSSES, MODES, Says, saved
 from tests.tiers import by_tier
 
 WIDTH, OUT = 24, 16
@@ -330,24 +330,6 @@ class Program:
             self.kept.append(model(torch.randn(self.plan.rows, WIDTH)))
         self.says.are("functional/output", self.kept[-1])
         model.train()
-
-
-def saved(loss: Tensor) -> Iterator[Tensor]:
-    """Each tensor that autograd has saved for the backward of this loss, as it is."""
-    left, seen = [loss.grad_fn], set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        left += [following for following, _ in node.next_functions]
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                value = getattr(node, name)
-                for one in value if isinstance(value, tuple | list) else [value]:
-                    tensor = getattr(one, "data", None)
-                    if isinstance(tensor, Tensor):
-                        yield tensor
 
 
 @pytest.fixture(autouse=True, scope="module")
