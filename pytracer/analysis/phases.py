@@ -418,13 +418,24 @@ def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     tree = scopes.tree(trace)
     thread = trace.events.thread[position]
     found: Mask = (thread != main_thread(trace)) & (position >= 0)
-    # Without nodes the engine's threads would look like that, too.
-    if found.any() and (tree.kind == NODE).any():
+    # Without nodes the engine's threads would look like that, too: then they are told by their names.
+    if "thread_names" in trace.meta:
+        found &= ~_is_of_the_engine(trace)[thread]
+    elif not (tree.kind == NODE).any():
+        return np.zeros(len(position), np.bool_)
+    if found.any():
         trains = np.isin(tree.kind, (MODULE, NODE, BACKWARD, OPTIMIZER))
         found &= ~np.isin(thread, tree.thread[trains])
         found &= scope_phases(trace)[scope] == UNSAID
-        return found
-    return np.zeros(len(position), np.bool_)
+    return found
+
+
+def _is_of_the_engine(trace: Trace) -> Mask:
+    """Per number of a thread. Reentrant passes run in threads that torch gives no name."""
+    named = scopes.names_where(trace, lambda text: text.startswith("pt_autograd"))
+    result = np.zeros(np.iinfo(np.uint16).max + 1, np.bool_)
+    result[: len(trace.threads.name)] = named[within(trace.threads.name, len(named))]
+    return result
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:

@@ -55,6 +55,8 @@ def _cases() -> list[Case]:
         "save_on_cpu": ["mlp", "gpt2"],
         "lora": ["llama", "t5"],
         "lora_autocast": ["gpt2", "llama"],
+        "lora_checkpoint": ["gpt2", "llama"],
+        "distillation": ["mlp", "vit", "gpt2"],
         "ema_module": ["unet", "vit"],
         "ema_dictionary": ["mlp", "unet"],
         "compile_aot": ["mlp", "gpt2"],

@@ -5,6 +5,7 @@ The oracle is Python itself, at that instant: this is a parameter's `.grad`, tha
 program shows all of a category at once, the trace must have its bytes and no more.
 """
 
+import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -141,6 +142,7 @@ def saved(loss: Tensor) -> Iterator[Tensor]:
 
 Program = Callable[[Says], None]
 PROGRAMS: dict[str, Program] = {}
+ON_A_GPU: set[str] = set()  # those that need one
 
 
 def program(run: Program) -> Program:
@@ -149,6 +151,7 @@ def program(run: Program) -> Program:
 
 
 def run(name: str, mode: str, device: str = "cpu") -> Says:
+    gc.collect()  # models of a program before this one are no weights of it
     torch.manual_seed(0)
     says = Says(mode, device)
     with torch.device(device):

@@ -4,12 +4,18 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from pytracer import trace
-from tests.conformance.programs import MODES, PROGRAMS, run
+from pytracer.analysis import views
+from tests.conformance import engines, trainings
+from tests.conformance.cases import sums_hold
+from tests.conformance.programs import MODES, ON_A_GPU, PROGRAMS, run
+
+assert engines and trainings  # their programs are among PROGRAMS
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +26,25 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+def everywhere() -> Iterator[Any]:
+    for name in PROGRAMS:
+        if name not in ON_A_GPU:
+            yield pytest.param(name, "cpu", id=f"{name}-cpu")
+        yield pytest.param(name, "cuda", id=f"{name}-cuda", marks=pytest.mark.cuda)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of what these programs use
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "device"), list(everywhere()))
 def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device: str) -> None:
+    """Nothing is unknown, and at every event the categories sum to what is allocated."""
     says = run(name, mode, device)
     assert says.told
     assert says.wrong() == []
+    assert says.data is not None
+    rows = {row.category: row.own_peak for row in views.category_rows(says.data)}
+    assert rows["unknown"] == 0
+    assert sums_hold(says.data)
 
 
 def categories_of_a_run(seconds: float) -> list[tuple[str, str, int]]:
