@@ -8,6 +8,7 @@ python tools/conformance.py --from FILE...              # the tables of kept res
 """
 
 import argparse
+import gc
 import json
 import sys
 import warnings
@@ -120,6 +121,7 @@ def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dic
 def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
     """What each program says in each mode, and what the trace says otherwise."""
     rows = []
+    gc.freeze()  # what is imported need not be looked at between programs
     hardware = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     for name in names:
         if device == "cpu" and name in ON_A_GPU:

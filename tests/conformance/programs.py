@@ -151,7 +151,8 @@ def program(run: Program) -> Program:
 
 
 def run(name: str, mode: str, device: str = "cpu") -> Says:
-    gc.collect()  # models of a program before this one are no weights of it
+    if device == "cuda":
+        gc.collect()  # models of a program before this one are no weights of it
     torch.manual_seed(0)
     says = Says(mode, device)
     with torch.device(device):
