@@ -101,7 +101,9 @@ class Result:
     hooks: dict[str, int] = field(default_factory=dict)
     category: dict[str, int] = field(default_factory=dict)  # with detail="category"
     category_roles: list[str] = field(default_factory=list)
-    only_category: dict[str, int] = field(default_factory=dict)  # its words for blocks, of each size
+    only_category: dict[str, int] = field(
+        default_factory=dict
+    )  # its words for blocks, of each size
     kept_by_program: int = 0  # bytes of the caches that generation is left with
     functional_at_end: int = 0
     roles: list[str] = field(default_factory=list)  # of all allocations

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call, grad, jvp, stack_module_state, vmap
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -396,7 +396,9 @@ def batches_are_made_by_a_thread(says: Says) -> None:
 
     def produce() -> None:
         for _ in range(4):
-            ready.put((torch.randn(33, 64, device=says.device), torch.randn(33, 64).to(says.device)))
+            ready.put(
+                (torch.randn(33, 64, device=says.device), torch.randn(33, 64).to(says.device))
+            )
 
     with says.traced(model, optimizer):
         thread = threading.Thread(target=produce)
@@ -624,9 +626,7 @@ def checkpoints_stand_in_one_another(says: Says) -> None:
         return y
 
     with says.traced(model, optimizer):
-        plain_steps(
-            says, lambda x: checkpoint(inner, x, use_reentrant=False), model, optimizer
-        )
+        plain_steps(says, lambda x: checkpoint(inner, x, use_reentrant=False), model, optimizer)
 
 
 @program
