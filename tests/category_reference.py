@@ -219,7 +219,12 @@ class Reference:
     def made_without_grad(self, a: Allocation) -> bool:
         """By a model that was called without grad mode."""
         modules = [scope for scope in self.around(a.start) if scope.kind == "module"]
-        if not modules or not self.has_ops or self.made_in(a) != "forward":
+        if (
+            not modules
+            or modules[-1].name == "GraphModule"
+            or not self.has_ops
+            or self.made_in(a) != "forward"
+        ):
             return False
         return not any(self.with_grad(scope, modules[-1].number) for scope in self.scopes)
 
@@ -421,8 +426,22 @@ class Reference:
         if self.made_in(a) != "recompute" or self.in_flight(a):
             return False
         node = self.innermost(a.start, "node")
-        within = self.freed_in(a) == "recompute" and self.innermost(a.end, "node") is node
-        return a.saved or not within
+        during = self.freed_in(a) == "recompute" or self.before_the_last_again(a, node)
+        return a.saved or not (during and self.innermost(a.end, "node") is node)
+
+    def before_the_last_again(self, a: Allocation, node: Scope) -> bool:
+        """Freed before the last scope of the forward that ran again in this node."""
+        if a.end < 0 or not node.number:
+            return False
+        phase, ticks = phases.scope_phases(self.trace), self.trace.scopes.ticks
+        again = [s.number for s in self.scopes if phase[s.number] == phases.RECOMPUTE]
+        own = [number for number in again if self.node_around(number) == node.number]
+        return any(ticks[number - 1] > self.trace.events.ticks[a.end] for number in own)
+
+    def node_around(self, number: int) -> int:
+        while number and self.scopes[number].kind != "node":
+            number = self.scopes[number].parent
+        return number
 
     def freed_by_a_node(self, a: Allocation) -> bool:
         if self.made_in(a) != "forward" or a.end < 0:

@@ -149,19 +149,34 @@ While they run they say: this is a parameter, a `.grad`, in `optimizer.state`, a
 autograd. *tensors* counts what is said, *totals* how often all weights, all gradients or all of the state
 are shown at once, so that nothing else may be one. `=`: the trace says so in all four modes (by default,
 `saved_tensors="hooks"`, `detail="category"`, both), to the byte; else how much it says otherwise.
+
+The last two columns are other tools' on the CPU: what they have more or less of weights, gradients and
+state where the program shows all there is, as a share of that. There pytracer has 0.0% in all. `NA`: no
+such sum is shown, or it needs what is not there.
 """
 
 
 def programs_section(here: dict[str, Any], there: dict[str, Any]) -> str:
     """On the CPU, and on a GPU as it was kept."""
+    peers = ("torch.profiler", "MemTracker")
+    path = ROOT / "benchmarks" / "results" / "programs-cpu.json"
+    asked = {row["name"]: row for row in json.loads(path.read_text())["programs"]}
     gpu = next((row["hardware"] for row in there.values()), "a GPU")
-    lines = [PROGRAMS_HEAD, _line(["program", "tensors", "totals", "CPU", gpu])]
-    lines.append(_line(["---", "---:", "---:", "---", "---"]))
+    lines = [PROGRAMS_HEAD, _line(["program", "tensors", "totals", "CPU", gpu, *peers])]
+    lines.append(_line(["---", "---:", "---:", "---", "---", "---:", "---:"]))
     for name in PROGRAMS:
         row = here.get(name) or there.get(name) or {"told": "NA", "totals": "NA"}
         cells = [name.replace("_", " "), f"{row['told']}", f"{row['totals']}"]
-        lines.append(_line([*cells, agrees(here.get(name)), agrees(there.get(name))]))
+        cells += [agrees(here.get(name)), agrees(there.get(name))]
+        lines.append(_line([*cells, *(off(asked.get(name, {}).get(peer)) for peer in peers)]))
     return "\n".join(lines) + "\n"
+
+
+def off(answer: dict[str, Any] | None) -> str:
+    """What another tool has more or less."""
+    if answer is None:
+        return "NA"
+    return "fails" if "error" in answer else f"{answer['wrong']:.1%}"
 
 
 def agrees(row: dict[str, Any] | None) -> str:

@@ -195,7 +195,7 @@ def categories(trace: Trace) -> Categories:
     out.choose(labelled("workspaces"), "workspaces", label_role)
     gathered = _collectives(trace, facts, _role_in_fsdp)
     out.choose(gathered != 0, "communication", gathered)
-    out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
+    out.choose(_recomputed(trace, facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
     out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
 
@@ -472,12 +472,20 @@ def _reduced_to_a_shard(trace: Trace, facts: _Facts) -> Mask:
     return found
 
 
-def _recomputed(facts: _Facts) -> Mask:
-    """Made by a forward that ran again, and alive when that was over."""
+def _recomputed(trace: Trace, facts: _Facts) -> Mask:
+    """Made by a forward that ran again, and alive when that was over.
+
+    It is over with its last operator: between two modules the program lets go of what it needs no more.
+    """
     moments, node = facts.moments, facts.tree.node
-    freed_within = (moments.freed_phase == RECOMPUTE) & (
-        node[moments.freed_scope] == node[moments.made_scope]
+    again = np.flatnonzero(phases.scope_phases(trace) == RECOMPUTE)
+    over = np.zeros(len(node), np.uint64)  # per node
+    np.maximum.at(over, node[again], facts.tree.begin[again])
+    made_in = node[moments.made_scope]
+    during = (moments.freed_phase == RECOMPUTE) | (
+        (made_in != 0) & (moments.freed_ticks < over[made_in])
     )
+    freed_within = during & (node[moments.freed_scope] == made_in)
     alive: Mask = (moments.made_phase == RECOMPUTE) & (~freed_within | facts.saved)
     return alive & ~facts.in_flight
 
