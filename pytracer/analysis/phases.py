@@ -445,7 +445,9 @@ def _between_modules_run_again(trace: Trace, ticks: U64, scope: U32) -> Mask:
     order = np.argsort(tree.end[first[within]])
     begin, end = tree.end[first[within]][order], tree.begin[second[within]][order]
     gap = np.searchsorted(begin, ticks, side="right")
-    inside: Mask = (gap > 0) & (ticks < np.append(np.uint64(0), end)[gap]) & (tree.module[scope] == 0)
+    inside: Mask = (
+        (gap > 0) & (ticks < np.append(np.uint64(0), end)[gap]) & (tree.module[scope] == 0)
+    )
     return inside
 
 

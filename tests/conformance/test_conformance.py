@@ -5,6 +5,7 @@ runs models of the sizes people use on a GPU.
 """
 
 import functools
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,16 @@ def same_or_coarser(found: Result) -> None:
 
 @functools.lru_cache(maxsize=1)
 def result(name: str, device: str) -> Result:
+    # Garbage is collected before each run of a case: what is there by now need not be looked at again.
+    gc.collect()
+    gc.freeze()
     return conform(CASES[name], "tiny", device)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unfrozen_at_the_end() -> Iterator[None]:
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
