@@ -430,11 +430,15 @@ class Reference:
         return a.saved or not (during and self.innermost(a.end, "node") is node)
 
     def before_the_last_again(self, a: Allocation, node: Scope) -> bool:
-        """Freed before the last scope of the forward that ran again in this node."""
+        """Freed before the last scope of the forward that ran again in this node, or its own pass."""
         if a.end < 0 or not node.number:
             return False
         phase, ticks = phases.scope_phases(self.trace), self.trace.scopes.ticks
-        again = [s.number for s in self.scopes if phase[s.number] == phases.RECOMPUTE]
+        again = [
+            s.number
+            for s in self.scopes
+            if phase[s.number] == phases.RECOMPUTE or s.kind == "backward"
+        ]
         own = [number for number in again if self.node_around(number) == node.number]
         return any(ticks[number - 1] > self.trace.events.ticks[a.end] for number in own)
 

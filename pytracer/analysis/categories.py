@@ -475,10 +475,11 @@ def _reduced_to_a_shard(trace: Trace, facts: _Facts) -> Mask:
 def _recomputed(trace: Trace, facts: _Facts) -> Mask:
     """Made by a forward that ran again, and alive when that was over.
 
-    It is over with its last operator: between two modules the program lets go of what it needs no more.
+    It is over with its last operator, or as a pass of its own begins: between two modules the program lets go of what it needs no more.
     """
     moments, node = facts.moments, facts.tree.node
-    again = np.flatnonzero(phases.scope_phases(trace) == RECOMPUTE)
+    passes_within = (facts.tree.kind == scopes.BACKWARD) & (node != 0)
+    again = np.flatnonzero((phases.scope_phases(trace) == RECOMPUTE) | passes_within)
     over = np.zeros(len(node), np.uint64)  # per node
     np.maximum.at(over, node[again], facts.tree.begin[again])
     made_in = node[moments.made_scope]

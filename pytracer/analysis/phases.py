@@ -427,21 +427,26 @@ def _between_modules_run_again(trace: Trace, ticks: U64, scope: U32) -> Mask:
     """Between two modules that a backward pass runs again as the forward had run them.
 
     Without operators nothing else tells the sums in between (a residual's) from the pass's own.
-    A pass goes the other way round, so what follows in the forward follows within one forward again.
+    A pass goes the other way round, so what follows in the forward follows within one forward again. What
+    comes between such a module and a pass within the pass is of the forward, too (reentrant checkpoints).
     """
     tree, phase = scopes.tree(trace), scope_phases(trace)
     modules = (tree.kind == MODULE) & (tree.name != 0)
     again = modules & (phase == RECOMPUTE)
     again &= ~again[tree.module[tree.parent]]
-    calls = np.flatnonzero(again)
+    passes = tree.kind == BACKWARD
+    inner = passes & (tree.nearest_context(passes)[tree.parent] != 0)
+    inner |= passes & (tree.thread != main_thread(trace))
+    calls = np.flatnonzero(again | inner)
     first, second = calls[:-1], calls[1:]
     pairs = _following(tree, np.flatnonzero(modules & (phase == FORWARD)))
     pairs = pairs - {(b, a) for a, b in pairs}
     names = zip(tree.name[first].tolist(), tree.name[second].tolist(), strict=True)
     within = np.array([pair in pairs for pair in names], np.bool_)
+    within |= again[first] & inner[second]
     within &= tree.thread[first] == tree.thread[second]
-    passes = np.searchsorted(np.sort(tree.begin[tree.kind == BACKWARD]), tree.begin[calls])
-    within &= passes[:-1] == passes[1:]
+    number = np.searchsorted(np.sort(tree.begin[passes]), tree.begin[calls])
+    within &= number[:-1] == number[1:]
     order = np.argsort(tree.end[first[within]])
     begin, end = tree.end[first[within]][order], tree.begin[second[within]][order]
     gap = np.searchsorted(begin, ticks, side="right")

@@ -71,22 +71,27 @@ class Residual(torch.nn.Module):
 class Stack(torch.nn.Module):
     """Recomputes its layers' `forward`, past their calls, as transformers does."""
 
-    def __init__(self) -> None:
+    def __init__(self, reentrant: bool) -> None:
         super().__init__()
+        self.first, self.reentrant = torch.nn.Linear(64, 64), reentrant
         self.layers = torch.nn.ModuleList(Residual() for _ in range(3))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
         for layer in self.layers:
-            x = checkpoint(layer.forward, x, use_reentrant=False)
+            x = checkpoint(layer.forward, x, use_reentrant=self.reentrant)
         return x
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
-def test_what_is_recomputed_between_modules_is_known_without_operators(device: str) -> None:
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_recomputed_between_modules_is_known_without_operators(
+    reentrant: bool, device: str
+) -> None:
     peaks = []
     for mode in MODES.values():
         torch.manual_seed(0)
-        model = Stack().to(device)
+        model = Stack(reentrant).to(device)
         with trace(model, devices=device, report=False, **mode) as t:
             for _ in range(3):
                 model(torch.randn(20, 64, device=device)).square().mean().backward()
