@@ -99,7 +99,7 @@ def test_every_byte_is_what_it_is(name: str, device: str, check: Callable[[Resul
 
 def test_the_table_in_the_documentation_has_every_case() -> None:
     """`python tools/conformance.py` writes it."""
-    text = DOCUMENT.read_text().partition("## Other tools")[0]
+    text = DOCUMENT.read_text().partition("## Programs")[0]
     tables = text.split("\n## ")[1:]
     assert len(tables) == 2  # a CPU's and a GPU's
     for table in tables:
