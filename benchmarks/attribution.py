@@ -3,21 +3,28 @@
     python benchmarks/attribution.py                               # a few cases, small, on the CPU
     python benchmarks/attribution.py --device cuda --out FILE      # real sizes; results as JSON
     python benchmarks/attribution.py --all                         # every case of the conformance suite
+    python benchmarks/attribution.py --programs --out FILE         # its programs
 
 The truth is that of tests/conformance: weights, gradients, optimizer state and inputs as formulas
 give them (a case that misses one of them is not shown), activations as the slow reference saw them,
 and the rest. Each tool is asked for the bytes per category at its own peak. *right* is the sum over
 categories of what tool and truth have in common; of the larger of both peaks, the remainder is
 unknown or wrong. Every tool runs the same steps of the same model, made anew, in this process.
+
+Programs show all weights, all gradients or all of the optimizer's state at many instants. A tool is asked
+for each of these sums then; what it has more or less is wrong, as a share of what is shown in all.
 """
 
 import argparse
+import bisect
 import json
 import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +35,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.conformance.cases import CASES, STEPS, Case, Result, conform, make  # noqa: E402
+from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
+from tests.conformance.expected import storages  # noqa: E402
+from tests.conformance.programs import Says, run  # noqa: E402
 from tests.conformance.techniques import TECHNIQUES  # noqa: E402
 
 DEFAULT = (
@@ -64,21 +74,41 @@ def truth(result: Result) -> dict[str, int]:
 
 def profiler(case: Case, size: str, device: str) -> dict[str, int]:
     """torch.profiler's categorised memory timeline, at its highest point."""
-    from torch.profiler import _memory_profiler as timeline
-
     training = make(case, size, device)
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if training.kind == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
-    with torch.profiler.profile(
-        activities=activities, profile_memory=True, record_shapes=True, with_stack=True
-    ) as profile:
+    with profiling(training.kind) as profile:
         for _ in range(STEPS):
             TECHNIQUES[case.technique].step(training)
-    where = "cuda:0" if training.kind == "cuda" else "cpu"
-    memory: Any = timeline.MemoryProfileTimeline(profile._memory_profile())
-    _, sizes = memory._coalesce_timeline(where)
+    _, sizes = coalesced(profile, training.kind)
     highest = max(sizes, key=sum)
+    found = dict.fromkeys(KINDS, 0)
+    for index, kind in profiler_kinds():
+        found[kind] += highest[index + 1]
+    return found
+
+
+def profiling(device: str) -> torch.profiler.profile:
+    """With all that its timeline of memory needs."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if device == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    return torch.profiler.profile(
+        activities=activities, profile_memory=True, record_shapes=True, with_stack=True
+    )
+
+
+def coalesced(profile: torch.profiler.profile, device: str) -> tuple[list[int], list[list[int]]]:
+    """Times, and bytes by the profiler's categories."""
+    from torch.profiler import _memory_profiler as timeline
+
+    memory: Any = timeline.MemoryProfileTimeline(profile._memory_profile())
+    times, sizes = memory._coalesce_timeline("cuda:0" if device == "cuda" else "cpu")
+    return list(times), sizes
+
+
+def profiler_kinds() -> list[tuple[int, str]]:
+    """Its categories' columns, in our words."""
+    from torch.profiler import _memory_profiler as timeline
+
     kinds = {
         timeline.Category.PARAMETER: "weights",
         timeline.Category.OPTIMIZER_STATE: "optimizer_state",
@@ -89,10 +119,8 @@ def profiler(case: Case, size: str, device: str) -> dict[str, int]:
         timeline.Category.AUTOGRAD_DETAIL: "rest",
         None: "unknown",
     }
-    found = dict.fromkeys(KINDS, 0)
-    for category, index in timeline._CATEGORY_TO_INDEX.items():
-        found[kinds[category]] += highest[index + 1]
-    return found
+    columns = timeline._CATEGORY_TO_INDEX.items()
+    return [(index, kinds[category]) for category, index in columns]
 
 
 def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
@@ -107,11 +135,12 @@ def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
         for _ in range(STEPS):
             TECHNIQUES[case.technique].step(training)
             tracker.reset_mod_stats()
-    peak = next(
-        snapshot
-        for where, snapshot in tracker.get_tracker_snapshot("peak").items()
-        if where.type == training.kind
-    )
+    return tracked(tracker.get_tracker_snapshot("peak"), training.kind)
+
+
+def tracked(snapshots: dict[torch.device, dict[Any, int]], device: str) -> dict[str, int]:
+    """What it says of a device, in our words."""
+    peak = next(snapshot for where, snapshot in snapshots.items() if where.type == device)
     kinds = {
         "Parameter": "weights",
         "Buffer": "weights",
@@ -127,6 +156,106 @@ def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
         if name in kinds:
             found[kinds[name]] += amount
     return found
+
+
+# -------------------------------------------------------------------------- programs
+
+
+@dataclass
+class Asked(Says):
+    """Runs a program under another tool, and asks that for the sums that the program shows."""
+
+    shown: list[int] = field(default_factory=list)
+    found: list[int] = field(default_factory=list)
+
+    def are(self, word: str, *tensors: torch.Tensor | None, name: str = "") -> None:
+        pass
+
+    def only(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
+        here = [tensor for tensor in tensors if tensor.device.type == self.device]
+        self.shown.append(storages(here))
+        self.ask(category)
+
+    def ask(self, category: str) -> None:
+        raise NotImplementedError
+
+
+class ByProfiler(Asked):
+    """Reads the timeline afterwards, at the times of the questions."""
+
+    asked: list[tuple[int, str]]
+
+    @contextmanager
+    def traced(self, *targets: Any) -> Iterator[None]:
+        self.asked = []
+        with profiling(self.device) as profile:
+            yield
+        times, sizes = coalesced(profile, self.device)
+        for at, category in self.asked:
+            row = sizes[max(bisect.bisect_right(times, at) - 1, 0)]
+            self.found.append(sum(row[i + 1] for i, kind in profiler_kinds() if kind == category))
+
+    def ask(self, category: str) -> None:
+        self.asked.append((time.time_ns() // 1000, category))  # its times are in us
+
+
+class ByMemTracker(Asked):
+    """Asks at once."""
+
+    @contextmanager
+    def traced(self, *targets: Any) -> Iterator[None]:
+        from torch.distributed._tools.mem_tracker import MemTracker
+
+        self.tracker = MemTracker()
+        self.tracker.track_external(*targets)
+        with self.tracker:
+            yield
+
+    def ask(self, category: str) -> None:
+        there = tracked(self.tracker.get_tracker_snapshot("current"), self.device)
+        self.found.append(there[category])
+        if category == "gradients" and self.shown[-1]:  # a pass is over: else it refuses the next
+            self.tracker.reset_mod_stats()
+
+
+def off(shown: list[int], found: list[int]) -> float:
+    """What is more or less than shown, as a share of that."""
+    wrong = sum(abs(a - b) for a, b in zip(shown, found, strict=True))
+    return wrong / max(sum(shown), 1)
+
+
+def measure_program(name: str, device: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": name}
+    ours = run(name, "default", device)
+    row["instants"] = len(ours.totals)
+    row["pytracer"] = {"wrong": off([shown for *_, shown in ours.totals], ours.said())}
+    if not ours.totals:
+        return row
+    for tool, kind in (("torch.profiler", ByProfiler), ("MemTracker", ByMemTracker)):
+        asked = kind("default", device)
+        try:
+            torch.manual_seed(0)
+            with torch.device(device):
+                PROGRAMS[name](asked)
+            row[tool] = {"wrong": off(asked.shown, asked.found)}
+        except Exception as error:
+            row[tool] = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+    return row
+
+
+def measure_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for name in names:
+        if device == "cpu" and name in ON_A_GPU:
+            continue
+        row = measure_program(name, device)
+        if row["instants"]:
+            rows.append(row)
+            print({key: row[key] for key in ("name", "pytracer", *PEERS)}, flush=True)
+    return rows
+
+
+# -------------------------------------------------------------------------- judging
 
 
 def judged(found: dict[str, int], true: dict[str, int]) -> dict[str, Any]:
@@ -181,6 +310,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
     parser.add_argument("--all", action="store_true", help="every case of the conformance suite")
+    parser.add_argument("--programs", action="store_true", help="not the cases, the programs")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--out", type=Path, help="all numbers, as JSON")
     options = parser.parse_args()
@@ -191,6 +321,11 @@ def main() -> None:
     facts = {"torch": torch.__version__, "hardware": hardware, "size": size}
     facts["measured"] = time.strftime("%F")
     tools = ("pytracer", *PEERS)
+    if options.programs:
+        rows = measure_programs(options.device, [n for n in PROGRAMS if options.only in n])
+        if options.out:
+            options.out.write_text(json.dumps({**facts, "programs": rows}, indent=1) + "\n")
+        return
     print("bytes at the peak that are unknown or wrong (unknown alone)")
     print(f"{'case':<34}" + "".join(f"{tool:>24}" for tool in tools))
     rows = []

@@ -167,7 +167,9 @@ def attribution_table(document: dict[str, Any]) -> str:
         lines.append(
             f"| {case['name'].replace('-', ', ').replace('_', ' ')} | " + " | ".join(cells) + " |"
         )
-    where = f"{document['hardware']}, torch {document['torch']}, {document['measured']}"
+    days = {document["measured"], *(case.get("measured", "") for case in document["cases"])}
+    when = " and ".join(sorted(days - {""}))
+    where = f"{document['hardware']}, torch {document['torch']}, {when}"
     return "\n".join([*lines, "", f"Share of the bytes. Measured on {where}."])
 
 

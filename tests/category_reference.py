@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from pytracer.analysis import phases
 from pytracer.analysis.reference import match_lifetimes
-from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_KINDS
+from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_GRAD, SCOPE_KINDS
 from pytracer.trace import Trace
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
@@ -41,6 +41,7 @@ class Scope:
     kind: str
     name: str
     parent: int
+    flags: int
     is_open: bool
 
 
@@ -50,12 +51,13 @@ class Reference:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         ended = set(trace.scope_ends.scope.tolist())
-        self.scopes = [Scope(0, "", "", 0, False)]
+        self.scopes = [Scope(0, "", "", 0, 0, False)]
         for i in range(len(trace.scopes.ticks)):
             kind = SCOPE_KINDS[trace.scopes.kind[i]]
             name = trace.strings[trace.scopes.name[i]]
             parent = int(trace.scopes.parent[i])
-            self.scopes.append(Scope(i + 1, kind, name, parent, i + 1 not in ended))
+            flags = int(trace.scopes.flags[i])
+            self.scopes.append(Scope(i + 1, kind, name, parent, flags, i + 1 not in ended))
         self.has_ops = any(scope.kind == "op" for scope in self.scopes)
         self.moments = phases.moments(trace)
         self.line = phases.timeline(trace)
@@ -136,6 +138,11 @@ class Reference:
         for category in ("gradients", "optimizer_state"):
             if category in labelled:
                 return category, self.label_role(a, labelled[category], category)
+        if self.made_without_grad(a):
+            if self.handed(a) and self.kind(a) in self.kinds_of_results():
+                return "inputs", "batch"
+            if a.saved or self.used(a):
+                return "inputs", "target"
         if self.is_batch_or_target(a):
             return "inputs", self.label_role(a, labelled["inputs"]) if (
                 "inputs" in labelled
@@ -179,10 +186,7 @@ class Reference:
             return "functional", ""
         if self.maker(a) in self.makers_of_caches():
             return "functional", "kv_cache"
-        was_handed = any(
-            CATEGORIES[self.trace.labels.category[row]] == "inputs" for row in a.labels
-        )
-        return "functional", "carried" if was_handed else "output"
+        return "functional", "carried" if self.handed(a) else "output"
 
     def is_batch_or_target(self, a: Allocation) -> bool:
         """If it is nothing that says more."""
@@ -192,10 +196,45 @@ class Reference:
             return True
         if not self.forward_is_known(a):
             return False
-        used = any(block == a.number for block, _, is_used, _ in self._reads if is_used)
-        if (a.saved or used) and outside:
+        if (a.saved or self.used(a)) and outside:
             return True
         return self.kind(a) in self.kinds_fetched_ahead()
+
+    def used(self, a: Allocation) -> bool:
+        """An operator with a graph read it outside of modules."""
+        return any(block == a.number for block, _, is_used, _ in self._reads if is_used)
+
+    def handed(self, a: Allocation) -> bool:
+        """Given to an outermost module."""
+        return any(CATEGORIES[self.trace.labels.category[row]] == "inputs" for row in a.labels)
+
+    def kinds_of_results(self) -> set[tuple[str, str, str, int]]:
+        """Of what was made without grad mode, handed on, and saved or used by another's forward."""
+        return {
+            self.kind(a)
+            for a in self.allocations
+            if (a.saved or self.used(a)) and self.handed(a) and self.made_without_grad(a)
+        }
+
+    def made_without_grad(self, a: Allocation) -> bool:
+        """By a model that was called without grad mode."""
+        modules = [scope for scope in self.around(a.start) if scope.kind == "module"]
+        if (
+            not modules
+            or modules[-1].name == "GraphModule"
+            or not self.has_ops
+            or self.made_in(a) != "forward"
+        ):
+            return False
+        return not any(self.with_grad(scope, modules[-1].number) for scope in self.scopes)
+
+    def with_grad(self, scope: Scope, call: int) -> bool:
+        """An op inside of this call that ran with grad mode on."""
+        if scope.kind != "op" or not scope.flags & SCOPE_GRAD:
+            return False
+        while scope.number not in (0, call):
+            scope = self.scopes[scope.parent]
+        return scope.number == call and call != 0
 
     def gathered(self, a: Allocation) -> bool:
         """Made where FSDP gathers weights, and alive after that."""
@@ -387,8 +426,26 @@ class Reference:
         if self.made_in(a) != "recompute" or self.in_flight(a):
             return False
         node = self.innermost(a.start, "node")
-        within = self.freed_in(a) == "recompute" and self.innermost(a.end, "node") is node
-        return a.saved or not within
+        during = self.freed_in(a) == "recompute" or self.before_the_last_again(a, node)
+        return a.saved or not (during and self.innermost(a.end, "node") is node)
+
+    def before_the_last_again(self, a: Allocation, node: Scope) -> bool:
+        """Freed before the last scope of the forward that ran again in this node, or its own pass."""
+        if a.end < 0 or not node.number:
+            return False
+        phase, ticks = phases.scope_phases(self.trace), self.trace.scopes.ticks
+        again = [
+            s.number
+            for s in self.scopes
+            if phase[s.number] == phases.RECOMPUTE or s.kind == "backward"
+        ]
+        own = [number for number in again if self.node_around(number) == node.number]
+        return any(ticks[number - 1] > self.trace.events.ticks[a.end] for number in own)
+
+    def node_around(self, number: int) -> int:
+        while number and self.scopes[number].kind != "node":
+            number = self.scopes[number].parent
+        return number
 
     def freed_by_a_node(self, a: Allocation) -> bool:
         if self.made_in(a) != "forward" or a.end < 0:

@@ -3,10 +3,12 @@
 python tools/conformance.py                             # CPU, small models
 python tools/conformance.py --device cuda --json FILE   # real sizes; goes on where it was stopped
 python tools/conformance.py --device cuda --json FILE --part 1/3    # a third, beside the others
-python tools/conformance.py --from FILE...              # the table of kept results as well
+python tools/conformance.py --programs --device cuda --json FILE    # the programs, likewise
+python tools/conformance.py --from FILE...              # the tables of kept results as well
 """
 
 import argparse
+import gc
 import json
 import sys
 import warnings
@@ -22,6 +24,8 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.readme_tables import attribution_table  # noqa: E402
 from pytracer.export.table import size_text  # noqa: E402
 from tests.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
+from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
+from tests.conformance.programs import MODES, run as run_program  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "conformance.md"
 
@@ -51,25 +55,33 @@ def main() -> None:
     parser.add_argument("--size", choices=("tiny", "real"), help="default: real on CUDA")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--part", default="1/1", help="every n-th case: 1/3, 2/3 or 3/3")
+    parser.add_argument("--programs", action="store_true", help="not the cases, the programs")
     parser.add_argument("--json", type=Path, help="keep the results here, write no page")
     parser.add_argument(
         "--from", dest="kept", type=Path, nargs="+", default=[], help="results to show beside those"
     )
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
-    names = [name for name in list(CASES)[part - 1 :: parts] if options.only in name]
-    if len(names) < len(CASES) and not options.json:
-        parser.error("--only and --part are for --json: the page has every case")
+    all_names = list(PROGRAMS if options.programs else CASES)
+    names = [name for name in all_names[part - 1 :: parts] if options.only in name]
+    if (len(names) < len(all_names) or options.programs) and not options.json:
+        parser.error("--only, --part and --programs are for --json: the page has everything")
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     size = options.size or ("tiny" if options.device == "cpu" else "real")
+    if options.programs:
+        rows = run_programs(options.device, names)
+        options.json.write_text(json.dumps(rows, indent=1) + "\n")
+        return
     rows = run(options.device, size, names, options.json)
     if options.json:
         return
+    kept = {row["name"]: row for file in options.kept for row in json.loads(file.read_text())}
     sections = [HEAD, section(rows)]
     if options.kept:
-        kept = {row["name"]: row for file in options.kept for row in json.loads(file.read_text())}
         sections.append(section([kept[name] for name in CASES if name in kept]))
+    here = {row["name"]: row for row in run_programs("cpu", list(PROGRAMS))}
+    sections.append(programs_section(here, {name: kept[name] for name in PROGRAMS if name in kept}))
     for path in sorted((ROOT / "benchmarks" / "results").glob("attribution-*.json")):
         document = json.loads(path.read_text())
         title = (
@@ -102,6 +114,76 @@ def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dic
         if keep:
             keep.write_text(json.dumps(rows, indent=1) + "\n")
     return rows
+
+
+def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
+    """What each program says in each mode, and what the trace says otherwise."""
+    rows = []
+    gc.freeze()  # what is imported need not be looked at between programs
+    hardware = "CPU" if device == "cpu" else torch.cuda.get_device_name()
+    for name in names:
+        if device == "cpu" and name in ON_A_GPU:
+            continue
+        row: dict[str, Any] = {"name": name, "hardware": hardware, "torch": torch.__version__}
+        row |= {"told": 0, "totals": 0, "wrong": {}}
+        for mode in MODES:
+            row |= said(name, mode, device)
+            row["wrong"][mode] = row.pop("lines")
+        print(name, {mode: lines[:3] for mode, lines in row["wrong"].items() if lines} or "")
+        rows.append(row)
+    return rows
+
+
+def said(name: str, mode: str, device: str) -> dict[str, Any]:
+    try:
+        says = run_program(name, mode, device)
+    except Exception as error:
+        return {"lines": [f"{type(error).__name__}: {error}".splitlines()[0]]}
+    return {"lines": says.wrong(), "told": len(says.told), "totals": len(says.totals)}
+
+
+PROGRAMS_HEAD = """\
+## Programs that say what their tensors are
+
+While they run they say: this is a parameter, a `.grad`, in `optimizer.state`, a batch, a target, saved by
+autograd. *tensors* counts what is said, *totals* how often all weights, all gradients or all of the state
+are shown at once, so that nothing else may be one. `=`: the trace says so in all four modes (by default,
+`saved_tensors="hooks"`, `detail="category"`, both), to the byte; else how much it says otherwise.
+
+The last two columns are other tools' on the CPU: what they have more or less of weights, gradients and
+state where the program shows all there is, as a share of that. There pytracer has 0.0% in all. `NA`: no
+such sum is shown, or it needs what is not there.
+"""
+
+
+def programs_section(here: dict[str, Any], there: dict[str, Any]) -> str:
+    """On the CPU, and on a GPU as it was kept."""
+    peers = ("torch.profiler", "MemTracker")
+    path = ROOT / "benchmarks" / "results" / "programs-cpu.json"
+    asked = {row["name"]: row for row in json.loads(path.read_text())["programs"]}
+    gpu = next((row["hardware"] for row in there.values()), "a GPU")
+    lines = [PROGRAMS_HEAD, _line(["program", "tensors", "totals", "CPU", gpu, *peers])]
+    lines.append(_line(["---", "---:", "---:", "---", "---", "---:", "---:"]))
+    for name in PROGRAMS:
+        row = here.get(name) or there.get(name) or {"told": "NA", "totals": "NA"}
+        cells = [name.replace("_", " "), f"{row['told']}", f"{row['totals']}"]
+        cells += [agrees(here.get(name)), agrees(there.get(name))]
+        lines.append(_line([*cells, *(off(asked.get(name, {}).get(peer)) for peer in peers)]))
+    return "\n".join(lines) + "\n"
+
+
+def off(answer: dict[str, Any] | None) -> str:
+    """What another tool has more or less."""
+    if answer is None:
+        return "NA"
+    return "fails" if "error" in answer else f"{answer['wrong']:.1%}"
+
+
+def agrees(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "NA"
+    wrong = {mode: lines for mode, lines in row["wrong"].items() if lines}
+    return "; ".join(f"{mode}: {len(lines)}" for mode, lines in wrong.items()) or "="
 
 
 def section(rows: list[dict[str, Any]]) -> str:

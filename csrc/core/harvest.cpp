@@ -75,8 +75,8 @@ void Harvest::drain_tables(Sink& sink) {
   auto places = recorder.places.rows_from(places_);
   auto stacks = recorder.stacks.rows_from(stacks_);
   std::vector<NamedThread> threads;
-  for (uint64_t native_id : recorder.threads_from(threads_)) {
-    threads.push_back({native_id, 0});
+  for (const ThreadName& thread : recorder.threads_from(threads_)) {
+    threads.push_back({thread.native_id, recorder.strings.intern(thread.text)});
   }
   std::vector<NamedCount> losses;
   Recorder::Losses lost = recorder.losses();

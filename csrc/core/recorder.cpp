@@ -5,6 +5,7 @@
 #include <cstring>
 #include <exception>
 #include <functional>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
@@ -114,20 +115,28 @@ ThreadState& Recorder::new_thread_state() {
   return state;
 }
 
+// Other names are the program's.
+static ThreadName name_of_this_thread() {
+  char name[16] = {};
+  prctl(PR_GET_NAME, name);
+  bool of_torch = std::string_view(name).starts_with("pt_");
+  return {static_cast<uint64_t>(syscall(SYS_gettid)), of_torch ? name : ""};
+}
+
 ThreadState& Recorder::adopt_thread() {
-  auto native_id = static_cast<uint64_t>(syscall(SYS_gettid));
+  ThreadName name = name_of_this_thread();
   std::lock_guard lock(threads_mutex_);
   // A state retired in an earlier recording belongs to nobody any more.
   for (auto& state : threads_) {
     if (state->retired_ && state->generation_ != generation_.load()) {
       state->retired_ = false;
-      state->native_id_ = native_id;
+      state->name_ = std::move(name);
       return *state;
     }
   }
   // Numbers are 16 bits wide; a program with more threads than that shares the last one.
   auto number = static_cast<uint16_t>(std::min<size_t>(threads_.size(), UINT16_MAX));
-  threads_.push_back(std::make_unique<ThreadState>(number, native_id));
+  threads_.push_back(std::make_unique<ThreadState>(number, std::move(name)));
   return *threads_.back();
 }
 
@@ -697,13 +706,13 @@ void Recorder::release_below(uint32_t id, const Positions& positions) {
   scope_ends.release_below(released_.scope_ends);
 }
 
-std::vector<uint64_t> Recorder::threads_from(size_t first) const {
+std::vector<ThreadName> Recorder::threads_from(size_t first) const {
   std::lock_guard lock(threads_mutex_);
-  std::vector<uint64_t> ids;
+  std::vector<ThreadName> names;
   for (size_t i = first; i < std::min<size_t>(threads_.size(), UINT16_MAX + 1); ++i) {
-    ids.push_back(threads_[i]->native_id_);
+    names.push_back(threads_[i]->name_);
   }
-  return ids;
+  return names;
 }
 
 void Recorder::start_afresh_after_fork() {

@@ -89,9 +89,15 @@ struct NodeSource {
   Node (*describe)();        // the same one
 };
 
+// A thread's number and, of torch's own threads alone, the name that torch gave it.
+struct ThreadName {
+  uint64_t native_id;
+  std::string text;
+};
+
 class ThreadState {
  public:
-  ThreadState(uint16_t number, uint64_t native_id) : number_(number), native_id_(native_id) {
+  ThreadState(uint16_t number, ThreadName name) : number_(number), name_(std::move(name)) {
     frames_.reserve(128);
   }
 
@@ -146,7 +152,7 @@ class ThreadState {
   bool retired_ = false;  // its thread has ended
   uint16_t number_;
   uint32_t generation_ = 0;  // of the recording that the caches belong to
-  uint64_t native_id_;
+  ThreadName name_;
   std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
   int64_t claimed_ = 0;                // node numbers below this have an op
   std::vector<Frame> frames_;
@@ -356,8 +362,8 @@ class Recorder {
   // This session has read the rows below: their memory may go when no other needs it.
   void release_below(uint32_t id, const Positions& positions);
 
-  // The operating system's ids of the threads, by their number.
-  std::vector<uint64_t> threads_from(size_t first) const;
+  // What the operating system calls the threads, by their number.
+  std::vector<ThreadName> threads_from(size_t first) const;
   // In a forked child: other threads are gone and may have held any lock, so the child gets a
   // recorder of its own and the parent's is left where it lies.
   static void start_afresh_after_fork();

@@ -85,28 +85,39 @@ def copies_or_not(
 ) -> tuple[Mask, Mask]:
     """Where no operators were recorded: blocks that are such copies, and those that may be.
 
-    Under autocast a module makes a block half as large as a float32 parameter of its own. If none
-    of its calls makes more such blocks than it has such parameters, these are the copies.
+    Under autocast a module makes a block half as large as a float32 parameter of its own. It is the
+    copy if none of its calls makes more such blocks than it has such parameters, if the module has a
+    matrix (autocast casts what a product reads, a norm's weight it leaves alone), and if the call
+    makes another block after it (a product's result, as an embedding's, comes last).
     """
     tree = scopes.tree(trace)
     call = tree.module[moments.made_scope]
     forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
     cast = forward & (tree.flags[call] & SCOPE_AUTOCAST != 0)
     cast &= (call != 0) & (label_category != CATEGORY["weights"])
-    count: dict[tuple[str, int], int] = {
-        key: len(rows) for key, rows in _halves_of_parameters(trace, tree, set()).items()
-    }
+    parameters = _halves_of_parameters(trace, tree, set())
+    count = {key: len(rows) for key, rows in parameters.items()}
+    has_matrix = {path for (path, _), rows in parameters.items() if _any_matrix(trace, rows)}
     blocks = np.flatnonzero(cast & np.isin(size, np.array([half for _, half in count], np.uint64)))
     keys = [(trace.strings[tree.name[call[b]]], int(size[b])) for b in blocks.tolist()]
     known = np.array([key in count for key in keys], np.bool_)
     blocks, keys = blocks[known], [key for key in keys if key in count]
     per_call = Counter(zip(call[blocks].tolist(), keys, strict=True))
     too_many = {key for (_, key), times in per_call.items() if times > count[key]}
+    last = np.zeros(len(tree.kind), np.intp)  # per call, the last block that it makes
+    np.maximum.at(last, call, np.arange(len(call)))
+    doubt = [key in too_many or key[0] not in has_matrix for key in keys]
+    unclear = np.array(doubt, np.bool_) | (last[call[blocks]] == blocks)
     copies, maybe = np.zeros(len(size), np.bool_), np.zeros(len(size), np.bool_)
-    unclear = np.array([key in too_many for key in keys], np.bool_)
     copies[blocks[~unclear]] = True
     maybe[blocks[unclear]] = True
     return copies, maybe
+
+
+def _any_matrix(trace: Trace, rows: list[int]) -> bool:
+    """Whether any of these labels is of more than a vector."""
+    shape = sound.labels(trace).shape
+    return any("x" in trace.strings[shape[row]] for row in rows)
 
 
 # What a program calls to have something cast. Autocast's casts are in the op whose arguments they

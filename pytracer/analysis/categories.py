@@ -13,7 +13,8 @@ The rules, first match wins. A label is what the capture saw a block back, at an
 | optimizer_state | a label                                                                      |
 | inputs          | made outside forward, backward and optimizer, and: a label (batch); or       |
 |                 | autograd saved it, or an op with a graph read it outside of modules (target: |
-|                 | the loss uses it); or, in the trace, a batch or a target of one step was     |
+|                 | the loss uses it), and so of what a model made in a call without grad mode, |
+|                 | as a teacher does (batch, where a model is given it); or, in the trace, a batch or a target of one step was     |
 |                 | made from it, and itself from no model's results (raw); or                   |
 |                 | made by no module and with no graph while a forward                          |
 |                 | waits for its backward, and given to, or used for, a later one (and what is  |
@@ -115,6 +116,7 @@ ROLES = (
     "raw",
     "unsharded",
     "buffer",
+    "batch",
     "copy_or_activation",  # unknown where no operators tell: a weight's copy in 16 bits, or not
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
@@ -186,13 +188,14 @@ def categories(trace: Trace) -> Categories:
     out.choose(labelled("gradients"), "gradients", label_role)
     out.choose(labelled("optimizer_state"), "optimizer_state", label_role)
     out.choose(labelled("inputs"), "inputs", label_role)
-    out.choose(_targets(trace, facts), "inputs", ROLE["target"])
+    out.choose(_handed_results(facts), "inputs", ROLE["batch"])
+    out.choose(_targets(trace, facts) | facts.results, "inputs", ROLE["target"])
     out.choose(_raw(trace, facts, out), "inputs", ROLE["raw"])
 
     out.choose(labelled("workspaces"), "workspaces", label_role)
     gathered = _collectives(trace, facts, _role_in_fsdp)
     out.choose(gathered != 0, "communication", gathered)
-    out.choose(_recomputed(facts), "activations", ROLE["recomputed"])
+    out.choose(_recomputed(trace, facts), "activations", ROLE["recomputed"])
     out.choose(labelled("activations"), "activations", label_role)
     out.choose(facts.saved | _freed_by_a_node(trace, facts), "activations", ROLE["saved"])
 
@@ -251,6 +254,8 @@ class _Facts:
     used: Mask  # read by an operator with a graph, outside of modules
     handed: Mask  # given to an outermost module, wherever it was made
     outside: Mask  # made before the trace, or outside forward, backward and optimizer
+    without_grad: Mask  # made by a model that was called without grad mode
+    results: Mask  # of these, what was saved or used for another's backward
     in_flight: Mask  # made by an op that had not ended when the trace did
 
 
@@ -263,6 +268,8 @@ def _facts(trace: Trace) -> _Facts:
     read = reads.reads(trace, found)
     used = np.zeros(len(label), np.bool_)
     used[read.block[read.used]] = True
+    saved = saves.saved(trace, found, moments, owned)
+    without_grad = phases.made_without_grad(trace, moments)
     return _Facts(
         found=found,
         tree=tree,
@@ -270,11 +277,13 @@ def _facts(trace: Trace) -> _Facts:
         label=label,
         label_category=label_category,
         many_names=many_names,
-        saved=saves.saved(trace, found, moments, owned),
+        saved=saved,
         read=read,
         used=used,
         handed=handed,
         outside=outside,
+        without_grad=without_grad,
+        results=(saved | used) & without_grad,
         in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
     )
 
@@ -369,6 +378,16 @@ def _targets(trace: Trace, facts: _Facts) -> Mask:
     return found | _fetched_ahead(trace, facts)
 
 
+def _handed_results(facts: _Facts) -> Mask:
+    """What a model made without grad mode and another was trained on, and what is made alike."""
+    saved = facts.results & facts.handed
+    if not saved.any():
+        return saved
+    kind = saves.kinds(facts.tree, facts.found, facts.moments)
+    found: Mask = facts.without_grad & facts.handed & np.isin(kind, kind[saved])
+    return found
+
+
 def _raw(trace: Trace, facts: _Facts, out: Categories) -> Mask:
     """Made in the trace, and outside of forward, and a batch or a target was made from it."""
     made = (out.category == CATEGORY["inputs"]) | facts.used
@@ -453,12 +472,21 @@ def _reduced_to_a_shard(trace: Trace, facts: _Facts) -> Mask:
     return found
 
 
-def _recomputed(facts: _Facts) -> Mask:
-    """Made by a forward that ran again, and alive when that was over."""
+def _recomputed(trace: Trace, facts: _Facts) -> Mask:
+    """Made by a forward that ran again, and alive when that was over.
+
+    It is over with its last operator, or as a pass of its own begins: between two modules the program lets go of what it needs no more.
+    """
     moments, node = facts.moments, facts.tree.node
-    freed_within = (moments.freed_phase == RECOMPUTE) & (
-        node[moments.freed_scope] == node[moments.made_scope]
+    passes_within = (facts.tree.kind == scopes.BACKWARD) & (node != 0)
+    again = np.flatnonzero((phases.scope_phases(trace) == RECOMPUTE) | passes_within)
+    over = np.zeros(len(node), np.uint64)  # per node
+    np.maximum.at(over, node[again], facts.tree.begin[again])
+    made_in = node[moments.made_scope]
+    during = (moments.freed_phase == RECOMPUTE) | (
+        (made_in != 0) & (moments.freed_ticks < over[made_in])
     )
+    freed_within = during & (node[moments.freed_scope] == made_in)
     alive: Mask = (moments.made_phase == RECOMPUTE) & (~freed_within | facts.saved)
     return alive & ~facts.in_flight
 

@@ -15,7 +15,7 @@ from pytracer.analysis.categories import OWNED, ROLE, label_events
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.matching import lifetimes
 from pytracer.analysis.once import once_per_trace
-from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask
+from pytracer.analysis.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask, Tree
 from pytracer.schema import ACTION, CATEGORY, I64, U64
 from pytracer.trace import Trace
 
@@ -364,6 +364,7 @@ class _Calls:
     of_scope: I64  # of each scope the call around it, as a row here; -1: none
     with_grad: Mask  # or not known
     went_back: Mask
+    unclear: Mask  # the pass that followed leads to no call
     backwards: NDArray[np.intp]  # of each call, how many passes had begun before it
 
     def before(self, ticks: U64) -> NDArray[np.intp]:
@@ -385,10 +386,25 @@ def _calls(trace: Trace) -> _Calls:
     passes = np.sort(tree.begin[tree.kind == BACKWARD])
     backwards = np.searchsorted(passes, tree.begin[calls])
     went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
+    unclear = np.append(_leads_nowhere(tree, of_scope, passes), False)[backwards]
     if not (ops & is_call[tree.nearest_context(is_call)]).any() or not (tree.kind == NODE).any():
         # Nothing says which call a backward went through: of the last before it, it is likely.
         went_back = np.diff(backwards, append=len(passes)) > 0
-    return _Calls(calls, tree.begin[calls], of_scope, with_grad, went_back, backwards)
+        unclear = np.zeros(len(calls), np.bool_)
+    went_back |= unclear
+    return _Calls(calls, tree.begin[calls], of_scope, with_grad, went_back, unclear, backwards)
+
+
+def _leads_nowhere(tree: Tree, of_scope: I64, passes: U64) -> Mask:
+    """Backward passes whose nodes lead to no call: a transform's or a compiled graph's.
+
+    Any call between the pass before and this one may be what it went through.
+    """
+    nodes = np.flatnonzero((tree.kind == NODE) & (of_scope[tree.forward] >= 0))
+    leads = np.searchsorted(passes, tree.begin[nodes], side="right")
+    result = np.ones(len(passes) + 1, np.bool_)
+    result[leads] = False
+    return result[1:]
 
 
 def _in_vain(now: Situation, calls: _Calls) -> Mask:
@@ -522,6 +538,7 @@ def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
     calls = _calls(now.trace)
     call = calls.before(moments.made_ticks)
     unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
+    which &= ~np.append(calls.unclear, False)[call]
     which &= ~(unused & (began | np.append(_in_vain(now, calls), False)[call]))
     return which
 

@@ -343,8 +343,15 @@ def tells_of_grad_mode(trace: Trace) -> Mask | None:
     if "module_modes" not in trace.meta:
         return None
     told: Mask = tree.kind == MODULE
+    # What a compiler made of a model runs without grad mode inside a function that has a node.
+    told &= ~(_is_a_graph(trace) & (tree.module[tree.parent] != 0))
     told[tree.module[tree.parent[told]]] = False
     return told
+
+
+def _is_a_graph(trace: Trace) -> Mask:
+    """Calls of what torch.fx made."""
+    return scopes.scopes_named(trace, "GraphModule".__eq__)
 
 
 def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
@@ -399,7 +406,63 @@ def moments(trace: Trace) -> Moments:
     made = _at(trace, found.start, np.uint64(0))
     made[2][_made_beside(trace, found.start, made[1])] = OTHER
     freed = _at(trace, found.end, NEVER)
+    if not scopes.has_operators(trace):
+        for ticks, scope, phase, _ in (made, freed):
+            phase[_between_modules_run_again(trace, ticks, scope)] = RECOMPUTE
     return Moments(*made, *freed)
+
+
+def made_without_grad(trace: Trace, moments: Moments) -> Mask:
+    """Which allocations a model made in a call that ran without grad mode throughout."""
+    tree = scopes.tree(trace)
+    calls = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
+    without = np.zeros(len(tree.kind), np.bool_)
+    without[calls] = ~ran_with_grad(trace, calls) & ~_is_a_graph(trace)[calls]
+    around = _outermost_call(tree, calls)[moments.made_scope]
+    made: Mask = without[around] & (moments.made_phase == FORWARD)
+    return made
+
+
+def _between_modules_run_again(trace: Trace, ticks: U64, scope: U32) -> Mask:
+    """Between two modules that a backward pass runs again as the forward had run them.
+
+    Without operators nothing else tells the sums in between (a residual's) from the pass's own.
+    A pass goes the other way round, so what follows in the forward follows within one forward again. What
+    comes between such a module and a pass within the pass is of the forward, too (reentrant checkpoints).
+    """
+    tree, phase = scopes.tree(trace), scope_phases(trace)
+    modules = (tree.kind == MODULE) & (tree.name != 0)
+    again = modules & (phase == RECOMPUTE)
+    again &= ~again[tree.module[tree.parent]]
+    passes = tree.kind == BACKWARD
+    inner = passes & (tree.nearest_context(passes)[tree.parent] != 0)
+    inner |= passes & (tree.thread != main_thread(trace))
+    calls = np.flatnonzero(again | inner)
+    first, second = calls[:-1], calls[1:]
+    pairs = _following(tree, np.flatnonzero(modules & (phase == FORWARD)))
+    pairs = pairs - {(b, a) for a, b in pairs}
+    names = zip(tree.name[first].tolist(), tree.name[second].tolist(), strict=True)
+    within = np.array([pair in pairs for pair in names], np.bool_)
+    within |= again[first] & inner[second]
+    within &= tree.thread[first] == tree.thread[second]
+    number = np.searchsorted(np.sort(tree.begin[passes]), tree.begin[calls])
+    within &= number[:-1] == number[1:]
+    order = np.argsort(tree.end[first[within]])
+    begin, end = tree.end[first[within]][order], tree.begin[second[within]][order]
+    gap = np.searchsorted(begin, ticks, side="right")
+    inside: Mask = (
+        (gap > 0) & (ticks < np.append(np.uint64(0), end)[gap]) & (tree.module[scope] == 0)
+    )
+    return inside
+
+
+def _following(tree: Tree, calls: NDArray[np.intp]) -> set[tuple[int, int]]:
+    """Names of modules that a call runs one after the other."""
+    order = calls[np.argsort(tree.module[tree.parent[calls]], kind="stable")]
+    around = tree.module[tree.parent[order]]
+    beside = around[1:] == around[:-1]
+    names = tree.name[order]
+    return set(zip(names[:-1][beside].tolist(), names[1:][beside].tolist(), strict=True))
 
 
 def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
@@ -407,13 +470,24 @@ def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     tree = scopes.tree(trace)
     thread = trace.events.thread[position]
     found: Mask = (thread != main_thread(trace)) & (position >= 0)
-    # Without nodes the engine's threads would look like that, too.
-    if found.any() and (tree.kind == NODE).any():
+    # Without nodes the engine's threads would look like that, too: then they are told by their names.
+    if "thread_names" in trace.meta:
+        found &= ~_is_of_the_engine(trace)[thread]
+    elif not (tree.kind == NODE).any():
+        return np.zeros(len(position), np.bool_)
+    if found.any():
         trains = np.isin(tree.kind, (MODULE, NODE, BACKWARD, OPTIMIZER))
         found &= ~np.isin(thread, tree.thread[trains])
         found &= scope_phases(trace)[scope] == UNSAID
-        return found
-    return np.zeros(len(position), np.bool_)
+    return found
+
+
+def _is_of_the_engine(trace: Trace) -> Mask:
+    """Per number of a thread. Reentrant passes run in threads that torch gives no name."""
+    named = scopes.names_where(trace, lambda text: text.startswith("pt_autograd"))
+    result = np.zeros(np.iinfo(np.uint16).max + 1, np.bool_)
+    result[: len(trace.threads.name)] = named[within(trace.threads.name, len(named))]
+    return result
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:

@@ -312,6 +312,7 @@ class Session:
             "directory": environment.working_directory(),
             "torch_folder": str(Path(torch.__file__).parent),
             "options": asdict(self.options),
+            "thread_names": True,  # the engine's own threads have a name
             "module_modes": True,  # scopes of modules say whether grad mode and autocast were on
             "targets": self._targets.kinds,
             "allocator_settings": allocator_settings(),

@@ -104,6 +104,9 @@ def inputs_of(technique: str, training: Training) -> dict[str, int]:
         amount *= 3  # a batch for each backward
     if technique in ("inference", "autocast_inference"):
         amount = storages(batch.inputs)  # nothing uses the target
+    elif technique == "distillation":  # the teacher's outputs, and nothing uses the target
+        with torch.no_grad():
+            amount = storages([*batch.inputs, training.model(*batch.inputs)])
     elif technique == "generation":
         # What the prompt is a part of, a word, the next one.
         amount = nbytes(first) + 2 * nbytes(first[:, :1])

@@ -1,11 +1,13 @@
 """Small programs that say, while they run, what their own tensors are; each is held to it in every mode.
 
 The oracle is Python itself, at that instant: this is a parameter's `.grad`, that is in
-`optimizer.state`, this was made for the loss. A word is a category, or a category and a role.
+`optimizer.state`, this was made for the loss. A word is a category, or a category and a role. Where a
+program shows all of a category at once, the trace must have its bytes and no more.
 """
 
+import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
 from pytracer.analysis.categories import role_text
 from pytracer.analysis.lifetimes import allocations
-from pytracer.schema import CATEGORIES
+from pytracer.schema import CATEGORIES, CATEGORY
 from pytracer.trace import Trace
-from tests.conformance.expected import position
+from tests.conformance.expected import position, storages
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -37,6 +40,7 @@ class Says:
     mode: str
     device: str
     told: list[tuple[str, int, int, str]] = field(default_factory=list)
+    totals: list[tuple[int, str, int]] = field(default_factory=list)  # event, category, bytes
     data: Trace | None = None
 
     @contextmanager
@@ -52,6 +56,39 @@ class Says:
             if tensor is not None and tensor.device.type == self.device:
                 where = position(), tensor.untyped_storage().data_ptr()
                 self.told.append((f"{name or word} {number}", *where, word))
+
+    def only(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """These are all there is of that, now."""
+        here = [tensor for tensor in tensors if tensor.device.type == self.device]
+        self.totals.append((position(), category, storages(here)))
+
+    def look(self, *parts: Any) -> None:
+        """At what Python shows of all models and optimizers: they have that, and nothing else is so."""
+        models = [part for part in parts if isinstance(part, nn.Module)]
+        parameters = list({p: None for model in models for p in model.parameters()})
+        buffers = [buffer for model in models for buffer in model.buffers()]
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        self.are("weights/parameter", *parameters)
+        self.are("weights/buffer", *buffers)
+        self.are("gradients", *gradients)
+        self.only("weights", [*parameters, *buffers])
+        self.only("gradients", gradients)
+        states = [part.state for part in parts if not isinstance(part, nn.Module)]
+        by_key = [(k, v) for s in states for one in s.values() for k, v in one.items()]
+        found = [(key, t) for key, v in by_key for t in tree_leaves(v) if isinstance(t, Tensor)]
+        for key, tensor in found:
+            self.are(f"optimizer_state/{key}", tensor)
+        self.only("optimizer_state", [tensor for _, tensor in found])
+
+    def saves(self, loss: Tensor, *known: Any) -> None:
+        """What autograd has saved for this loss is an activation, unless it is known as something else."""
+        tensors = [t for part in known for t in leaves(part)]
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        for tensor in saved(loss):
+            # Torch shows no hook the numbers in a formula, as `3 * x` has one.
+            number = tensor.dim() == 0 and "hooks" in self.mode
+            if tensor.untyped_storage().data_ptr() not in places and not number:
+                self.are("activations", tensor)
 
     def wrong(self) -> list[str]:
         """What the trace says otherwise."""
@@ -70,11 +107,64 @@ class Says:
                 lines.append(
                     f"{name} at event {at} is {word}, and is said to be {says or 'nothing'}"
                 )
+        for (at, category, shown), total in zip(self.totals, self.said(), strict=True):
+            if total != shown:
+                lines.append(f"{shown} bytes of {category} at event {at}, said to be {total}")
         return lines
+
+    def said(self) -> list[int]:
+        """Bytes of a category, where the program showed all there is of it."""
+        assert self.data is not None
+        found = allocations(self.data)
+        end = np.where(found.end < 0, np.iinfo(np.int64).max, found.end)
+        sums = []
+        for at, category, _ in self.totals:
+            there = (found.start < at) & (end >= at) & (found.category == CATEGORY[category])
+            sums.append(int(found.requested_bytes[there].sum()))
+        return sums
+
+
+def leaves(part: Any) -> list[Tensor]:
+    """The tensors of a model, or of anything that torch's trees go into."""
+    if isinstance(part, nn.Module):
+        return [*part.parameters(), *part.buffers()]
+    return [leaf for leaf in tree_leaves(part) if isinstance(leaf, Tensor)]
+
+
+def saved(loss: Tensor) -> Iterator[Tensor]:
+    """Each tensor that autograd has saved for the backward of this loss, as it is."""
+    left, seen = [loss.grad_fn], set()
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        left += [following for following, _ in node.next_functions]
+        for name in dir(node):
+            if name.startswith("_raw_saved_"):
+                value = getattr(node, name)
+                for one in value if isinstance(value, tuple | list) else [value]:
+                    tensor = getattr(one, "data", None)
+                    if isinstance(tensor, Tensor):
+                        yield tensor
 
 
 Program = Callable[[Says], None]
 PROGRAMS: dict[str, Program] = {}
+ON_A_GPU: set[str] = set()  # those that need one
+
+# What is found in a program, and truly so: it keeps each step's tensors in a list, or a variable
+# lives through backward. In all others nothing is found.
+KEPT = {
+    "what_is_made_like_a_target_and_kept_unused": {"growth"},
+    "a_validation_whose_outputs_are_kept": {"growth"},
+    "a_table_that_the_first_forward_makes": {"held"},
+    "two_views_beside_the_rest_of_the_batch": {"held"},
+    "a_queue_of_keys_and_a_slow_encoder": {"held"},
+    "hard_triplets_are_looked_for": {"held"},
+    "a_model_with_pruned_weights": {"held"},  # by the module, until its next call
+    "curvature_by_a_product": {"held"},  # by the transform: docs/limits.md
+}
 
 
 def program(run: Program) -> Program:
@@ -83,6 +173,8 @@ def program(run: Program) -> Program:
 
 
 def run(name: str, mode: str, device: str = "cpu") -> Says:
+    if device == "cuda":
+        gc.collect()  # models of a program before this one are no weights of it
     torch.manual_seed(0)
     says = Says(mode, device)
     with torch.device(device):

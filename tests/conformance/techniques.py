@@ -4,6 +4,7 @@ A technique says what it adds to the sizes that a plain step has (`Training.mast
 `.casts`, ...); tests/conformance/expected.py computes with that.
 """
 
+import copy
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -41,7 +42,7 @@ class Training:
     scaler: Any = None
     cast: torch.dtype | None = None  # autocast's
     masters: list[nn.Parameter] = field(default_factory=list)  # fp32 copies of bf16 weights
-    average: nn.Module | None = None  # a module that holds averaged weights
+    average: nn.Module | None = None  # a module that holds averaged weights, or a teacher
     shadow: dict[str, Tensor] = field(default_factory=dict)  # the same in a dictionary
     called: nn.Module | None = None  # what a step calls, where that is not the model itself
     kept: list[Any] = field(default_factory=list)
@@ -292,8 +293,32 @@ def adapt_and_cast(training: Training) -> None:
     cast_to_bf16(training)
 
 
+def adapt_and_recompute(training: Training) -> None:
+    adapt(training)
+    checkpointing(use_reentrant=False)(training)
+
+
 technique("lora", change=adapt)(plain_step)
+technique("lora_checkpoint", role="recomputed", change=adapt_and_recompute)(plain_step)
 technique("lora_autocast", role="autocast_copy", change=adapt_and_cast)(plain_step)
+
+
+def with_a_teacher(training: Training) -> None:
+    training.average = copy.deepcopy(training.model).requires_grad_(False)
+
+
+@technique("distillation", role="target", change=with_a_teacher)
+def distilled(training: Training) -> None:
+    batch = training.batch()
+    assert training.average is not None
+    with torch.no_grad():
+        wanted = training.average(*batch.inputs)
+    training.watch.given([wanted])
+    with training.watch.forward():
+        loss = nn.functional.mse_loss(training.model(*batch.inputs), wanted)
+    loss.backward()
+    training.optimizer.step()
+    training.optimizer.zero_grad()
 
 
 def average_in_module(training: Training) -> None:

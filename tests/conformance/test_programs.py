@@ -3,13 +3,21 @@
 import hashlib
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
-from tests.conformance.programs import MODES, PROGRAMS, run
+from pytracer.analysis import findings, views
+from pytracer.export.table import size_text
+from tests.conformance.cases import sums_hold
+from tests.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own
+from tests.conformance.programs import KEPT, MODES, run
 
 
 @pytest.fixture(autouse=True)
@@ -20,13 +28,87 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
+
+
+def everywhere() -> Iterator[Any]:
+    for name in PROGRAMS:
+        if name not in ON_A_GPU:
+            yield pytest.param(name, "cpu", id=f"{name}-cpu")
+        yield pytest.param(name, "cuda", id=f"{name}-cuda", marks=pytest.mark.cuda)
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's, of what these programs use
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "device"), list(everywhere()))
 def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device: str) -> None:
+    """Nothing is unknown, and at every event the categories sum to what is allocated."""
     says = run(name, mode, device)
     assert says.told
     assert says.wrong() == []
+    assert says.data is not None
+    rows = {row.category: row.own_peak for row in views.category_rows(says.data)}
+    assert rows["unknown"] == 0
+    assert sums_hold(says.data)
+    if device == "cpu" and mode == "default":
+        kinds = {finding.kind for finding in findings.findings(says.data, size_text)}
+        assert kinds == KEPT.get(name, set())
+
+
+class Residual(torch.nn.Module):
+    """Sums between its parts belong to no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.first = torch.nn.LayerNorm(64), torch.nn.Linear(64, 64)
+        self.again, self.second = torch.nn.LayerNorm(64), torch.nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.first(self.norm(x))
+        return x + self.second(self.again(x))
+
+
+class Stack(torch.nn.Module):
+    """Recomputes its layers' `forward`, past their calls, as transformers does."""
+
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__()
+        self.first, self.reentrant = torch.nn.Linear(64, 64), reentrant
+        self.layers = torch.nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        for layer in self.layers:
+            x = checkpoint(layer.forward, x, use_reentrant=self.reentrant)
+        return x
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_is_recomputed_between_modules_is_known_without_operators(
+    reentrant: bool, device: str
+) -> None:
+    peaks = []
+    for mode in MODES.values():
+        torch.manual_seed(0)
+        model = Stack(reentrant).to(device)
+        with trace(model, devices=device, report=False, **mode) as t:
+            for _ in range(3):
+                model(torch.randn(20, 64, device=device)).square().mean().backward()
+                model.zero_grad()
+        rows = t.allocations()
+        rows = rows[rows.category == "activations"]
+        peaks.append(Counter(zip(rows.role.astype(str), rows.requested_bytes, strict=True)))
+    assert peaks[0]["recomputed", 20 * 64 * 4] > 0
+    assert all(other == peaks[0] for other in peaks[1:])
+
+
+def test_the_page_has_every_program_and_agrees_with_it_in_every_mode() -> None:
+    """`python tools/conformance.py` writes it; where there is no GPU, from results that were kept."""
+    text = DOCUMENT.read_text().partition("## Programs that say")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    agrees = {row[0].strip("| ").replace(" ", "_"): row[3:5] for row in rows[2:]}
+    assert agrees == {name: ["NA" if name in ON_A_GPU else "=", "="] for name in PROGRAMS}
 
 
 def categories_of_a_run(seconds: float) -> list[tuple[str, str, int]]:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.programs import LOSSES, MODES, Says
+from tests.conformance.programs import LOSSES, MODES, Says, saved
 from tests.tiers import by_tier
 
 WIDTH, OUT = 24, 16
@@ -113,6 +113,7 @@ class Plan:
     autocasts: bool
     clips: bool
     two_models: bool
+    taught: bool  # targets are what another model says
     frozen: bool  # the first layer
     averages: bool
     zeroes_first: bool
@@ -145,6 +146,7 @@ plans = st.builds(
     autocasts=st.booleans(),
     clips=st.booleans(),
     two_models=st.booleans(),
+    taught=st.booleans(),
     frozen=st.booleans(),
     averages=st.booleans(),
     zeroes_first=st.booleans(),
@@ -190,6 +192,7 @@ class Program:
         self.models = [Random(plan) for _ in range(1 + plan.two_models)]
         self.trained = [p for one in self.models for p in one.parameters() if p.requires_grad]
         self.data = torch.randn(100, WIDTH), torch.randn(100, OUT)
+        self.teacher = nn.Linear(WIDTH, OUT)
         own: list[torch.optim.Optimizer] = []
         if plan.gradients == "a hook steps":
             own = [OPTIMIZERS[plan.optimizer]([p]) for p in self.trained]
@@ -198,7 +201,7 @@ class Program:
             if plan.gradients != "stay":
                 hook = self.hook(own[number] if own else None)
                 parameter.register_post_accumulate_grad_hook(hook)
-        with self.says.traced(*self.models, self.optimizer, *own):
+        with self.says.traced(*self.models, self.teacher, self.optimizer, *own):
             self.average = [p.detach().clone() for p in self.trained if plan.averages]
             if plan.batches == "picked":
                 self.data = torch.randn(100, WIDTH), torch.randn(100, OUT)
@@ -293,6 +296,9 @@ class Program:
     def train(self) -> None:
         plan, says = self.plan, self.says
         x, y, raw = self.batch()
+        if plan.taught and plan.batches == "made":
+            with torch.no_grad():
+                y = self.teacher(x)
         if plan.batches != "before":
             says.are("inputs/batch", x)
             says.are("inputs/target", y)
@@ -330,24 +336,6 @@ class Program:
             self.kept.append(model(torch.randn(self.plan.rows, WIDTH)))
         self.says.are("functional/output", self.kept[-1])
         model.train()
-
-
-def saved(loss: Tensor) -> Iterator[Tensor]:
-    """Each tensor that autograd has saved for the backward of this loss, as it is."""
-    left, seen = [loss.grad_fn], set()
-    while left:
-        node = left.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        left += [following for following, _ in node.next_functions]
-        for name in dir(node):
-            if name.startswith("_raw_saved_"):
-                value = getattr(node, name)
-                for one in value if isinstance(value, tuple | list) else [value]:
-                    tensor = getattr(one, "data", None)
-                    if isinstance(tensor, Tensor):
-                        yield tensor
 
 
 @pytest.fixture(autouse=True, scope="module")
