@@ -8,6 +8,8 @@ What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-r
 - before the first node of the call's backward its forward runs again, up to the last tensor that
   autograd keeps; that is remade, and ends where it ended before;
 - autocast's copies of weights stay until the model's call ends, and are made again;
+- what a linear layer's node used is gone before it sums its bias's gradient, if it was remade;
+- what a library keeps for a thread it takes once more, for the thread of the backward;
 - on the CPU the generator's state is kept in between, and a second one while the forward runs again.
 
 Candidates are the layers of stacks (`h.3`), else modules that a model calls itself. A greedy order
@@ -41,6 +43,7 @@ _ALL_PLANS_OF = 8  # candidates: 256 plans
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
 _BESIDE = 16  # so much smaller than the largest is what a module keeps beside its result
 _GENERATOR_BYTES = 5056  # of the CPU's; CUDA's is kept on the CPU
+_LINEAR_NODE = "AddmmBackward"
 _BATCH_NORM = "batch_norm"
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
 
@@ -180,6 +183,8 @@ class _Unit:
     edits: _Edits
     dropped: int  # bytes of one step
     forward_ticks: int  # of one step
+    begins: int  # where its forward first runs again
+    ops: frozenset[int]  # what runs in it, by row of the string table
 
 
 class _Work:
@@ -256,6 +261,7 @@ class _Work:
         call_of = tree.nearest_context(marked)
         nodes = np.flatnonzero((tree.kind == NODE) & (call_of[tree.forward] != 0))
         edits, dropped, kept_calls = _Edits(), 0, []
+        begins, ops = [], set[int]()
         for call in calls.tolist():
             own_nodes = nodes[call_of[tree.forward[nodes]] == call]
             if len(own_nodes) == 0:
@@ -265,9 +271,12 @@ class _Work:
             inside &= self.alloc.phase == PHASE["forward"]
             dropped += self._call(edits, call, first, np.flatnonzero(inside), call_of)
             kept_calls.append(call)
+            begins.append(first)
+            ops |= set(self.alloc.op[inside].tolist())
         if not edits.position:
             return None
-        return _Unit(name, edits, dropped // self.steps, self._ticks(np.array(kept_calls)))
+        took = self._ticks(np.array(kept_calls))
+        return _Unit(name, edits, dropped // self.steps, took, min(begins), frozenset(ops))
 
     def _call(
         self, edits: _Edits, call: int, first: int, own: NDArray[np.intp], call_of: Any
@@ -309,11 +318,63 @@ class _Work:
             begins = int(alloc.start[k]) * 2 - _LAST // 2
             edits.add(first, begins, _ALLOC, k, True, int(self.size[k]))
             if k in remade:
-                edits.add(int(self.end[k]), 0, _FREE, k, True, 0)  # as the recorded one, once
+                self._free_remade(edits, k)
             else:
                 ends = min(int(self.end[k]), last + 1) * 2 + 1 - _LAST // 2
                 edits.add(first, ends, _FREE, k, True, -int(self.size[k]))
         return int(self.size[saved].sum())
+
+    def _free_remade(self, edits: _Edits, k: int) -> None:
+        """As the recorded one, once; but not later than its node has computed its products."""
+        end, size = int(self.end[k]), int(self.size[k])
+        used = self._bias_sums.get(int(self.tree.node[self.moments.freed_scope[k]]), end)
+        edits.add(used, 0, _FREE, k, True, -size if used < end else 0)
+        if used < end:
+            edits.add(end, 3, -1, k, False, size)  # the recorded one is subtracted there
+
+    @cached_property
+    def _bias_sums(self) -> dict[int, int]:
+        """Where a linear layer's node sums its bias's gradient: three results, the smallest last.
+
+        Autograd keeps what it saved itself until that is over; what a checkpoint remade goes before.
+        """
+        node = self.tree.node[self.moments.made_scope]
+        named = scopes.scopes_named(self.trace, lambda text: text.startswith(_LINEAR_NODE))
+        left = self.own & named[node] & (node != self.tree.node[self.moments.freed_scope])
+        results: dict[int, list[int]] = {}
+        for k in np.flatnonzero(left).tolist():
+            results.setdefault(int(node[k]), []).append(k)
+        return {
+            number: int(self.alloc.start[made[2]])
+            for number, made in results.items()
+            if len(made) == 3 and self.size[made[2]] < min(self.size[made[0]], self.size[made[1]])
+        }
+
+    def _scratch(self, chosen: Iterable[str]) -> _Edits:
+        """What a library keeps per thread, and takes once more where a forward runs on backward's."""
+        edits = _Edits()
+        units = [self.units[name] for name in chosen]
+        for k in self._scratch_of_forward:
+            begins = [unit.begins for unit in units if int(self.alloc.op[k]) in unit.ops]
+            if begins:
+                edits.add(min(begins), -_LAST + 1, _ALLOC, k, True, int(self.size[k]))
+        return edits
+
+    @cached_property
+    def _scratch_of_forward(self) -> list[int]:
+        """What libraries keep to the end for other threads, and have not for backward's."""
+        if self.device == "cpu":
+            return []
+        kept = self.own & (self.alloc.category == CATEGORY["workspaces"]) & (self.end == _LAST)
+        backward = np.isin(self.alloc.thread, np.unique(self.tree.thread[self.tree.kind == NODE]))
+        there = self.size[kept & backward].tolist()
+        return [
+            k for k in np.flatnonzero(kept & ~backward).tolist() if int(self.size[k]) not in there
+        ]
+
+    def _edits_of(self, chosen: Iterable[str]) -> Iterator[_Edits]:
+        yield from (self.units[name].edits for name in chosen)
+        yield self._scratch(chosen)
 
     def _keep_input(self, edits: _Edits, call: int, over: int) -> None:
         """A checkpoint keeps what the module is given.
@@ -383,10 +444,13 @@ class _Work:
         position, _, delta = self._base
         order = np.where(delta < 0, 1, 2)
         columns = [(position, order, delta)]
-        for name in chosen:
-            edits = self.units[name].edits
+        for edits in self._edits_of(chosen):
             columns.append(
-                (np.array(edits.position), np.array(edits.order), np.array(edits.bytes, np.int64))
+                (
+                    np.array(edits.position, np.int64),
+                    np.array(edits.order, np.int64),
+                    np.array(edits.bytes, np.int64),
+                )
             )
         position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
         by_time = np.lexsort((order, position))
@@ -411,15 +475,14 @@ class _Work:
         made = int(columns["block"].max(initial=0)) + 1
         position, order = [base.position], [np.full(len(base.position), 1)]
         parts: dict[str, list[Any]] = {name: [values] for name, values in columns.items()}
-        for name in chosen:
-            edits = self.units[name].edits
-            real = np.array(edits.kind) >= 0
-            block = np.array(edits.block)[real]
-            again = np.array(edits.again)[real]
+        for edits in self._edits_of(chosen):
+            real = np.array(edits.kind, np.int64) >= 0
+            block = np.array(edits.block, np.int64)[real]
+            again = np.array(edits.again, np.bool_)[real]
             numbers = np.where(again, made + np.searchsorted(np.unique(block[again]), block), block)
             made += int(again.sum())
-            position.append(np.array(edits.position)[real])
-            order.append(np.array(edits.order)[real])
+            position.append(np.array(edits.position, np.int64)[real])
+            order.append(np.array(edits.order, np.int64)[real])
             parts["kind"].append(np.array(edits.kind, np.int64)[real].astype(np.uint8))
             parts["block"].append(numbers.astype(np.uint32))
             parts["bytes"].append(self.size[block].astype(np.uint64))
