@@ -9,14 +9,16 @@ settings and limits, every time in a process of its own, and torch's own counter
 the replay of the one recording. Of three settings the smallest limit is found by replay and proved
 by a run just there and a run just below.
 
-plans: three models are recorded without checkpoints. Plans for a half, for all and for what is between
-are replayed, and then each is run: its peak, what is reserved, and a step's time.
+plans: three models are recorded without checkpoints. A plan is asked for from roomy to tight budgets,
+and then each is run: its peak, what is reserved, whether it runs where the allocator is allowed no more
+than the budget, and a step's time. torch's own planner takes its turn among the steps.
 
 what-if: each architecture of tests/conformance is recorded with one, two and three of its batches, and
 the peak with six is foretold; then it is run.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -144,7 +146,9 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 # ---------------------------------------------------------------- plans
 
-Training = tuple[Any, Any, Callable[[], None]]  # a model, its optimizer, one step
+Training = tuple[
+    Any, Any, Callable[[Any], Any]
+]  # a model, its optimizer, its loss through a callable
 
 
 def transformer(device: str) -> Training:
@@ -157,36 +161,42 @@ def transformer(device: str) -> Training:
     config = models.GPT2 if device == "cuda" else models.Config(1000, 128, 128, 6, 4)
     model = models.Transformer(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ids = torch.randint(config.vocabulary, (8, config.context), device=device)
+    rows = 16 if device == "cuda" else 8
+    ids = torch.randint(config.vocabulary, (rows, config.context), device=device)
 
-    def step() -> None:
+    def loss(forward: Any) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = model(ids, ids)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return forward(ids, ids)
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 def convolutions(device: str) -> Training:
-    """Unlike layers, with BatchNorm."""
+    """Unlike layers, with BatchNorm: ResNet-50; on the CPU with small images."""
     import torch
     from torch.nn import functional
-    from torchvision.models import resnet50
 
     torch.manual_seed(0)
-    model = resnet50().to(device)
+    if device == "cuda":
+        from torchvision.models import resnet50
+
+        model, rows, side, classes = resnet50().to(device), 128, 224, 1000
+    else:
+        from tests.conformance.models import Bottleneck
+
+        widths = ((16, 8, 1), (32, 16, 2), (64, 32, 2))
+        blocks = (Bottleneck(*each) for each in widths)
+        stem = torch.nn.Conv2d(3, 16, 3, 1, 1)
+        head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(128, 10))
+        model, rows, side, classes = torch.nn.Sequential(stem, *blocks, *head), 8, 32, 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(32, 3, 224, 224, device=device)
-    labels = torch.randint(1000, (32,), device=device)
+    images = torch.randn(rows, 3, side, side, device=device)
+    labels = torch.randint(classes, (rows,), device=device)
 
-    def step() -> None:
-        functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(forward: Any) -> Any:
+        return functional.cross_entropy(forward(images), labels)
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 def encoder(device: str) -> Training:
@@ -201,50 +211,179 @@ def encoder(device: str) -> Training:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     x = torch.randn(8, length, width, device=device)
 
-    def step() -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(forward: Any) -> Any:
+        return forward(x).square().mean()
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 MODELS: dict[str, Callable[[str], Training]] = {
     model.__name__: model for model in (transformer, convolutions, encoder)
 }
+STEPS = 4  # that are recorded
+BUDGETS = (0.9, 0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without one
+OF_TORCH = (0.6, 0.3)  # of activation_memory_budget
 
 
-def train_here(name: str, modules: list[str], trace_to: str | None) -> dict[str, Any]:
-    """Trains with these modules checkpointed: peak, reserved bytes and a step's time."""
-    import statistics
+def step(training: Training, forward: Any = None) -> None:
+    """One step, through the model or what stands for it."""
+    model, optimizer, loss = training
+    loss(model if forward is None else forward).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def checkpointed(model: Any, modules: list[str]) -> None:
+    """These modules, and no others."""
     from functools import partial
 
-    import torch
     from torch.utils.checkpoint import checkpoint
+
+    for module in model.modules():
+        vars(module).pop("forward", None)
+    for path in modules:
+        module = model.get_submodule(path)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+
+
+def train_here(
+    name: str, modules: list[str], limit: int | None, trace_to: str | None
+) -> dict[str, Any]:
+    """Trains with these modules checkpointed, under the limit: what it needs, or that it failed."""
+    import torch
 
     import pytracer
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if limit is not None and device == "cuda":
+        allow(limit)
+    failed = False
     with pytracer.trace(devices=device, report=False) as recorded:
-        model, _, step = MODELS[name](device)
-        for path in modules:
-            module = model.get_submodule(path)
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
-        for _ in range(4):
-            step()
+        try:
+            training = MODELS[name](device)
+            checkpointed(training[0], modules)
+            for _ in range(STEPS):
+                step(training)
+        except torch.OutOfMemoryError:
+            failed = True
     if trace_to:
         recorded.save(trace_to, overwrite=True)
-    times = []
-    for _ in range(12):
-        synchronize(device)
-        began = time.perf_counter()
-        step()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    found = {"peak": recorded.peak.bytes, "step_s": statistics.median(times), **machine(device)}
+    found = {"peak": recorded.peak.bytes, "failed": failed, **machine(device)}
     if device == "cuda":
-        found["reserved"] = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+        counted = torch.cuda.memory_stats()
+        found["reserved"] = counted["reserved_bytes.all.peak"]
+        found["caught"] = counted.get("num_ooms", 0)
+        found["retries"] = counted.get("num_alloc_retries", 0)
     return found
+
+
+def allow(limit: int) -> None:
+    """No more than this to torch's allocator."""
+    import torch
+
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
+
+
+def times_here(name: str, plans: list[list[str]]) -> dict[str, Any]:
+    """A step with each plan, and with torch's own planner: all in turn, so that none has the luck.
+
+    The first is without a plan. The costs of its operators are measured too, and what a plan is
+    predicted to take from them.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    training = MODELS[name](device)
+    model = training[0]
+    from_costs = ratios_from_costs(training, device, plans)
+    ways: dict[str, Callable[[], None]] = {}
+    for number, modules in enumerate(plans):
+
+        def planned(modules: list[str] = modules) -> None:
+            checkpointed(model, modules)
+            step(training)
+
+        ways[f"plan {number}"] = planned
+    problems = {}
+    for budget in OF_TORCH:
+        compiled = of_torch(training, budget)
+        if isinstance(compiled, str):
+            problems[f"torch {budget}"] = compiled
+        else:
+            ways[f"torch {budget}"] = compiled
+    found = in_turn(ways, device)
+    for number, ratio in enumerate(from_costs):
+        found[f"plan {number}"]["from_costs"] = ratio
+    return {"ways": found, "problems": problems}
+
+
+def ratios_from_costs(training: Training, device: str, plans: list[list[str]]) -> list[float]:
+    """What each plan is predicted to take, of a trace with costs."""
+    import pytracer
+    from pytracer.analysis import views
+    from pytracer.analysis.checkpoint_plans import _Work
+
+    model, optimizer, _ = training
+    with pytracer.trace(model, optimizer, devices=device, cost=True, report=False) as recorded:
+        for _ in range(STEPS):
+            step(training)
+    work = _Work(recorded.data, views.main_device(recorded.data))
+    return [work.judge(tuple(modules), 1).time_ratio for modules in plans]
+
+
+def of_torch(training: Training, budget: float) -> Callable[[], None] | str:
+    """A step under `activation_memory_budget`: eager kernels, and its partitioner's choice."""
+    import torch
+    from torch._functorch import config
+
+    model = training[0]
+    checkpointed(model, [])
+    torch._dynamo.reset()
+    try:
+        with config.patch(activation_memory_budget=budget):
+            compiled = torch.compile(model, backend="aot_eager_decomp_partition")
+            step(training, compiled)  # compiles
+    except Exception as error:  # another tool's; it is written down
+        return f"{type(error).__name__}: {error}"[:300]
+
+    def way() -> None:
+        checkpointed(model, [])
+        step(training, compiled)
+
+    return way
+
+
+def in_turn(ways: dict[str, Callable[[], None]], device: str) -> dict[str, dict[str, Any]]:
+    """The median of a step's time, and on CUDA its peak."""
+    import statistics
+
+    import torch
+
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    peak: dict[str, int] = {}
+    for name, way in ways.items():
+        way()
+        if device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            way()
+            peak[name] = torch.cuda.max_memory_allocated()
+    for _ in range(ROUNDS):
+        for name, way in ways.items():
+            way()
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(AT_ONCE):
+                way()
+            synchronize(device)
+            seconds[name].append((time.perf_counter() - began) / AT_ONCE)
+    return {
+        name: {"step_s": statistics.median(seconds[name]), "peak": peak.get(name)} for name in ways
+    }
+
+
+ROUNDS = 9
+AT_ONCE = 3  # steps
 
 
 def synchronize(device: str) -> None:
@@ -270,70 +409,139 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def plans_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Every model: without a plan, and plans along the frontier."""
-    import pytracer
+    """Every model: the plan for each budget, run without a limit, and with the budget as its limit.
 
+    Then the steps are timed, and nothing else runs.
+    """
     folder = options.traces or options.out
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in MODELS:
-        file = folder / f"plans-{name}.pytrace"
-        base = started("train", name, {}, ["--trace", str(file)])
-        if "problem" in base:
-            say(f"{name}: {base['problem']}")
-            continue
-        frontier = pytracer.load(file).checkpoint_plan(1).frontier
-        shown = [frontier[len(frontier) * part // 4] for part in (1, 2, 3)] + [frontier[-1]]
-        for plan in dict.fromkeys(shown):
-            if not plan.modules:
+    with ThreadPoolExecutor(options.at_once) as pool:
+        files = {name: folder / f"plans-{name}.pytrace" for name in MODELS}
+        bases = {
+            name: pool.submit(started, "train", name, {}, ["--trace", str(files[name])])
+            for name in MODELS
+        }
+        waiting = []
+        for name, running in bases.items():
+            base = running.result()
+            if "problem" in base:
+                say(f"{name}: {base['problem']}")
                 continue
-            measured = started("train", name, {}, ["--modules", ",".join(plan.modules)])
-            row = {"model": name, "modules": plan.modules, "base": base, "measured": measured}
-            predicted = {"peak": plan.peak, "reserved": plan.peak_reserved}
-            predicted["step_s"] = base["step_s"] * plan.time_ratio
-            rows.append({**row, "predicted": predicted})
-            say(line_of_plan(rows[-1]))
+            for row in budgets_and_plans(name, files[name], base):
+                more = ["--modules", ",".join(row["modules"])]
+                free = pool.submit(started, "train", name, {}, more)
+                more = [*more, "--limit", str(row["budget"])]
+                waiting.append((row, free, pool.submit(started, "train", name, {}, more)))
+        rows = [
+            {**row, "measured": free.result(), "under": under.result()}
+            for row, free, under in waiting
+        ]
+    times = {}
+    for name in MODELS:
+        mine = [row for row in rows if row["model"] == name]
+        plans = json.dumps([[], *(row["modules"] for row in mine)])
+        times[name] = started("times", name, {}, ["--plans", plans])
+        for number, row in enumerate(mine, 1):
+            timed = times[name].get("ways", {})
+            if timed:
+                row["measured"]["time_ratio"] = (
+                    timed[f"plan {number}"]["step_s"] / timed["plan 0"]["step_s"]
+                )
+                row["predicted"]["time_ratio_from_costs"] = timed[f"plan {number}"]["from_costs"]
+            say(line_of_plan(row))
+        if "problem" in times[name]:
+            say(f"{name}: {times[name]['problem']}")
+        say(f"{name}: {json.dumps(times[name])}")
     facts = rows[0]["base"] if rows else {}
     names = ("torch", "cuda", "cudnn", "device", "total")
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         **{each: facts.get(each) for each in names},
         "runs": rows,
+        "times": times,
     }
+
+
+def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a person would ask for, from roomy to tight, and what is planned."""
+    import pytracer
+
+    recorded = pytracer.load(file)
+    smallest = recorded.checkpoint_plan(1).chosen
+    least, most = smallest.peak_reserved or smallest.peak, base.get("reserved", base["peak"])
+    seen = set()
+    for share in BUDGETS:
+        budget = int(least + share * (most - least))
+        plan = recorded.checkpoint_plan(budget).chosen
+        if plan.modules in seen:
+            continue
+        seen.add(plan.modules)
+        yield {
+            "model": name,
+            "budget": budget,
+            "fits": plan.fits,
+            "modules": plan.modules,
+            "base": base,
+            "predicted": {
+                "peak": plan.peak,
+                "reserved": plan.peak_reserved,
+                "time_ratio": plan.time_ratio,
+            },
+        }
 
 
 def line_of_plan(row: dict[str, Any]) -> str:
     """For people who watch: the errors in percent."""
-    predicted, measured = row["predicted"], row["measured"]
-    if "problem" in measured:
-        return f"{row['model']} {row['modules']} PROBLEM {measured['problem']}"
+    predicted, measured, under = row["predicted"], row["measured"], row["under"]
+    for each in (measured, under):
+        if "problem" in each:
+            return f"{row['model']} {row['modules']} PROBLEM {each['problem']}"
     errors = [
         f"{name} {100 * (predicted[name] / measured[name] - 1):+.3f}%"
-        for name in predicted
-        if measured.get(name)
+        for name in ("peak", "reserved", "time_ratio")
+        if measured.get(name) and predicted.get(name)
     ]
-    return f"{row['model']:14} {len(row['modules'])} modules  {'  '.join(errors)}"
+    ratio = predicted.get("time_ratio_from_costs")
+    if ratio and measured.get("time_ratio"):
+        errors.append(f"by costs {100 * (ratio / measured['time_ratio'] - 1):+.3f}%")
+    ran = "failed" if under["failed"] else "ran"
+    said = "fits" if row["fits"] else "does not fit"
+    caught = f", caught {under['caught']}" if under.get("caught") else ""
+    head = f"{row['model']:14} {len(row['modules'])} modules in {row['budget'] / MIB:.0f} MiB"
+    return f"{head}: {said}, {ran}{caught}  {'  '.join(errors)}"
 
 
 # ---------------------------------------------------------------- what if
 
 
-def recorded_with(name: str, copies: int, device: str) -> Any:
-    """Two steps of the architecture, with so many of its batches in one."""
+def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
+    """Two steps of the architecture with so many of its batches in one, and how many rows those are.
+
+    On a GPU it is as large as people train it, and its batch an eighth of that of the recipe.
+    """
     import torch
 
     import pytracer
     from tests.conformance.models import MODELS as ARCHITECTURES
 
+    gc.collect()  # what was there before is no part of this one
     torch.manual_seed(0)
-    recipe = ARCHITECTURES[name]("tiny")
-    model = recipe.model.to(device)
+    with torch.device(device):
+        recipe = ARCHITECTURES[name]("tiny" if device == "cpu" else "real")
+    model = recipe.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
 
+    rows = len(recipe.batch("cpu").target)
+    part = rows if device == "cpu" else max(rows // 8, 1)
+
     def step() -> None:
-        batch = recipe.batch(device)
-        inputs = [torch.cat([x] * copies) for x in batch.inputs]
-        target = torch.cat([batch.target] * copies)
+        batch = recipe.batch("cpu")
+        *inputs, target = (
+            torch.cat([x.narrow(x.shape.index(rows), 0, part)] * copies, x.shape.index(rows)).to(
+                device
+            )
+            for x in batch.tensors()
+        )
         del batch
         recipe.loss(model(*inputs), target).backward()
         optimizer.step()
@@ -343,7 +551,7 @@ def recorded_with(name: str, copies: int, device: str) -> Any:
     with pytracer.trace(model, optimizer, devices=device, report=False) as recorded:
         for _ in range(2):
             step()
-    return recorded
+    return recorded, part * copies
 
 
 def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
@@ -359,9 +567,10 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
         row: dict[str, Any] = {"model": name}
         rows.append(row)
         try:
-            first, *others = (recorded_with(name, copies, device) for copies in (1, 2, 3))
-            found = first.what_if(*others, batch=2 * batch_of(others[-1]))
-            measured = recorded_with(name, 6, device).peak.bytes
+            small = [recorded_with(name, copies, device)[0] for copies in (1, 2, 3)]
+            recorded, batch = recorded_with(name, 6, device)
+            measured = recorded.peak.bytes
+            found = small[0].what_if(*small[1:], batch=batch)
         except (errors.PytracerError, RuntimeError, TypeError) as error:
             row["problem"] = str(error)
             say(f"{name:14} PROBLEM {error}")
@@ -377,14 +586,6 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def batch_of(recorded: Any) -> int:
-    """As what_if sees it."""
-    from pytracer.analysis import views, what_if
-
-    trace = recorded.data
-    return what_if.shape_of(trace, views.main_device(trace), 1).batch
-
-
 # ---------------------------------------------------------------- one run
 
 
@@ -396,8 +597,7 @@ def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, An
 
     def work() -> bool:
         if limit is not None:
-            total = torch.cuda.mem_get_info()[1]
-            torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
+            allow(limit)
         try:
             PROGRAMS[name]()
         except torch.OutOfMemoryError:
@@ -572,7 +772,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def main() -> int:
     """The parts, or one run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=(*PARTS, "one", "train"))
+    parser.add_argument("part", choices=(*PARTS, "one", "train", "times"))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--traces", type=Path, help="where recordings go (default: --out)")
     parser.add_argument("--keep", action="store_true", help="record each run; keep the inexact")
@@ -582,6 +782,7 @@ def main() -> int:
     one.add_argument("--program", choices=(*PROGRAMS, *MODELS))
     one.add_argument("--limit", type=int, help="bytes")
     one.add_argument("--modules", default="", help="to checkpoint, with commas")
+    one.add_argument("--plans", default="[]", help="lists of modules, as JSON")
     one.add_argument("--trace", help="record it to this file")
     options = parser.parse_args()
     if options.part == "one":
@@ -589,7 +790,10 @@ def main() -> int:
         return 0
     if options.part == "train":
         modules = [name for name in options.modules.split(",") if name]
-        print(json.dumps(train_here(options.program, modules, options.trace)))
+        print(json.dumps(train_here(options.program, modules, options.limit, options.trace)))
+        return 0
+    if options.part == "times":
+        print(json.dumps(times_here(options.program, json.loads(options.plans))))
         return 0
     began = time.monotonic()
     document = PARTS[options.part](options)

@@ -444,14 +444,10 @@ class _Work:
         position, _, delta = self._base
         order = np.where(delta < 0, 1, 2)
         columns = [(position, order, delta)]
-        for edits in self._edits_of(chosen):
-            columns.append(
-                (
-                    np.array(edits.position, np.int64),
-                    np.array(edits.order, np.int64),
-                    np.array(edits.bytes, np.int64),
-                )
-            )
+        columns.extend(
+            tuple(np.array(each, np.int64) for each in (edits.position, edits.order, edits.bytes))
+            for edits in self._edits_of(chosen)
+        )
         position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
         by_time = np.lexsort((order, position))
         return int(np.cumsum(delta[by_time]).max(initial=0))

@@ -78,7 +78,7 @@ def what_if(
     if batch is None and length is None:
         raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
     name = device or views.main_device(traces[0])
-    shapes = [shape_of(trace, name, number) for number, trace in enumerate(traces, 1)]
+    shapes = _shapes(traces, name, asks_batch=batch is not None and length is None)
     order = sorted(range(len(traces)), key=lambda i: _volume(shapes[i]))
     traces, shapes = [traces[i] for i in order], [shapes[i] for i in order]
     largest = shapes[-1]
@@ -95,8 +95,20 @@ def _volume(shape: Shape) -> int:
     return shape.batch * (shape.length or 1)
 
 
-def shape_of(trace: Trace, device: str, number: int) -> Shape:
-    """By the first two dimensions that most bytes of the inputs have."""
+def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[Shape]:
+    """Of each trace. If the batch is the same in all of them, it may be another input's first size."""
+    given = [_inputs(trace, device, number) for number, trace in enumerate(traces, 1)]
+    if asks_batch and len(traces) > 1:
+        leads = [list(dict.fromkeys(shape[0] for shape in shapes)) for shapes in given]
+        changing = [len(set(sizes)) > 1 for sizes in zip(*leads, strict=False)]
+        if True in changing and not changing[0]:
+            at = changing.index(True)
+            return [Shape(sizes[at], None) for sizes in leads]
+    return [Shape(most[0], most[1] if len(most) in (2, 3) else None) for most, *_ in given]
+
+
+def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
+    """The shapes of what the model is given, that with most bytes first."""
     alloc = allocations(trace)
     given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
     sizes: dict[tuple[int, ...], int] = {}
@@ -109,8 +121,7 @@ def shape_of(trace: Trace, device: str, number: int) -> Shape:
             f"trace {number} does not show what its model is given, so its batch is not known: "
             "record whole steps, with the batch made inside"
         )
-    most = max(sizes, key=lambda shape: sizes[shape])
-    return Shape(most[0], most[1] if len(most) in (2, 3) else None)
+    return sorted(sizes, key=lambda shape: -sizes[shape])
 
 
 def _same_program(traces: Sequence[Trace], device: str) -> None:
