@@ -31,8 +31,9 @@ MAY_IMPORT = {
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
+    "verify": {*WORDS, "analysis", "trace"},
     # The public face: what can be asked, and where capture and analysis meet.
-    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace"},
+    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace", "verify"},
     "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "reading", "trace"},
@@ -44,7 +45,7 @@ MAY_IMPORT = {
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "driver", "environment", "export", "gemm", "integrations"}
-    | {"reading", "runner", "trace"},
+    | {"reading", "runner", "trace", "verify"},
     "__main__": {"cli"},
     "__init__": {"api", "errors", "integrations", "reading", "version"},
 }

@@ -17,7 +17,7 @@ proposes plans: most bytes for the least time first, and from the first layer on
 candidates all plans are tried.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations
@@ -33,6 +33,7 @@ from pytracer.analysis.budgets import parse_size
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
 from pytracer.analysis.scopes import MODULE, NEVER, NODE, Mask
+from pytracer.analysis.verified import Verified
 from pytracer.schema import CATEGORY, I64, PHASE
 from pytracer.trace import Trace
 
@@ -69,6 +70,12 @@ class CheckpointPlan:
     chosen: Plan
     frontier: tuple[Plan, ...]  # the least time for each peak
     warnings: tuple[str, ...]
+    _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
+    verified: Verified | None = None  # None: nobody asked
+
+    def __str__(self) -> str:
+        """The answer as text."""
+        return self._render(self)
 
     def __bool__(self) -> bool:
         """Whether the chosen plan fits."""
@@ -107,7 +114,12 @@ def code_of(modules: Iterable[str]) -> str:
     )
 
 
-def plan(trace: Trace, budget: int | str, device: str | None = None) -> CheckpointPlan:
+def plan(
+    trace: Trace,
+    budget: int | str,
+    device: str | None,
+    render: Callable[[CheckpointPlan], str],
+) -> CheckpointPlan:
     """Proposes, replays and chooses.
 
     Raises:
@@ -136,6 +148,7 @@ def plan(trace: Trace, budget: int | str, device: str | None = None) -> Checkpoi
         chosen=best,
         frontier=tuple(_frontier(found.values())),
         warnings=tuple(work.warnings(best)),
+        _render=render,
     )
 
 
@@ -169,6 +182,10 @@ class _Edits:
             strict=True,
         ):
             column.append(value)  # type: ignore[attr-defined]
+
+
+def _i64(values: list[int]) -> I64:
+    return np.array(values, np.int64)
 
 
 _LAST = 2**62
@@ -444,10 +461,10 @@ class _Work:
         position, _, delta = self._base
         order = np.where(delta < 0, 1, 2)
         columns = [(position, order, delta)]
-        columns.extend(
-            tuple(np.array(each, np.int64) for each in (edits.position, edits.order, edits.bytes))
+        columns += [
+            (_i64(edits.position), _i64(edits.order), _i64(edits.bytes))
             for edits in self._edits_of(chosen)
-        )
+        ]
         position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
         by_time = np.lexsort((order, position))
         return int(np.cumsum(delta[by_time]).max(initial=0))
@@ -472,14 +489,14 @@ class _Work:
         position, order = [base.position], [np.full(len(base.position), 1)]
         parts: dict[str, list[Any]] = {name: [values] for name, values in columns.items()}
         for edits in self._edits_of(chosen):
-            real = np.array(edits.kind, np.int64) >= 0
-            block = np.array(edits.block, np.int64)[real]
+            real = _i64(edits.kind) >= 0
+            block = _i64(edits.block)[real]
             again = np.array(edits.again, np.bool_)[real]
             numbers = np.where(again, made + np.searchsorted(np.unique(block[again]), block), block)
             made += int(again.sum())
-            position.append(np.array(edits.position, np.int64)[real])
-            order.append(np.array(edits.order, np.int64)[real])
-            parts["kind"].append(np.array(edits.kind, np.int64)[real].astype(np.uint8))
+            position.append(_i64(edits.position)[real])
+            order.append(_i64(edits.order)[real])
+            parts["kind"].append(_i64(edits.kind)[real].astype(np.uint8))
             parts["block"].append(numbers.astype(np.uint32))
             parts["bytes"].append(self.size[block].astype(np.uint64))
             parts["lane"].append(lanes[block])

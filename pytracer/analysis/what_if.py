@@ -22,6 +22,7 @@ from pytracer._native import core
 from pytracer.analysis import allocator_settings, matching, phases, replay, sound, views
 from pytracer.analysis.categories import OWNED
 from pytracer.analysis.lifetimes import Allocations, allocations
+from pytracer.analysis.verified import Verified
 from pytracer.schema import CATEGORY, I64
 from pytracer.trace import Trace
 
@@ -52,6 +53,7 @@ class WhatIf:
     traces: int
     with_law: float  # share of the bytes at the peak whose size follows a law
     flagged: tuple[Flagged, ...]  # the largest
+    verified: Verified | None = None  # None: nobody asked
 
     @property
     def exact(self) -> bool:
