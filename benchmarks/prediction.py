@@ -329,7 +329,7 @@ def ratios_from_costs(training: Training, device: str, plans: list[list[str]]) -
         for _ in range(STEPS):
             step(training)
     work = _Work(recorded.data, views.main_device(recorded.data))
-    return [work.judge(tuple(modules), 1).time_ratio for modules in plans]
+    return [work.judge(tuple(modules), (), 1).time_ratio for modules in plans]
 
 
 def of_torch(training: Training, budget: float) -> Callable[[], None] | str:

@@ -178,6 +178,7 @@ class Views:
         budget: int | str,
         device: str | None = None,
         *,
+        pinned: int | str = 0,
         verify: "Program" = False,
     ) -> "CheckpointPlan":
         """Which modules to checkpoint to stay in a budget at the least time: .modules, .code.
@@ -185,6 +186,8 @@ class Views:
         Args:
             budget: "20GiB" or bytes: of CUDA's allocator; on the CPU of what is requested.
             device: by default the one that the program trains on.
+            pinned: "64GiB" of the host's memory may be pinned for what is offloaded there; then also
+                .offloaded.
             verify: the program to run again with these modules checkpointed, and with the budget as
                 the limit: ["train.py", "--epochs", "1"]. `.verified` is what happened.
 
@@ -193,7 +196,7 @@ class Views:
         from pytracer.analysis import checkpoint_plans
         from pytracer.export import fits_text
 
-        found = checkpoint_plans.plan(self.data, budget, device, fits_text.render_plan)
+        found = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
         if verify is not False:
             found = replace(found, verified=_verify().plan(self.data, found, verify))
         return found

@@ -41,6 +41,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)  # of `trace`
     by_environment: bool = False  # the program was not started by `pytracer run`
     checkpoint: tuple[str, ...] = ()  # modules, to try a plan
+    offload: tuple[str, ...] = ()  # likewise
 
     @property
     def name(self) -> str:
@@ -315,8 +316,8 @@ class Traced:
         from pytracer.capture.session import Held
 
         self._owner = os.getpid()
-        if self._plan.checkpoint:
-            _checkpoint_when_called(self._plan.checkpoint)
+        if self._plan.checkpoint or self._plan.offload:
+            _change_when_called(self._plan)
         recording = self._recording = Recording(
             self._trace,
             skip=self._plan.skip,
@@ -449,20 +450,24 @@ class Traced:
         return "What failed is not in the trace: it was on a device or a thread that is not traced"
 
 
-def _checkpoint_when_called(names: Sequence[str]) -> None:
-    """These modules of the first model called that has them all, as the code of a plan does it."""
+def _change_when_called(plan: Plan) -> None:
+    """The modules of the first model called that has them all, as the code of a plan does it."""
     from functools import partial
 
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.utils.checkpoint import checkpoint
 
+    from pytracer.offload import offload
+
     def called(model: Any, _: Any) -> None:
         known = dict(model.named_modules())
-        if not known.keys() >= set(names):
+        if not known.keys() >= {*plan.checkpoint, *plan.offload}:
             return
         hook.remove()
-        for name in names:
+        for name in plan.checkpoint:
             known[name].forward = partial(checkpoint, known[name].forward, use_reentrant=False)
+        for name in plan.offload:
+            offload(known[name])
 
     hook = register_module_forward_pre_hook(called)
 

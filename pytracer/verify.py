@@ -112,7 +112,8 @@ def what_if(traces: Sequence[Trace], found: WhatIf, program: Program) -> Verifie
 
 def _options(chosen: Plan) -> list[str]:
     """Of `pytracer run`."""
-    return ["--checkpoint", ",".join(chosen.modules)] if chosen.modules else []
+    found = ["--checkpoint", ",".join(chosen.modules)] if chosen.modules else []
+    return [*found, "--offload", ",".join(chosen.offloaded)] if chosen.offloaded else found
 
 
 # ---------------------------------------------------------------- the run

@@ -40,8 +40,10 @@ MAY_IMPORT = {
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}
     | {"trace"},
     "demo": {*WORDS, "api"},
+    "offload": set(),
     "recording": {"errors"},
-    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "recording"},
+    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "offload"}
+    | {"recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "driver", "environment", "export", "gemm", "integrations"}
@@ -50,7 +52,7 @@ MAY_IMPORT = {
     "__init__": {"api", "errors", "integrations", "reading", "version"},
 }
 MEASURES = {"capture", "claims", "cost", "gemm"}
-MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "runner"}
+MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "offload", "runner"}
 MAY_IMPORT_TORCH |= MEASURES
 
 

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pytracer import errors
 from pytracer._native import core
 from pytracer.analysis import allocator_settings, matching, phases, replay, sound, views
-from pytracer.analysis.categories import OWNED
+from pytracer.analysis.categories import OWNED, ROLE
 from pytracer.analysis.lifetimes import Allocations, allocations
 from pytracer.analysis.verified import Verified
 from pytracer.schema import CATEGORY, I64
@@ -113,6 +113,9 @@ def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
     """The shapes of what the model is given, that with most bytes first."""
     alloc = allocations(trace)
     given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
+    called_with = given & (alloc.role == ROLE["batch"])
+    if called_with.any():  # what a loss is given is seen as the loss has it: flattened
+        given = called_with
     sizes: dict[tuple[int, ...], int] = {}
     for row in views.holders(trace, "shape", given):
         shape = tuple(int(part) for part in row.name.split("x") if part.isdecimal())

@@ -31,6 +31,9 @@ def add_fits(commands: Any) -> None:
         action="store_true",
         help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
     )
+    parser.add_argument(
+        "--pinned", metavar="SIZE", default=0, help="of the host's memory, for what --plan offloads"
+    )
     _add_verify(parser, "with what the card has as its limit")
     output.add_json(parser)
     parser.set_defaults(run=_fits)
@@ -65,7 +68,7 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
     device = options.device or views.main_device(loaded.data)
     with output.patience("planning"):
         room = fits.room(loaded.data, options.on, device)
-        found = loaded.checkpoint_plan(room, device)
+        found = loaded.checkpoint_plan(room, device, pinned=options.pinned)
     verified = None
     if options.verify:
         verified = _verified(options, found, lambda verify: verify.plan, loaded.data)

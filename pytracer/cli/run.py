@@ -78,6 +78,9 @@ def add_run(commands: Any) -> None:
         default="",
         help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
     )
+    parser.add_argument(
+        "--offload", metavar="NAMES", default="", help="likewise: their activations to the host"
+    )
     parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
     parser.add_argument(
         "--detail",
@@ -102,6 +105,10 @@ _UNSAID = -1
 _FIRST_STEPS = 5
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
 def _steps(text: str) -> int | None:
     if text != "all" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f'{text} is neither a number of steps nor "all"')
@@ -116,7 +123,7 @@ def _schedule(text: str) -> tuple[int, ...]:
 
 
 _TAKE_A_VALUE = {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
-_TAKE_A_VALUE |= {"--device", "--json", "--checkpoint"}
+_TAKE_A_VALUE |= {"--device", "--json", "--checkpoint", "--offload"}
 
 
 def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -161,7 +168,8 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
         steps=options.schedule[2] if options.schedule else steps,
         watch=not options.no_watch,
         devices=(options.device,) if options.device else (),
-        checkpoint=tuple(name for name in options.checkpoint.split(",") if name),
+        checkpoint=_names(options.checkpoint),
+        offload=_names(options.offload),
         options={
             "stacks": options.stacks,
             "detail": options.detail,
@@ -216,6 +224,7 @@ def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
     own += ["--anonymous"] if options.anonymous else []
     own += ["--device", options.device] if options.device else []
     own += ["--checkpoint", options.checkpoint] if options.checkpoint else []
+    own += ["--offload", options.offload] if options.offload else []
     return [*own, *(["--json", str(options.json)] if options.json else [])]
 
 

@@ -120,13 +120,16 @@ def render_plan(found: CheckpointPlan, width: int = 80) -> str:
     needs += size_text(found.now.peak_reserved or found.now.peak)
     if not found:
         answer = f"no plan fits in {budget}; the smallest needs {needs}"
-    elif not chosen.modules:
+    elif not (chosen.modules or chosen.offloaded):
         answer = f"fits in {budget} without a checkpoint"
     else:
         answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
     lines = [*paragraph("plan", answer, width)]
     if chosen.modules:
         lines += paragraph("modules", ", ".join(chosen.modules), width)
+    if chosen.offloaded:
+        what = f"{', '.join(chosen.offloaded)}, with {size_text(chosen.pinned)} pinned on the host"
+        lines += paragraph("offload", what, width)
     for warning in found.warnings:
         lines += paragraph("warning", warning, width)
     if found.code:
