@@ -2,6 +2,7 @@
 
     python benchmarks/prediction.py replay --out benchmarks/results      # needs a GPU
     python benchmarks/prediction.py plans --out benchmarks/results       # on a GPU, else on the CPU
+    python benchmarks/prediction.py plan-times --out benchmarks/results  # after it, alone
     python benchmarks/prediction.py what-if --out benchmarks/results     # likewise
 
 replay: five workloads are recorded once, each from before CUDA is up. Each is then run under twelve
@@ -10,8 +11,8 @@ the replay of the one recording. Of three settings the smallest limit is found b
 by a run just there and a run just below.
 
 plans: three models are recorded without checkpoints. A plan is asked for from roomy to tight budgets,
-and then each is run: its peak, what is reserved, whether it runs where the allocator is allowed no more
-than the budget, and a step's time. torch's own planner takes its turn among the steps.
+and then each is run where the allocator is allowed no more than the budget: whether it runs, its peak
+and what is reserved. plan-times adds what a step takes.
 
 what-if: each architecture of tests/conformance is recorded with one, two and three of its batches, and
 the peak with six is foretold; then it is run.
@@ -27,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -221,8 +223,7 @@ MODELS: dict[str, Callable[[str], Training]] = {
     model.__name__: model for model in (transformer, convolutions, encoder)
 }
 STEPS = 4  # that are recorded
-BUDGETS = (0.9, 0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without one
-OF_TORCH = (0.6, 0.3)  # of activation_memory_budget
+BUDGETS = (0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without one
 
 
 def step(training: Training, forward: Any = None) -> None:
@@ -233,23 +234,26 @@ def step(training: Training, forward: Any = None) -> None:
     optimizer.zero_grad()
 
 
-def checkpointed(model: Any, modules: list[str]) -> None:
-    """These modules, and no others."""
-    from functools import partial
+Way = tuple[list[str], list[str]]  # modules to checkpoint, and modules to offload
 
+
+def changed(model: Any, way: Way) -> None:
+    """These modules checkpointed and offloaded, and no others."""
     from torch.utils.checkpoint import checkpoint
+
+    from pytracer.offload import offload
 
     for module in model.modules():
         vars(module).pop("forward", None)
-    for path in modules:
+    for path in way[0]:
         module = model.get_submodule(path)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    for path in way[1]:
+        offload(model.get_submodule(path))
 
 
-def train_here(
-    name: str, modules: list[str], limit: int | None, trace_to: str | None
-) -> dict[str, Any]:
-    """Trains with these modules checkpointed, under the limit: what it needs, or that it failed."""
+def train_here(name: str, way: Way, limit: int | None, trace_to: str | None) -> dict[str, Any]:
+    """Trains in this way, under the limit: what it needs, or that it failed."""
     import torch
 
     import pytracer
@@ -261,7 +265,7 @@ def train_here(
     with pytracer.trace(devices=device, report=False) as recorded:
         try:
             training = MODELS[name](device)
-            checkpointed(training[0], modules)
+            changed(training[0], way)
             for _ in range(STEPS):
                 step(training)
         except torch.OutOfMemoryError:
@@ -285,41 +289,36 @@ def allow(limit: int) -> None:
     torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
 
 
-def times_here(name: str, plans: list[list[str]]) -> dict[str, Any]:
-    """A step with each plan, and with torch's own planner: all in turn, so that none has the luck.
+def times_here(ways_of: dict[str, list[Way]]) -> dict[str, dict[str, Any]]:
+    """Of each model a step in each way: all in turn, so that none has the luck.
 
-    The first is without a plan. The costs of its operators are measured too, and what a plan is
-    predicted to take from them.
+    The first way is without a plan. The costs of its operators are measured too, and what the others
+    are predicted to take from them.
     """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    training = MODELS[name](device)
-    model = training[0]
-    from_costs = ratios_from_costs(training, device, plans)
-    ways: dict[str, Callable[[], None]] = {}
-    for number, modules in enumerate(plans):
-
-        def planned(modules: list[str] = modules) -> None:
-            checkpointed(model, modules)
-            step(training)
-
-        ways[f"plan {number}"] = planned
-    problems = {}
-    for budget in OF_TORCH:
-        compiled = of_torch(training, budget)
-        if isinstance(compiled, str):
-            problems[f"torch {budget}"] = compiled
-        else:
-            ways[f"torch {budget}"] = compiled
-    found = in_turn(ways, device)
-    for number, ratio in enumerate(from_costs):
-        found[f"plan {number}"]["from_costs"] = ratio
-    return {"ways": found, "problems": problems}
+    found = {}
+    for name, ways in ways_of.items():
+        training = MODELS[name](device)
+        predicted = ratios_from_costs(training, device, ways)
+        measured = in_turn([partial(step_in, training, way) for way in ways], device)
+        found[name] = {"step_s": measured, "from_costs": predicted}
+        training = None  # type: ignore[assignment]
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return found
 
 
-def ratios_from_costs(training: Training, device: str, plans: list[list[str]]) -> list[float]:
-    """What each plan is predicted to take, of a trace with costs."""
+def step_in(training: Training, way: Way) -> None:
+    """One step in this way."""
+    changed(training[0], way)
+    step(training)
+
+
+def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[float]:
+    """What each way is predicted to take, of a trace with costs."""
     import pytracer
     from pytracer.analysis import views
     from pytracer.analysis.checkpoint_plans import _Work
@@ -329,60 +328,29 @@ def ratios_from_costs(training: Training, device: str, plans: list[list[str]]) -
         for _ in range(STEPS):
             step(training)
     work = _Work(recorded.data, views.main_device(recorded.data))
-    return [work.judge(tuple(modules), (), 1).time_ratio for modules in plans]
+    return [work.judge(tuple(each), tuple(moved), 1).time_ratio for each, moved in ways]
 
 
-def of_torch(training: Training, budget: float) -> Callable[[], None] | str:
-    """A step under `activation_memory_budget`: eager kernels, and its partitioner's choice."""
-    import torch
-    from torch._functorch import config
-
-    model = training[0]
-    checkpointed(model, [])
-    torch._dynamo.reset()
-    try:
-        with config.patch(activation_memory_budget=budget):
-            compiled = torch.compile(model, backend="aot_eager_decomp_partition")
-            step(training, compiled)  # compiles
-    except Exception as error:  # another tool's; it is written down
-        return f"{type(error).__name__}: {error}"[:300]
-
-    def way() -> None:
-        checkpointed(model, [])
-        step(training, compiled)
-
-    return way
-
-
-def in_turn(ways: dict[str, Callable[[], None]], device: str) -> dict[str, dict[str, Any]]:
-    """The median of a step's time, and on CUDA its peak."""
+def in_turn(ways: list[Callable[[], None]], device: str) -> list[float]:
+    """The median of each one's time."""
     import statistics
 
-    import torch
-
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    peak: dict[str, int] = {}
-    for name, way in ways.items():
+    seconds: list[list[float]] = [[] for _ in ways]
+    for way in ways:
         way()
-        if device == "cuda":
-            torch.cuda.reset_peak_memory_stats()
-            way()
-            peak[name] = torch.cuda.max_memory_allocated()
     for _ in range(ROUNDS):
-        for name, way in ways.items():
+        for way, own in zip(ways, seconds, strict=True):
             way()
             synchronize(device)
             began = time.perf_counter()
             for _ in range(AT_ONCE):
                 way()
             synchronize(device)
-            seconds[name].append((time.perf_counter() - began) / AT_ONCE)
-    return {
-        name: {"step_s": statistics.median(seconds[name]), "peak": peak.get(name)} for name in ways
-    }
+            own.append((time.perf_counter() - began) / AT_ONCE)
+    return [statistics.median(own) for own in seconds]
 
 
-ROUNDS = 9
+ROUNDS = 5
 AT_ONCE = 3  # steps
 
 
@@ -409,12 +377,10 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def plans_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Every model: the plan for each budget, run without a limit, and with the budget as its limit.
-
-    Then the steps are timed, and nothing else runs.
-    """
+    """Every model: the plan for each budget, run with the budget as the allocator's limit."""
     folder = options.traces or options.out
     folder.mkdir(parents=True, exist_ok=True)
+    rows = []
     with ThreadPoolExecutor(options.at_once) as pool:
         files = {name: folder / f"plans-{name}.pytrace" for name in MODELS}
         bases = {
@@ -428,59 +394,75 @@ def plans_part(options: argparse.Namespace) -> dict[str, Any]:
                 say(f"{name}: {base['problem']}")
                 continue
             for row in budgets_and_plans(name, files[name], base):
-                more = ["--modules", ",".join(row["modules"])]
-                free = pool.submit(started, "train", name, {}, more)
-                more = [*more, "--limit", str(row["budget"])]
-                waiting.append((row, free, pool.submit(started, "train", name, {}, more)))
-        rows = [
-            {**row, "measured": free.result(), "under": under.result()}
-            for row, free, under in waiting
-        ]
-    times = {}
-    for name in MODELS:
-        mine = [row for row in rows if row["model"] == name]
-        plans = json.dumps([[], *(row["modules"] for row in mine)])
-        times[name] = started("times", name, {}, ["--plans", plans])
-        for number, row in enumerate(mine, 1):
-            timed = times[name].get("ways", {})
-            if timed:
-                row["measured"]["time_ratio"] = (
-                    timed[f"plan {number}"]["step_s"] / timed["plan 0"]["step_s"]
-                )
-                row["predicted"]["time_ratio_from_costs"] = timed[f"plan {number}"]["from_costs"]
+                more = ["--way", json.dumps([row["modules"], row["offloaded"]])]
+                more += ["--limit", str(row["budget"])]
+                waiting.append((row, pool.submit(started, "train", name, {}, more)))
+        for row, running in waiting:
+            row["measured"] = running.result()
             say(line_of_plan(row))
-        if "problem" in times[name]:
-            say(f"{name}: {times[name]['problem']}")
-        say(f"{name}: {json.dumps(times[name])}")
+            rows.append(row)
     facts = rows[0]["base"] if rows else {}
     names = ("torch", "cuda", "cudnn", "device", "total")
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         **{each: facts.get(each) for each in names},
         "runs": rows,
-        "times": times,
     }
 
 
+def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
+    """Adds to what `plans` left how long a step takes; nothing else should run meanwhile."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    file = options.out / f"prediction-plans-{slug(machine(device)['device'])}.json"
+    document: dict[str, Any] = json.loads(file.read_text())
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in document["runs"]:
+        rows.setdefault(row["model"], []).append(row)
+    ways = {
+        name: [([], []), *((row["modules"], row["offloaded"]) for row in mine)]
+        for name, mine in rows.items()
+    }
+    for name, timed in times_here(ways).items():
+        seconds = timed["step_s"]
+        for number, row in enumerate(rows[name], 1):
+            row["measured"]["time_ratio"] = seconds[number] / seconds[0]
+            row["measured"]["step_s"], row["base"]["step_s"] = seconds[number], seconds[0]
+            row["predicted"]["time_ratio_from_costs"] = timed["from_costs"][number]
+            say(line_of_plan(row))
+    return document
+
+
 def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a person would ask for, from roomy to tight, and what is planned."""
+    """What a person would ask for, from roomy to tight, and what is planned; at last, offloading."""
     import pytracer
+    from pytracer.analysis import views
+    from pytracer.analysis.checkpoint_plans import _Work
 
     recorded = pytracer.load(file)
     smallest = recorded.checkpoint_plan(1).chosen
     least, most = smallest.peak_reserved or smallest.peak, base.get("reserved", base["peak"])
+    asked = [int(least + share * (most - least)) for share in BUDGETS]
+    chosen = [(budget, recorded.checkpoint_plan(budget).chosen) for budget in asked]
+    device = views.main_device(recorded.data)
+    if device != "cpu":
+        work = _Work(recorded.data, device)
+        half = tuple(work.units)[: len(work.units) // 2]
+        needs = work.judge((), half, 1).peak_reserved or 1
+        chosen.append((needs, work.judge((), half, needs)))
     seen = set()
-    for share in BUDGETS:
-        budget = int(least + share * (most - least))
-        plan = recorded.checkpoint_plan(budget).chosen
-        if plan.modules in seen:
+    for budget, plan in chosen:
+        if (plan.modules, plan.offloaded) in seen:
             continue
-        seen.add(plan.modules)
+        seen.add((plan.modules, plan.offloaded))
         yield {
             "model": name,
             "budget": budget,
             "fits": plan.fits,
             "modules": plan.modules,
+            "offloaded": plan.offloaded,
+            "pinned": plan.pinned,
             "base": base,
             "predicted": {
                 "peak": plan.peak,
@@ -492,10 +474,13 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
 
 def line_of_plan(row: dict[str, Any]) -> str:
     """For people who watch: the errors in percent."""
-    predicted, measured, under = row["predicted"], row["measured"], row["under"]
-    for each in (measured, under):
-        if "problem" in each:
-            return f"{row['model']} {row['modules']} PROBLEM {each['problem']}"
+    predicted, measured = row["predicted"], row["measured"]
+    head = (
+        f"{row['model']:14} {len(row['modules'])} checkpointed, {len(row['offloaded'])} offloaded "
+    )
+    head += f"in {row['budget'] / MIB:.0f} MiB"
+    if "problem" in measured:
+        return f"{head} PROBLEM {measured['problem']}"
     errors = [
         f"{name} {100 * (predicted[name] / measured[name] - 1):+.3f}%"
         for name in ("peak", "reserved", "time_ratio")
@@ -504,10 +489,10 @@ def line_of_plan(row: dict[str, Any]) -> str:
     ratio = predicted.get("time_ratio_from_costs")
     if ratio and measured.get("time_ratio"):
         errors.append(f"by costs {100 * (ratio / measured['time_ratio'] - 1):+.3f}%")
-    ran = "failed" if under["failed"] else "ran"
+        errors.append(f"measured {measured['time_ratio']:.4f} of {row['base']['step_s']:.4f} s")
+    ran = "failed" if measured["failed"] else "ran"
     said = "fits" if row["fits"] else "does not fit"
-    caught = f", caught {under['caught']}" if under.get("caught") else ""
-    head = f"{row['model']:14} {len(row['modules'])} modules in {row['budget'] / MIB:.0f} MiB"
+    caught = f", caught {measured['caught']}" if measured.get("caught") else ""
     return f"{head}: {said}, {ran}{caught}  {'  '.join(errors)}"
 
 
@@ -563,7 +548,7 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
-    for name in ARCHITECTURES:
+    for name in options.programs or ARCHITECTURES:
         row: dict[str, Any] = {"model": name}
         rows.append(row)
         try:
@@ -579,11 +564,21 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
         row |= {"measured": measured, "batch": found.batch}
         low, high = (100 * (each / measured - 1) for each in (found.lowest, found.highest))
         say(f"{name:14} batch {found.batch:4} {low:+.3f} ... {high:+.3f} %")
+    others = {row["model"]: row for row in before(options.out, machine(device))}
+    others |= {row["model"]: row for row in rows}
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         **machine(device),
-        "runs": rows,
+        "runs": [others[name] for name in ARCHITECTURES if name in others],
     }
+
+
+def before(out: Path, here: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that are there, if they are of this device and this torch."""
+    file = out / f"prediction-what-if-{slug(here['device'])}.json"
+    document = json.loads(file.read_text()) if file.exists() else {}
+    same = all(document.get(name) == here[name] for name in ("torch", "cudnn", "device"))
+    return document["runs"] if same else []
 
 
 # ---------------------------------------------------------------- one run
@@ -765,6 +760,7 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "replay": replay_part,
     "plans": plans_part,
+    "plan-times": plan_times_part,
     "what-if": what_if_part,
 }
 
@@ -772,33 +768,30 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 def main() -> int:
     """The parts, or one run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=(*PARTS, "one", "train", "times"))
+    parser.add_argument("part", choices=(*PARTS, "one", "train"))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--traces", type=Path, help="where recordings go (default: --out)")
     parser.add_argument("--keep", action="store_true", help="record each run; keep the inexact")
     parser.add_argument("--at-once", type=int, default=8, help="processes (default 8)")
-    parser.add_argument("--programs", nargs="*", choices=PROGRAMS)
+    parser.add_argument("--programs", nargs="*", help="some of the programs or architectures")
     one = parser.add_argument_group("of one run, which the parts start")
     one.add_argument("--program", choices=(*PROGRAMS, *MODELS))
     one.add_argument("--limit", type=int, help="bytes")
-    one.add_argument("--modules", default="", help="to checkpoint, with commas")
-    one.add_argument("--plans", default="[]", help="lists of modules, as JSON")
+    one.add_argument("--way", default="[[], []]", help="what to checkpoint and to offload, as JSON")
     one.add_argument("--trace", help="record it to this file")
     options = parser.parse_args()
     if options.part == "one":
         print(json.dumps(run_here(options.program, options.limit, options.trace)))
         return 0
     if options.part == "train":
-        modules = [name for name in options.modules.split(",") if name]
-        print(json.dumps(train_here(options.program, modules, options.limit, options.trace)))
-        return 0
-    if options.part == "times":
-        print(json.dumps(times_here(options.program, json.loads(options.plans))))
+        way = json.loads(options.way)
+        print(json.dumps(train_here(options.program, way, options.limit, options.trace)))
         return 0
     began = time.monotonic()
     document = PARTS[options.part](options)
     document["seconds"] = round(time.monotonic() - began)
-    where = options.out / f"prediction-{options.part}-{slug(document['device'])}.json"
+    about = "plans" if options.part == "plan-times" else options.part
+    where = options.out / f"prediction-{about}-{slug(document['device'])}.json"
     options.out.mkdir(parents=True, exist_ok=True)
     where.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{document['seconds']} s, {where}")
