@@ -113,7 +113,7 @@ def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
     """The shapes of what the model is given, that with most bytes first."""
     alloc = allocations(trace)
     given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
-    called_with = given & (alloc.role == ROLE["batch"])
+    called_with = given & (alloc.role != ROLE["target"])
     if called_with.any():  # what a loss is given is seen as the loss has it: flattened
         given = called_with
     sizes: dict[tuple[int, ...], int] = {}
