@@ -124,6 +124,7 @@ def test_a_budget_that_holds_anyway_needs_no_plan() -> None:
 def test_a_budget_that_no_plan_reaches_gets_the_smallest_and_does_not_fit() -> None:
     found = transformer().checkpoint_plan("1 KiB")
     assert not found
+    assert "no plan fits in 1.00 KiB; the smallest needs" in str(found)
     assert not found.chosen.fits
     assert found.chosen.peak == min(plan.peak for plan in found.frontier)
 

@@ -93,6 +93,7 @@ class CheckpointPlan:
     chosen: Plan
     frontier: tuple[Plan, ...]  # the least time for each peak
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]  # what keeps the answer from being exact
     _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
     verified: Verified | None = None  # None: nobody asked
 
@@ -200,6 +201,7 @@ def plan(
         chosen=best,
         frontier=tuple(_frontier(found.values())),
         warnings=tuple(work.warnings(best)),
+        notes=tuple(replay.notes(trace, name)),
         _render=render,
     )
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import allocator_settings, matching, phases, replay, sound, views
+from pytracer.analysis import allocator_settings, matching, phases, replay, scopes, sound, views
 from pytracer.analysis.categories import OWNED, ROLE
 from pytracer.analysis.lifetimes import Allocations, allocations
 from pytracer.analysis.verified import Verified
@@ -53,6 +53,7 @@ class WhatIf:
     traces: int
     with_law: float  # share of the bytes at the peak whose size follows a law
     flagged: tuple[Flagged, ...]  # the largest
+    notes: tuple[str, ...] = ()  # what keeps .reserved from being exact
     verified: Verified | None = None  # None: nobody asked
 
     @property
@@ -141,6 +142,18 @@ def _same_program(traces: Sequence[Trace], device: str) -> None:
         raise errors.UsageError(
             f"these are traces of different programs: their models have {listed} parameters"
         )
+    modules = [_modules(trace) for trace in traces]
+    shared, all_of_them = set.intersection(*modules), set.union(*modules)
+    if 2 * len(shared) < len(all_of_them):
+        raise errors.UsageError(
+            f"these are traces of different programs: of their {len(all_of_them)} modules "
+            f"{len(shared)} are in all of them"
+        )
+
+
+def _modules(trace: Trace) -> set[str]:
+    tree = scopes.tree(trace)
+    return {trace.strings[row] for row in np.unique(tree.name[tree.kind == scopes.MODULE])}
 
 
 def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
@@ -297,6 +310,7 @@ def _answer(
         traces=len(traces),
         with_law=float(high[alive & law].sum() / at_peak) if at_peak else 1.0,
         flagged=tuple(_flagged(last, low, high, alive & ~law)),
+        notes=tuple(replay.notes(last, device)),
     )
 
 

@@ -121,6 +121,7 @@ def _document_of_plan(found: Any) -> dict[str, Any]:
         "code": found.code,
         "frontier": [asdict(plan) for plan in found.frontier],
         "warnings": list(found.warnings),
+        "notes": list(found.notes),
     }
 
 

@@ -105,6 +105,8 @@ def render_what_if(found: WhatIf, width: int = 80) -> str:
         title = "no law" if i == 0 else ""
         where = f"  {row.category}  {row.module}  {row.op}"
         lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
+    for note in found.notes:
+        lines += paragraph("note", note, width)
     return _joined(lines, found.verified, width)
 
 
@@ -132,6 +134,8 @@ def render_plan(found: CheckpointPlan, width: int = 80) -> str:
         lines += paragraph("offload", what, width)
     for warning in found.warnings:
         lines += paragraph("warning", warning, width)
+    for note in found.notes:
+        lines += paragraph("note", note, width)
     if found.code:
         lines += ["", *(f"    {line}" for line in found.code.splitlines())]
     return _joined(lines, found.verified, width)
