@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -143,22 +144,34 @@ def _words(trace: Trace, program: Program) -> list[str]:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """What the answer will hold for. Asked of another process: in this one CUDA stays as it is."""
-    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-        raise errors.UsageError(
-            f"cannot verify: torch cannot be asked about this machine: {reason}"
-        )
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    if device != "cpu" and found["total"] is None:
+    """What the answer will hold for.
+
+    Raises:
+        errors.UsageError: the answer is about a CUDA device, and there is none.
+    """
+    found = {**_torch()}
+    if device == "cpu":
+        found |= {"device": "cpu", "total": None, "cuda": None, "cudnn": None}
+    elif found["total"] is None:
         raise errors.UsageError(
             "cannot verify: the answer is about a CUDA device, and there is none here"
         )
-    if device == "cpu":
-        found |= {"device": "cpu", "total": None, "cuda": None, "cudnn": None}
     today = datetime.now(timezone.utc).date().isoformat()
     return {"date": today, "pytracer": __version__, **found}
+
+
+@cache
+def _torch() -> dict[str, Any]:
+    """Asked of another process: in this one CUDA stays as it is."""
+    done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
+    if done.returncode:
+        raise errors.UsageError(f"cannot verify: torch does not answer: {_last_line(done.stderr)}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _last_line(text: str) -> str:
+    return (text.strip().splitlines() or ["it says nothing"])[-1]
 
 
 def _run(
@@ -188,7 +201,7 @@ def _run(
         again = load(file)
     failed = bool((again.events.action == ACTION["oom"]).any())
     if done.returncode and not failed:
-        said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+        said = _last_line(done.stderr)
         raise errors.UsageError(f"cannot verify: {shlex.join(program)} failed: {said}")
     if device not in views.devices(again):
         raise errors.UsageError(f"cannot verify: {shlex.join(program)} used nothing of {device}")

@@ -106,7 +106,7 @@ CASES = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=900, deadline=None)
 @given(CASES)
 def test_random_streams_are_replayed_as_the_plain_allocator_does(case):
     """Under any settings and limits, every figure is the reference's, after every step."""

@@ -78,7 +78,9 @@ def test_a_plan_offloads_no_more_than_may_be_pinned() -> None:
         frontier = t.checkpoint_plan(1, pinned=room).frontier
         most = max(plan.pinned for plan in frontier)
         assert most <= pytracer.analysis.budgets.parse_size(room)  # type: ignore[attr-defined]
-        assert all(plan.pinned == sum(work.units[n].pinned for n in plan.offloaded) for plan in frontier)
+        assert all(
+            plan.pinned == sum(work.units[n].pinned for n in plan.offloaded) for plan in frontier
+        )
     assert any(plan.offloaded for plan in frontier)
 
 
@@ -97,7 +99,11 @@ def test_every_block_that_is_moved_comes_and_goes_once() -> None:
     for unit in work.units.values():
         edits = unit.offload
         assert sum(edits.bytes) == 0 or max(edits.position) == replay_end(work)
-        again = [block for block, new, kind in zip(edits.block, edits.again, edits.kind, strict=True) if new and kind == 0]
+        again = [
+            block
+            for block, new, kind in zip(edits.block, edits.again, edits.kind, strict=True)
+            if new and kind == 0
+        ]
         assert len(again) == len(set(again))
 
 
@@ -114,7 +120,7 @@ def test_the_code_of_a_plan_offloads_what_was_planned() -> None:
 
 
 def test_offloading_is_from_a_gpu() -> None:
-    with pytest.raises(errors.UsageError, match="pinned=: .* this trace is of the CPU"):
+    with pytest.raises(errors.UsageError, match="this trace is of the CPU"):
         transformer().checkpoint_plan("1GiB", pinned="1GiB")
 
 
