@@ -161,7 +161,7 @@ def test_traces_of_different_programs_get_one_clear_line() -> None:
         stack(2).what_if(other, batch=8)
     model = Stack(3, 32)
     alike = run(nn.Sequential(*model.h, model.head), 3, 16, 32)
-    with pytest.raises(errors.UsageError, match="modules 1 are in all of them"):
+    with pytest.raises(errors.UsageError, match="modules 0 are in all of them"):
         stack(2).what_if(alike, batch=8)
     with pytest.raises(errors.UsageError, match="2, 3 steps"):
         stack(2).what_if(stack(3, steps=3), batch=8)
