@@ -126,6 +126,19 @@ def test_plans_of_a_recording_of_an_h200_needed_that_to_the_byte(layers: tuple[i
     assert plan.peak_reserved == (reserved or plan.peak_reserved)
 
 
+def test_a_plan_that_failed_in_its_budget_on_an_h200_is_not_called_fitting() -> None:
+    """Its replay ran, but only by giving the cache back, and the run had not that much to give."""
+    t = load(DATA / "plans-h200.pytrace")
+    budget = 1734931906
+    failed = tuple(f"layers.{number}" for number in range(1, 7))
+    assert not _Work(t.data, "cuda:0").judge(failed, (), budget).fits
+    found = t.checkpoint_plan(budget)
+    assert found
+    assert len(found.modules) > len(failed)
+    assert found.chosen.peak_reserved is not None
+    assert found.chosen.peak_reserved <= budget
+
+
 def test_the_plan_that_fits_at_the_least_time_is_chosen() -> None:
     base = transformer()
     smallest, largest = base.checkpoint_plan(1).chosen.peak, base.peak.bytes

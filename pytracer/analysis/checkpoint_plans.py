@@ -15,6 +15,9 @@ What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-r
 What is offloaded instead (`pytracer.offload`) goes as the call ends, comes back together with its first
 node, and goes when it was used; what the module is given stays, and of what it returns a copy comes.
 
+On CUDA a plan fits if the allocator never has to give its cache back. A run frees a little earlier or
+later than its replay, so that blocks lie otherwise; the cache is the reserve for that.
+
 The time is an estimate. A forward that runs again takes its share of the step: by the costs of its
 operators where those were recorded; else, on CUDA, by the bytes that it allocates, and on the CPU by the
 clock. What is offloaded goes over the bus twice.
@@ -570,7 +573,7 @@ class _Work:
             text = replay.recorded_settings(self.trace, self.device)
             settings = allocator_settings.parse(text)
             counted = core.replay(steps, settings.rules(budget, None), False)
-            fits = counted["failed_step"] < 0
+            fits = counted["failed_step"] < 0 and counted["retries"] == 0
             reserved = counted["peak_reserved"]
             if not fits:
                 counted = core.replay(steps, settings.rules(None, None), False)
