@@ -123,7 +123,9 @@ def what_if(*documents: Document) -> str:
 
 
 def _what_if_cells(run: Document | None) -> list[str]:
-    if run is None or "problem" in run:
+    if run is None:
+        return ["not run", ""]
+    if "problem" in run:
         return ["not predicted", ""]
     low, high = (run[name] / run["measured"] - 1 for name in ("lowest", "highest"))
     error = f"{low:+.3%}" if low == high else f"{low:+.2%} to {high:+.2%}"
