@@ -2,6 +2,7 @@
 
     python benchmarks/prediction.py replay --out benchmarks/results      # needs a GPU
     python benchmarks/prediction.py plans --out benchmarks/results       # on a GPU, else on the CPU
+    python benchmarks/prediction.py plan-times --out benchmarks/results  # after it, alone
     python benchmarks/prediction.py what-if --out benchmarks/results     # likewise
 
 replay: five workloads are recorded once, each from before CUDA is up. Each is then run under twelve
@@ -9,14 +10,16 @@ settings and limits, every time in a process of its own, and torch's own counter
 the replay of the one recording. Of three settings the smallest limit is found by replay and proved
 by a run just there and a run just below.
 
-plans: three models are recorded without checkpoints. Plans for a half, for all and for what is between
-are replayed, and then each is run: its peak, what is reserved, and a step's time.
+plans: three models are recorded without checkpoints. A plan is asked for from roomy to tight budgets,
+and then each is run where the allocator is allowed no more than the budget: whether it runs, its peak
+and what is reserved. plan-times adds what a step takes.
 
 what-if: each architecture of tests/conformance is recorded with one, two and three of its batches, and
 the peak with six is foretold; then it is run.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -25,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +148,9 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 # ---------------------------------------------------------------- plans
 
-Training = tuple[Any, Any, Callable[[], None]]  # a model, its optimizer, one step
+Training = tuple[
+    Any, Any, Callable[[Any], Any]
+]  # a model, its optimizer, its loss through a callable
 
 
 def transformer(device: str) -> Training:
@@ -157,36 +163,42 @@ def transformer(device: str) -> Training:
     config = models.GPT2 if device == "cuda" else models.Config(1000, 128, 128, 6, 4)
     model = models.Transformer(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    ids = torch.randint(config.vocabulary, (8, config.context), device=device)
+    rows = 16 if device == "cuda" else 8
+    ids = torch.randint(config.vocabulary, (rows, config.context), device=device)
 
-    def step() -> None:
+    def loss(forward: Any) -> Any:
         with torch.autocast(device, dtype=torch.bfloat16):
-            loss = model(ids, ids)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+            return forward(ids, ids)
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 def convolutions(device: str) -> Training:
-    """Unlike layers, with BatchNorm."""
+    """Unlike layers, with BatchNorm: ResNet-50; on the CPU with small images."""
     import torch
     from torch.nn import functional
-    from torchvision.models import resnet50
 
     torch.manual_seed(0)
-    model = resnet50().to(device)
+    if device == "cuda":
+        from torchvision.models import resnet50
+
+        model, rows, side, classes = resnet50().to(device), 128, 224, 1000
+    else:
+        from tests.conformance.models import Bottleneck
+
+        widths = ((16, 8, 1), (32, 16, 2), (64, 32, 2))
+        blocks = (Bottleneck(*each) for each in widths)
+        stem = torch.nn.Conv2d(3, 16, 3, 1, 1)
+        head = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(128, 10))
+        model, rows, side, classes = torch.nn.Sequential(stem, *blocks, *head), 8, 32, 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    images = torch.randn(32, 3, 224, 224, device=device)
-    labels = torch.randint(1000, (32,), device=device)
+    images = torch.randn(rows, 3, side, side, device=device)
+    labels = torch.randint(classes, (rows,), device=device)
 
-    def step() -> None:
-        functional.cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(forward: Any) -> Any:
+        return functional.cross_entropy(forward(images), labels)
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 def encoder(device: str) -> Training:
@@ -201,50 +213,145 @@ def encoder(device: str) -> Training:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     x = torch.randn(8, length, width, device=device)
 
-    def step() -> None:
-        model(x).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def loss(forward: Any) -> Any:
+        return forward(x).square().mean()
 
-    return model, optimizer, step
+    return model, optimizer, loss
 
 
 MODELS: dict[str, Callable[[str], Training]] = {
     model.__name__: model for model in (transformer, convolutions, encoder)
 }
+STEPS = 4  # that are recorded
+BUDGETS = (0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without one
 
 
-def train_here(name: str, modules: list[str], trace_to: str | None) -> dict[str, Any]:
-    """Trains with these modules checkpointed: peak, reserved bytes and a step's time."""
-    import statistics
-    from functools import partial
+def step(training: Training, forward: Any = None) -> None:
+    """One step, through the model or what stands for it."""
+    model, optimizer, loss = training
+    loss(model if forward is None else forward).backward()
+    optimizer.step()
+    optimizer.zero_grad()
 
-    import torch
+
+Way = tuple[list[str], list[str]]  # modules to checkpoint, and modules to offload
+
+
+def changed(model: Any, way: Way) -> None:
+    """These modules checkpointed and offloaded, and no others."""
     from torch.utils.checkpoint import checkpoint
+
+    from pytracer.offload import offload
+
+    for module in model.modules():
+        vars(module).pop("forward", None)
+    for path in way[0]:
+        module = model.get_submodule(path)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    for path in way[1]:
+        offload(model.get_submodule(path))
+
+
+def train_here(name: str, way: Way, limit: int | None, trace_to: str | None) -> dict[str, Any]:
+    """Trains in this way, under the limit: what it needs, or that it failed."""
+    import torch
 
     import pytracer
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    if limit is not None and device == "cuda":
+        allow(limit)
+    failed = False
     with pytracer.trace(devices=device, report=False) as recorded:
-        model, _, step = MODELS[name](device)
-        for path in modules:
-            module = model.get_submodule(path)
-            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
-        for _ in range(4):
-            step()
+        try:
+            training = MODELS[name](device)
+            changed(training[0], way)
+            for _ in range(STEPS):
+                step(training)
+        except torch.OutOfMemoryError:
+            failed = True
     if trace_to:
         recorded.save(trace_to, overwrite=True)
-    times = []
-    for _ in range(12):
-        synchronize(device)
-        began = time.perf_counter()
-        step()
-        synchronize(device)
-        times.append(time.perf_counter() - began)
-    found = {"peak": recorded.peak.bytes, "step_s": statistics.median(times), **machine(device)}
+    found = {"peak": recorded.peak.bytes, "failed": failed, **machine(device)}
     if device == "cuda":
-        found["reserved"] = torch.cuda.memory_stats()["reserved_bytes.all.peak"]
+        counted = torch.cuda.memory_stats()
+        found["reserved"] = counted["reserved_bytes.all.peak"]
+        found["caught"] = counted.get("num_ooms", 0)
+        found["retries"] = counted.get("num_alloc_retries", 0)
     return found
+
+
+def allow(limit: int) -> None:
+    """No more than this to torch's allocator."""
+    import torch
+
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
+
+
+def times_here(ways_of: dict[str, list[Way]]) -> dict[str, dict[str, Any]]:
+    """Of each model a step in each way: all in turn, so that none has the luck.
+
+    The first way is without a plan. The costs of its operators are measured too, and what the others
+    are predicted to take from them.
+    """
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = {}
+    for name, ways in ways_of.items():
+        training = MODELS[name](device)
+        predicted = ratios_from_costs(training, device, ways)
+        measured = in_turn([partial(step_in, training, way) for way in ways], device)
+        found[name] = {"step_s": measured, "from_costs": predicted}
+        training = None  # type: ignore[assignment]
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    return found
+
+
+def step_in(training: Training, way: Way) -> None:
+    """One step in this way."""
+    changed(training[0], way)
+    step(training)
+
+
+def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[float]:
+    """What each way is predicted to take, of a trace with costs."""
+    import pytracer
+    from pytracer.analysis import views
+    from pytracer.analysis.checkpoint_plans import _Work
+
+    model, optimizer, _ = training
+    with pytracer.trace(model, optimizer, devices=device, cost=True, report=False) as recorded:
+        for _ in range(STEPS):
+            step(training)
+    work = _Work(recorded.data, views.main_device(recorded.data))
+    return [work.judge(tuple(each), tuple(moved), 1).time_ratio for each, moved in ways]
+
+
+def in_turn(ways: list[Callable[[], None]], device: str) -> list[float]:
+    """The median of each one's time."""
+    import statistics
+
+    seconds: list[list[float]] = [[] for _ in ways]
+    for way in ways:
+        way()
+    for _ in range(ROUNDS):
+        for way, own in zip(ways, seconds, strict=True):
+            way()
+            synchronize(device)
+            began = time.perf_counter()
+            for _ in range(AT_ONCE):
+                way()
+            synchronize(device)
+            own.append((time.perf_counter() - began) / AT_ONCE)
+    return [statistics.median(own) for own in seconds]
+
+
+ROUNDS = 5
+AT_ONCE = 3  # steps
 
 
 def synchronize(device: str) -> None:
@@ -270,29 +377,30 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def plans_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Every model: without a plan, and plans along the frontier."""
-    import pytracer
-
+    """Every model: the plan for each budget, run with the budget as the allocator's limit."""
     folder = options.traces or options.out
     folder.mkdir(parents=True, exist_ok=True)
-    rows: list[dict[str, Any]] = []
-    for name in MODELS:
-        file = folder / f"plans-{name}.pytrace"
-        base = started("train", name, {}, ["--trace", str(file)])
-        if "problem" in base:
-            say(f"{name}: {base['problem']}")
-            continue
-        frontier = pytracer.load(file).checkpoint_plan(1).frontier
-        shown = [frontier[len(frontier) * part // 4] for part in (1, 2, 3)] + [frontier[-1]]
-        for plan in dict.fromkeys(shown):
-            if not plan.modules:
+    rows = []
+    with ThreadPoolExecutor(options.at_once) as pool:
+        files = {name: folder / f"plans-{name}.pytrace" for name in MODELS}
+        bases = {
+            name: pool.submit(started, "train", name, {}, ["--trace", str(files[name])])
+            for name in MODELS
+        }
+        waiting = []
+        for name, running in bases.items():
+            base = running.result()
+            if "problem" in base:
+                say(f"{name}: {base['problem']}")
                 continue
-            measured = started("train", name, {}, ["--modules", ",".join(plan.modules)])
-            row = {"model": name, "modules": plan.modules, "base": base, "measured": measured}
-            predicted = {"peak": plan.peak, "reserved": plan.peak_reserved}
-            predicted["step_s"] = base["step_s"] * plan.time_ratio
-            rows.append({**row, "predicted": predicted})
-            say(line_of_plan(rows[-1]))
+            for row in budgets_and_plans(name, files[name], base):
+                more = ["--way", json.dumps([row["modules"], row["offloaded"]])]
+                more += ["--limit", str(row["budget"])]
+                waiting.append((row, pool.submit(started, "train", name, {}, more)))
+        for row, running in waiting:
+            row["measured"] = running.result()
+            say(line_of_plan(row))
+            rows.append(row)
     facts = rows[0]["base"] if rows else {}
     names = ("torch", "cuda", "cudnn", "device", "total")
     return {
@@ -302,38 +410,123 @@ def plans_part(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
+    """Adds to what `plans` left how long a step takes; nothing else should run meanwhile."""
+    import torch
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    file = options.out / f"prediction-plans-{slug(machine(device)['device'])}.json"
+    document: dict[str, Any] = json.loads(file.read_text())
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for row in document["runs"]:
+        rows.setdefault(row["model"], []).append(row)
+    ways = {
+        name: [([], []), *((row["modules"], row["offloaded"]) for row in mine)]
+        for name, mine in rows.items()
+    }
+    for name, timed in times_here(ways).items():
+        seconds = timed["step_s"]
+        for number, row in enumerate(rows[name], 1):
+            row["measured"]["time_ratio"] = seconds[number] / seconds[0]
+            row["measured"]["step_s"], row["base"]["step_s"] = seconds[number], seconds[0]
+            row["predicted"]["time_ratio_from_costs"] = timed["from_costs"][number]
+            say(line_of_plan(row))
+    return document
+
+
+def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """What a person would ask for, from roomy to tight, and what is planned; at last, offloading."""
+    import pytracer
+    from pytracer.analysis import views
+    from pytracer.analysis.checkpoint_plans import _Work
+
+    recorded = pytracer.load(file)
+    smallest = recorded.checkpoint_plan(1).chosen
+    least, most = smallest.peak_reserved or smallest.peak, base.get("reserved", base["peak"])
+    asked = [int(least + share * (most - least)) for share in BUDGETS]
+    chosen = [(budget, recorded.checkpoint_plan(budget).chosen) for budget in asked]
+    device = views.main_device(recorded.data)
+    if device != "cpu":
+        work = _Work(recorded.data, device)
+        half = tuple(work.units)[: len(work.units) // 2]
+        needs = work.judge((), half, 1).peak_reserved or 1
+        chosen.append((needs, work.judge((), half, needs)))
+    seen = set()
+    for budget, plan in chosen:
+        if (plan.modules, plan.offloaded) in seen:
+            continue
+        seen.add((plan.modules, plan.offloaded))
+        yield {
+            "model": name,
+            "budget": budget,
+            "fits": plan.fits,
+            "modules": plan.modules,
+            "offloaded": plan.offloaded,
+            "pinned": plan.pinned,
+            "base": base,
+            "predicted": {
+                "peak": plan.peak,
+                "reserved": plan.peak_reserved,
+                "time_ratio": plan.time_ratio,
+            },
+        }
+
+
 def line_of_plan(row: dict[str, Any]) -> str:
     """For people who watch: the errors in percent."""
     predicted, measured = row["predicted"], row["measured"]
+    head = (
+        f"{row['model']:14} {len(row['modules'])} checkpointed, {len(row['offloaded'])} offloaded "
+    )
+    head += f"in {row['budget'] / MIB:.0f} MiB"
     if "problem" in measured:
-        return f"{row['model']} {row['modules']} PROBLEM {measured['problem']}"
+        return f"{head} PROBLEM {measured['problem']}"
     errors = [
         f"{name} {100 * (predicted[name] / measured[name] - 1):+.3f}%"
-        for name in predicted
-        if measured.get(name)
+        for name in ("peak", "reserved", "time_ratio")
+        if measured.get(name) and predicted.get(name)
     ]
-    return f"{row['model']:14} {len(row['modules'])} modules  {'  '.join(errors)}"
+    ratio = predicted.get("time_ratio_from_costs")
+    if ratio and measured.get("time_ratio"):
+        errors.append(f"by costs {100 * (ratio / measured['time_ratio'] - 1):+.3f}%")
+        errors.append(f"measured {measured['time_ratio']:.4f} of {row['base']['step_s']:.4f} s")
+    ran = "failed" if measured["failed"] else "ran"
+    said = "fits" if row["fits"] else "does not fit"
+    caught = f", caught {measured['caught']}" if measured.get("caught") else ""
+    return f"{head}: {said}, {ran}{caught}  {'  '.join(errors)}"
 
 
 # ---------------------------------------------------------------- what if
 
 
-def recorded_with(name: str, copies: int, device: str) -> Any:
-    """Two steps of the architecture, with so many of its batches in one."""
+def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
+    """Two steps of the architecture with so many of its batches in one, and how many rows those are.
+
+    On a GPU it is as large as people train it, and its batch an eighth of that of the recipe.
+    """
     import torch
 
     import pytracer
     from tests.conformance.models import MODELS as ARCHITECTURES
 
+    gc.collect()  # what was there before is no part of this one
     torch.manual_seed(0)
-    recipe = ARCHITECTURES[name]("tiny")
-    model = recipe.model.to(device)
+    with torch.device(device):
+        recipe = ARCHITECTURES[name]("tiny" if device == "cpu" else "real")
+    model = recipe.model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=False)
 
+    rows = len(recipe.batch("cpu").target)
+    part = rows if device == "cpu" else max(rows // 8, 1)
+
     def step() -> None:
-        batch = recipe.batch(device)
-        inputs = [torch.cat([x] * copies) for x in batch.inputs]
-        target = torch.cat([batch.target] * copies)
+        batch = recipe.batch("cpu")
+        *inputs, target = (
+            torch.cat([x.narrow(x.shape.index(rows), 0, part)] * copies, x.shape.index(rows)).to(
+                device
+            )
+            for x in batch.tensors()
+        )
         del batch
         recipe.loss(model(*inputs), target).backward()
         optimizer.step()
@@ -343,7 +536,7 @@ def recorded_with(name: str, copies: int, device: str) -> Any:
     with pytracer.trace(model, optimizer, devices=device, report=False) as recorded:
         for _ in range(2):
             step()
-    return recorded
+    return recorded, part * copies
 
 
 def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
@@ -355,13 +548,14 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []
-    for name in ARCHITECTURES:
+    for name in options.programs or ARCHITECTURES:
         row: dict[str, Any] = {"model": name}
         rows.append(row)
         try:
-            first, *others = (recorded_with(name, copies, device) for copies in (1, 2, 3))
-            found = first.what_if(*others, batch=2 * batch_of(others[-1]))
-            measured = recorded_with(name, 6, device).peak.bytes
+            small = [recorded_with(name, copies, device)[0] for copies in (1, 2, 3)]
+            recorded, batch = recorded_with(name, 6, device)
+            measured = recorded.peak.bytes
+            found = small[0].what_if(*small[1:], batch=batch)
         except (errors.PytracerError, RuntimeError, TypeError) as error:
             row["problem"] = str(error)
             say(f"{name:14} PROBLEM {error}")
@@ -370,19 +564,21 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
         row |= {"measured": measured, "batch": found.batch}
         low, high = (100 * (each / measured - 1) for each in (found.lowest, found.highest))
         say(f"{name:14} batch {found.batch:4} {low:+.3f} ... {high:+.3f} %")
+    others = {row["model"]: row for row in before(options.out, machine(device))}
+    others |= {row["model"]: row for row in rows}
     return {
         "date": datetime.now(timezone.utc).date().isoformat(),
         **machine(device),
-        "runs": rows,
+        "runs": [others[name] for name in ARCHITECTURES if name in others],
     }
 
 
-def batch_of(recorded: Any) -> int:
-    """As what_if sees it."""
-    from pytracer.analysis import views, what_if
-
-    trace = recorded.data
-    return what_if.shape_of(trace, views.main_device(trace), 1).batch
+def before(out: Path, here: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows that are there, if they are of this device and this torch."""
+    file = out / f"prediction-what-if-{slug(here['device'])}.json"
+    document = json.loads(file.read_text()) if file.exists() else {}
+    same = all(document.get(name) == here[name] for name in ("torch", "cudnn", "device"))
+    return document["runs"] if same else []
 
 
 # ---------------------------------------------------------------- one run
@@ -396,8 +592,7 @@ def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, An
 
     def work() -> bool:
         if limit is not None:
-            total = torch.cuda.mem_get_info()[1]
-            torch.cuda.set_per_process_memory_fraction((limit + 0.5) / total)
+            allow(limit)
         try:
             PROGRAMS[name]()
         except torch.OutOfMemoryError:
@@ -565,6 +760,7 @@ def say(text: str) -> None:
 PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "replay": replay_part,
     "plans": plans_part,
+    "plan-times": plan_times_part,
     "what-if": what_if_part,
 }
 
@@ -577,24 +773,25 @@ def main() -> int:
     parser.add_argument("--traces", type=Path, help="where recordings go (default: --out)")
     parser.add_argument("--keep", action="store_true", help="record each run; keep the inexact")
     parser.add_argument("--at-once", type=int, default=8, help="processes (default 8)")
-    parser.add_argument("--programs", nargs="*", choices=PROGRAMS)
+    parser.add_argument("--programs", nargs="*", help="some of the programs or architectures")
     one = parser.add_argument_group("of one run, which the parts start")
     one.add_argument("--program", choices=(*PROGRAMS, *MODELS))
     one.add_argument("--limit", type=int, help="bytes")
-    one.add_argument("--modules", default="", help="to checkpoint, with commas")
+    one.add_argument("--way", default="[[], []]", help="what to checkpoint and to offload, as JSON")
     one.add_argument("--trace", help="record it to this file")
     options = parser.parse_args()
     if options.part == "one":
         print(json.dumps(run_here(options.program, options.limit, options.trace)))
         return 0
     if options.part == "train":
-        modules = [name for name in options.modules.split(",") if name]
-        print(json.dumps(train_here(options.program, modules, options.trace)))
+        way = json.loads(options.way)
+        print(json.dumps(train_here(options.program, way, options.limit, options.trace)))
         return 0
     began = time.monotonic()
     document = PARTS[options.part](options)
     document["seconds"] = round(time.monotonic() - began)
-    where = options.out / f"prediction-{options.part}-{slug(document['device'])}.json"
+    about = "plans" if options.part == "plan-times" else options.part
+    where = options.out / f"prediction-{about}-{slug(document['device'])}.json"
     options.out.mkdir(parents=True, exist_ok=True)
     where.write_text(json.dumps(document, indent=1) + "\n")
     say(f"{document['seconds']} s, {where}")

@@ -61,35 +61,75 @@ def _problems(document: Document) -> list[str]:
 
 
 def plans(document: Document) -> str:
-    """A row per plan: how far the prediction was off."""
+    """A row per plan: whether it ran in its budget, and how far the prediction was off."""
     rows = []
     for run in document["runs"]:
         measured, predicted = run["measured"], run["predicted"]
         if "problem" in measured:
             continue
-        cells = [run["model"], str(len(run["modules"]))]
-        cells.append(f"{measured['peak'] / run['base']['peak']:.0%}")
-        for name in ("peak", "reserved", "step_s"):
+        what = [f"{len(run['modules'])} checkpointed"] if run["modules"] else []
+        what += [f"{len(run['offloaded'])} offloaded"] if run.get("offloaded") else []
+        cells = [run["model"], ", ".join(what) or "nothing"]
+        ran = "failed" if measured.get("failed") else "ran"
+        cells.append(f"{run['budget'] / 2**20:,.0f} MiB" if "budget" in run else "")
+        cells.append(ran if "budget" in run else "")
+        for name in ("peak", "reserved", "time_ratio"):
             known = measured.get(name) and predicted.get(name)
             cells.append(f"{predicted[name] / measured[name] - 1:+.3%}" if known else "")
+        by_costs, took = predicted.get("time_ratio_from_costs"), measured.get("time_ratio")
+        cells.append(f"{by_costs / took - 1:+.3%}" if by_costs and took else "")
         rows.append(cells)
-    heads = ["model", "modules checkpointed", "peak, of that without", "error of the peak"]
-    heads += ["of what is reserved", "of the step's time"]
+    heads = ["model", "modules", "budget", "in it", "error of the peak", "of what is reserved"]
+    heads += ["of the step's time", "by costs"]
     return "\n".join([_table(heads, rows), "", _machine(document)])
 
 
-def what_if(document: Document) -> str:
-    """A row per architecture: where the interval lies about what was measured."""
+def planners(document: Document) -> str:
+    """A row per planner and budget: what it promised, and what was needed."""
     rows = []
     for run in document["runs"]:
+        asked = run["asked"]
+        if asked is None:
+            question = "the model as it is"
+        elif asked > 1:
+            question = f"{asked / 2**20:.1f} MiB"
+        else:
+            question = f"share {asked}"
         if "problem" in run:
-            rows.append([run["model"], "not predicted", ""])
+            rows.append([run["model"], run["planner"], question, "no answer", "", ""])
             continue
-        low, high = (run[name] / run["measured"] - 1 for name in ("lowest", "highest"))
-        error = f"{low:+.3%}" if low == high else f"{low:+.1%} to {high:+.1%}"
-        rows.append([run["model"], error, f"{run['with_law']:.1%}"])
-    heads = ["architecture", "predicted, of what was measured", "bytes with a law"]
+        said, measured = run["said"], run["measured"]
+        promise = f"{said / 2**20:.1f} MiB" if said else "nothing"
+        error = f"{said / measured - 1:+.2%}" if said else ""
+        rows.append(
+            [run["model"], run["planner"], question, promise, f"{measured / 2**20:.1f} MiB", error]
+        )
+    heads = ["model", "planner", "asked for", "promised peak", "measured peak", "error"]
     return "\n".join([_table(heads, rows), "", _machine(document)])
+
+
+def what_if(*documents: Document) -> str:
+    """A row per architecture: where the interval lies about what was measured, on each machine."""
+    names = dict.fromkeys(run["model"] for document in documents for run in document["runs"])
+    rows = [[name] for name in names]
+    heads = ["architecture"]
+    for document in documents:
+        heads += [f"{document['device']}: error", "bytes with a law"]
+        runs = {run["model"]: run for run in document["runs"]}
+        for row in rows:
+            row += _what_if_cells(runs.get(row[0]))
+    machines = [_machine(document) for document in documents]
+    return "\n".join([_table(heads, rows), "", *machines])
+
+
+def _what_if_cells(run: Document | None) -> list[str]:
+    if run is None:
+        return ["not run", ""]
+    if "problem" in run:
+        return ["not predicted", ""]
+    low, high = (run[name] / run["measured"] - 1 for name in ("lowest", "highest"))
+    error = f"{low:+.3%}" if low == high else f"{low:+.2%} to {high:+.2%}"
+    return [error, f"{run['with_law']:.1%}"]
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

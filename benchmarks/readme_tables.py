@@ -256,10 +256,13 @@ def main() -> int:
         for part in ("shapes", "operators", "models", "phases"):
             text = getattr(cost_tables, part)(document)
             after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
-    for name in ("replay", "plans", "what-if"):
-        # A GPU's figures where there are some.
-        for path in sorted(RESULTS.glob(f"prediction-{name}-*.json"), reverse=True)[:1]:
-            text = getattr(prediction_tables, name.replace("-", "_"))(json.loads(path.read_text()))
+    for name in ("replay", "plans", "planners", "what-if"):
+        # A GPU's figures where there are some; of what-if both.
+        found = sorted(RESULTS.glob(f"prediction-{name}-*.json"), reverse=True)
+        documents = [json.loads(path.read_text()) for path in found]
+        if documents:
+            shown = documents if name == "what-if" else documents[:1]
+            text = getattr(prediction_tables, name.replace("-", "_"))(*shown)
             after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], f"prediction-{name}", text)
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:

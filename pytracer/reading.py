@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,8 +20,16 @@ if TYPE_CHECKING:
     from pytracer.analysis.views import Peak
     from pytracer.analysis.what_if import WhatIf
     from pytracer.export.chrome import Exported
+    from pytracer.verify import Program
 
 At = Literal["peak", "end"] | int
+
+
+def _verify() -> Any:
+    """Late: it is seldom asked for."""
+    from pytracer import verify
+
+    return verify
 
 
 class Views:
@@ -142,6 +151,8 @@ class Views:
         on: int | str | None = None,
         settings: str | None = None,
         device: str | None = None,
+        *,
+        verify: "Program" = False,
     ) -> "Fits":
         """Whether the run fits on a card of this size, and what would make it fit.
 
@@ -149,26 +160,46 @@ class Views:
             on: the card's memory, "24GiB"; without it the smallest card is looked for.
             settings: what would be in PYTORCH_ALLOC_CONF. By default those of the recording.
             device: by default the one that the program trains on.
+            verify: the program to run again, ["train.py", "--epochs", "1"]: it gets what the card has
+                for torch's allocator as its limit, and `.verified` is what happened.
 
         `print(t.fits("24GiB"))` says who holds what where it fails; the answer is true where it fits.
         """
         from pytracer.analysis import fits
         from pytracer.export import fits_text
 
-        return fits.fits(self.data, on, settings, device, fits_text.render)
+        found = fits.fits(self.data, on, settings, device, fits_text.render)
+        if verify is not False:
+            found = replace(found, verified=_verify().fits(self.data, found, verify))
+        return found
 
-    def checkpoint_plan(self, budget: int | str, device: str | None = None) -> "CheckpointPlan":
+    def checkpoint_plan(
+        self,
+        budget: int | str,
+        device: str | None = None,
+        *,
+        pinned: int | str = 0,
+        verify: "Program" = False,
+    ) -> "CheckpointPlan":
         """Which modules to checkpoint to stay in a budget at the least time: .modules, .code.
 
         Args:
             budget: "20GiB" or bytes: of CUDA's allocator; on the CPU of what is requested.
             device: by default the one that the program trains on.
+            pinned: "64GiB" of the host's memory may be pinned for what is offloaded there; then also
+                .offloaded.
+            verify: the program to run again with these modules checkpointed, and with the budget as
+                the limit: ["train.py", "--epochs", "1"]. `.verified` is what happened.
 
         The result is true where the plan fits; else its plan is the smallest that there is.
         """
         from pytracer.analysis import checkpoint_plans
+        from pytracer.export import fits_text
 
-        return checkpoint_plans.plan(self.data, budget, device)
+        found = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
+        if verify is not False:
+            found = replace(found, verified=_verify().plan(self.data, found, verify))
+        return found
 
     def what_if(
         self,
@@ -176,6 +207,7 @@ class Views:
         batch: int | None = None,
         seq: int | None = None,
         device: str | None = None,
+        verify: "Program" = False,
     ) -> "WhatIf":
         """The peak with another batch or length: .lowest and .highest, which are equal where exact.
 
@@ -185,10 +217,16 @@ class Views:
             batch: the batch to ask about; by default the largest trace's.
             seq: the length to ask about, likewise.
             device: by default the one that the program trains on.
+            verify: the program with that batch and length, to be run: ["train.py", "--batch", "32"].
+                `.verified` is what happened.
         """
         from pytracer.analysis import what_if
 
-        return what_if.what_if([self.data, *(t.data for t in others)], batch, seq, device)
+        traces = [self.data, *(t.data for t in others)]
+        found = what_if.what_if(traces, batch, seq, device)
+        if verify is not False:
+            found = replace(found, verified=_verify().what_if(traces, found, verify))
+        return found
 
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""

@@ -40,6 +40,8 @@ class Plan:
     devices: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of `trace`
     by_environment: bool = False  # the program was not started by `pytracer run`
+    checkpoint: tuple[str, ...] = ()  # modules, to try a plan
+    offload: tuple[str, ...] = ()  # likewise
 
     @property
     def name(self) -> str:
@@ -314,6 +316,8 @@ class Traced:
         from pytracer.capture.session import Held
 
         self._owner = os.getpid()
+        if self._plan.checkpoint or self._plan.offload:
+            _change_when_called(self._plan)
         recording = self._recording = Recording(
             self._trace,
             skip=self._plan.skip,
@@ -444,6 +448,28 @@ class Traced:
             watch = "with watch=1" if self._plan.by_environment else "without --no-watch"
             return f"What failed came after {which} and was not traced: {watch} it is"
         return "What failed is not in the trace: it was on a device or a thread that is not traced"
+
+
+def _change_when_called(plan: Plan) -> None:
+    """The modules of the first model called that has them all, as the code of a plan does it."""
+    from functools import partial
+
+    from torch.nn.modules.module import register_module_forward_pre_hook
+    from torch.utils.checkpoint import checkpoint
+
+    from pytracer.offload import offload
+
+    def called(model: Any, _: Any) -> None:
+        known = dict(model.named_modules())
+        if not known.keys() >= {*plan.checkpoint, *plan.offload}:
+            return
+        hook.remove()
+        for name in plan.checkpoint:
+            known[name].forward = partial(checkpoint, known[name].forward, use_reentrant=False)
+        for name in plan.offload:
+            offload(known[name])
+
+    hook = register_module_forward_pre_hook(called)
 
 
 def _has_tensors(traced: Any) -> bool:

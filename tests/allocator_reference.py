@@ -46,6 +46,7 @@ class Block:
     event_count: int = 0
     mapped: bool = True
     gc_count_base: int = 0
+    holder: int = -1  # the allocation that has it
 
     def is_split(self) -> bool:
         return self.prev is not None or self.next is not None
@@ -193,7 +194,7 @@ class Allocator:
         if block not in self.pending:
             return
         self.pending.remove(block)
-        block.event_count = 0
+        block.event_count, block.holder = 0, -1
         self.counted["active"] -= block.size
         for candidate in (block.prev, block.next):
             self.try_merge_blocks(block, candidate, block.pool)
@@ -473,13 +474,13 @@ def replay(steps: list[Step], lanes: list[tuple[int, int]], rules: Rules) -> dic
     failed, wanted = -1, 0
     for i, (kind, number, size, lane) in enumerate(steps):
         block = held.get(number)
-        if block is not None and not block.allocated and block not in allocator.pending:
-            block = held.pop(number, None) and None  # a retry completed it
+        if block is not None and block.holder != number:
+            block = held.pop(number, None) and None  # a retry completed it; it may be another's now
         try:
             if kind in (ALLOC, ATTEMPT) and block is None:
                 got = allocator.malloc(size, *lanes[lane])
                 if kind == ALLOC:
-                    held[number] = got
+                    held[number], got.holder = got, number
                 else:
                     allocator.free(got)
                     allocator.free_block(got)

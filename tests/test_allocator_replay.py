@@ -4,7 +4,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
+from hypothesis import Phase, find, given, settings, strategies as st
 
 from pytracer._native import core
 from tests import allocator_reference as reference
@@ -50,19 +50,18 @@ SIZES = st.one_of(
 
 
 @st.composite
-def streams(draw):
+def streams(draw, sizes=SIZES, trims=True):
     """What programs do: blocks come, are given back, and some frees are completed later."""
+    others = [TRIM, ATTEMPT] if trims else [ATTEMPT]
     steps: list[Step] = []
     alive: list[int] = []
     waiting: list[int] = []
     for number in range(draw(st.integers(1, 60))):
         kind = draw(
-            st.sampled_from(
-                [ALLOC] * 5 + [FREE_COMPLETED] * 4 + [FREE_REQUESTED] * 2 + [TRIM, ATTEMPT]
-            )
+            st.sampled_from([ALLOC] * 5 + [FREE_COMPLETED] * 4 + [FREE_REQUESTED] * 2 + others)
         )
         if kind in (ALLOC, ATTEMPT):
-            steps.append((kind, number, draw(SIZES), draw(st.integers(0, 3))))
+            steps.append((kind, number, draw(sizes), draw(st.integers(0, 3))))
             if kind == ALLOC:
                 alive.append(number)
         elif kind == TRIM:
@@ -79,24 +78,95 @@ def streams(draw):
     return steps
 
 
-RULES = st.builds(
-    Rules,
-    max_split_size=st.sampled_from([NONE, NONE, 20 * MIB, 32 * MIB, 64 * MIB]),
-    max_non_split_rounding=st.sampled_from([20 * MIB, 40 * MIB]),
-    roundup_divisions=st.sampled_from([[], [], [1] * 16, [8] * 16, [2] * 4 + [4] * 3 + [0] * 9]),
-    gc_threshold=st.sampled_from([0.0, 0.0, 0.1, 0.6, 0.9]),
-    expandable_segments=st.booleans(),
-    large_segment_size=st.sampled_from([20 * MIB, 20 * MIB, 12 * MIB, 40 * MIB]),
-    limit=st.sampled_from([NONE, 60 * MIB, 150 * MIB, 301 * MIB + 5]),
-    capacity=st.sampled_from([NONE, 100 * MIB, 256 * MIB]),
+ANY = {
+    "max_split_size": st.sampled_from([NONE, NONE, 20 * MIB, 32 * MIB, 64 * MIB]),
+    "max_non_split_rounding": st.sampled_from([20 * MIB, 40 * MIB]),
+    "roundup_divisions": st.sampled_from([[], [], [1] * 16, [8] * 16, [2] * 4 + [4] * 3 + [0] * 9]),
+    "gc_threshold": st.sampled_from([0.0, 0.0, 0.1, 0.6, 0.9]),
+    "expandable_segments": st.booleans(),
+    "large_segment_size": st.sampled_from([20 * MIB, 20 * MIB, 12 * MIB, 40 * MIB]),
+    "limit": st.sampled_from([NONE, 60 * MIB, 150 * MIB, 301 * MIB + 5]),
+    "capacity": st.sampled_from([NONE, 100 * MIB, 256 * MIB]),
+}
+LARGE = st.sampled_from([16 * MIB, 24 * MIB, 33 * MIB, 40 * MIB, 64 * MIB, 70 * MIB, 100 * MIB])
+SHORT = st.sampled_from([150 * MIB, 301 * MIB + 5])
+OVERSIZE = {
+    **ANY,
+    "max_split_size": st.sampled_from([20 * MIB, 32 * MIB, 64 * MIB]),
+    "gc_threshold": st.just(0.0),
+    "limit": SHORT,
+}
+GARBAGE = {**ANY, "gc_threshold": st.sampled_from([0.1, 0.3, 0.6]), "limit": SHORT}
+
+# Any at all; and those where large blocks meet a limit, which chance alone seldom brings together.
+CASES = st.one_of(
+    st.tuples(streams(), st.builds(Rules, **ANY)),
+    st.tuples(streams(LARGE, trims=False), st.builds(Rules, **OVERSIZE)),
+    st.tuples(streams(LARGE, trims=False), st.builds(Rules, **GARBAGE)),
 )
 
 
-@settings(max_examples=600, deadline=None)
-@given(streams(), RULES)
-def test_random_streams_are_replayed_as_the_plain_allocator_does(steps, rules):
+@settings(max_examples=900, deadline=None)
+@given(CASES)
+def test_random_streams_are_replayed_as_the_plain_allocator_does(case):
     """Under any settings and limits, every figure is the reference's, after every step."""
-    assert_equal(steps, rules)
+    assert_equal(*case)
+
+
+def _frees(found, steps):
+    """Segments given back, none of them because the program asked."""
+    return 0 if any(kind == TRIM for kind, *_ in steps) else found["device_frees"]
+
+
+def _lanes(steps):
+    return {lane for kind, _, _, lane in steps if kind == ALLOC}
+
+
+REACHED = {
+    "a retry": lambda steps, rules, found: found["retries"] > 0,
+    "a retry of expandable segments": lambda steps, rules, found: (
+        rules.expandable_segments and found["retries"] > 0
+    ),
+    "a failure at a limit": lambda steps, rules, found: (
+        found["failed_step"] >= 0 and rules.limit != NONE
+    ),
+    "a failure of the driver": lambda steps, rules, found: (
+        found["failed_step"] >= 0 and rules.limit == NONE
+    ),
+    "garbage collected": lambda steps, rules, found: (
+        rules.gc_threshold > 0
+        and rules.max_split_size == NONE
+        and found["retries"] == 0
+        and _frees(found, steps) > 0
+    ),
+    "oversize blocks given back": lambda steps, rules, found: (
+        rules.gc_threshold == 0
+        and rules.max_split_size != NONE
+        and found["retries"] == 0
+        and _frees(found, steps) > 0
+    ),
+    "two streams and a retry": lambda steps, rules, found: (
+        {0, 1} <= _lanes(steps) and found["retries"] > 0
+    ),
+    "a private pool and a retry": lambda steps, rules, found: (
+        bool({2, 3} & _lanes(steps)) and found["retries"] > 0
+    ),
+    "a free that waits for its stream at a retry": lambda steps, rules, found: (
+        any(kind == FREE_REQUESTED for kind, *_ in steps) and found["retries"] > 0
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REACHED)
+def test_the_random_streams_reach_every_rule(what):
+    """A rule that no stream reaches would be one that nobody has held against the plain allocator."""
+    only = settings(max_examples=3000, phases=[Phase.generate], derandomize=True, database=None)
+
+    def reached(case):
+        steps, rules = case
+        return REACHED[what](steps, rules, replay(steps, rules, curves=False))
+
+    find(CASES, reached, settings=only)
 
 
 def test_a_retry_gives_back_what_is_cached_and_completes_pending_frees():

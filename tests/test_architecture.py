@@ -31,25 +31,28 @@ MAY_IMPORT = {
     "cost": {*WORDS, "_native", "analysis", "trace"},
     "gemm": {*WORDS, "_native"},
     "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
+    "verify": {*WORDS, "analysis", "trace"},
     # The public face: what can be asked, and where capture and analysis meet.
-    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace"},
+    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace", "verify"},
     "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "reading", "trace"},
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}
     | {"trace"},
     "demo": {*WORDS, "api"},
+    "offload": set(),
     "recording": {"errors"},
-    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "recording"},
+    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "offload"}
+    | {"recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
     | {"demo", "doctor", "driver", "environment", "export", "gemm", "integrations"}
-    | {"reading", "runner", "trace"},
+    | {"reading", "runner", "trace", "verify"},
     "__main__": {"cli"},
     "__init__": {"api", "errors", "integrations", "reading", "version"},
 }
 MEASURES = {"capture", "claims", "cost", "gemm"}
-MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "runner"}
+MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "offload", "runner"}
 MAY_IMPORT_TORCH |= MEASURES
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from pytracer import errors, trace
+from pytracer import errors, load, trace
 from pytracer.analysis.checkpoint_plans import _Work
 from tests.trace_builder import TraceBuilder
 
+DATA = Path(__file__).parent / "data"
 Program = Callable[[tuple[str, ...]], trace]
 
 
@@ -104,6 +106,39 @@ def test_the_peak_of_a_plan_is_the_peak_of_the_run(program: Program) -> None:
         assert plan.peak == pytest.approx(measured, rel=0.005)
 
 
+# What torch counted on an H200, of eight encoder layers with these checkpointed: allocated and reserved.
+MEASURED = {
+    (): (2860003368, None),
+    (3, 4): (2424451112, 2665480192),
+    (2, 3, 4, 5, 6): (1836884008, 2011168768),
+    (0, 2, 3, 4, 5, 6): (1601806376, None),
+    (0, 1, 2, 3, 4, 5, 6): (1429962752, 1740636160),
+}
+
+
+@pytest.mark.parametrize("layers", MEASURED)
+def test_plans_of_a_recording_of_an_h200_needed_that_to_the_byte(layers: tuple[int, ...]) -> None:
+    """cuBLAS took scratch for the backward's thread, and what a layer was given went before its bias."""
+    work = _Work(load(DATA / "plans-h200.pytrace").data, "cuda:0")
+    plan = work.judge(tuple(f"layers.{number}" for number in layers), (), 1)
+    peak, reserved = MEASURED[layers]
+    assert plan.peak == peak
+    assert plan.peak_reserved == (reserved or plan.peak_reserved)
+
+
+def test_a_plan_that_failed_in_its_budget_on_an_h200_is_not_called_fitting() -> None:
+    """Its replay ran, but only by giving the cache back, and the run had not that much to give."""
+    t = load(DATA / "plans-h200.pytrace")
+    budget = 1734931906
+    failed = tuple(f"layers.{number}" for number in range(1, 7))
+    assert not _Work(t.data, "cuda:0").judge(failed, (), budget).fits
+    found = t.checkpoint_plan(budget)
+    assert found
+    assert len(found.modules) > len(failed)
+    assert found.chosen.peak_reserved is not None
+    assert found.chosen.peak_reserved <= budget
+
+
 def test_the_plan_that_fits_at_the_least_time_is_chosen() -> None:
     base = transformer()
     smallest, largest = base.checkpoint_plan(1).chosen.peak, base.peak.bytes
@@ -124,6 +159,7 @@ def test_a_budget_that_holds_anyway_needs_no_plan() -> None:
 def test_a_budget_that_no_plan_reaches_gets_the_smallest_and_does_not_fit() -> None:
     found = transformer().checkpoint_plan("1 KiB")
     assert not found
+    assert "no plan fits in 1.00 KiB; the smallest needs" in str(found)
     assert not found.chosen.fits
     assert found.chosen.peak == min(plan.peak for plan in found.frontier)
 

@@ -102,11 +102,67 @@ def test_what_never_changed_is_not_extrapolated() -> None:
         stack(2).what_if(stack(3), seq=64)
 
 
+def test_the_batch_is_that_of_what_the_model_is_called_with() -> None:
+    """A loss is given its target flattened, and that may have as many bytes as the batch."""
+
+    def words(rows: int) -> trace:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50))
+        optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+        with trace(model, optimizer, devices="cpu", report=False) as t:
+            for _ in range(2):
+                target = torch.randint(50, (rows, 16)).flatten()
+                ids = torch.randint(50, (rows, 16))
+                loss = nn.functional.cross_entropy(model(ids).flatten(0, 1), target)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    found = words(2).what_if(words(4), words(6), batch=12)
+    assert (found.batch, found.length) == (12, 16)
+    assert found.lowest <= words(12).peak.bytes <= found.highest
+    assert found.lowest > words(6).peak.bytes
+
+
+def test_tables_of_ids_do_not_hide_the_batch() -> None:
+    """Their first size is the number of tables, which never changes."""
+
+    def tables(rows: int) -> trace:
+        torch.manual_seed(0)
+
+        class Sum(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.bag, self.dense = nn.EmbeddingBag(40, 8), nn.Linear(13, 8)
+
+            def forward(self, dense: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+                return self.dense(dense) + self.bag(ids[0]) + self.bag(ids[1])
+
+        model = Sum()
+        optimizer = torch.optim.SGD(model.parameters(), foreach=False)
+        with trace(model, optimizer, devices="cpu", report=False) as t:
+            for _ in range(2):
+                dense, ids = torch.randn(rows, 13), torch.randint(40, (2, rows, 9))
+                model(dense, ids).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        return t
+
+    found = tables(16).what_if(tables(32), tables(48), batch=96)
+    assert found.lowest <= tables(96).peak.bytes <= found.highest
+    assert found.batch == 96
+
+
 def test_traces_of_different_programs_get_one_clear_line() -> None:
     torch.manual_seed(0)
     other = run(Stack(4, 32), 3, 16, 32)
     with pytest.raises(errors.UsageError, match="different programs"):
         stack(2).what_if(other, batch=8)
+    model = Stack(3, 32)
+    alike = run(nn.Sequential(*model.h, model.head), 3, 16, 32)
+    with pytest.raises(errors.UsageError, match="modules 0 are in all of them"):
+        stack(2).what_if(alike, batch=8)
     with pytest.raises(errors.UsageError, match="2, 3 steps"):
         stack(2).what_if(stack(3, steps=3), batch=8)
     with pytest.raises(errors.UsageError, match="say batch=32"):

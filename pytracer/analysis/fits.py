@@ -15,6 +15,7 @@ from pytracer.analysis import allocator_advice, ledger, matching, owners, postmo
 from pytracer.analysis.allocator_advice import Choice
 from pytracer.analysis.budgets import parse_size
 from pytracer.analysis.replay import Replay
+from pytracer.analysis.verified import Verified
 from pytracer.trace import Trace
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ class Fits:
     choices: tuple[Choice, ...]  # settings, what needs least first
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
+    verified: Verified | None = None  # None: nobody asked
 
     def __bool__(self) -> bool:
         """Whether it runs to the end on that card."""
@@ -95,12 +97,8 @@ def fits(
     replay.steps(trace, name)
     beside, notes = _beside(trace, name)
     card = None if on is None else parse_size(on)
-    if card is not None and card <= beside:
-        raise errors.UsageError(
-            f"a card of {card:,} bytes: {beside:,} are gone before torch's allocator has any"
-        )
-    room = None if card is None else card - beside
-    found = replay.replay(trace, settings, device=name, capacity=room, unlimited=True)
+    left = None if on is None else room(trace, on, name)
+    found = replay.replay(trace, settings, device=name, capacity=left, unlimited=True)
     return Fits(
         device=name,
         card=card,
@@ -108,10 +106,25 @@ def fits(
         replay=found,
         smallest_card=found.smallest_room + beside,
         holders=_holders(trace, found),
-        choices=tuple(allocator_advice.choices(trace, name, room)),
+        choices=tuple(allocator_advice.choices(trace, name, left)),
         notes=(*found.notes, *notes),
         _render=render,
     )
+
+
+def room(trace: Trace, on: int | str, device: str) -> int:
+    """What a card of this size has for torch's allocator; on the CPU all of it.
+
+    Raises:
+        errors.UsageError: no such size, or a card that has nothing left.
+    """
+    card = parse_size(on)
+    beside = 0 if device == "cpu" else _beside(trace, device)[0]
+    if card <= beside:
+        raise errors.UsageError(
+            f"a card of {card:,} bytes: {beside:,} are gone before torch's allocator has any"
+        )
+    return card - beside
 
 
 def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:

@@ -167,7 +167,7 @@ def replay(
         fragmentation=at_peak,
         retries=counted["retries"],
         failed=_failed(trace, found, counted),
-        notes=tuple(_notes(trace, found)),
+        notes=tuple(notes(trace, name)),
         _trace=trace,
         _rules=rules,
     )
@@ -412,18 +412,21 @@ def alive_before(found: Steps, at: int) -> NDArray[np.intp]:
     return alive
 
 
-def _notes(trace: Trace, found: Steps) -> list[str]:
-    notes = []
+def notes(trace: Trace, device: str) -> list[str]:
+    """What keeps a replay from being exact; nothing on the CPU, which is not replayed."""
+    if device == "cpu":
+        return []
+    found, said = steps(trace, device), []
     if found.late_bytes:
-        notes.append(
+        said.append(
             "The recording began late: what was alive then is placed as if nothing had been "
             "between. Start it before the model is on the GPU to be exact."
         )
     failures = np.flatnonzero(trace.events.action == ACTION["oom"])
     if len(failures):
-        notes.append(
+        said.append(
             "The recording ends where a request failed; what would have followed is unknown."
         )
     if trace.losses.get("lost_alloc"):
-        notes.append("Some allocations did not fit into the recording; record fewer steps.")
-    return notes
+        said.append("Some allocations did not fit into the recording; record fewer steps.")
+    return said

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import allocator_settings, matching, phases, replay, sound, views
-from pytracer.analysis.categories import OWNED
+from pytracer.analysis import allocator_settings, matching, phases, replay, scopes, sound, views
+from pytracer.analysis.categories import OWNED, ROLE
 from pytracer.analysis.lifetimes import Allocations, allocations
+from pytracer.analysis.verified import Verified
 from pytracer.schema import CATEGORY, I64
 from pytracer.trace import Trace
 
@@ -52,6 +53,8 @@ class WhatIf:
     traces: int
     with_law: float  # share of the bytes at the peak whose size follows a law
     flagged: tuple[Flagged, ...]  # the largest
+    notes: tuple[str, ...] = ()  # what keeps .reserved from being exact
+    verified: Verified | None = None  # None: nobody asked
 
     @property
     def exact(self) -> bool:
@@ -78,7 +81,7 @@ def what_if(
     if batch is None and length is None:
         raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
     name = device or views.main_device(traces[0])
-    shapes = [shape_of(trace, name, number) for number, trace in enumerate(traces, 1)]
+    shapes = _shapes(traces, name, asks_batch=batch is not None and length is None)
     order = sorted(range(len(traces)), key=lambda i: _volume(shapes[i]))
     traces, shapes = [traces[i] for i in order], [shapes[i] for i in order]
     largest = shapes[-1]
@@ -95,10 +98,25 @@ def _volume(shape: Shape) -> int:
     return shape.batch * (shape.length or 1)
 
 
-def shape_of(trace: Trace, device: str, number: int) -> Shape:
-    """By the first two dimensions that most bytes of the inputs have."""
+def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[Shape]:
+    """Of each trace. If the batch is the same in all of them, it may be another input's first size."""
+    given = [_inputs(trace, device, number) for number, trace in enumerate(traces, 1)]
+    if asks_batch and len(traces) > 1:
+        leads = [list(dict.fromkeys(shape[0] for shape in shapes)) for shapes in given]
+        changing = [len(set(sizes)) > 1 for sizes in zip(*leads, strict=False)]
+        if True in changing and not changing[0]:
+            at = changing.index(True)
+            return [Shape(sizes[at], None) for sizes in leads]
+    return [Shape(most[0], most[1] if len(most) in (2, 3) else None) for most, *_ in given]
+
+
+def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
+    """The shapes of what the model is given, that with most bytes first."""
     alloc = allocations(trace)
     given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
+    called_with = given & (alloc.role != ROLE["target"])
+    if called_with.any():  # what a loss is given is seen as the loss has it: flattened
+        given = called_with
     sizes: dict[tuple[int, ...], int] = {}
     for row in views.holders(trace, "shape", given):
         shape = tuple(int(part) for part in row.name.split("x") if part.isdecimal())
@@ -109,8 +127,7 @@ def shape_of(trace: Trace, device: str, number: int) -> Shape:
             f"trace {number} does not show what its model is given, so its batch is not known: "
             "record whole steps, with the batch made inside"
         )
-    most = max(sizes, key=lambda shape: sizes[shape])
-    return Shape(most[0], most[1] if len(most) in (2, 3) else None)
+    return sorted(sizes, key=lambda shape: -sizes[shape])
 
 
 def _same_program(traces: Sequence[Trace], device: str) -> None:
@@ -125,6 +142,18 @@ def _same_program(traces: Sequence[Trace], device: str) -> None:
         raise errors.UsageError(
             f"these are traces of different programs: their models have {listed} parameters"
         )
+    modules = [_modules(trace) for trace in traces]
+    shared, all_of_them = set.intersection(*modules), set.union(*modules)
+    if 2 * len(shared) < len(all_of_them):
+        raise errors.UsageError(
+            f"these are traces of different programs: of their {len(all_of_them)} modules "
+            f"{len(shared)} are in all of them"
+        )
+
+
+def _modules(trace: Trace) -> set[str]:
+    tree = scopes.tree(trace)
+    return {trace.strings[row] for row in np.unique(tree.name[tree.kind == scopes.MODULE])}
 
 
 def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
@@ -281,6 +310,7 @@ def _answer(
         traces=len(traces),
         with_law=float(high[alive & law].sum() / at_peak) if at_peak else 1.0,
         flagged=tuple(_flagged(last, low, high, alive & ~law)),
+        notes=tuple(replay.notes(last, device)),
     )
 
 

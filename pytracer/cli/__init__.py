@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return errors.UsageError.exit_code
     if options.command == "run":
         return run.run(options, program)
+    options.program = program
     output.ready_streams()
     command: Callable[[argparse.Namespace], int] = options.run
     try:

@@ -11,32 +11,118 @@ from pytracer.cli import output
 
 def add_fits(commands: Any) -> None:
     """Its arguments."""
-    fits = commands.add_parser(
+    parser = commands.add_parser(
         "fits",
         help="whether a traced run fits on a card, what fails first, which setting helps; "
         "exit code 3 if it does not fit",
         description="Replays the recorded requests through a model of CUDA's allocator. Sizes are "
         "written 24GiB (of 1024), 24GB (of 1000), 5000B.",
     )
-    fits.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    fits.add_argument("--on", metavar="SIZE", help="the card's memory (default: find the smallest)")
-    fits.add_argument(
+    parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+    parser.add_argument(
+        "--on", metavar="SIZE", help="the card's memory (default: find the smallest)"
+    )
+    parser.add_argument(
         "--settings", metavar="TEXT", help="PYTORCH_ALLOC_CONF to try (default: as recorded)"
     )
-    fits.add_argument("--device", help="default: the one that the program trained on")
-    output.add_json(fits)
-    fits.set_defaults(run=_fits)
+    parser.add_argument("--device", help="default: the one that the program trained on")
+    parser.add_argument(
+        "--plan",
+        action="store_true",
+        help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
+    )
+    parser.add_argument(
+        "--pinned", metavar="SIZE", default=0, help="of the host's memory, for what --plan offloads"
+    )
+    _add_verify(parser, "with what the card has as its limit")
+    output.add_json(parser)
+    parser.set_defaults(run=_fits)
+
+
+def _add_verify(parser: Any, how: str) -> None:
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help=f"also run it, {how}, and show both: --verify -- train.py --epochs 1",
+    )
 
 
 def _fits(options: argparse.Namespace) -> int:
     loaded = output.read(options.file)
+    if options.plan:
+        return _plan(options, loaded)
     with output.patience("replaying"):
         found = loaded.fits(options.on, options.settings, options.device)
+    verified = None
+    if options.verify:
+        verified = _verified(options, found, lambda verify: verify.fits, loaded.data)
+    _show(options, found, str(found), _document(found), verified)
+    return _code(found, verified)
+
+
+def _plan(options: argparse.Namespace, loaded: Any) -> int:
+    from pytracer.analysis import fits, views
+
+    if options.on is None or options.settings is not None:
+        raise errors.UsageError("--plan needs --on SIZE, and takes the settings of the recording")
+    device = options.device or views.main_device(loaded.data)
+    with output.patience("planning"):
+        room = fits.room(loaded.data, options.on, device)
+        found = loaded.checkpoint_plan(room, device, pinned=options.pinned)
+    verified = None
+    if options.verify:
+        verified = _verified(options, found, lambda verify: verify.plan, loaded.data)
+    _show(options, found, str(found), _document_of_plan(found), verified)
+    return _code(found, verified)
+
+
+def _verified(options: argparse.Namespace, found: Any, which: Any, data: Any) -> Any:
+    """The run. The answer is shown whatever becomes of it."""
+    from pytracer import verify
+
+    try:
+        with output.patience("running it"):
+            return which(verify)(data, found, options.program)
+    except errors.UsageError as error:
+        return error
+
+
+def _show(
+    options: argparse.Namespace, found: Any, text: str, document: dict[str, Any], verified: Any
+) -> None:
+    from pytracer.export.fits_text import render_verified
+
+    failed = isinstance(verified, errors.UsageError)
     if options.json:
-        output.print_json(_document(found))
+        both = {} if verified is None or failed else {"verified": verified.document()}
+        output.print_json({**document, **both})
     else:
-        print(found)
+        print(text)
+        if verified is not None and not failed:
+            print(f"\n{render_verified(verified)}")
+    if failed:
+        raise verified
+
+
+def _code(found: Any, verified: Any) -> int:
+    """A prediction that did not hold is an error of ours."""
+    if verified is not None and not verified:
+        return errors.PytracerError.exit_code
     return 0 if found else errors.BudgetExceeded.exit_code
+
+
+def _document_of_plan(found: Any) -> dict[str, Any]:
+    return {
+        "device": found.device,
+        "budget": found.budget,
+        "fits": bool(found),
+        "now": asdict(found.now),
+        "chosen": asdict(found.chosen),
+        "code": found.code,
+        "frontier": [asdict(plan) for plan in found.frontier],
+        "warnings": list(found.warnings),
+        "notes": list(found.notes),
+    }
 
 
 def _document(found: Any) -> dict[str, Any]:
@@ -68,6 +154,7 @@ def add_what_if(commands: Any) -> None:
     what_if.add_argument("--batch", type=output.positive, help="default: the largest trace's")
     what_if.add_argument("--seq", type=output.positive, help="default: the largest trace's")
     what_if.add_argument("--device", help="default: the one that the program trained on")
+    _add_verify(what_if, "as it is with that batch and length")
     output.add_json(what_if)
     what_if.set_defaults(run=_what_if)
 
@@ -77,8 +164,10 @@ def _what_if(options: argparse.Namespace) -> int:
 
     first, *others = (output.read(file) for file in options.files)
     found = first.what_if(*others, batch=options.batch, seq=options.seq, device=options.device)
-    if options.json:
-        output.print_json({**asdict(found), "exact": found.exact})
-    else:
-        print(render_what_if(found))
-    return 0
+    verified = None
+    if options.verify:
+        data = [first.data, *(other.data for other in others)]
+        verified = _verified(options, found, lambda verify: verify.what_if, data)
+    document = {**asdict(found), "exact": found.exact}
+    _show(options, found, render_what_if(found), document, verified)
+    return _code(True, verified)

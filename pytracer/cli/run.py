@@ -1,6 +1,7 @@
 """`pytracer run`: somebody else's program, recorded."""
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -68,6 +69,18 @@ def add_run(commands: Any) -> None:
         action="store_true",
         help="record every step, and show that on this terminal while the program runs",
     )
+    parser.add_argument(
+        "--stop", action="store_true", help="end the program after the steps to keep"
+    )
+    parser.add_argument(
+        "--checkpoint",
+        metavar="NAMES",
+        default="",
+        help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
+    )
+    parser.add_argument(
+        "--offload", metavar="NAMES", default="", help="likewise: their activations to the host"
+    )
     parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
     parser.add_argument(
         "--detail",
@@ -92,6 +105,10 @@ _UNSAID = -1
 _FIRST_STEPS = 5
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)
+
+
 def _steps(text: str) -> int | None:
     if text != "all" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f'{text} is neither a number of steps nor "all"')
@@ -106,15 +123,18 @@ def _schedule(text: str) -> tuple[int, ...]:
 
 
 _TAKE_A_VALUE = {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
-_TAKE_A_VALUE |= {"--device", "--json"}
+_TAKE_A_VALUE |= {"--device", "--json", "--checkpoint", "--offload"}
 
 
 def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits `run`'s own options from the program, whose options are none of our business.
+    """Splits our own options from the program, whose options are none of our business.
 
-    A module's program begins with "-m".
+    A module's program begins with "-m". Other commands have one after "--verify --".
     """
     given = list(arguments)
+    if given and given[0] != "run" and "--verify" in given and "--" in given:
+        at = given.index("--")
+        return given[:at], given[at + 1 :]
     if not given or given[0] != "run":
         return given, []
     at = 1
@@ -148,6 +168,8 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
         steps=options.schedule[2] if options.schedule else steps,
         watch=not options.no_watch,
         devices=(options.device,) if options.device else (),
+        checkpoint=_names(options.checkpoint),
+        offload=_names(options.offload),
         options={
             "stacks": options.stacks,
             "detail": options.detail,
@@ -157,7 +179,7 @@ def run(options: argparse.Namespace, program: list[str]) -> int:
     )
     prepared: Callable[[], int]
     try:
-        tell = Teller(options.json, options.force)
+        tell = Teller(options.json, options.force, stop=options.stop)
         prepared = runner.prepare(plan, tell)
     except errors.PytracerError as error:
         output.tell(f"pytracer: {output.in_words(error)}")
@@ -197,22 +219,32 @@ def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
     else:  # of a recording that is watched the first steps are not enough
         own += ["--steps", "all" if options.steps in (None, _UNSAID) else str(options.steps)]
     own += ["--detail", options.detail, "--saved-tensors", options.saved_tensors]
-    flags = {"force": "-f", "no_watch": "--no-watch", "stacks": "--stacks"}
+    flags = {"force": "-f", "no_watch": "--no-watch", "stacks": "--stacks", "stop": "--stop"}
     own += [flag for name, flag in flags.items() if getattr(options, name)]
     own += ["--anonymous"] if options.anonymous else []
     own += ["--device", options.device] if options.device else []
+    own += ["--checkpoint", options.checkpoint] if options.checkpoint else []
+    own += ["--offload", options.offload] if options.offload else []
     return [*own, *(["--json", str(options.json)] if options.json else [])]
 
 
 class Teller:
     """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
 
-    def __init__(self, json_file: Path | None, force: bool, every: str = "--steps all") -> None:
-        """`every`: how every step is asked for."""
+    def __init__(
+        self,
+        json_file: Path | None,
+        force: bool,
+        every: str = "--steps all",
+        *,
+        stop: bool = False,
+    ) -> None:
+        """`every`: how every step is asked for; `stop`: the program ends with the steps to keep."""
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
         self._rank, self._json, self._every = environment.rank(), json_file, every
+        self._stop = stop
         if self._rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
 
@@ -222,9 +254,16 @@ class Teller:
             output.tell(f"pytracer: {text}")
 
     def recorded(self, traced: Any, path: Path, which: str) -> None:
-        """The table, and what to type next."""
-        if self._rank != 0:
-            return
+        """The table, and what to type next; with `--stop` the program ends here."""
+        if self._rank == 0:
+            self._show(traced, path, which)
+        if self._stop and which:
+            for stream in (sys.stdout, sys.stderr):
+                if stream is not None:
+                    stream.flush()
+            os._exit(0)
+
+    def _show(self, traced: Any, path: Path, which: str) -> None:
         from pytracer.export.table import wants_color
 
         with output.patience("analysing"):

@@ -1,10 +1,12 @@
-"""Predictions as text: whether a run fits on a card, and what another batch would need."""
+"""Predictions as text: whether a run fits, with which plan, what another batch would need; verified."""
 
 from collections.abc import Iterator
 
 from pytracer.analysis import owners
+from pytracer.analysis.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.fits import Fits, Holder
 from pytracer.analysis.replay import FailedRequest
+from pytracer.analysis.verified import Verified
 from pytracer.analysis.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph, size_text
 
@@ -22,6 +24,12 @@ def render(found: Fits, width: int = 80) -> str:
     lines += ["", *_choices(found, width)]
     for note in found.notes:
         lines += paragraph("note", note, width)
+    return _joined(lines, found.verified, width)
+
+
+def _joined(lines: list[str], verified: Verified | None, width: int) -> str:
+    if verified is not None:
+        lines = [*lines, "", render_verified(verified, width)]
     return "\n".join(line.rstrip() for line in lines)
 
 
@@ -97,9 +105,58 @@ def render_what_if(found: WhatIf, width: int = 80) -> str:
         title = "no law" if i == 0 else ""
         where = f"  {row.category}  {row.module}  {row.op}"
         lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
-    return "\n".join(line.rstrip() for line in lines)
+    for note in found.notes:
+        lines += paragraph("note", note, width)
+    return _joined(lines, found.verified, width)
 
 
 def _between(lowest: int, highest: int) -> str:
     low, high = size_text(lowest), size_text(highest)
     return low if lowest == highest else f"between {low} and {high}"
+
+
+def render_plan(found: CheckpointPlan, width: int = 80) -> str:
+    """Which modules, what that needs and takes, and the code to paste."""
+    chosen, budget = found.chosen, size_text(found.budget)
+    needs = f"{size_text(chosen.peak_reserved or chosen.peak)} instead of "
+    needs += size_text(found.now.peak_reserved or found.now.peak)
+    if not found:
+        answer = f"no plan fits in {budget}; the smallest needs {needs}"
+    elif not (chosen.modules or chosen.offloaded):
+        answer = f"fits in {budget} without a checkpoint"
+    else:
+        answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
+    lines = [*paragraph("plan", answer, width)]
+    if chosen.modules:
+        lines += paragraph("modules", ", ".join(chosen.modules), width)
+    if chosen.offloaded:
+        what = f"{', '.join(chosen.offloaded)}, with {size_text(chosen.pinned)} pinned on the host"
+        lines += paragraph("offload", what, width)
+    for warning in found.warnings:
+        lines += paragraph("warning", warning, width)
+    for note in found.notes:
+        lines += paragraph("note", note, width)
+    if found.code:
+        lines += ["", *(f"    {line}" for line in found.code.splitlines())]
+    return _joined(lines, found.verified, width)
+
+
+def render_verified(found: Verified, width: int = 80) -> str:
+    """Predicted and measured, side by side."""
+    machine = found.machine
+    where = f"{machine['device']}, torch {machine['torch']}"
+    if found.limit is not None:
+        where += f", with {size_text(found.limit)} for torch's allocator"
+    lines = [*paragraph("verified", where, width)]
+    lines.append(f"{'':<{_MARGIN}}{'':<16}{'predicted':>24}{'measured':>14}{'error':>12}")
+    told, seen = ("runs" if each else "fails" for each in (found.was_to_run, found.ran))
+    lines.append(f"{'':<{_MARGIN}}{'to the end':<16}{told:>24}{seen:>14}")
+    for row in found.figures:
+        told, seen = _between(row.lowest, row.highest), size_text(row.measured)
+        told = told.removeprefix("between ")
+        lines.append(f"{'':<{_MARGIN}}{row.name:<16}{told:>24}{seen:>14}{row.error:>+12.3%}")
+    lines += paragraph("", "it held" if found else "it did not hold", width)
+    for note in found.notes:
+        lines += paragraph("note", note, width)
+    lines += paragraph("", f"added to {found.file}", width)
+    return "\n".join(line.rstrip() for line in lines)
