@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import errors
-from pytracer.analysis import checkpoint_plans, findings, replay, views, what_if
-from pytracer.export import postmortem
+from pytracer.analysis import checkpoint_plans, devices, findings, replay, views, what_if
+from pytracer.export import fits_text, postmortem
 from pytracer.export.table import render
 from pytracer.schema import ACTION, TABLES
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
+from tests.trace_builder import TraceBuilder
 
 # Not the clock: turning ticks into times is the trace's own affair.
 COLUMNS = [
@@ -57,11 +58,24 @@ def test_every_view_answers(trace: Trace) -> None:
         views.by(trace, key)
     for device in views.devices(trace):
         with contextlib.suppress(errors.UsageError):
-            checkpoint_plans.plan(trace, 1, device)
+            checkpoint_plans.plan(trace, 1, 0, device, fits_text.render_plan)
+            checkpoint_plans.plan(trace, 1, 2**40, device, fits_text.render_plan)
         with contextlib.suppress(errors.UsageError):
             what_if.what_if([trace, trace], 1000, None, device)
         if device != "cpu":
             replay.replay(trace, "", device=device)
+
+
+def test_more_places_than_an_event_can_name_are_no_error() -> None:
+    """A damaged table of places may be longer than its 16 bits can number."""
+    b = TraceBuilder()
+    b.alloc(512)
+    columns = b.trace().to_columns()
+    for name in TABLES["places"][0]._fields:
+        columns[f"places.{name}"] = np.repeat(columns[f"places.{name}"], 70_000)
+    trace = Trace.from_columns(columns)
+    assert devices.on(trace, "cpu", trace.events.place).all()
+    assert "512 B" in render(trace)
 
 
 @pytest.mark.parametrize("table", ["scopes", "scope_ends", "labels", "stacks", "clock", "threads"])

@@ -442,6 +442,26 @@ def test_blocks_of_absurd_sizes_that_adjoin_are_read_back(tmp_path: Path) -> Non
     same_totals(b.trace(), load(path))
 
 
+def test_a_block_that_is_rounded_up_beyond_what_an_event_can_say_is_read_back(
+    tmp_path: Path,
+) -> None:
+    b = TraceBuilder()
+    b.alloc(2**48 - 1, address=2**20)
+    path = export.write(b.trace(), tmp_path / "x.pickle")
+    same_totals(b.trace(), load(path))
+
+
+def test_free_memory_larger_than_an_event_can_say_is_read_back(tmp_path: Path) -> None:
+    """Between two blocks of one segment, which two segments that adjoin have become."""
+    b = TraceBuilder()
+    for i in range(3):
+        b._event("segment_map", b._block(0, 2**20 + i * 2**47, device="cuda:0"), 2**47)
+    b.alloc(512, address=2**20, device="cuda:0")
+    b.alloc(512, address=2**20 + 3 * 2**47 - 512, device="cuda:0")
+    path = export.write(b.trace(), tmp_path / "x.pickle")
+    same_totals(b.trace(), load(path))
+
+
 def test_it_is_plain_data_of_protocol_4(tmp_path: Path) -> None:
     """Nothing that a viewer written in JavaScript would not know."""
     path = export.write(training(), tmp_path / "x.pickle")

@@ -511,14 +511,17 @@ class SnapshotReader {
         });
       });
     }
-    if (bytes > kMostBytes || requested > kMostBytes) {
+    requested = has_requested ? requested : bytes;
+    // What is free, or rounded up, may be larger than what an event can say.
+    if (bytes > room_of_blocks_ || (state != 0 && requested > kMostBytes)) {
       refuse("has a block of an impossible size");
     }
+    room_of_blocks_ -= bytes;
     Snapshot::Blocks& rows = out_.blocks;
     rows.segment.push_back(static_cast<uint32_t>(out_.segments.device.size() - 1));
     rows.address.push_back(has_address ? given : address);
     rows.bytes.push_back(bytes);
-    rows.requested.push_back(has_requested ? requested : bytes);
+    rows.requested.push_back(requested);
     rows.state.push_back(state);
     rows.stack.push_back(stack);
     return bytes;
@@ -584,6 +587,7 @@ class SnapshotReader {
   uint64_t unknown_actions_ = 0;
   uint64_t unreadable_ = 0;
   uint64_t room_ = kMostBytesInAll;  // of all segments together
+  uint64_t room_of_blocks_ = kMostBytesInAll;
   Snapshot out_;
   Value annotations_;
   std::vector<Field> field_;           // per text
