@@ -8,6 +8,7 @@
 #include "torch/device_tracker.h"
 #include "torch/ensure.h"
 #include "torch/frame_locals.h"
+#include "torch/imagined.h"
 #include "torch/labels.h"
 #include "torch/look.h"
 #include "torch/ops.h"
@@ -202,6 +203,32 @@ py::list exactly_of(const py::list& objects, const py::tuple& types) {
   return found;
 }
 
+// ------------------------------------------------------------------ what is imagined
+
+// How many storages were new to the device.
+size_t back(imagined::Device& device, const py::list& tensors) {
+  size_t fresh = 0;
+  for (py::handle tensor : tensors) {
+    fresh += device.back(tensor_of(tensor)) ? 1 : 0;
+  }
+  return fresh;
+}
+
+// Under the names that torch.cuda.memory_stats has for them.
+py::dict counters_of(const imagined::Device& device) {
+  imagined::Device::Counters counted = device.counters();
+  py::dict result;
+  result["requested_bytes.current"] = counted.requested;
+  result["requested_bytes.peak"] = counted.peak_requested;
+  result["allocated_bytes.current"] = counted.allocated;
+  result["allocated_bytes.peak"] = counted.peak_allocated;
+  result["active_bytes.current"] = counted.active;
+  result["active_bytes.peak"] = counted.peak_active;
+  result["reserved_bytes.current"] = counted.reserved;
+  result["reserved_bytes.peak"] = counted.peak_reserved;
+  return result;
+}
+
 // ------------------------------------------------------------------ fork
 
 void in_forked_child() {
@@ -331,6 +358,20 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_of", &device_of);
   m.def("memory_of", &memory_of);
   m.def("identity_of", [](const py::object& nested) { return labels::identity_of(nested.ptr()); });
+  py::class_<imagined::Device>(m, "ImaginedDevice")
+      .def(py::init([](bool is_cuda, const py::dict& rules) {
+             return std::make_unique<imagined::Device>(
+                 is_cuda ? DeviceType::kCuda : DeviceType::kCpu, rules_of(rules));
+           }),
+           py::arg("is_cuda"),
+           py::arg("rules"))
+      .def("open", &imagined::Device::open)
+      .def("back", &back)
+      .def("keep", &imagined::Device::keep, py::arg("bytes"), py::arg("label"))
+      .def("trim", &imagined::Device::trim)
+      .def("counters", &counters_of)
+      .def("close", &imagined::Device::close);
+  py::class_<imagined::Guard>(m, "ImaginedGuard").def(py::init<>());
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
       .def(

@@ -1,5 +1,7 @@
 #include "look.h"
 
+#include "imagined.h"
+
 #include <pybind11/pybind11.h>
 
 #include <c10/core/StorageImpl.h>
@@ -223,7 +225,13 @@ c10::Device device_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return c10::Device(c10::DeviceType::Meta);
   }
-  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device();
+  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  imagined::Block block = data.device().is_meta() ? imagined::block_of(data) : imagined::Block{};
+  if (block.address == 0) {
+    return data.device();
+  }
+  return block.type == DeviceType::kCpu ? c10::Device(c10::DeviceType::CPU)
+                                        : c10::Device(c10::DeviceType::CUDA, 0);
 }
 
 Memory memory_of(const at::Tensor& tensor) {
@@ -232,7 +240,10 @@ Memory memory_of(const at::Tensor& tensor) {
   }
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto& impl = *tensor.unsafeGetTensorImpl();
-  Memory found{reinterpret_cast<uint64_t>(storage->_mutable_data_ptr_no_checks().get()),
+  const auto& data = storage->_mutable_data_ptr_no_checks();
+  uint64_t address = data.device().is_meta() ? imagined::block_of(data).address
+                                             : reinterpret_cast<uint64_t>(data.get());
+  Memory found{address,
                static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)),
                1};
   if (!impl.has_symbolic_sizes_strides()) {
