@@ -386,6 +386,10 @@ class Hooks {
 
 }  // namespace
 
+bool is_imagining() {
+  return imagines;
+}
+
 Guard::Guard() {
   Hooks::replace();
   auto& entry = c10::impl::device_guard_impl_registry[kCuda];

@@ -57,6 +57,9 @@ class Device {
   std::shared_ptr<Memory> memory_;  // whose blocks may outlive this
 };
 
+// Whether a Guard exists for the calling thread.
+bool is_imagining();
+
 // While one exists, the calling thread may compute on fake tensors of CUDA, whether or not there is
 // such a device: a backward pass asks for the device's streams. Others see their device as it is.
 class Guard {
