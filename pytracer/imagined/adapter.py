@@ -43,7 +43,7 @@ class Fakes:
         """`device`: the kind that is imagined; tensors of others are nobody's."""
         self._watching = _Watching(device, reads, attention, backs)
         self._reads = reads
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -65,6 +65,15 @@ class Fakes:
 def _begin_engine() -> None:
     """Torch counts devices once, at its first backward pass, and keeps a thread for each."""
     torch.zeros((), requires_grad=True).backward()
+
+
+class _Mode(FakeTensorMode):
+    """Never touches a device, whatever `torch.cuda` says just then."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """What is small and known is kept on the CPU."""
+        return True
 
 
 class _Watching(TorchDispatchMode):
@@ -103,11 +112,35 @@ class _Watching(TorchDispatchMode):
                 f"{where()}: {func} has no rule for the shape that it returns (a fake kernel): "
                 "register one with torch.library.register_fake"
             ) from None
+        if func in _FACTORIES:
+            _keep_values(func, args, given, result)
         self._backs(func, [one for one in tree_iter(result) if self._is_ours(one)])
         return result
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.fake_device.type == self._device
+
+
+# Of what these make on the CPU, little is kept as it is: models compute rates and sizes from it.
+_KNOWN_ELEMENTS = 4096
+_FACTORIES = frozenset(
+    (
+        aten.arange.default,
+        aten.arange.start,
+        aten.arange.start_step,
+        aten.linspace.default,
+        aten.full.default,
+        aten.ones.default,
+        aten.zeros.default,
+        aten.scalar_tensor.default,
+    )
+)
+
+
+def _keep_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
+    if result.device.type == "cpu" and result.numel() <= _KNOWN_ELEMENTS:
+        with _disable_current_modes(), torch.device("cpu"):
+            result.constant = func(*args, **kwargs)
 
 
 def _needs(func: Any, what: str) -> str:
@@ -129,6 +162,8 @@ def _stand_in(tensor: torch.Tensor) -> Any:
 def _patches(reads: Reads) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Of torch's attributes, one after the other."""
     yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
+    yield replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_ELEMENTS)
+    yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads).items():
         yield replaced(FakeTensor, name, method)
@@ -218,6 +253,12 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
     if applied is not tensor:
         tensor.data = applied
         tensor.fake_device = applied.fake_device
+
+
+def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """In place, as torch does it: later releases draw again until all values are inside."""
+    with torch.no_grad():
+        return tensor.normal_()
 
 
 def _step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:

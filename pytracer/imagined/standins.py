@@ -1,6 +1,7 @@
 """Values that are read from tensors which have none: what is given instead, and where it is listed."""
 
 import sys
+import sysconfig
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -31,8 +32,9 @@ class Reads:
 
     def number(self, kind: type) -> Any:
         """A stand-in for a number of this kind, `float`, `int` or `bool`."""
-        if not _is_torchs_own(sys._getframe(1)):
-            self._lines[where()] += 1
+        if _is_torchs_own(sys._getframe(1)):
+            return kind(VALUE)
+        self._lines[where()] += 1
         return _KINDS[kind](VALUE)
 
     def decide(self) -> bool:
@@ -77,10 +79,11 @@ def _shown(file: str) -> str:
 
 _TORCH = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "?"
 _OURS = str(Path(__file__).parents[1])
+_PYTHONS = sysconfig.get_path("stdlib")
 
 
 def _is_inside(file: str) -> bool:
-    return file.startswith((_TORCH, _OURS, "<"))
+    return file.startswith((_TORCH, _OURS, _PYTHONS, "<"))
 
 
 def _is_torchs_own(frame: FrameType | None) -> bool:
