@@ -19,6 +19,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -367,6 +368,13 @@ PYBIND11_MODULE(_C, m) {
            py::arg("rules"))
       .def("open", &imagined::Device::open)
       .def("back", &back)
+      .def("resized",
+           [](imagined::Device& device, py::handle storage) {
+             if (!THPStorage_Check(storage.ptr())) {
+               throw py::type_error("expected a storage");
+             }
+             return device.resized(THPStorage_Unpack(storage.ptr()));
+           })
       .def("keep", &imagined::Device::keep, py::arg("bytes"), py::arg("label"))
       .def("trim", &imagined::Device::trim)
       .def("counters", &counters_of)

@@ -161,7 +161,7 @@ def test_an_imagined_trace_is_an_ordinary_one(tmp_path: Path) -> None:
     assert t.fits().card == cards.find("RTX4090").capacity
     assert not t.fits("1200MiB").choices[0].runs or t.peak.bytes < 1200 << 20
     assert len(t.steps()) >= 2
-    assert set(t.by("module")["module"].dropna()) >= {"words", "head"}
+    assert set(t.by("module").index.dropna()) >= {"words", "head"}
     t.report(tmp_path / "run.html")
     t.export_perfetto(tmp_path / "run.pftrace")
     t.export_memory_snapshot(tmp_path / "run.pickle")

@@ -74,6 +74,9 @@ struct Held {
 
 void end(void* context) {
   std::unique_ptr<Held> held(static_cast<Held*>(context));
+  if (held->bytes == 0) {
+    return;
+  }
   Memory& memory = *held->memory;
   std::lock_guard lock(memory.mutex);
   uint64_t address = recorded(held->model_address);
@@ -84,7 +87,11 @@ void end(void* context) {
   memory.spare.push_back(held->number);
 }
 
+// Of nothing it is known whose it is: it may become something.
 std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
+  if (bytes == 0) {
+    return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0});
+  }
   std::lock_guard lock(memory.mutex);
   if (memory.spare.empty()) {
     memory.spare.push_back(memory.numbers++);
@@ -106,7 +113,9 @@ const Held* held_by(const c10::DataPtr& data) {
 
 Block block_of(const c10::DataPtr& data) {
   const Held* held = held_by(data);
-  return held == nullptr ? Block{} : Block{recorded(held->model_address), held->memory->type};
+  return held == nullptr || held->bytes == 0
+             ? Block{}
+             : Block{recorded(held->model_address), held->memory->type};
 }
 
 Device::Device(DeviceType of, AllocatorRules rules)
@@ -117,26 +126,28 @@ Device::~Device() {
 }
 
 bool Device::back(const at::Tensor& tensor) {
-  if (!tensor.defined() || !tensor.has_storage()) {
-    return false;
-  }
-  auto& storage = *tensor.storage().unsafeGetStorageImpl();
+  return tensor.defined() && tensor.has_storage() &&
+         back(*tensor.storage().unsafeGetStorageImpl(), /*also_others=*/true);
+}
+
+bool Device::resized(const c10::Storage& storage) {
+  return back(*storage.unsafeGetStorageImpl(), /*also_others=*/false);
+}
+
+bool Device::back(c10::StorageImpl& storage, bool also_others) {
   const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
   const Held* held = held_by(data);
   // A pointer that is not ours is real memory.
-  if (!data.device().is_meta() || (held == nullptr && data.get() != nullptr)) {
+  if (held == nullptr && (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
     return false;
   }
   auto bytes = static_cast<uint64_t>(storage.sym_nbytes().maybe_as_int().value_or(0));
-  if (bytes == (held == nullptr ? 0 : held->bytes)) {
+  if (held != nullptr && bytes == held->bytes) {
     return false;
   }
-  c10::DataPtr now(nullptr, data.device());
-  if (bytes > 0) {
-    std::unique_ptr<Held> fresh = begin(*memory_, bytes);
-    auto* address = reinterpret_cast<void*>(fresh->model_address);
-    now = c10::DataPtr(address, fresh.release(), &end, data.device());
-  }
+  std::unique_ptr<Held> fresh = begin(*memory_, bytes);
+  auto* address = reinterpret_cast<void*>(fresh->model_address);
+  c10::DataPtr now(address, fresh.release(), &end, data.device());
   storage.set_data_ptr_noswap(std::move(now));  // what it had before ends here
   return true;
 }

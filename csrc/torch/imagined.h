@@ -39,6 +39,8 @@ class Device {
   // The tensor's storage has memory from now on, or as much as it has become large. Returns
   // whether anything was new.
   bool back(const at::Tensor& tensor);
+  // The storage has another size now; one that has no memory of ours is left as it is.
+  bool resized(const c10::Storage& storage);
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);
   // What happens from here on is recorded no more.
@@ -54,6 +56,8 @@ class Device {
   Counters counters() const;
 
  private:
+  bool back(c10::StorageImpl& storage, bool also_others);
+
   std::shared_ptr<Memory> memory_;  // whose blocks may outlive this
 };
 

@@ -36,6 +36,12 @@ bool has_no_memory(const at::Tensor& tensor) {
          tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
 }
 
+// Whether it is a fake tensor of a device that nobody imagines: what it knows is no part of it.
+bool is_fake(const at::Tensor& tensor) {
+  return imagined::is_imagining() && tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device().is_meta();
+}
+
 // visit(name, value) for what lies in the slots that the object's classes declare.
 template <class Visit>
 void each_slot(PyObject* object, Visit visit) {
@@ -82,7 +88,7 @@ bool names_a_gradient(PyObject* name) {
 void each_part(PyObject* tensor, int depth, Found found) {
   if (!has_no_memory(THPVariable_Unpack(tensor))) {
     found(tensor);
-  } else if (depth > 0) {
+  } else if (depth > 0 && !is_fake(THPVariable_Unpack(tensor))) {
     each_attribute(tensor, [&](PyObject* name, PyObject* value) {
       if (is_tensor(value) && !names_a_gradient(name)) {
         each_part(value, depth - 1, found);

@@ -39,10 +39,11 @@ class Fakes:
         reads: Reads,
         attention: Callable[..., Any],
         backs: Callable[[Any, list[torch.Tensor]], None],
+        resized: Callable[[Any], Any],
     ) -> None:
         """`device`: the kind that is imagined; tensors of others are nobody's."""
         self._watching = _Watching(device, reads, attention, backs)
-        self._reads = reads
+        self._reads, self._resized = reads, resized
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     @contextlib.contextmanager
@@ -50,7 +51,7 @@ class Fakes:
         """For the calling thread; afterwards all is as it was."""
         _begin_engine()
         with contextlib.ExitStack() as stack:
-            for patch in _patches(self._reads):
+            for patch in _patches(self._reads, self._resized):
                 stack.enter_context(patch)
             guard = C.ImaginedGuard()
             stack.callback(lambda: holder.clear())
@@ -159,8 +160,18 @@ def _stand_in(tensor: torch.Tensor) -> Any:
 # ---------------------------------------------------------------- what else torch is told
 
 
-def _patches(reads: Reads) -> Iterator[contextlib.AbstractContextManager[Any]]:
+def _patches(
+    reads: Reads, resized: Callable[[Any], Any]
+) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Of torch's attributes, one after the other."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: Any, size: int) -> Any:
+        result = resize(storage, size)
+        resized(storage)
+        return result
+
+    yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
     yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
     yield replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_ELEMENTS)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)

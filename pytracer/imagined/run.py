@@ -125,7 +125,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(CPU, self._reads, plain, lambda func, tensors: device.back(tensors))
+            return Fakes(
+                CPU, self._reads, plain, lambda func, tensors: device.back(tensors), device.resized
+            )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
@@ -135,7 +137,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             device.back(tensors)
             workspaces.used_by(func)
 
-        fakes = Fakes("cuda", self._reads, operator, backs)
+        fakes = Fakes("cuda", self._reads, operator, backs, device.resized)
         # Last: torch imports much for its fake tensors, which is to see things as they are.
         stack.enter_context(surface.described(self.card, device.counters, device.trim))
         return fakes
