@@ -34,7 +34,7 @@ MAY_IMPORT = {
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace"},
     "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
-    "imagined": {*WORDS, "_native", "analysis", "capture", "reading", "trace"},
+    "imagined": {*WORDS, "_native", "analysis", "capture", "reading", "runner", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "reading", "trace"},
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}

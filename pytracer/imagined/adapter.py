@@ -5,10 +5,12 @@ that operators return: of what is alive, nothing else can be new.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.utils.data
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -115,6 +117,9 @@ class _Watching(TorchDispatchMode):
             ) from None
         if func in _FACTORIES:
             _keep_values(func, args, given, result)
+        elif func in _ORDERS and result.device.type == "cpu":
+            with _disable_current_modes(), torch.device("cpu"):
+                result.constant = torch.arange(args[0])  # one order of the rows of a data set
         self._backs(func, [one for one in tree_iter(result) if self._is_ours(one)])
         return result
 
@@ -135,6 +140,11 @@ _FACTORIES = frozenset(
         aten.zeros.default,
         aten.scalar_tensor.default,
     )
+)
+
+
+_ORDERS = frozenset(
+    (aten.randperm.default, aten.randperm.generator, aten.randperm.out, aten.randperm.generator_out)
 )
 
 
@@ -174,6 +184,8 @@ def _patches(
     yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
     yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
     yield replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_ELEMENTS)
+    yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
+    yield replaced(torch, "save", _saves_nothing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads).items():
@@ -264,6 +276,28 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
     if applied is not tensor:
         tensor.data = applied
         tensor.fake_device = applied.fake_device
+
+
+_loader = torch.utils.data.DataLoader.__init__
+_OF_WORKERS = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "timeout": 0,
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+}
+
+
+def _loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
+    """In this process: a fake tensor cannot be sent to another."""
+    given = inspect.signature(_loader).bind(self, *args, **kwargs)
+    given.arguments.update(_OF_WORKERS)
+    _loader(*given.args, **given.kwargs)
+
+
+def _saves_nothing(*_: Any, **__: Any) -> None:
+    """A checkpoint without values would replace one that has them."""
 
 
 def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

@@ -1,7 +1,6 @@
 """`imagine()`: a block in which a card is there that is not."""
 
 import contextlib
-import os
 from collections.abc import Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -174,4 +173,4 @@ class _Session(Session):
 
 def is_imagining() -> bool:
     """Whether the program runs on a card that is imagined."""
-    return bool(standins.current) or os.environ.get("PYTRACER_IMAGINING") == "1"
+    return bool(standins.current)
