@@ -260,9 +260,7 @@ class UNet(nn.Module):
         first = self.first(pixel_values)
         second = self.second(functional.max_pool2d(first, 2))
         middle = self.middle(functional.max_pool2d(second, 2))
-        up = self.up_second(
-            torch.cat([functional.interpolate(middle, scale_factor=2), second], 1)
-        )
+        up = self.up_second(torch.cat([functional.interpolate(middle, scale_factor=2), second], 1))
         up = self.up_first(torch.cat([functional.interpolate(up, scale_factor=2), first], 1))
         return functional.mse_loss(self.last(up).float(), pixel_values)
 

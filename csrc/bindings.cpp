@@ -375,7 +375,7 @@ PYBIND11_MODULE(_C, m) {
              }
              return device.resized(THPStorage_Unpack(storage.ptr()));
            })
-      .def("keep", &imagined::Device::keep, py::arg("bytes"), py::arg("label"))
+      .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
       .def("trim", &imagined::Device::trim)
       .def("counters", &counters_of)
       .def("close", &imagined::Device::close);

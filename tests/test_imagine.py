@@ -246,9 +246,9 @@ def test_a_decision_by_a_value_stops_with_its_line_and_a_way_out() -> None:
         total = torch.randn(3, device="cuda").sum()
         return "large" if total.item() > 2 else "small"
 
-    with pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+ decides.*assume="):
-        with pytracer.imagine("H100"):
-            decides()
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+ decides.*assume=")
+    with stops, pytracer.imagine("H100"):
+        decides()
     line = f"test_imagine.py:{decides.__code__.co_firstlineno + 2}"
     with pytracer.imagine("H100", assume={line: True}):
         assert decides() == "large"
@@ -258,9 +258,9 @@ def test_a_decision_by_a_value_stops_with_its_line_and_a_way_out() -> None:
 
 def test_a_size_that_depends_on_values_stops_with_its_line() -> None:
     """No number is made up in silence."""
-    with pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+: aten"):
-        with pytracer.imagine("H100"):
-            torch.randn(3, device="cuda").nonzero()
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+: aten")
+    with stops, pytracer.imagine("H100"):
+        torch.randn(3, device="cuda").nonzero()
 
 
 def test_what_is_small_and_known_on_the_host_stays_known() -> None:
@@ -347,9 +347,8 @@ def test_afterwards_the_process_is_as_it_was() -> None:
     with pytracer.imagine("H100"):
         assert torch.cuda.is_available()
         train("cuda")
-    with pytest.raises(ZeroDivisionError):
-        with pytracer.imagine("H100"):
-            1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError), pytracer.imagine("H100"):
+        1 / 0  # noqa: B018
     assert state() == before
     weight = torch.randn(3, requires_grad=True)
     weight.square().sum().backward()
@@ -417,9 +416,8 @@ def test_another_capacity_is_another_card() -> None:
 
 def test_two_cards_at_once_are_refused() -> None:
     """One thing at a time, in words."""
-    with pytracer.imagine("H100"):
-        with pytest.raises(errors.CaptureError, match="already"):
-            pytracer.imagine("A100").__enter__()
+    with pytracer.imagine("H100"), pytest.raises(errors.CaptureError, match="already"):
+        pytracer.imagine("A100").__enter__()
 
 
 # ---------------------------------------------------------------- where there is a GPU

@@ -356,7 +356,8 @@ class Hooks {
   }
 
   // As the Itanium C++ ABI has it, by which every torch for Linux and macOS is built: a pointer to
-  // a virtual member function is the offset in the table. x86 adds 1, ARM adds it to the second word.
+  // a virtual member function is the offset in the table. x86 adds 1, ARM adds it to the second
+  // word.
   template <class Member>
   static size_t slot_of(Member member) {
     uintptr_t offset = 0;

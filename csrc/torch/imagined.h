@@ -48,11 +48,13 @@ class Device {
 
   // Gives back what is cached, as empty_cache() does.
   void trim();
+
   // As the allocator counts itself: requested, allocated, active and reserved bytes, now and most.
   struct Counters {
     uint64_t requested, allocated, active, reserved;
     uint64_t peak_requested, peak_allocated, peak_active, peak_reserved;
   };
+
   Counters counters() const;
 
  private:

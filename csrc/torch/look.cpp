@@ -249,9 +249,7 @@ Memory memory_of(const at::Tensor& tensor) {
   const auto& data = storage->_mutable_data_ptr_no_checks();
   uint64_t address = data.device().is_meta() ? imagined::block_of(data).address
                                              : reinterpret_cast<uint64_t>(data.get());
-  Memory found{address,
-               static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)),
-               1};
+  Memory found{address, static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)), 1};
   if (!impl.has_symbolic_sizes_strides()) {
     for (int64_t size : impl.sizes_default()) {
       found.elements *= static_cast<uint64_t>(size);

@@ -38,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)
-        hint = "; the script's own options go after the script" if program or options.command == "run" else ""
+        hint = (
+            "; the script's own options go after the script"
+            if program or options.command == "run"
+            else ""
+        )
         of_command = commands.choices.get(options.command, parser)
         of_command.error(f"unrecognized arguments: {words}{hint}")
     if options.command is None:

@@ -89,7 +89,7 @@ class _Watching(TorchDispatchMode):
         attention: Callable[..., Any],
         backs: Callable[[Any, list[torch.Tensor]], None],
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._device, self._reads = device, reads
         self._attention, self._backs = attention, backs
 
@@ -203,7 +203,9 @@ def _methods(reads: Reads) -> dict[str, Any]:
         if known is not None:
             return known.item()
         if self.numel() != 1:
-            raise RuntimeError(f"a Tensor with {self.numel()} elements cannot be converted to Scalar")
+            raise RuntimeError(
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+            )
         kind = bool if self.dtype == torch.bool else float if self.dtype.is_floating_point else int
         return reads.number(kind)
 
@@ -327,7 +329,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _listed(types: list[type]) -> Iterator[None]:
+def _listed(types: list[Any]) -> Iterator[None]:
     """Fake tensors are computed on many at once, as those of a card are."""
     types.append(FakeTensor)
     try:

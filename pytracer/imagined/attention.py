@@ -45,17 +45,19 @@ class Attention:
             padded = [_padded(tensor, 8) for tensor in (query, key, value)]
             result = aten._scaled_dot_product_flash_attention(
                 *padded, dropout_p, is_causal, False, scale=scale
-            )[0]
-            return result[..., :head] if result.shape[-1] != head else result
+            )
+            return _cut(_first(result), head)
         if self._takes_efficient(query, key, value, attn_mask, is_causal, enable_gqa):
             bias = None if attn_mask is None else _bias(attn_mask, query, key)
             wants_sums = torch.is_grad_enabled() and any(
                 tensor.requires_grad for tensor in (query, key, value)
             )
-            return aten._scaled_dot_product_efficient_attention(
-                query, key, value, bias, wants_sums, dropout_p, is_causal, **options
-            )[0]
-        return aten._scaled_dot_product_attention_math(
+            return _first(
+                aten._scaled_dot_product_efficient_attention(
+                    query, key, value, bias, wants_sums, dropout_p, is_causal, **options
+                )
+            )
+        found = aten._scaled_dot_product_attention_math(
             query,
             key,
             value,
@@ -65,7 +67,8 @@ class Attention:
             None,
             enable_gqa=enable_gqa,
             **options,
-        )[0]
+        )
+        return _first(found)
 
     def _takes_flash(
         self,
@@ -113,6 +116,15 @@ class Attention:
             and value.shape[-1] % aligned == 0
             and not (is_causal and mask is not None)
         )
+
+
+def _first(results: Any) -> torch.Tensor:
+    first: torch.Tensor = results[0]
+    return first
+
+
+def _cut(result: torch.Tensor, head: int) -> torch.Tensor:
+    return result[..., :head] if result.shape[-1] != head else result
 
 
 def _are_alike(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> bool:

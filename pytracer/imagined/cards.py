@@ -46,7 +46,14 @@ CARDS = (
         "measured with torch 2.11.0+cu130, driver 580.159",
         beside=744 << 20,
     ),
-    Card("H100", "NVIDIA H100 80GB HBM3", (9, 0), _gib(79.10), 132, "many reports of torch's out-of-memory message"),
+    Card(
+        "H100",
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        _gib(79.10),
+        132,
+        "many reports of torch's out-of-memory message",
+    ),
     Card(
         "A100-80GB",
         "NVIDIA A100-SXM4-80GB",

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +144,9 @@ def _in_one_line(error: Exception) -> str:
     line, traceback = "", error.__traceback__
     while traceback is not None:
         file = traceback.tb_frame.f_code.co_filename
-        if "site-packages" not in file and not file.startswith((str(Path(__file__).parents[1]), "<")):
+        if "site-packages" not in file and not file.startswith(
+            (str(Path(__file__).parents[1]), "<")
+        ):
             line = f"{Path(file).name}:{traceback.tb_lineno}: "
         traceback = traceback.tb_next
     text = str(error).strip().partition("\n")[0]

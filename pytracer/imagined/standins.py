@@ -106,14 +106,14 @@ def _decides(*_: Any) -> bool:
 class StandInFloat(float):
     """A number that is not known. It may be computed with and shown, but not compared."""
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides  # type: ignore[assignment]
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
     __hash__ = float.__hash__
 
 
 class StandInInt(int):
     """The same, of whole numbers."""
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides  # type: ignore[assignment]
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
     __hash__ = int.__hash__
 
 
