@@ -368,6 +368,10 @@ PYBIND11_MODULE(_C, m) {
            py::arg("rules"))
       .def("open", &imagined::Device::open)
       .def("back", &back)
+      .def("take_over",
+           [](imagined::Device& device, py::handle result, py::handle before) {
+             return device.take_over(tensor_of(result), tensor_of(before));
+           })
       .def("resized",
            [](imagined::Device& device, py::handle storage) {
              if (!THPStorage_Check(storage.ptr())) {

@@ -152,6 +152,19 @@ bool Device::back(c10::StorageImpl& storage, bool also_others) {
   return true;
 }
 
+bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
+  auto& old = *before.storage().unsafeGetStorageImpl();
+  auto& fresh = *result.storage().unsafeGetStorageImpl();
+  const Held* held = held_by(old._mutable_data_ptr_no_checks());
+  if (held == nullptr || before.storage().use_count() > 1 || old.sym_nbytes() != fresh.sym_nbytes() ||
+      !before.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  c10::DataPtr nothing(nullptr, fresh._mutable_data_ptr_no_checks().device());
+  fresh.set_data_ptr_noswap(old.set_data_ptr(std::move(nothing)));
+  return true;
+}
+
 void Device::keep(uint64_t bytes, uint32_t label) {
   std::unique_ptr<Held> held = begin(*memory_, bytes);
   std::lock_guard lock(memory_->mutex);
@@ -349,6 +362,14 @@ class Hooks {
     answer<&Object::isAvailable>(&yes<&Object::isAvailable>);
     answer<&Object::hasPrimaryContext>(&has_context);
     answer<&Object::isPinnedPtr>(&is_pinned);
+    // What is asked of a device's architecture before a convolution is chosen.
+    answer<&Object::supportsDilatedConvolutionWithCuDNN>(
+        &yes<&Object::supportsDilatedConvolutionWithCuDNN>);
+    answer<&Object::supportsDepthwiseConvolutionWithCuDNN>(
+        &yes<&Object::supportsDepthwiseConvolutionWithCuDNN>);
+    answer<&Object::supportsBFloat16ConvolutionWithCuDNNv8>(
+        &yes<&Object::supportsBFloat16ConvolutionWithCuDNNv8>);
+    answer<&Object::supportsBFloat16RNNWithCuDNN>(&yes<&Object::supportsBFloat16RNNWithCuDNN>);
   }
 
   static std::atomic<Function*>& table_of(Object* object) {

@@ -1,7 +1,7 @@
 """torch's fake tensors, behind one door: nothing else here knows how they are made.
 
-Inside of `Fakes` tensors have shapes, dtypes and devices but no memory. `backs` is told of those
-that operators return: of what is alive, nothing else can be new.
+Inside of `Fakes` tensors have shapes, dtypes and devices but no memory. What operators return gets
+imagined memory: of what is alive, nothing else can be new.
 """
 
 import contextlib
@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_iter
 
 from pytracer import errors
 from pytracer._native import C
+from pytracer.imagined.known import Known
 from pytracer.imagined.standins import VALUE, Reads, where
 
 aten = torch.ops.aten
@@ -38,14 +39,18 @@ class Fakes:
     def __init__(
         self,
         device: str,
+        memory: Any,
         reads: Reads,
         attention: Callable[..., Any],
-        backs: Callable[[Any, list[torch.Tensor]], None],
-        resized: Callable[[Any], Any],
+        ran: Callable[[Any], None],
     ) -> None:
-        """`device`: the kind that is imagined; tensors of others are nobody's."""
-        self._watching = _Watching(device, reads, attention, backs)
-        self._reads, self._resized = reads, resized
+        """`device`: the kind whose tensors have `memory`; those of others are nobody's.
+
+        `ran` is told of each operator.
+        """
+        self._known = Known(is_fake)
+        self._watching = _Watching(device, memory, self._known, attention, ran)
+        self._reads, self._memory = reads, memory
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     @contextlib.contextmanager
@@ -53,7 +58,7 @@ class Fakes:
         """For the calling thread; afterwards all is as it was."""
         _begin_engine()
         with contextlib.ExitStack() as stack:
-            for patch in _patches(self._reads, self._resized):
+            for patch in _patches(self._reads, self._known, self._memory):
                 stack.enter_context(patch)
             guard = C.ImaginedGuard()
             stack.callback(lambda: holder.clear())
@@ -85,13 +90,14 @@ class _Watching(TorchDispatchMode):
     def __init__(
         self,
         device: str,
-        reads: Reads,
+        memory: Any,
+        known: Known,
         attention: Callable[..., Any],
-        backs: Callable[[Any, list[torch.Tensor]], None],
+        ran: Callable[[Any], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._device, self._reads = device, reads
-        self._attention, self._backs = attention, backs
+        self._device, self._memory, self._known = device, memory, known
+        self._attention, self._ran = attention, ran
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -115,43 +121,30 @@ class _Watching(TorchDispatchMode):
                 f"{where()}: {func} has no rule for the shape that it returns (a fake kernel): "
                 "register one with torch.library.register_fake"
             ) from None
-        if func in _FACTORIES:
-            _keep_values(func, args, given, result)
-        elif func in _ORDERS and result.device.type == "cpu":
-            with _disable_current_modes(), torch.device("cpu"):
-                result.constant = torch.arange(args[0])  # one order of the rows of a data set
-        self._backs(func, [one for one in tree_iter(result) if self._is_ours(one)])
+        self._known.ran(func, args, given, result)
+        ours = [one for one in tree_iter(result) if self._is_ours(one)]
+        if func is aten.add.Tensor and _sums_gradients():
+            self._memory.take_over(result, args[0])  # in place, on a card
+        self._memory.back(ours)
+        self._ran(func)
         return result
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.fake_device.type == self._device
 
 
-# Of what these make on the CPU, little is kept as it is: models compute rates and sizes from it.
-_KNOWN_ELEMENTS = 4096
-_FACTORIES = frozenset(
-    (
-        aten.arange.default,
-        aten.arange.start,
-        aten.arange.start_step,
-        aten.linspace.default,
-        aten.full.default,
-        aten.ones.default,
-        aten.zeros.default,
-        aten.scalar_tensor.default,
+def is_fake(one: Any) -> bool:
+    """Whether it is a tensor without memory."""
+    return isinstance(one, FakeTensor)
+
+
+def _sums_gradients() -> bool:
+    """Whether the engine itself adds, between two nodes of a backward pass."""
+    return (
+        torch._C._current_graph_task_id() != -1
+        and torch._C._current_autograd_node() is None
+        and not torch.is_grad_enabled()
     )
-)
-
-
-_ORDERS = frozenset(
-    (aten.randperm.default, aten.randperm.generator, aten.randperm.out, aten.randperm.generator_out)
-)
-
-
-def _keep_values(func: Any, args: Any, kwargs: Any, result: Any) -> None:
-    if result.device.type == "cpu" and result.numel() <= _KNOWN_ELEMENTS:
-        with _disable_current_modes(), torch.device("cpu"):
-            result.constant = func(*args, **kwargs)
 
 
 def _needs(func: Any, what: str) -> str:
@@ -171,35 +164,41 @@ def _stand_in(tensor: torch.Tensor) -> Any:
 
 
 def _patches(
-    reads: Reads, resized: Callable[[Any], Any]
+    reads: Reads, known: Known, memory: Any
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Of torch's attributes, one after the other."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: Any, size: int) -> Any:
         result = resize(storage, size)
-        resized(storage)
+        memory.resized(storage)
         return result
 
     yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
     yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
-    yield replaced(fake_tensor, "CONSTANT_NUMEL_LIMIT", _KNOWN_ELEMENTS)
+    yield replaced(torch._subclasses, "FakeTensor", _NoTensor)  # by which some tell a compiler
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
-    for name, method in _methods(reads).items():
+    for name, method in _methods(reads, known.value_of).items():
         yield replaced(FakeTensor, name, method)
     yield _listed(of_optimizers)
     yield _listed(of_norms)
     yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
 
 
-def _methods(reads: Reads) -> dict[str, Any]:
+class _NoTensor:
+    """What nothing is an instance of."""
+
+
+def _methods(
+    reads: Reads, value_of: Callable[[Any], torch.Tensor | None]
+) -> dict[str, Any]:
     """Reading values of fake tensors: known ones as they are, others as stand-ins."""
 
     def item(self: torch.Tensor) -> Any:
-        known = getattr(self, "constant", None)
+        known = value_of(self)
         if known is not None:
             return known.item()
         if self.numel() != 1:
@@ -210,7 +209,7 @@ def _methods(reads: Reads) -> dict[str, Any]:
         return reads.number(kind)
 
     def tolist(self: torch.Tensor) -> Any:
-        known = getattr(self, "constant", None)
+        known = value_of(self)
         if known is not None:
             return known.tolist()
         if self.dim() == 0:
@@ -218,14 +217,16 @@ def _methods(reads: Reads) -> dict[str, Any]:
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
-        known = getattr(self, "constant", None)
+        known = value_of(self)
         return bool(known) if known is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         import numpy as np
 
-        if getattr(self, "constant", None) is None:
-            reads.number(float)
+        known = value_of(self)
+        if known is not None:
+            return known.numpy().copy()
+        reads.number(float)
         return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
 
     return {
@@ -278,6 +279,7 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
     if applied is not tensor:
         tensor.data = applied
         tensor.fake_device = applied.fake_device
+        tensor.constant, tensor.known_value = None, None
 
 
 _loader = torch.utils.data.DataLoader.__init__

@@ -115,6 +115,7 @@ class Attention:
             and query.shape[-1] % aligned == 0
             and value.shape[-1] % aligned == 0
             and not (is_causal and mask is not None)
+            and (mask is None or mask.stride(-1) == 1 or mask.shape[-1] == 1)
         )
 
 
@@ -133,6 +134,7 @@ def _are_alike(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> b
         and query.dtype == key.dtype == value.dtype
         and query.shape[0] == key.shape[0] == value.shape[0]
         and min(query.shape[-2], key.shape[-2]) > 0
+        and all(tensor.stride(-1) == 1 for tensor in (query, key, value))
     )
 
 

@@ -124,19 +124,12 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(
-                CPU, self._reads, plain, lambda func, tensors: device.back(tensors), device.resized
-            )
+            return Fakes(CPU, device, self._reads, plain, lambda func: None)
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
-        workspaces = Workspaces(self.card, device)
-
-        def backs(func: Any, tensors: list[torch.Tensor]) -> None:
-            device.back(tensors)
-            workspaces.used_by(func)
-
-        fakes = Fakes("cuda", self._reads, operator, backs, device.resized)
+        self._workspaces = Workspaces(self.card, device)
+        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by)
         # Last: torch imports much for its fake tensors, which is to see things as they are.
         stack.enter_context(surface.described(self.card, device.counters, device.trim))
         return fakes
