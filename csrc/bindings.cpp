@@ -370,6 +370,7 @@ PYBIND11_MODULE(_C, m) {
       .def("back", &back)
       .def("take_over",
            [](imagined::Device& device, py::handle result, py::handle before) {
+             py::object storage = before.attr("untyped_storage")();
              return device.take_over(tensor_of(result), tensor_of(before));
            })
       .def("resized",

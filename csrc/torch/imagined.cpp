@@ -152,12 +152,15 @@ bool Device::back(c10::StorageImpl& storage, bool also_others) {
   return true;
 }
 
+// A tensor of its own, and the storage's object in Python.
+constexpr size_t kAlone = 2;
+
 bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
   auto& old = *before.storage().unsafeGetStorageImpl();
   auto& fresh = *result.storage().unsafeGetStorageImpl();
   const Held* held = held_by(old._mutable_data_ptr_no_checks());
-  if (held == nullptr || before.storage().use_count() > 1 || old.sym_nbytes() != fresh.sym_nbytes() ||
-      !before.is_non_overlapping_and_dense()) {
+  if (held == nullptr || before.storage().use_count() > kAlone ||
+      old.sym_nbytes() != fresh.sym_nbytes() || !before.is_non_overlapping_and_dense()) {
     return false;
   }
   c10::DataPtr nothing(nullptr, fresh._mutable_data_ptr_no_checks().device());

@@ -42,7 +42,7 @@ class Device {
   // The storage has another size now; one that has no memory of ours is left as it is.
   bool resized(const c10::Storage& storage);
   // The result has the other's block, as if it had been computed in place. False, and nothing is
-  // done, where somebody else still uses that.
+  // done, where somebody else still uses that. The other's storage has an object in Python.
   bool take_over(const at::Tensor& result, const at::Tensor& before);
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);

@@ -6,6 +6,7 @@ imagined memory: of what is alive, nothing else can be new.
 
 import contextlib
 import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,6 +31,8 @@ from pytracer.imagined.known import Known
 from pytracer.imagined.standins import VALUE, Reads, where
 
 aten = torch.ops.aten
+_RUNS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own, around a mode
 _READS_A_NUMBER = aten._local_scalar_dense.default
 
 
@@ -139,12 +142,13 @@ def is_fake(one: Any) -> bool:
 
 
 def _sums_gradients() -> bool:
-    """Whether the engine itself adds, between two nodes of a backward pass."""
-    return (
-        torch._C._current_graph_task_id() != -1
-        and torch._C._current_autograd_node() is None
-        and not torch.is_grad_enabled()
-    )
+    """Whether the engine itself adds, behind a node, and no Python that a node runs."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    frame: Any = sys._getframe(2)  # who called the operator
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _RUNS_BACKWARD
 
 
 def _needs(func: Any, what: str) -> str:
