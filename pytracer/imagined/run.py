@@ -12,8 +12,8 @@ from pytracer._native import C
 from pytracer.analysis import allocator_settings
 from pytracer.analysis.budgets import parse_size
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
-from pytracer.imagined import attention, standins, surface
-from pytracer.imagined.adapter import Fakes
+from pytracer.imagined import attention, recurrent, standins, surface
+from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
@@ -128,6 +128,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
+        recurrent.refuse(library, is_fake)
         self._workspaces = Workspaces(self.card, device)
         fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by)
         # Last: torch imports much for its fake tensors, which is to see things as they are.
