@@ -399,7 +399,11 @@ def run_all(names: list[str], ways: list[str], at_once: int) -> dict[str, dict[s
 
 def line(name: str, row: dict[str, Any]) -> str:
     """How far an imagined run is off, in one line."""
-    problems = [f"{way}: {found['problem'].splitlines()[0]}" for way, found in row.items() if "problem" in found]
+    problems = [
+        f"{way}: {found['problem'].splitlines()[0]}"
+        for way, found in row.items()
+        if "problem" in found
+    ]
     if problems:
         return f"{name:32} " + "; ".join(problems)
     measured, guessed, apart = row.get("real"), row.get("imagined"), row.get("alone")

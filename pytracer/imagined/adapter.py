@@ -196,15 +196,13 @@ class _NoTensor:
     """What nothing is an instance of."""
 
 
-def _methods(
-    reads: Reads, value_of: Callable[[Any], torch.Tensor | None]
-) -> dict[str, Any]:
+def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> dict[str, Any]:
     """Reading values of fake tensors: known ones as they are, others as stand-ins."""
 
     def item(self: torch.Tensor) -> Any:
         known = value_of(self)
         if known is not None:
-            return known.item()
+            return _of_real(torch.Tensor.item, known)
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -215,21 +213,21 @@ def _methods(
     def tolist(self: torch.Tensor) -> Any:
         known = value_of(self)
         if known is not None:
-            return known.tolist()
+            return _of_real(torch.Tensor.tolist, known)
         if self.dim() == 0:
             return item(self)
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
         known = value_of(self)
-        return bool(known) if known is not None else reads.decide()
+        return bool(_of_real(torch.Tensor.item, known)) if known is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         import numpy as np
 
         known = value_of(self)
         if known is not None:
-            return known.numpy().copy()
+            return _of_real(torch.Tensor.numpy, known).copy()
         reads.number(float)
         return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
 
@@ -245,6 +243,11 @@ def _methods(
         "is_pinned": lambda self, *_: False,
         "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),
     }
+
+
+def _of_real(read: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    with _disable_current_modes():
+        return read(tensor)
 
 
 def _numpy_type(dtype: torch.dtype) -> str:
@@ -283,7 +286,7 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
     if applied is not tensor:
         tensor.data = applied
         tensor.fake_device = applied.fake_device
-        tensor.constant, tensor.known_value = None, None
+        tensor.constant = None
 
 
 _loader = torch.utils.data.DataLoader.__init__
