@@ -1,6 +1,7 @@
 """An imagined run says what a real one would, takes no memory, and leaves nothing behind."""
 
 import gc
+import json
 import resource
 import threading
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer import errors
+from pytracer.cli import main
 from pytracer.imagined import cards
 
 
@@ -418,6 +420,103 @@ def test_two_cards_at_once_are_refused() -> None:
     """One thing at a time, in words."""
     with pytracer.imagine("H100"), pytest.raises(errors.CaptureError, match="already"):
         pytracer.imagine("A100").__enter__()
+
+
+def test_recurrent_layers_on_a_card_are_refused_with_the_reason() -> None:
+    """Another kernel's memory would be a silent guess; on the host they run as ever."""
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+: lstm is run by cuDNN")
+    with stops, pytracer.imagine("H100"):
+        nn.LSTM(8, 8).to("cuda")(torch.randn(3, 2, 8, device="cuda"))
+    assert nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0].shape == (3, 2, 8)
+
+
+# ---------------------------------------------------------------- scripts
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+rows = DataLoader(
+    TensorDataset(torch.randn(64, width)), batch_size=16, shuffle=True, num_workers=2, pin_memory=True
+)
+for epoch in range(1000):
+    for (x,) in rows:
+        loss = model(x.to(device)).square().mean()
+        if "decide" in sys.argv and loss.item() > 3:
+            break
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"{loss.item():.3f}")
+        torch.save(model.state_dict(), "weights.pt")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program that knows nothing of us, in the working directory."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+def test_a_script_is_imagined_on_each_card_and_stopped(
+    script: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A table and a line per card; the script's own files stay as they are."""
+    code = main(["imagine", "--keep", "kept", script, "--on", "H100,T4", "20000"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert any(line.startswith("imagined  on") for line in lines)
+    cards_said = [line.split()[:4] for line in lines[-2:]]
+    assert cards_said == [["H100", "79.1", "GiB", "fits:"], ["T4", "14.6", "GiB", "fits:"]]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "H100.pytrace",
+        "T4.pytrace",
+    ]
+    assert not (tmp_path / "weights.pt").exists()
+    weights = 4 * (20000 * 20000 + 20000)
+    kept = pytracer.load(tmp_path / "kept" / "H100.pytrace")
+    assert kept.summary().loc["weights", "at_peak"] == weights
+
+
+def test_a_script_that_fits_on_no_card_exits_with_3(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `fits` does."""
+    assert main(["imagine", "--on", "T4", script, "40000"]) == 3
+    assert "T4  14.6 GiB  does not fit" in capsys.readouterr().out
+
+
+def test_what_cannot_be_imagined_is_one_line_of_the_script(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no traceback; with --assume it goes through."""
+    assert main(["imagine", "--json", "--on", "H100", script, "8", "decide"]) == 1
+    (card,) = json.loads(capsys.readouterr().out)["cards"]
+    assert card["problem"].startswith("train.py:16 decides by the value of a tensor")
+    assert "Traceback" not in card["problem"]
+    assume = ["--assume", "train.py:16=false"]
+    assert main(["imagine", "--json", *assume, "--on", "H100", script, "8", "decide"]) == 0
+    (card,) = json.loads(capsys.readouterr().out)["cards"]
+    assert card["fits"]
+    assert card["problem"] is None
+
+
+def test_a_script_that_is_not_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the command line's own errors too."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["imagine", "nothing.py"]) == 1
+    assert "cannot read nothing.py" in capsys.readouterr().out
+    assert main(["imagine", "--on", "H900", "nothing.py"]) == 2
+    assert main(["imagine"]) == 2
 
 
 # ---------------------------------------------------------------- where there is a GPU

@@ -183,6 +183,7 @@ def _patches(
     yield replaced(torch._subclasses, "FakeTensor", _NoTensor)  # by which some tell a compiler
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
+    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to pack weights
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known.value_of).items():

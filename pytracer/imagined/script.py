@@ -15,7 +15,11 @@ from pytracer import errors, runner
 from pytracer.reading import LoadedTrace, read
 
 _TELLS = "PYTRACER_IMAGINES"  # what a child is to do; only we set it, for a process that we start
-_CHILD = "import sys; sys.path.pop(0); from pytracer.imagined.script import main; sys.exit(main())"
+# With this very package, wherever it is; a program's folder takes the first place later.
+_CHILD = f"""import sys
+sys.path[0] = {str(Path(__file__).parents[2])!r}
+from pytracer.imagined.script import main
+sys.exit(main())"""
 _MOST_LINES = 3  # of what a program said before it failed
 
 
