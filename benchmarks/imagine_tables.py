@@ -1,5 +1,6 @@
 """The tables of docs/imagine.md, from what benchmarks/imagine.py left."""
 
+import textwrap
 from typing import Any
 
 Document = dict[str, Any]
@@ -24,7 +25,8 @@ def _row(name: str, ways: Document) -> list[str]:
     real, imagined, alone = (ways.get(way, {}) for way in ("real", "imagined", "alone"))
     problem = next((ways[way]["problem"] for way in ways if "problem" in ways[way]), "")
     if "peak" not in real or "peak" not in imagined:
-        why = problem.splitlines()[0].partition(": ")[2][:110] if problem else "not run"
+        first = problem.splitlines()[0].partition(": ")[2] if problem else "not run"
+        why = textwrap.shorten(first, 110, placeholder=" ...")
         size = f"{real['requested'] / GIB:.2f} GiB" if "requested" in real else ""
         return [name, size, "", "", why.replace("|", "/"), ""]
     errors = [f"{imagined[what] / real[what] - 1:+.3%}" for what in ("requested", "reserved")]
