@@ -366,8 +366,9 @@ def _child(way: str, name: str, out: Any) -> None:
     try:
         out.put((way, name, WAYS[way](name)))
     except BaseException as problem:
-        where = traceback.format_exc().strip().splitlines()[-12:]
-        out.put((way, name, {"problem": f"{type(problem).__name__}: {problem}"[:600], "at": where}))
+        traceback.print_exc()
+        first = str(problem).partition("\n")[0]
+        out.put((way, name, {"problem": f"{type(problem).__name__}: {first}"}))
 
 
 def run_all(names: list[str], ways: list[str], at_once: int) -> dict[str, dict[str, Any]]:
