@@ -8,7 +8,8 @@ A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; th
 products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
 those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
 and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
-and `books:begin`; how far predictions were off, between `prediction-replay:begin` and the like.
+and `books:begin`; how far predictions were off, between `prediction-replay:begin` and the like,
+and of imagined runs between `imagine-models:begin` and `imagine-large:begin`.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import cost_tables, gemm_tables, prediction_tables  # noqa: E402
+from benchmarks import cost_tables, gemm_tables, imagine_tables, prediction_tables  # noqa: E402
 from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,7 +31,8 @@ ACCURACY_PAGE = ROOT / "docs" / "accuracy.md"
 COST_PAGE = ROOT / "docs" / "cost.md"
 GEMM_PAGE = ROOT / "docs" / "gemm.md"
 PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
-PAGES = (README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE)
+IMAGINE_PAGE = ROOT / "docs" / "imagine.md"
+PAGES = (README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE)
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -264,6 +266,10 @@ def main() -> int:
             shown = documents if name == "what-if" else documents[:1]
             text = getattr(prediction_tables, name.replace("-", "_"))(*shown)
             after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], f"prediction-{name}", text)
+    for name in ("models", "large"):
+        for path in sorted(RESULTS.glob(f"imagine-{name}-*.json"), reverse=True)[:1]:
+            text = getattr(imagine_tables, name)(json.loads(path.read_text()))
+            after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))

@@ -9,6 +9,7 @@
 #include "torch/ensure.h"
 #include "torch/frame_locals.h"
 #include "torch/graph.h"
+#include "torch/imagined.h"
 #include "torch/labels.h"
 #include "torch/look.h"
 #include "torch/moments.h"
@@ -21,6 +22,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <torch/csrc/Storage.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <memory>
@@ -272,6 +274,32 @@ py::object document_of(const PhaseTimes& times) {
   return document;
 }
 
+// ------------------------------------------------------------------ what is imagined
+
+// How many storages were new to the device.
+size_t back(imagined::Device& device, const py::list& tensors) {
+  size_t fresh = 0;
+  for (py::handle tensor : tensors) {
+    fresh += device.back(tensor_of(tensor)) ? 1 : 0;
+  }
+  return fresh;
+}
+
+// Under the names that torch.cuda.memory_stats has for them.
+py::dict counters_of(const imagined::Device& device) {
+  imagined::Device::Counters counted = device.counters();
+  py::dict result;
+  result["requested_bytes.current"] = counted.requested;
+  result["requested_bytes.peak"] = counted.peak_requested;
+  result["allocated_bytes.current"] = counted.allocated;
+  result["allocated_bytes.peak"] = counted.peak_allocated;
+  result["active_bytes.current"] = counted.active;
+  result["active_bytes.peak"] = counted.peak_active;
+  result["reserved_bytes.current"] = counted.reserved;
+  result["reserved_bytes.peak"] = counted.peak_reserved;
+  return result;
+}
+
 // ------------------------------------------------------------------ fork
 
 void in_forked_child() {
@@ -384,6 +412,32 @@ PYBIND11_MODULE(_C, m) {
   m.def("device_of", &device_of);
   m.def("memory_of", &memory_of);
   m.def("identity_of", [](const py::object& nested) { return labels::identity_of(nested.ptr()); });
+  py::class_<imagined::Device>(m, "ImaginedDevice")
+      .def(py::init([](bool is_cuda, const py::dict& rules) {
+             return std::make_unique<imagined::Device>(
+                 is_cuda ? DeviceType::kCuda : DeviceType::kCpu, rules_of(rules));
+           }),
+           py::arg("is_cuda"),
+           py::arg("rules"))
+      .def("open", &imagined::Device::open)
+      .def("back", &back)
+      .def("take_over",
+           [](imagined::Device& device, py::handle result, py::handle before) {
+             py::object storage = before.attr("untyped_storage")();
+             return device.take_over(tensor_of(result), tensor_of(before));
+           })
+      .def("resized",
+           [](imagined::Device& device, py::handle storage) {
+             if (!THPStorage_Check(storage.ptr())) {
+               throw py::type_error("expected a storage");
+             }
+             return device.resized(THPStorage_Unpack(storage.ptr()));
+           })
+      .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
+      .def("trim", &imagined::Device::trim)
+      .def("counters", &counters_of)
+      .def("close", &imagined::Device::close);
+  py::class_<imagined::Guard>(m, "ImaginedGuard").def(py::init<>());
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
       .def(

@@ -1,6 +1,8 @@
-// Columns, to and from numpy; and the core's errors as Python's. Both extensions include this.
+// Columns, to and from numpy; an allocator's rules; and the core's errors as Python's. Both
+// extensions include this.
 #pragma once
 
+#include "core/allocator_replay.h"
 #include "core/harvest.h"
 #include "core/trace_file.h"
 #include "core/trace_format.h"
@@ -141,6 +143,25 @@ inline void raise_file_errors_as(const py::object& type) {
       PyErr_SetObject(file_error->ptr(), value.ptr());
     }
   });
+}
+
+// What the dictionary does not name stays as torch has it.
+inline AllocatorRules rules_of(const py::dict& rules) {
+  AllocatorRules result;
+  auto read = [&](const char* name, auto& field) {
+    if (rules.contains(name)) {
+      field = rules[name].cast<std::decay_t<decltype(field)>>();
+    }
+  };
+  read("max_split_size", result.max_split_size);
+  read("max_non_split_rounding", result.max_non_split_rounding);
+  read("roundup_divisions", result.roundup_divisions);
+  read("gc_threshold", result.gc_threshold);
+  read("expandable_segments", result.expandable_segments);
+  read("large_segment_size", result.large_segment_size);
+  read("limit", result.limit);
+  read("capacity", result.capacity);
+  return result;
 }
 
 }  // namespace pytracer

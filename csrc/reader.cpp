@@ -97,24 +97,6 @@ py::dict lifetimes_of(const py::dict& columns) {
 
 // ------------------------------------------------------------------ the allocator, replayed
 
-AllocatorRules rules_of(const py::dict& rules) {
-  AllocatorRules result;
-  auto read = [&](const char* name, auto& field) {
-    if (rules.contains(name)) {
-      field = rules[name].cast<std::decay_t<decltype(field)>>();
-    }
-  };
-  read("max_split_size", result.max_split_size);
-  read("max_non_split_rounding", result.max_non_split_rounding);
-  read("roundup_divisions", result.roundup_divisions);
-  read("gc_threshold", result.gc_threshold);
-  read("expandable_segments", result.expandable_segments);
-  read("large_segment_size", result.large_segment_size);
-  read("limit", result.limit);
-  read("capacity", result.capacity);
-  return result;
-}
-
 py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
   Column<uint8_t> kind;
   Column<uint32_t> block;

@@ -14,9 +14,10 @@ from pytracer.version import __version__
 
 if TYPE_CHECKING:
     from pytracer.api import trace
+    from pytracer.imagined.run import imagine, is_imagining
     from pytracer.reading import LoadedTrace, load
 
-__all__ = ["LoadedTrace", "__version__", "load", "trace"]
+__all__ = ["LoadedTrace", "__version__", "imagine", "is_imagining", "load", "trace"]
 
 
 class _Package(ModuleType):
@@ -46,6 +47,10 @@ def __getattr__(name: str) -> Any:
         from pytracer import reading
 
         return getattr(reading, name)
+    if name in ("imagine", "is_imagining"):
+        from pytracer.imagined import run
+
+        return getattr(run, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

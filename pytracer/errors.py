@@ -24,6 +24,10 @@ class CaptureError(PytracerError, RuntimeError):
     """A recording cannot start, or cannot go on: another one is running, say."""
 
 
+class CannotImagine(CaptureError):
+    """An imagined run came to something that needs a value, a size or a device that is not there."""
+
+
 class UsageError(PytracerError, ValueError):
     """What was asked for does not exist: an unknown view, option or combination of options."""
 

@@ -90,7 +90,7 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     refuse_to_overwrite(path, overwrite=plan.force)
     _refuse_launchers(plan)
     _refuse_missing_cuda(plan)
-    execute = _prepare_module(plan) if plan.as_module else _prepare_script(plan)
+    execute = program(plan.program, as_module=plan.as_module)
     traced = Traced(plan, path, tell)
 
     def run() -> int:
@@ -108,6 +108,15 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         return 0
 
     return run
+
+
+def program(words: Sequence[str], *, as_module: bool) -> Callable[[], None]:
+    """Runs a script or a module with its arguments, once, as `__main__`.
+
+    Raises:
+        errors.UsageError: it cannot be read.
+    """
+    return _prepare_module(words) if as_module else _prepare_script(words)
 
 
 def _is_same_file(path: Path, script: str) -> bool:
@@ -151,8 +160,8 @@ def _refuse_missing_cuda(plan: Plan) -> None:
         raise errors.UsageError("--device cuda: there is no CUDA device here")
 
 
-def _prepare_script(plan: Plan) -> Callable[[], None]:
-    script = plan.program[0]
+def _prepare_script(words: Sequence[str]) -> Callable[[], None]:
+    script = words[0]
     if Path(script).is_dir():
         raise errors.UsageError(f"{Path(script).resolve()} is a folder: name its script, or use -m")
     try:
@@ -162,7 +171,7 @@ def _prepare_script(plan: Plan) -> Callable[[], None]:
         raise errors.UsageError(f"cannot read {script}: {problem.strerror}") from None
     path = os.path.abspath(script)  # noqa: PTH100 - as Python names it
     _first_on_path(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120
-    sys.argv = list(plan.program)
+    sys.argv = list(words)
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     names = {"__file__": path, "__cached__": None, "__spec__": None, "__loader__": loader}
 
@@ -172,14 +181,14 @@ def _prepare_script(plan: Plan) -> Callable[[], None]:
     return execute
 
 
-def _prepare_module(plan: Plan) -> Callable[[], None]:
+def _prepare_module(words: Sequence[str]) -> Callable[[], None]:
     _first_on_path(str(Path.cwd()))
-    sys.argv = ["-m", *plan.program[1:]]
+    sys.argv = ["-m", *words[1:]]
 
     def execute() -> None:
         details: Any = runpy._get_module_details  # type: ignore[attr-defined]
         try:
-            _, spec, code = details(plan.program[0])
+            _, spec, code = details(words[0])
         except ImportError as problem:
             raise SystemExit(f"pytracer: {problem}") from None
         sys.argv[0] = spec.origin

@@ -35,6 +35,7 @@ MAY_IMPORT = {
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace", "verify"},
     "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
+    "imagined": {*WORDS, "_native", "analysis", "capture", "reading", "runner", "trace"},
     "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "reading", "trace"},
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}
@@ -46,12 +47,12 @@ MAY_IMPORT = {
     | {"recording"},
     "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
     "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
-    | {"demo", "doctor", "driver", "environment", "export", "gemm", "integrations"}
+    | {"demo", "doctor", "driver", "environment", "export", "gemm", "imagined", "integrations"}
     | {"reading", "runner", "trace", "verify"},
     "__main__": {"cli"},
-    "__init__": {"api", "errors", "integrations", "reading", "version"},
+    "__init__": {"api", "errors", "imagined", "integrations", "reading", "version"},
 }
-MEASURES = {"capture", "claims", "cost", "gemm"}
+MEASURES = {"capture", "claims", "cost", "gemm", "imagined"}
 MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "offload", "runner"}
 MAY_IMPORT_TORCH |= MEASURES
 

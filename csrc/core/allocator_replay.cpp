@@ -82,7 +82,8 @@ struct Shelf {
 
 class Allocator {
  public:
-  explicit Allocator(const AllocatorRules& rules) : rules_(rules) {}
+  explicit Allocator(const AllocatorRules& rules, AllocatorModel::Segments segments = {})
+      : rules_(rules), segments_(std::move(segments)) {}
 
   const ReplayResult& counted() const { return counted_; }
 
@@ -117,6 +118,9 @@ class Allocator {
     counted_.peak_active = std::max(counted_.peak_active, counted_.active);
     return true;
   }
+
+  // Of an allocation that has its block.
+  uint64_t address_of(uint32_t number) const { return held_[number]->address; }
 
   bool holds(uint32_t number) const { return number < held_.size() && held_[number] != nullptr; }
 
@@ -366,7 +370,15 @@ class Allocator {
     if (!reserve(amount)) {
       return nullptr;
     }
-    return make(amount, segment_address(amount), shelf, 0);
+    Block* block = make(amount, segment_address(amount), shelf, 0);
+    tell(true, block->address, amount);
+    return block;
+  }
+
+  void tell(bool taken, uint64_t address, uint64_t amount) const {
+    if (segments_) {
+      segments_(taken, address, amount);
+    }
   }
 
   bool reserve(uint64_t amount) {
@@ -466,6 +478,7 @@ class Allocator {
     if (!reserve(amount)) {
       return false;
     }
+    tell(true, block.segment + from, amount);
     block.shelf->unmapped.erase(&block);
     block.mapped = true;
     if (amount < block.size) {
@@ -508,6 +521,7 @@ class Allocator {
     merge(block, block.next);
     block.shelf->unmapped.insert(&block);
     give_back(to - from);
+    tell(false, from, to - from);
   }
 
   // ---------------------------------------------------------------- giving back
@@ -526,6 +540,7 @@ class Allocator {
   void release(Block& block) {
     block.shelf->free.erase(&block);
     give_back(block.size);
+    tell(false, block.address, block.size);
     forget(block);
   }
 
@@ -627,6 +642,7 @@ class Allocator {
   }
 
   const AllocatorRules& rules_;
+  AllocatorModel::Segments segments_;
   std::map<std::pair<uint32_t, bool>, Pool> pools_;
   std::map<ShelfKey, Shelf> shelves_;
   std::set<uint32_t> ended_pools_;
@@ -690,6 +706,40 @@ ReplayResult replay_allocator(const ReplaySteps& steps,
   result.active_after = std::move(curve.active_after);
   result.largest_free_after = std::move(curve.largest_free_after);
   return result;
+}
+
+class AllocatorModel::Parts {
+ public:
+  Parts(AllocatorRules rules, Segments segments)
+      : rules_(std::move(rules)), allocator_(rules_, std::move(segments)) {}
+
+  Allocator& allocator() { return allocator_; }
+
+ private:
+  AllocatorRules rules_;
+  Allocator allocator_;
+};
+
+AllocatorModel::AllocatorModel(AllocatorRules rules, Segments segments)
+    : parts_(std::make_unique<Parts>(std::move(rules), std::move(segments))) {}
+
+AllocatorModel::~AllocatorModel() = default;
+
+uint64_t AllocatorModel::allocate(uint32_t number, uint64_t bytes) {
+  parts_->allocator().allocate(number, bytes, {0, 0});
+  return parts_->allocator().address_of(number);
+}
+
+void AllocatorModel::free(uint32_t number) {
+  parts_->allocator().complete_free(number);
+}
+
+void AllocatorModel::trim() {
+  parts_->allocator().trim(0);
+}
+
+const ReplayResult& AllocatorModel::counted() const {
+  return parts_->allocator().counted();
 }
 
 }  // namespace pytracer

@@ -9,7 +9,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <limits>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -80,5 +82,29 @@ ReplayResult replay_allocator(const ReplaySteps& steps,
                               std::span<const ReplayLane> lanes,
                               const AllocatorRules& rules,
                               bool curves);
+
+// The same model, asked one request at a time. Nothing bounds what it takes from the driver.
+class AllocatorModel {
+ public:
+  // Called with each segment, or piece of one, that is taken from the driver or given back.
+  using Segments = std::function<void(bool taken, uint64_t address, uint64_t bytes)>;
+
+  AllocatorModel(AllocatorRules rules, Segments segments);
+  ~AllocatorModel();
+  AllocatorModel(const AllocatorModel&) = delete;  // its blocks point into it
+  AllocatorModel& operator=(const AllocatorModel&) = delete;
+
+  // The address of a block for the allocation of this number, which has none yet.
+  uint64_t allocate(uint32_t number, uint64_t bytes);
+  void free(uint32_t number);
+  // empty_cache().
+  void trim();
+  // So far.
+  const ReplayResult& counted() const;
+
+ private:
+  class Parts;
+  std::unique_ptr<Parts> parts_;
+};
 
 }  // namespace pytracer

@@ -5,6 +5,7 @@
 #include "frame_locals.h"
 #include "gradients.h"
 #include "graph.h"
+#include "imagined.h"
 #include "moments.h"
 #include "ops.h"
 #include "quietly.h"
@@ -91,8 +92,11 @@ py::object reference_to(PyObject* module) {
 }
 
 // Whether torch.compile, torch.export or make_fx runs modules and passes to see what they do. They
-// compute nothing then.
+// compute nothing then. An imagined run computes nothing either, but it is what is recorded.
 bool is_only_looked_at() {
+  if (imagined::is_imagining()) {
+    return false;
+  }
   using Modes = c10::impl::TorchDispatchModeTLS;
   using Key = c10::impl::TorchDispatchModeKey;
   return Modes::any_modes_set() && (Modes::get_mode(Key::FAKE) || Modes::get_mode(Key::PROXY) ||

@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "calls.h"
 #include "cpu_allocator.h"
+#include "imagined.h"
 #include "look.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
@@ -66,6 +67,10 @@ Block block_of(const at::Tensor& tensor) {
   // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
   // copy-on-write storages copy nor complains about fake tensors, which have none.
   const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  if (data.device().is_meta()) {
+    imagined::Block found = imagined::block_of(data);
+    return {found.address, Recorder::get().place({0, 0, 0, found.type, 0})};
+  }
   return block_at(data.get(), data.device());
 }
 

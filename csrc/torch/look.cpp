@@ -1,5 +1,7 @@
 #include "look.h"
 
+#include "imagined.h"
+
 #include <pybind11/pybind11.h>
 
 #include <c10/core/StorageImpl.h>
@@ -34,6 +36,12 @@ bool has_no_memory(const at::Tensor& tensor) {
   }
   return !tensor.has_storage() ||
          tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+}
+
+// Whether it is a fake tensor of a device that nobody imagines: what it knows is no part of it.
+bool is_fake(const at::Tensor& tensor) {
+  return imagined::is_imagining() && tensor.has_storage() &&
+         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device().is_meta();
 }
 
 // visit(name, value) for what lies in the slots that the object's classes declare.
@@ -82,7 +90,7 @@ bool names_a_gradient(PyObject* name) {
 void each_part(PyObject* tensor, int depth, Found found) {
   if (!has_no_memory(THPVariable_Unpack(tensor))) {
     found(tensor);
-  } else if (depth > 0) {
+  } else if (depth > 0 && !is_fake(THPVariable_Unpack(tensor))) {
     each_attribute(tensor, [&](PyObject* name, PyObject* value) {
       if (is_tensor(value) && !names_a_gradient(name)) {
         each_part(value, depth - 1, found);
@@ -278,7 +286,13 @@ c10::Device device_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return c10::Device(c10::DeviceType::Meta);
   }
-  return tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device();
+  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  imagined::Block block = data.device().is_meta() ? imagined::block_of(data) : imagined::Block{};
+  if (block.address == 0) {
+    return data.device();
+  }
+  return block.type == DeviceType::kCpu ? c10::Device(c10::DeviceType::CPU)
+                                        : c10::Device(c10::DeviceType::CUDA, 0);
 }
 
 Memory memory_of(const at::Tensor& tensor) {
@@ -287,9 +301,10 @@ Memory memory_of(const at::Tensor& tensor) {
   }
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto& impl = *tensor.unsafeGetTensorImpl();
-  Memory found{reinterpret_cast<uint64_t>(storage->_mutable_data_ptr_no_checks().get()),
-               static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)),
-               1};
+  const auto& data = storage->_mutable_data_ptr_no_checks();
+  uint64_t address = data.device().is_meta() ? imagined::block_of(data).address
+                                             : reinterpret_cast<uint64_t>(data.get());
+  Memory found{address, static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)), 1};
   if (!impl.has_symbolic_sizes_strides()) {
     for (int64_t size : impl.sizes_default()) {
       found.elements *= static_cast<uint64_t>(size);

@@ -27,6 +27,7 @@ namespace {
 constexpr char kNodePrefix[] = "autograd::engine::evaluate_function: ";
 constexpr size_t kNodePrefixLength = sizeof(kNodePrefix) - 1;
 constexpr char kOptimizerPrefix[] = "Optimizer.step#";
+constexpr char kDispatchMode[] = "PythonDispatchMode";
 
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 Detail detail = Detail::kCategory;
@@ -134,6 +135,8 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   const char* name = fn.name();
   if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
+  } else if (name[0] == 'P' && std::strcmp(name, kDispatchMode) == 0) {
+    return nullptr;  // an operator is on its way to a mode of the program's, or of ours
   } else {
     OwnTime own(thread);
     // A Function in Python has a number without grad mode, too.

@@ -28,6 +28,10 @@ _NOTHING_READ = (
     "What the card holds beside torch's allocator is not known: 0.5 GiB and more for the context "
     "and libraries. `pytracer ledger --probe` measures it."
 )
+_NOT_MEASURED = (
+    "What this card holds beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
+    "context, kernels and libraries; an H200 has 744 MiB."
+)
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,10 @@ def room(trace: Trace, on: int | str, device: str) -> int:
 
 def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
     """What the card holds beside torch's allocator; the largest that was read."""
+    imagined = trace.meta.get("imagined")
+    if isinstance(imagined, dict):
+        measured = imagined.get("beside")
+        return (measured, []) if isinstance(measured, int) else (0, [_NOT_MEASURED])
     rows = ledger.ledger(trace, "end", device).rows
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)

@@ -157,7 +157,7 @@ class Session:
             if problem:
                 raise errors.CaptureError(problem)
             self._learn(cuda=cuda)
-            self._counters["begin"] = _allocator_counters(options.devices)
+            self._counters["begin"] = self._allocator_counters()
             self._open_file()  # last: Ctrl-C before it leaves no file
         except BaseException:
             self.abandon()
@@ -221,7 +221,7 @@ class Session:
         """What is read and labelled at the end, or when somebody looks: the end so far."""
         self.read_memory()
         self.memory.end()
-        self._counters["end"] = _allocator_counters(self.options.devices)
+        self._counters["end"] = self._allocator_counters()
         labels = HOOKS.labels
         C.quietly(labels.label_everything)
         self._learned |= {
@@ -229,6 +229,10 @@ class Session:
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
         }
+
+    def _allocator_counters(self) -> dict[str, Any]:
+        """What the allocators themselves count, to hold the trace against."""
+        return _counted_by_cuda() if "cuda" in self.options.devices else {}
 
     def _max_events(self) -> int:
         if self.options.max_events is not None:
@@ -352,9 +356,8 @@ def _why_no_cuda_events() -> str:
     return ""
 
 
-def _allocator_counters(devices: tuple[str, ...]) -> dict[str, Any]:
-    """What the allocators themselves count, to hold the trace against."""
-    if "cuda" not in devices or not torch.cuda.is_initialized():
+def _counted_by_cuda() -> dict[str, Any]:
+    if not torch.cuda.is_initialized():
         return {}
     wanted = ("allocated_bytes", "requested_bytes", "active_bytes", "reserved_bytes")
     counters = {}

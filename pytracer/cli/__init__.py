@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import autostart, check, export, measure, output, predict, run, show, watch
+from pytracer.cli import (
+    autostart,
+    check,
+    export,
+    imagine,
+    measure,
+    output,
+    predict,
+    run,
+    show,
+    watch,
+)
 from pytracer.version import __version__
 
 
@@ -27,7 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)
-        hint = "; the script's own options go after the script" if options.command == "run" else ""
+        hint = (
+            "; the script's own options go after the script"
+            if program or options.command == "run"
+            else ""
+        )
         of_command = commands.choices.get(options.command, parser)
         of_command.error(f"unrecognized arguments: {words}{hint}")
     if options.command is None:
@@ -82,6 +97,7 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         check.add_check,
         predict.add_fits,
         predict.add_what_if,
+        imagine.add_imagine,
         show.add_diff,
         export.add_export,
         export.add_report,

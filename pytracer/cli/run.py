@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import imagine, output
 
 _RUN_HELP = """\
 Runs a script as Python would, with its arguments, and records its memory:
@@ -122,28 +122,32 @@ def _schedule(text: str) -> tuple[int, ...]:
     return numbers
 
 
-_TAKE_A_VALUE = {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
-_TAKE_A_VALUE |= {"--device", "--json", "--checkpoint", "--offload"}
+_TAKE_A_VALUE = {
+    "run": {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
+    | {"--device", "--json", "--checkpoint", "--offload"},
+    "imagine": imagine.TAKE_A_VALUE,
+}
 
 
 def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits our own options from the program, whose options are none of our business.
+    """Splits a command's own options from the program, whose options are none of our business.
 
     A module's program begins with "-m". Other commands have one after "--verify --".
     """
     given = list(arguments)
-    if given and given[0] != "run" and "--verify" in given and "--" in given:
+    if given and given[0] not in _TAKE_A_VALUE and "--verify" in given and "--" in given:
         at = given.index("--")
         return given[:at], given[at + 1 :]
-    if not given or given[0] != "run":
+    if not given or given[0] not in _TAKE_A_VALUE:
         return given, []
+    take_a_value = _TAKE_A_VALUE[given[0]]
     at = 1
     while at < len(given):
         if given[at] == "--":
             return given[:at], given[at + 1 :]
         if given[at] == "-m" or not given[at].startswith("-"):
             return given[:at], given[at:]
-        at += 2 if given[at] in _TAKE_A_VALUE else 1
+        at += 2 if given[at] in take_a_value else 1
     return given, []
 
 

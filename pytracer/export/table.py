@@ -45,9 +45,24 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         *_advice(trace, peak, width),
         *_file(trace, width),
         *_health(trace, width),
+        *_imagined(trace, width),
         *_recorded(trace, width, paint),
     ]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def _imagined(trace: Trace, width: int) -> list[str]:
+    """That none of it was there, and which of its numbers the program read."""
+    said = trace.meta.get("imagined")
+    if not isinstance(said, dict):
+        return []
+    text = f"on {said.get('title') or said.get('card')}, which was not there: no byte of it is real"
+    read = said.get("stand_ins")
+    lines = [str(row.get("line")) for row in read or () if isinstance(row, dict)]
+    if lines:
+        more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+        text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
+    return paragraph("imagined", text, width)
 
 
 def wants_color(stream: TextIO) -> bool:

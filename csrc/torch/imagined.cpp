@@ -1,0 +1,452 @@
+#include "imagined.h"
+
+#include "../core/recorder.h"
+
+#include <ATen/detail/CUDAHooksInterface.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace pytracer::imagined {
+
+namespace {
+
+// The model's addresses are above what a processor can follow, which is as it should be. Recorded
+// they are below 2^53, so that JavaScript reads them as they are.
+constexpr uint64_t kModelsSegments = uint64_t{1} << 57;
+constexpr uint64_t kSegments = uint64_t{1} << 47;
+
+uint64_t recorded(uint64_t address) {
+  return address < kModelsSegments ? address - (kModelsSegments - kSegments)
+                                   : address - kModelsSegments;
+}
+
+}  // namespace
+
+struct Memory : std::enable_shared_from_this<Memory> {
+  Memory(DeviceType of, AllocatorRules given)
+      : type(of),
+        segments{given.expandable_segments ? Action::kSegmentMap : Action::kSegmentAlloc,
+                 given.expandable_segments ? Action::kSegmentUnmap : Action::kSegmentFree},
+        model(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
+          if (type == DeviceType::kCuda) {
+            record(taken ? segments.first : segments.second, recorded(address), bytes);
+          }
+        }) {}
+
+  void record(Action action, uint64_t address, uint64_t bytes) const noexcept {
+    if (!is_open || !recording.load(std::memory_order_relaxed)) {
+      return;
+    }
+    try {
+      Recorder& recorder = Recorder::get();
+      recorder.record(action, recorder.place({0, 0, 0, type, 0}), address, bytes);
+    } catch (const std::exception&) {  // no memory for another place
+      Recorder::get().lose(action);
+    }
+  }
+
+  DeviceType type;
+  std::pair<Action, Action> segments;  // how it is called that they come and go
+  bool is_open = false;                // guarded by the mutex, as is all below
+  std::mutex mutex;                    // a leaf: tensors die on any thread
+  AllocatorModel model;
+  std::vector<uint32_t> spare;  // numbers whose allocations are gone
+  uint32_t numbers = 0;
+  uint64_t requested = 0;
+  uint64_t peak_requested = 0;
+};
+
+namespace {
+
+// What a storage's pointer carries.
+struct Held {
+  std::shared_ptr<Memory> memory;
+  uint32_t number;
+  uint64_t model_address;
+  uint64_t bytes;
+};
+
+void end(void* context) {
+  std::unique_ptr<Held> held(static_cast<Held*>(context));
+  if (held->bytes == 0) {
+    return;
+  }
+  Memory& memory = *held->memory;
+  std::lock_guard lock(memory.mutex);
+  uint64_t address = recorded(held->model_address);
+  memory.record(Action::kFreeRequested, address, held->bytes);
+  memory.record(Action::kFreeCompleted, address, held->bytes);
+  memory.model.free(held->number);
+  memory.requested -= held->bytes;
+  memory.spare.push_back(held->number);
+}
+
+// Of nothing it is known whose it is: it may become something.
+std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
+  if (bytes == 0) {
+    return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0});
+  }
+  std::lock_guard lock(memory.mutex);
+  if (memory.spare.empty()) {
+    memory.spare.push_back(memory.numbers++);
+  }
+  uint32_t number = memory.spare.back();
+  memory.spare.pop_back();
+  uint64_t address = memory.model.allocate(number, bytes);
+  memory.record(Action::kAlloc, recorded(address), bytes);
+  memory.requested += bytes;
+  memory.peak_requested = std::max(memory.peak_requested, memory.requested);
+  return std::unique_ptr<Held>(new Held{memory.shared_from_this(), number, address, bytes});
+}
+
+const Held* held_by(const c10::DataPtr& data) {
+  return data.get_deleter() == &end ? static_cast<const Held*>(data.get_context()) : nullptr;
+}
+
+}  // namespace
+
+Block block_of(const c10::DataPtr& data) {
+  const Held* held = held_by(data);
+  return held == nullptr || held->bytes == 0
+             ? Block{}
+             : Block{recorded(held->model_address), held->memory->type};
+}
+
+Device::Device(DeviceType of, AllocatorRules rules)
+    : memory_(std::make_shared<Memory>(of, std::move(rules))) {}
+
+Device::~Device() {
+  close();
+}
+
+bool Device::back(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.has_storage() &&
+         back(*tensor.storage().unsafeGetStorageImpl(), /*also_others=*/true);
+}
+
+bool Device::resized(const c10::Storage& storage) {
+  return back(*storage.unsafeGetStorageImpl(), /*also_others=*/false);
+}
+
+bool Device::back(c10::StorageImpl& storage, bool also_others) {
+  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const Held* held = held_by(data);
+  // A pointer that is not ours is real memory.
+  if (held == nullptr && (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
+    return false;
+  }
+  auto bytes = static_cast<uint64_t>(storage.sym_nbytes().maybe_as_int().value_or(0));
+  if (held != nullptr && bytes == held->bytes) {
+    return false;
+  }
+  std::unique_ptr<Held> fresh = begin(*memory_, bytes);
+  auto* address = reinterpret_cast<void*>(fresh->model_address);
+  c10::DataPtr now(address, fresh.release(), &end, data.device());
+  storage.set_data_ptr_noswap(std::move(now));  // what it had before ends here
+  return true;
+}
+
+// A tensor of its own, and the storage's object in Python.
+constexpr size_t kAlone = 2;
+
+bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
+  auto& old = *before.storage().unsafeGetStorageImpl();
+  auto& fresh = *result.storage().unsafeGetStorageImpl();
+  const Held* held = held_by(old._mutable_data_ptr_no_checks());
+  if (held == nullptr || before.storage().use_count() > kAlone ||
+      old.sym_nbytes() != fresh.sym_nbytes() || !before.is_non_overlapping_and_dense()) {
+    return false;
+  }
+  c10::DataPtr nothing(nullptr, fresh._mutable_data_ptr_no_checks().device());
+  fresh.set_data_ptr_noswap(old.set_data_ptr(std::move(nothing)));
+  return true;
+}
+
+void Device::keep(uint64_t bytes, uint32_t label) {
+  std::unique_ptr<Held> held = begin(*memory_, bytes);
+  std::lock_guard lock(memory_->mutex);
+  memory_->record(Action::kLabel, recorded(held->model_address), label);
+}
+
+void Device::open() {
+  std::lock_guard lock(memory_->mutex);
+  memory_->is_open = true;
+  if (memory_->type == DeviceType::kCuda) {
+    memory_->record(Action::kSnapshot, 0, 0);  // nothing is there yet
+  }
+}
+
+void Device::close() {
+  std::lock_guard lock(memory_->mutex);
+  memory_->is_open = false;
+}
+
+void Device::trim() {
+  std::lock_guard lock(memory_->mutex);
+  memory_->model.trim();
+}
+
+Device::Counters Device::counters() const {
+  std::lock_guard lock(memory_->mutex);
+  const ReplayResult& counted = memory_->model.counted();
+  return {memory_->requested,
+          counted.allocated,
+          counted.active,
+          counted.reserved,
+          memory_->peak_requested,
+          counted.peak_allocated,
+          counted.peak_active,
+          counted.peak_reserved};
+}
+
+namespace {
+
+thread_local bool imagines = false;
+
+constexpr auto kCuda = static_cast<size_t>(c10::DeviceType::CUDA);
+
+// What is asked on a thread that imagines is answered here, the rest by the device's own guard.
+class Answers final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  explicit Answers(const DeviceGuardImplInterface* own) : own_(own) {}
+
+  const DeviceGuardImplInterface* own() const { return own_; }
+
+  c10::DeviceType type() const override { return c10::DeviceType::CUDA; }
+
+  c10::Device exchangeDevice(c10::Device device) const override {
+    return others() ? own_->exchangeDevice(device) : first();
+  }
+
+  c10::Device getDevice() const override { return others() ? own_->getDevice() : first(); }
+
+  void setDevice(c10::Device device) const override {
+    if (others()) {
+      own_->setDevice(device);
+    }
+  }
+
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    if (others()) {
+      own_->uncheckedSetDevice(device);
+    }
+  }
+
+  c10::Stream getStream(c10::Device device) const override {
+    return others() ? own_->getStream(device) : stream();
+  }
+
+  c10::Stream getDefaultStream(c10::Device device) const override {
+    return others() ? own_->getDefaultStream(device) : stream();
+  }
+
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool is_high) const override {
+    return others() ? own_->getStreamFromGlobalPool(device, is_high) : stream();
+  }
+
+  c10::Stream getNewStream(c10::Device device, int priority) const override {
+    return others() ? own_->getNewStream(device, priority) : stream();
+  }
+
+  c10::Stream exchangeStream(c10::Stream other) const override {
+    return others() ? own_->exchangeStream(other) : stream();
+  }
+
+  void destroyEvent(void* event, c10::DeviceIndex device) const noexcept override {
+    if (others()) {
+      own_->destroyEvent(event, device);
+    }
+  }
+
+  void record(void** event,
+              const c10::Stream& stream,
+              c10::DeviceIndex device,
+              c10::EventFlag flag) const override {
+    if (others()) {
+      own_->record(event, stream, device, flag);
+    }
+  }
+
+  void block(void* event, const c10::Stream& stream) const override {
+    if (others()) {
+      own_->block(event, stream);
+    }
+  }
+
+  bool queryEvent(void* event) const override { return !others() || own_->queryEvent(event); }
+
+  bool queryStream(const c10::Stream& stream) const override {
+    return !others() || own_->queryStream(stream);
+  }
+
+  void synchronizeStream(const c10::Stream& stream) const override {
+    if (others()) {
+      own_->synchronizeStream(stream);
+    }
+  }
+
+  void synchronizeEvent(void* event) const override {
+    if (others()) {
+      own_->synchronizeEvent(event);
+    }
+  }
+
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    if (others()) {
+      own_->synchronizeDevice(device);
+    }
+  }
+
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    if (others()) {
+      own_->recordDataPtrOnStream(data, stream);
+    }
+  }
+
+  double elapsedTime(void* from, void* to, c10::DeviceIndex device) const override {
+    return others() ? own_->elapsedTime(from, to, device) : 0;
+  }
+
+  c10::DeviceIndex deviceCount() const noexcept override {
+    return others() ? own_->deviceCount() : static_cast<c10::DeviceIndex>(imagines ? 1 : 0);
+  }
+
+ private:
+  bool others() const { return own_ != nullptr && !imagines; }
+
+  static c10::Device first() { return {c10::DeviceType::CUDA, 0}; }
+
+  static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, first()); }
+
+  const DeviceGuardImplInterface* own_;
+};
+
+// Torch asks one object whether there is CUDA, and keeps the first one that it meets. So it stays,
+// and a few of its answers change: it gets a copy of its class's table of virtual functions, in
+// which these lead here.
+class Hooks {
+ public:
+  static void replace() {
+    static const Hooks* const hooks = new Hooks;
+    table_of(hooks->object_).store(hooks->replaced_);
+  }
+
+  static void restore() {
+    Object* object = &at::detail::getCUDAHooks();
+    if (original != nullptr) {
+      table_of(object).store(original);
+    }
+  }
+
+ private:
+  using Object = const at::CUDAHooksInterface;
+  using Function = void (*)();
+
+  // One more than the interface has: its place says how many these are.
+  struct Counting : at::CUDAHooksInterface {
+    virtual void behind_all() const {}
+  };
+
+  Hooks() : object_(&at::detail::getCUDAHooks()) {
+    constexpr size_t kHeader = 2;  // in front of a table: the offset to the top, and the type
+    const size_t count = slot_of(&Counting::behind_all);
+    original = table_of(object_).load();
+    auto* copy = new Function[kHeader + count];
+    std::copy(original - kHeader, original + count, copy);
+    replaced_ = copy + kHeader;
+    answer<&Object::hasCUDA>(&yes<&Object::hasCUDA>);
+    answer<&Object::isBuilt>(&yes<&Object::isBuilt>);
+    answer<&Object::isAvailable>(&yes<&Object::isAvailable>);
+    answer<&Object::hasPrimaryContext>(&has_context);
+    answer<&Object::isPinnedPtr>(&is_pinned);
+    // What is asked of a device's architecture before a convolution is chosen.
+    answer<&Object::supportsDilatedConvolutionWithCuDNN>(
+        &yes<&Object::supportsDilatedConvolutionWithCuDNN>);
+    answer<&Object::supportsDepthwiseConvolutionWithCuDNN>(
+        &yes<&Object::supportsDepthwiseConvolutionWithCuDNN>);
+    answer<&Object::supportsBFloat16ConvolutionWithCuDNNv8>(
+        &yes<&Object::supportsBFloat16ConvolutionWithCuDNNv8>);
+    answer<&Object::supportsBFloat16RNNWithCuDNN>(&yes<&Object::supportsBFloat16RNNWithCuDNN>);
+  }
+
+  static std::atomic<Function*>& table_of(Object* object) {
+    return *reinterpret_cast<std::atomic<Function*>*>(const_cast<at::CUDAHooksInterface*>(object));
+  }
+
+  // As the Itanium C++ ABI has it, by which every torch for Linux and macOS is built: a pointer to
+  // a virtual member function is the offset in the table. x86 adds 1, ARM adds it to the second
+  // word.
+  template <class Member>
+  static size_t slot_of(Member member) {
+    uintptr_t offset = 0;
+    static_assert(sizeof(member) == 2 * sizeof(offset));
+    std::memcpy(&offset, &member, sizeof(offset));
+    return (offset & ~uintptr_t{1}) / sizeof(Function);
+  }
+
+  template <class Result, class Member, class... Arguments>
+  static Result ask(Member member, Object* self, Arguments... arguments) {
+    using Asked = Result (*)(Object*, Arguments...);
+    return reinterpret_cast<Asked>(original[slot_of(member)])(self, arguments...);
+  }
+
+  template <auto kMember, class Answer>
+  void answer(Answer given) {
+    replaced_[slot_of(kMember)] = reinterpret_cast<Function>(given);
+  }
+
+  template <auto kMember>
+  static bool yes(Object* self) {
+    return imagines || ask<bool>(kMember, self);
+  }
+
+  static bool has_context(Object* self, c10::DeviceIndex device) {
+    return imagines || ask<bool>(&Object::hasPrimaryContext, self, device);
+  }
+
+  static bool is_pinned(Object* self, const void* data) {
+    return !imagines && ask<bool>(&Object::isPinnedPtr, self, data);
+  }
+
+  static inline Function* original = nullptr;
+
+  Object* object_;
+  Function* replaced_;
+};
+
+}  // namespace
+
+bool is_imagining() {
+  return imagines;
+}
+
+Guard::Guard() {
+  Hooks::replace();
+  auto& entry = c10::impl::device_guard_impl_registry[kCuda];
+  // One for each guard that was there, and never deleted: another thread may be inside of it.
+  static const Answers* answers = nullptr;
+  if (entry.load() != answers || answers == nullptr) {
+    if (answers == nullptr || answers->own() != entry.load()) {
+      answers = new Answers(entry.load());
+    }
+    entry.store(answers);
+  }
+  imagines = true;
+}
+
+Guard::~Guard() {
+  imagines = false;
+  Hooks::restore();
+  auto& entry = c10::impl::device_guard_impl_registry[kCuda];
+  if (const auto* answers = dynamic_cast<const Answers*>(entry.load())) {
+    entry.store(answers->own());
+  }
+}
+
+}  // namespace pytracer::imagined

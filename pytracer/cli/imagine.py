@@ -1,0 +1,153 @@
+"""`pytracer imagine`: a script on cards that are not there."""
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pytracer import errors
+from pytracer.cli import output
+
+_HELP = """\
+Runs the first steps of a script on a card that is not there. No GPU is needed and no memory: its
+tensors have shapes only. What would be allocated is recorded, and held against each card.
+
+  pytracer imagine train.py --on A100-40GB,H100,RTX4090
+  pytracer imagine --on H100 --capacity 64GiB train.py --batch 32
+  pytracer imagine --on RTX4090 --keep traces -m my.training
+
+Options for pytracer come before the script, --on may also follow it; what else comes after the
+script is the script's own. It runs in a process of its own, in which torch.cuda describes the
+card, and is stopped after two steps of its optimizer. Values are stand-ins: one that is read for a
+log is listed, and where the program decides by one, its line is named.
+"""
+_UNKNOWN_BESIDE = "not measured for this card"
+
+
+def add_imagine(commands: Any) -> None:
+    """Its arguments."""
+    parser = commands.add_parser(
+        "imagine",
+        help="run a script on cards that are not there: would it fit? exit code 3 if on none",
+        description=_HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="pytracer imagine [options] (SCRIPT | -m MODULE) [arguments]",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
+    parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it is another")
+    parser.add_argument(
+        "--steps", type=output.positive, default=2, metavar="N", help="of its optimizer (default 2)"
+    )
+    parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
+    parser.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="LINE=VALUE",
+        help="what a decision is to be taken for: train.py:12=false",
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
+    output.add_json(parser)
+    parser.set_defaults(run=_imagine)
+
+
+TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
+
+
+def _imagine(options: argparse.Namespace) -> int:
+    from pytracer.analysis.budgets import parse_size
+    from pytracer.imagined import cards, script
+
+    program = list(options.program)
+    if "--on" in program[:-1]:
+        at = program.index("--on")
+        options.on = program[at + 1]
+        del program[at : at + 2]
+    as_module = program[:1] == ["-m"]
+    words = tuple(program[1:] if as_module else program)
+    if not words:
+        raise errors.UsageError("imagine what? pytracer imagine train.py --on H100")
+    size = None if options.capacity is None else parse_size(options.capacity)
+    wanted = [cards.find(name, size) for name in options.on.split(",")]
+    assume = dict(_assumed(text) for text in options.assume)
+    with ExitStack() as stack:
+        keep = options.keep
+        if keep is None:
+            keep = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        keep.mkdir(parents=True, exist_ok=True)
+        found = []
+        for card in wanted:
+            with output.patience(f"imagining {card.name}"):
+                plan = script.Plan(
+                    words, as_module, card.name, size, options.steps, options.stacks, assume
+                )
+                found.append((card, script.imagine(plan, keep)))
+        return _tell(found, as_json=options.json)
+
+
+def _assumed(text: str) -> tuple[str, bool]:
+    line, _, value = text.rpartition("=")
+    if not line or value.lower() not in ("true", "false"):
+        raise errors.UsageError(f"--assume {text}: say LINE=true or LINE=false, train.py:12=false")
+    return line, value.lower() == "true"
+
+
+def _tell(found: Sequence[tuple[Any, Any]], *, as_json: bool) -> int:
+    answers = [(card, imagined, _fits(card, imagined)) for card, imagined in found]
+    if as_json:
+        output.print_json({"cards": [_document(*answer) for answer in answers]})
+    else:
+        _show(answers)
+    if all(imagined.problem for _, imagined, _ in answers):
+        return 1
+    return 0 if any(answers[i][2] for i in range(len(answers))) else errors.BudgetExceeded.exit_code
+
+
+def _fits(card: Any, imagined: Any) -> Any:
+    return None if imagined.trace is None else imagined.trace.fits(card.capacity)
+
+
+def _show(answers: Sequence[tuple[Any, Any, Any]]) -> None:
+    from pytracer.export.table import size_text
+
+    first = next((imagined for _, imagined, _ in answers if imagined.trace is not None), None)
+    if first is not None:
+        print(first.trace.table())
+        print()
+    width = max(len(card.name) for card, _, _ in answers)
+    for card, imagined, fits in answers:
+        if imagined.problem:
+            print(f"{card.name:<{width}}  cannot be imagined: {imagined.problem}")
+            continue
+        says = "fits" if fits else "does not fit"
+        if not fits and fits.helps is not None:
+            says = f"fits with {fits.helps.settings}"
+        beside = size_text(fits.beside) if card.beside else _UNKNOWN_BESIDE
+        print(
+            f"{card.name:<{width}}  {size_text(card.capacity):>8}  {says}: torch reserves "
+            f"{size_text(fits.replay.peak_reserved)}, beside it {beside}"
+        )
+
+
+def _document(card: Any, imagined: Any, fits: Any) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "card": card.name,
+        "capacity": card.capacity,
+        "source": card.source,
+        "problem": imagined.problem or None,
+    }
+    if imagined.trace is not None:
+        peak = imagined.trace.peak
+        document |= {
+            "fits": bool(fits),
+            "with": None if fits.helps is None else fits.helps.settings,
+            "peak": peak.bytes,
+            "by_category": dict(peak.by_category),
+            "peak_reserved": fits.replay.peak_reserved,
+            "beside": card.beside,
+            "stand_ins": imagined.trace.data.meta["imagined"]["stand_ins"],
+        }
+    return document

@@ -1,0 +1,1 @@
+"""A run without a device: real classes, a real step, made-up memory. `pytracer.imagine` is its door."""

@@ -1,0 +1,348 @@
+"""torch's fake tensors, behind one door: nothing else here knows how they are made.
+
+Inside of `Fakes` tensors have shapes, dtypes and devices but no memory. What operators return gets
+imagined memory: of what is alive, nothing else can be new.
+"""
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.utils.data
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.optim.optimizer import _foreach_supported_types as of_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as of_norms
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_iter
+
+from pytracer import errors
+from pytracer._native import C
+from pytracer.imagined.known import Known
+from pytracer.imagined.standins import VALUE, Reads, where
+
+aten = torch.ops.aten
+_RUNS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own, around a mode
+_READS_A_NUMBER = aten._local_scalar_dense.default
+
+
+class Fakes:
+    """The mode, and what torch's own code must be told so that it goes the way it goes on a card."""
+
+    def __init__(
+        self,
+        device: str,
+        memory: Any,
+        reads: Reads,
+        attention: Callable[..., Any],
+        ran: Callable[[Any], None],
+    ) -> None:
+        """`device`: the kind whose tensors have `memory`; those of others are nobody's.
+
+        `ran` is told of each operator.
+        """
+        self._known = Known(is_fake)
+        self._watching = _Watching(device, memory, self._known, attention, ran)
+        self._reads, self._memory = reads, memory
+        self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """For the calling thread; afterwards all is as it was."""
+        _begin_engine()
+        with contextlib.ExitStack() as stack:
+            for patch in _patches(self._reads, self._known, self._memory):
+                stack.enter_context(patch)
+            guard = C.ImaginedGuard()
+            stack.callback(lambda: holder.clear())
+            holder = [guard]
+            del guard
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            stack.enter_context(self._mode)
+            stack.enter_context(self._watching)
+            yield
+
+
+def _begin_engine() -> None:
+    """Torch counts devices once, at its first backward pass, and keeps a thread for each."""
+    torch.zeros((), requires_grad=True).backward()
+
+
+class _Mode(FakeTensorMode):
+    """Never touches a device, whatever `torch.cuda` says just then."""
+
+    @property
+    def avoid_device_init(self) -> bool:
+        """What is small and known is kept on the CPU."""
+        return True
+
+
+class _Watching(TorchDispatchMode):
+    """Sees what every operator returns, above the fake tensors' own mode."""
+
+    def __init__(
+        self,
+        device: str,
+        memory: Any,
+        known: Known,
+        attention: Callable[..., Any],
+        ran: Callable[[Any], None],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device, self._memory, self._known = device, memory, known
+        self._attention, self._ran = attention, ran
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        given = kwargs or {}
+        if func.namespace == "profiler":  # a scope's name, of an optimizer's step for one
+            with _disable_current_modes():
+                return func(*args, **given)
+        if func is aten.scaled_dot_product_attention.default:  # in inference mode
+            return self._attention(*args, **given)
+        try:
+            result = func(*args, **given)
+        except DataDependentOutputException:
+            if func is _READS_A_NUMBER:
+                return _stand_in(args[0])
+            raise errors.CannotImagine(_needs(func, "values")) from None
+        except DynamicOutputShapeException:
+            raise errors.CannotImagine(_needs(func, "how many of them there are")) from None
+        except UnsupportedOperatorException:
+            raise errors.CannotImagine(
+                f"{where()}: {func} has no rule for the shape that it returns (a fake kernel): "
+                "register one with torch.library.register_fake"
+            ) from None
+        self._known.ran(func, args, given, result)
+        ours = [one for one in tree_iter(result) if self._is_ours(one)]
+        if func is aten.add.Tensor and _sums_gradients():
+            self._memory.take_over(result, args[0])  # in place, on a card
+        self._memory.back(ours)
+        self._ran(func)
+        return result
+
+    def _is_ours(self, one: Any) -> bool:
+        return isinstance(one, FakeTensor) and one.fake_device.type == self._device
+
+
+def is_fake(one: Any) -> bool:
+    """Whether it is a tensor without memory."""
+    return isinstance(one, FakeTensor)
+
+
+def _sums_gradients() -> bool:
+    """Whether the engine itself adds, behind a node, and no Python that a node runs."""
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+        return False
+    frame: Any = sys._getframe(2)  # who called the operator
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is _RUNS_BACKWARD
+
+
+def _needs(func: Any, what: str) -> str:
+    return (
+        f"{where()}: {func} returns a size that depends on a tensor's values ({what}), which an "
+        "imagined run does not have; leave it out while imagining: `if not pytracer.is_imagining():`"
+    )
+
+
+def _stand_in(tensor: torch.Tensor) -> Any:
+    if tensor.dtype == torch.bool:
+        return bool(VALUE)
+    return float(VALUE) if tensor.dtype.is_floating_point else VALUE
+
+
+# ---------------------------------------------------------------- what else torch is told
+
+
+def _patches(
+    reads: Reads, known: Known, memory: Any
+) -> Iterator[contextlib.AbstractContextManager[Any]]:
+    """Of torch's attributes, one after the other."""
+    resize = torch.UntypedStorage.resize_
+
+    def resize_and_tell(storage: Any, size: int) -> Any:
+        result = resize(storage, size)
+        memory.resized(storage)
+        return result
+
+    yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
+    yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
+    yield replaced(torch._subclasses, "FakeTensor", _NoTensor)  # by which some tell a compiler
+    yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
+    yield replaced(torch, "save", _saves_nothing)
+    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to pack weights
+    yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
+    yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
+    for name, method in _methods(reads, known.value_of).items():
+        yield replaced(FakeTensor, name, method)
+    yield _listed(of_optimizers)
+    yield _listed(of_norms)
+    yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
+
+
+class _NoTensor:
+    """What nothing is an instance of."""
+
+
+def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> dict[str, Any]:
+    """Reading values of fake tensors: known ones as they are, others as stand-ins."""
+
+    def item(self: torch.Tensor) -> Any:
+        known = value_of(self)
+        if known is not None:
+            return _of_real(torch.Tensor.item, known)
+        if self.numel() != 1:
+            raise RuntimeError(
+                f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
+            )
+        kind = bool if self.dtype == torch.bool else float if self.dtype.is_floating_point else int
+        return reads.number(kind)
+
+    def tolist(self: torch.Tensor) -> Any:
+        known = value_of(self)
+        if known is not None:
+            return _of_real(torch.Tensor.tolist, known)
+        if self.dim() == 0:
+            return item(self)
+        return [tolist(row) for row in self.unbind(0)]
+
+    def truth(self: torch.Tensor) -> bool:
+        known = value_of(self)
+        return bool(_of_real(torch.Tensor.item, known)) if known is not None else reads.decide()
+
+    def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
+        import numpy as np
+
+        known = value_of(self)
+        if known is not None:
+            return _of_real(torch.Tensor.numpy, known).copy()
+        reads.number(float)
+        return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
+
+    return {
+        "item": item,
+        "tolist": tolist,
+        "__bool__": truth,
+        "__float__": lambda self: float.__add__(float(item(self)), 0.0),
+        "__int__": lambda self: int.__add__(int(item(self)), 0),
+        "__index__": lambda self: int.__add__(int(item(self)), 0),
+        "numpy": numpy,
+        "pin_memory": lambda self, *_: self,
+        "is_pinned": lambda self, *_: False,
+        "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),
+    }
+
+
+def _of_real(read: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
+    with _disable_current_modes():
+        return read(tensor)
+
+
+def _numpy_type(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
+        return "bool"
+    if not dtype.is_floating_point:
+        return "int64"
+    return "float64" if dtype == torch.float64 else "float32"
+
+
+def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`module.to()`, where a parameter is fake: torch would swap it, which others' references bar."""
+
+    def apply(self: torch.nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
+        own = [p for p in self._parameters.values() if p is not None]
+        if not all(isinstance(parameter, FakeTensor) for parameter in own):
+            return original(self, fn, recurse)
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+        for parameter in own:
+            _become(parameter, fn)
+            if parameter.grad is not None:
+                _become(parameter.grad, fn)
+        for name, buffer in self._buffers.items():
+            if buffer is not None:
+                self._buffers[name] = fn(buffer)
+        return self
+
+    return apply
+
+
+def _become(tensor: Any, fn: Callable[..., Any]) -> None:
+    with torch.no_grad():
+        applied = fn(tensor)
+    if applied is not tensor:
+        tensor.data = applied
+        tensor.fake_device = applied.fake_device
+        tensor.constant = None
+
+
+_loader = torch.utils.data.DataLoader.__init__
+_OF_WORKERS = {
+    "num_workers": 0,
+    "pin_memory": False,
+    "timeout": 0,
+    "multiprocessing_context": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+}
+
+
+def _loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
+    """In this process: a fake tensor cannot be sent to another."""
+    given = inspect.signature(_loader).bind(self, *args, **kwargs)
+    given.arguments.update(_OF_WORKERS)
+    _loader(*given.args, **given.kwargs)
+
+
+def _saves_nothing(*_: Any, **__: Any) -> None:
+    """A checkpoint without values would replace one that has them."""
+
+
+def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """In place, as torch does it: later releases draw again until all values are inside."""
+    with torch.no_grad():
+        return tensor.normal_()
+
+
+def _step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
+    """Nothing is infinite here."""
+    return optimizer.step(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute, for a while; afterwards it is where it was, or not there."""
+    missing = object()
+    before = vars(owner).get(name, missing)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is missing:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+@contextlib.contextmanager
+def _listed(types: list[Any]) -> Iterator[None]:
+    """Fake tensors are computed on many at once, as those of a card are."""
+    types.append(FakeTensor)
+    try:
+        yield
+    finally:
+        types.remove(FakeTensor)

@@ -1,0 +1,144 @@
+"""Cards that can be imagined: what the driver reports of them, and where that was read."""
+
+from dataclasses import dataclass, replace
+
+from pytracer import errors
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Card:
+    """One kind of card. Sizes are bytes."""
+
+    name: str
+    title: str  # as the driver calls it
+    capability: tuple[int, int]
+    capacity: int  # that cudaMemGetInfo reports as total
+    processors: int
+    source: str  # of the capacity
+    beside: int | None = None  # context, kernels and libraries; None: not measured
+
+    @property
+    def cublas_workspace(self) -> int:
+        """What torch gives cuBLAS per thread and stream: CublasHandlePool.cpp, by architecture."""
+        return 32 << 20 if self.capability[0] in (9, 10, 12) else (2 * 4096 + 8 * 16) << 10
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """In its tensor cores."""
+        return self.capability >= (8, 0)
+
+
+def _gib(amount: float) -> int:
+    return round(amount * GIB)
+
+
+_REPORT = "a report of torch's out-of-memory message: "
+
+CARDS = (
+    Card(
+        "H200",
+        "NVIDIA H200",
+        (9, 0),
+        _gib(139.80),
+        132,
+        "measured with torch 2.11.0+cu130, driver 580.159",
+        beside=744 << 20,
+    ),
+    Card(
+        "H100",
+        "NVIDIA H100 80GB HBM3",
+        (9, 0),
+        _gib(79.10),
+        132,
+        "many reports of torch's out-of-memory message",
+    ),
+    Card(
+        "A100-80GB",
+        "NVIDIA A100-SXM4-80GB",
+        (8, 0),
+        _gib(79.25),
+        108,
+        _REPORT + "https://github.com/levihsu/OOTDiffusion/issues/235",
+    ),
+    Card(
+        "A100-40GB",
+        "NVIDIA A100-SXM4-40GB",
+        (8, 0),
+        _gib(39.50),
+        108,
+        _REPORT + "https://github.com/TianheWu/CoSeR/issues/10",
+    ),
+    Card(
+        "A10",
+        "NVIDIA A10",
+        (8, 6),
+        _gib(21.99),
+        72,
+        _REPORT + "https://github.com/zai-org/CogVLM/issues/236",
+    ),
+    Card(
+        "L40",
+        "NVIDIA L40",
+        (8, 9),
+        _gib(44.40),
+        142,
+        _REPORT + "https://github.com/NVlabs/Eagle/issues/68",
+    ),
+    Card(
+        "RTX4090",
+        "NVIDIA GeForce RTX 4090",
+        (8, 9),
+        _gib(23.64),
+        128,
+        _REPORT + "https://github.com/3DTopia/Phidias-Diffusion/issues/8",
+    ),
+    Card(
+        "V100-32GB",
+        "Tesla V100-SXM2-32GB",
+        (7, 0),
+        _gib(31.75),
+        80,
+        _REPORT + "https://github.com/hiyouga/LlamaFactory/issues/182",
+    ),
+    Card(
+        "T4",
+        "Tesla T4",
+        (7, 5),
+        _gib(14.56),
+        40,
+        _REPORT + "https://github.com/Zheng-Chong/CatVTON/issues/133",
+    ),
+)
+
+_SHORT = {"A100": "A100-80GB", "V100": "V100-32GB"}
+
+
+def find(name: str, capacity: int | None = None) -> Card:
+    """The card of that name, however it is written; with another capacity, if one is given.
+
+    Raises:
+        errors.UsageError: there is no such card in the table.
+    """
+    wanted = _plain(name)
+    names = {_plain(card.name): card for card in CARDS}
+    names |= {_plain(card.title): card for card in CARDS}
+    names |= {_plain(short): names[_plain(full)] for short, full in _SHORT.items()}
+    card = names.get(wanted)
+    if card is None:
+        listed = ", ".join(card.name for card in CARDS)
+        raise errors.UsageError(
+            f"no card is called {name!r}; there is {listed}. For another one name a card of the "
+            'same architecture and its size: imagine("RTX4090", capacity="16GiB")'
+        )
+    if capacity is None:
+        return card
+    return replace(card, capacity=capacity, source="as it was asked for")
+
+
+def _plain(name: str) -> str:
+    plain = "".join(letter for letter in name.lower() if letter.isalnum())
+    for word in ("nvidia", "geforce"):
+        plain = plain.removeprefix(word)
+    return plain

@@ -1,0 +1,109 @@
+"""What is small and known of fake tensors: positions, masks of ones, rates by layer, step numbers.
+
+Models decide by such values. They are computed beside the fake ones, on the CPU, as long as
+everything that goes into them is known; nothing that is random is.
+
+A fake storage has a mirror: real memory of the same size. Views look into the same mirror, and what
+is written in place is written there.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+MOST = 1 << 16  # elements
+
+aten = torch.ops.aten
+_RANDOM = torch.Tag.nondeterministic_seeded
+_ORDERS = frozenset((aten.randperm.default, aten.randperm.generator))
+_NO_VALUES = frozenset(
+    (
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        torch.ops.prim.device.default,
+    )
+)
+
+
+class Known:
+    """The values beside the fake tensors."""
+
+    def __init__(self, is_fake: Callable[[Any], bool]) -> None:
+        """Nothing is known."""
+        self._is_fake = is_fake
+        self._mirrors = WeakIdKeyDictionary()
+
+    def value_of(self, tensor: Any) -> torch.Tensor | None:
+        """The tensor's values on the CPU, if they are known."""
+        if tensor.numel() > MOST:
+            return None
+        mirror = self._mirrors.get(tensor.untyped_storage())
+        if mirror is None:
+            return None
+        with _disable_current_modes(), torch.no_grad():
+            return _look_into(mirror, tensor)
+
+    def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """An operator has run on fakes: the same on what is known of them."""
+        fresh = [one for one in tree_iter(result) if self._is_fake(one)]
+        if func in _ORDERS:  # one order of the rows of a data set is as good as another
+            with _disable_current_modes():
+                self._mirror(fresh[0], torch.arange(args[0], device="cpu"))
+            return
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if not self._can_run(func, given, fresh) or not self._run(func, args, kwargs, fresh):
+            self._forget(func, given)
+
+    def _can_run(self, func: Any, given: list[Any], fresh: list[Any]) -> bool:
+        if func in _NO_VALUES or _RANDOM in func.tags or not fresh:
+            return False
+        if any(one.numel() > MOST for one in (*given, *fresh)):
+            return False
+        return all(
+            not self._is_fake(one) or one.untyped_storage() in self._mirrors for one in given
+        )
+
+    def _run(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> bool:
+        given = tree_map(self._plain, (args, kwargs))
+        with _disable_current_modes(), torch.no_grad():
+            try:
+                found = func(*given[0], **given[1])
+            except Exception:  # a kernel that the CPU does not have
+                return False
+            values = [one for one in tree_iter(found) if isinstance(one, torch.Tensor)]
+            if len(values) != len(fresh):
+                return False
+            for tensor, value in zip(fresh, values, strict=True):
+                if tensor.untyped_storage() not in self._mirrors:
+                    self._mirror(tensor, value)
+        return True
+
+    def _mirror(self, tensor: Any, value: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        mirror = torch.UntypedStorage(storage.nbytes(), device="cpu")
+        _look_into(mirror, tensor).copy_(value)
+        self._mirrors[storage] = mirror
+
+    def _plain(self, one: Any) -> Any:
+        if self._is_fake(one):
+            return self.value_of(one)
+        return torch.device("cpu") if isinstance(one, torch.device) else one
+
+    def _forget(self, func: Any, given: list[Any]) -> None:
+        """What may have been written to, by something that is not known."""
+        if func._schema.is_mutable:
+            for one in given:
+                if self._is_fake(one):
+                    self._mirrors.pop(one.untyped_storage(), None)
+
+
+def _look_into(mirror: torch.UntypedStorage, tensor: Any) -> torch.Tensor:
+    view = torch.empty(0, dtype=tensor.dtype, device="cpu")
+    return view.set_(mirror, tensor.storage_offset(), tensor.shape, tensor.stride())

@@ -1,0 +1,176 @@
+"""`imagine()`: a block in which a card is there that is not."""
+
+import contextlib
+from collections.abc import Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytracer import errors
+from pytracer._native import C
+from pytracer.analysis import allocator_settings
+from pytracer.analysis.budgets import parse_size
+from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
+from pytracer.imagined import attention, recurrent, standins, surface
+from pytracer.imagined.adapter import Fakes, is_fake
+from pytracer.imagined.cards import Card, find
+from pytracer.imagined.workspaces import Workspaces
+from pytracer.reading import Views
+from pytracer.trace import Trace
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from pytracer.analysis.fits import Fits
+    from pytracer.verify import Program
+
+CPU = "cpu"
+
+
+class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
+    """Runs the block on a card that is not there: tensors have shapes and no memory.
+
+    The program's own classes and step are used as they are. Build the model inside of the block,
+    from a configuration: weights have no values here.
+
+    Args:
+        card: "H100", "A100-40GB", "RTX4090", ...; "cpu" imagines the host's memory.
+        capacity: the card's memory, if it is not what the table has: "80GiB".
+        detail: as for `trace`: "op" or "category".
+        stacks: also the Python line of every allocation.
+        assume: values that the program decides by, by line: {"train.py:12": False}.
+    """
+
+    def __init__(
+        self,
+        card: str,
+        capacity: int | str | None = None,
+        *,
+        detail: str = "op",
+        stacks: bool = False,
+        assume: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Nothing is changed yet; what is not understood is refused here."""
+        size = None if capacity is None else parse_size(capacity)
+        self.card = None if card == CPU else find(card, size)
+        self._options = Options(detail=detail, stacks=stacks)
+        self._reads = standins.Reads(dict(assume or {}))
+        self._stack = contextlib.ExitStack()
+        self._session: _Session | None = None
+        self._data: Trace | None = None
+
+    def __enter__(self) -> "Self":
+        """From here on the card is there."""
+        if standins.current:
+            raise errors.CaptureError("a card is being imagined already: leave that block first")
+        self._data = None
+        with contextlib.ExitStack() as stack:
+            self._enter(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """All is as it was; what the block raised goes on."""
+        session, self._session = self._session, None
+        with self._stack:
+            if session is not None:
+                session.notes["imagined"] = self._document()
+                self._data = session.stop()
+
+    @property
+    def data(self) -> Trace:
+        """The recorded columns; in the block, what there is so far."""
+        if self._session is not None:
+            self._session.notes["imagined"] = self._document()
+            return self._session.peek()
+        if self._data is None:
+            raise errors.CaptureError("nothing has been imagined yet: the block has not run")
+        return self._data
+
+    def step(self) -> None:
+        """The user's word that a training step ends here."""
+        if self._session is None:
+            raise errors.CaptureError("step() belongs inside the `with imagine(...):` block")
+        self._session.mark_step()
+
+    def fits(
+        self,
+        on: int | str | None = None,
+        settings: str | None = None,
+        device: str | None = None,
+        *,
+        verify: "Program" = False,
+    ) -> "Fits":
+        """Whether the run fits; by default on the imagined card."""
+        if on is None and self.card is not None:
+            on = self.card.capacity
+        return super().fits(on, settings, device, verify=verify)
+
+    # ---------------------------------------------------------------- parts
+
+    def _enter(self, stack: contextlib.ExitStack) -> None:
+        rules = allocator_settings.parse(asked_settings()).rules(None, None) if self.card else {}
+        device = C.ImaginedDevice(is_cuda=self.card is not None, rules=rules)
+        session = _Session(self._options, device, is_cuda=self.card is not None)
+        standins.current.append(self._reads)
+        stack.callback(standins.current.pop)
+        session.start()
+        stack.callback(session.abandon)
+        device.open()
+        stack.callback(device.close)
+        stack.enter_context(self._fakes(device, stack).entered())
+        self._session = session
+
+    def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
+        if self.card is None:
+            plain = torch.nn.functional.scaled_dot_product_attention
+            return Fakes(CPU, device, self._reads, plain, lambda func: None)
+        operator = attention.Attention(self.card)
+        library = attention.library(operator)
+        stack.callback(library._destroy)
+        recurrent.refuse(library, is_fake)
+        self._workspaces = Workspaces(self.card, device)
+        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by)
+        # Last: torch imports much for its fake tensors, which is to see things as they are.
+        stack.enter_context(surface.described(self.card, device.counters, device.trim))
+        return fakes
+
+    def _document(self) -> dict[str, Any]:
+        card = self.card
+        return {
+            "card": CPU if card is None else card.name,
+            "stand_ins": self._reads.listed(),
+            **({} if card is None else _facts(card)),
+        }
+
+
+def _facts(card: Card) -> dict[str, Any]:
+    return {
+        "title": card.title,
+        "capability": list(card.capability),
+        "capacity": card.capacity,
+        "source": card.source,
+        "beside": card.beside,
+    }
+
+
+class _Session(Session):
+    """Records what happens, and nothing of a device that is there."""
+
+    def __init__(self, options: Options, device: Any, *, is_cuda: bool) -> None:
+        super().__init__(options)
+        self._device, self._is_cuda = device, is_cuda
+
+    def _allocator_counters(self) -> dict[str, Any]:
+        return {"cuda:0": self._device.counters()} if self._is_cuda else {}
+
+
+def is_imagining() -> bool:
+    """Whether the program runs on a card that is imagined."""
+    return bool(standins.current)

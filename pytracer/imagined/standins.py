@@ -1,0 +1,141 @@
+"""Values that are read from tensors which have none: what is given instead, and where it is listed."""
+
+import sys
+import sysconfig
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from pytracer import errors
+
+VALUE = 1  # safe to divide by, to take a root or a logarithm of
+
+_WAY_OUT = (
+    'say what it is: assume={{"{line}": True}}, or --assume {line}=true; '
+    "or leave this line out while imagining: `if not pytracer.is_imagining():`"
+)
+
+
+class Reads:
+    """Where the program read a value that an imagined run does not have."""
+
+    def __init__(self, assumed: dict[str, Any]) -> None:
+        """`assumed`: by file and line, what the program is to be told."""
+        self._assumed = assumed
+        self._lines: Counter[str] = Counter()
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Each line, and how often it read."""
+        return [{"line": line, "reads": count} for line, count in self._lines.items()]
+
+    def number(self, kind: type) -> Any:
+        """A stand-in for a number of this kind, `float`, `int` or `bool`."""
+        if _is_torchs_own(sys._getframe(1)):
+            return kind(VALUE)
+        self._lines[where()] += 1
+        return _KINDS[kind](VALUE)
+
+    def decide(self) -> bool:
+        """What the program decides by: only what was assumed.
+
+        Raises:
+            errors.CannotImagine: nothing was.
+        """
+        line = where()
+        for known, value in self._assumed.items():
+            if line == known or line.endswith("/" + known):
+                self._lines[line] += 1
+                return bool(value)
+        raise errors.CannotImagine(
+            f"{line} decides by the value of a tensor, which an imagined run does not have; "
+            + _WAY_OUT.format(line=line)
+        )
+
+
+def where() -> str:
+    """The innermost line of the program: neither torch's nor ours, nor of an installed library."""
+    frame: FrameType | None = sys._getframe(1)
+    outermost, found = "", ""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not _is_inside(file):
+            line = f"{_shown(file)}:{frame.f_lineno}"
+            outermost = outermost or line
+            if "site-packages" not in file:
+                found = line
+                break
+        frame = frame.f_back
+    return found or outermost or "the program"
+
+
+def _shown(file: str) -> str:
+    try:
+        return str(Path(file).relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return file
+
+
+_TORCH = str(Path(sys.modules["torch"].__file__ or "").parent) if "torch" in sys.modules else "?"
+_OURS = str(Path(__file__).parents[1])
+_PYTHONS = sysconfig.get_path("stdlib")
+
+
+def _is_inside(file: str) -> bool:
+    return file.startswith((_TORCH, _OURS, _PYTHONS, "<"))
+
+
+def _is_torchs_own(frame: FrameType | None) -> bool:
+    """Whether torch itself asked, as an optimizer does for its step's number."""
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+
+
+# What a program decides by while it runs; set as an imagined run begins.
+current: list[Reads] = []
+
+
+def _decides(*_: Any) -> bool:
+    if current:
+        return current[-1].decide()
+    return True
+
+
+class StandInFloat(float):
+    """A number that is not known. It may be computed with and shown, but not compared."""
+
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
+    __hash__ = float.__hash__
+
+
+class StandInInt(int):
+    """The same, of whole numbers."""
+
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
+    __hash__ = int.__hash__
+
+
+def _carries(kind: type, name: str) -> Callable[..., Any]:
+    plain = getattr(kind, name)
+
+    def carried(*arguments: Any) -> Any:
+        result = plain(*arguments)
+        return _KINDS[type(result)](result) if type(result) in (int, float) else result
+
+    return carried
+
+
+_KINDS: dict[type, Callable[[Any], Any]] = {
+    float: StandInFloat,
+    int: StandInInt,
+    bool: StandInInt,
+}
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+for _name in (
+    *(f"__{way}{name}__" for name in _ARITHMETIC for way in ("", "r")),
+    *("__neg__", "__abs__", "__pos__", "__round__"),
+):
+    setattr(StandInFloat, _name, _carries(float, _name))
+    setattr(StandInInt, _name, _carries(int, _name))

@@ -1,0 +1,64 @@
+"""What libraries ask torch's allocator for besides tensors."""
+
+import os
+import re
+from typing import Any
+
+import torch
+
+from pytracer import schema
+from pytracer._native import C
+from pytracer.imagined.cards import Card
+
+aten = torch.ops.aten
+
+_CUBLAS = frozenset(
+    (
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten.mv.default,
+        aten.addmv.default,
+        aten.dot.default,
+        aten.addbmm.default,
+        aten.mm.out,
+        aten.addmm.out,
+        aten.bmm.out,
+        aten._addmm_activation.default,
+    )
+)
+_LT = frozenset((aten.addmm.default, aten._addmm_activation.default))
+_LT_BYTES = 1 << 20
+# Later releases let cuBLASLt use cuBLAS's, as CublasHandlePool.cpp says.
+_LT_HAS_ITS_OWN = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 11)
+
+
+class Workspaces:
+    """cuBLAS has one per thread and stream, from its first call on; torch never gives it back."""
+
+    def __init__(self, card: Card, device: Any) -> None:
+        """`device`: the imagined one, which keeps them."""
+        self._device = device
+        self._bytes = _asked() or card.cublas_workspace
+        self._there: set[tuple[str, bool]] = set()
+
+    def used_by(self, func: Any) -> None:
+        """An operator has run. A backward pass runs on a thread of its own, on a real card."""
+        if func not in _CUBLAS:
+            return
+        backward = torch._C._current_graph_task_id() != -1
+        self._take("cublas", backward, self._bytes)
+        if func in _LT and _LT_HAS_ITS_OWN:
+            self._take("cublaslt", backward, _LT_BYTES)
+
+    def _take(self, library: str, backward: bool, amount: int) -> None:
+        if (library, backward) not in self._there:
+            self._there.add((library, backward))
+            self._device.keep(amount, C.intern_label(schema.CATEGORY["workspaces"], library))
+
+
+def _asked() -> int:
+    """What CUBLAS_WORKSPACE_CONFIG says, ":4096:2:16:8" in KiB; 0 for nothing."""
+    text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
+    return sum(int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", text)) << 10

@@ -1,0 +1,548 @@
+"""An imagined run says what a real one would, takes no memory, and leaves nothing behind."""
+
+import gc
+import json
+import resource
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+import pytracer
+from pytracer import errors
+from pytracer.cli import main
+from pytracer.imagined import cards
+
+
+class Words(nn.Module):
+    """A small model of words with everything that a large one has."""
+
+    def __init__(self, width: int = 64, layers: int = 2, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.words = nn.Embedding(500, width)
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU())
+            for _ in range(layers)
+        )
+        self.downs = nn.ModuleList(nn.Linear(4 * width, width) for _ in range(layers))
+        self.head = nn.Linear(width, 500, bias=False)
+        self.checkpointed = checkpointed
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.words(ids)
+        for layer, down in zip(self.layers, self.downs, strict=True):
+            wide = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+            x = x + down(wide)
+        return self.head(x)
+
+
+def train(
+    device: str,
+    make: Callable[[], nn.Module] = Words,
+    optimizer: Callable[[Any], Any] = torch.optim.AdamW,
+    *,
+    steps: int = 2,
+    micro: int = 1,
+    amp: bool = False,
+) -> None:
+    """The program, which knows nothing of us."""
+    model = make().to(device)
+    updates = optimizer(model.parameters())
+    for _ in range(steps):
+        for _ in range(micro):
+            ids = torch.randint(500, (8, 32), device=device)
+            with torch.autocast(device, torch.bfloat16, enabled=amp):
+                loss = functional.cross_entropy(model(ids).flatten(0, 1).float(), ids.flatten())
+            loss.backward()
+            del loss, ids
+        updates.step()
+        updates.zero_grad()
+
+
+def sgd(parameters: Any) -> Any:
+    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
+
+
+def loop(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, foreach=False)
+
+
+def fused(parameters: Any) -> Any:
+    return torch.optim.AdamW(parameters, fused=True)
+
+
+PROGRAMS: dict[str, dict[str, Any]] = {
+    "AdamW": {},
+    "in a loop": {"optimizer": loop},
+    "fused": {"optimizer": fused},
+    "momentum": {"optimizer": sgd},
+    "accumulation": {"micro": 3, "optimizer": fused},
+    "deeper": {"make": lambda: Words(layers=5), "optimizer": sgd},
+    "AMP": {"amp": True, "optimizer": fused},
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_alive() -> Iterator[None]:
+    gc.collect()
+    yield
+    gc.collect()
+
+
+# ---------------------------------------------------------------- against the real run
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_imagined_run_requests_what_the_real_one_does(name: str) -> None:
+    """On the host's memory, which is here to be compared: the peak to the byte, each category."""
+    program = PROGRAMS[name]
+    with pytracer.trace(devices="cpu", report=False) as real:
+        train("cpu", **program)
+    gc.collect()
+    with pytracer.imagine("cpu") as imagined:
+        train("cpu", **program)
+    measured, guess = real.peak, imagined.peak
+    assert guess.phase == measured.phase
+    for category in ("weights", "gradients", "optimizer_state", "inputs"):
+        assert guess.by_category[category] == measured.by_category[category], category
+    # What libraries take inside of an operator is nobody's tensor.
+    assert guess.bytes == pytest.approx(measured.bytes, rel=0.002)
+    assert guess.by_category["activations"] == pytest.approx(
+        measured.by_category["activations"], rel=0.002
+    )
+
+
+def test_checkpointing_saves_in_an_imagined_run_what_it_saves() -> None:
+    """The second forward runs where backward asks for it, and is called recomputed."""
+
+    def peak(*, checkpointed: bool) -> Any:
+        with pytracer.imagine("H100") as t:
+            train("cuda", lambda: Words(layers=6, checkpointed=checkpointed), sgd)
+        return t
+
+    plain, saving = peak(checkpointed=False), peak(checkpointed=True)
+    assert saving.peak.by_category["activations"] < 0.8 * plain.peak.by_category["activations"]
+    phases = set(saving.allocations()["phase"])
+    assert "recompute" in phases
+    assert "recompute" not in set(plain.allocations()["phase"])
+
+
+# ---------------------------------------------------------------- what it is
+
+
+def test_the_same_program_is_imagined_the_same_twice() -> None:
+    """Events, addresses and labels, but for the clock."""
+
+    def columns() -> list[list[int]]:
+        with pytracer.imagine("H100") as t:
+            train("cuda")
+        events = t.data.events
+        return [events.address.tolist(), events.bytes.tolist(), events.action.tolist()]
+
+    columns()  # torch fills caches of its own
+    first, second = columns(), columns()
+    assert first == second
+
+
+def test_an_imagined_trace_is_an_ordinary_one(tmp_path: Path) -> None:
+    """Every view works on it, it is saved and read back, and it says what it is."""
+    with pytracer.imagine("RTX4090") as t:
+        train("cuda")
+    assert t.data.meta["imagined"]["card"] == "RTX4090"
+    assert "imagined" in t.table()
+    assert t.peak.by_category["unknown"] == 0
+    loaded = pytracer.load(t.save(tmp_path / "run.pytrace"))
+    assert loaded.peak == t.peak
+    assert bool(loaded.fits("24GiB"))
+    assert t.fits().card == cards.find("RTX4090").capacity
+    assert not t.fits("1200MiB").choices[0].runs or t.peak.bytes < 1200 << 20
+    assert len(t.steps()) >= 2
+    assert set(t.by("module").index.dropna()) >= {"words", "head"}
+    t.report(tmp_path / "run.html")
+    t.export_perfetto(tmp_path / "run.pftrace")
+    t.export_memory_snapshot(tmp_path / "run.pickle")
+
+
+def test_the_model_of_the_allocator_agrees_with_the_replay_of_what_it_recorded() -> None:
+    """Reserved and allocated bytes are what `replay` finds from the requests alone."""
+    with pytracer.imagine("H100") as t:
+        train("cuda", lambda: Words(width=256, layers=4))
+    counted = t.data.meta["counters"]["end"]["cuda:0"]
+    again = t.replay("")
+    assert again.peak_reserved == counted["reserved_bytes.peak"]
+    assert again.peak_allocated == counted["allocated_bytes.peak"]
+    assert t.peak.bytes == counted["requested_bytes.peak"]
+
+
+def test_cublas_has_a_workspace_as_large_as_the_architecture_has() -> None:
+    """32 MiB on Hopper and 8.125 MiB before it, once for forward and once for backward."""
+    for card, amount in (("H100", 32 << 20), ("A100", 8519680)):
+        with pytracer.imagine(card) as t:
+            train("cuda")
+        table = t.allocations()
+        taken = table[table["role"] == "cublas"]["requested_bytes"].tolist()
+        assert taken == [amount, amount]
+
+
+def test_attention_keeps_what_the_card_would_keep() -> None:
+    """Flash attention keeps no scores; a card without it, or a mask, takes another kernel."""
+
+    def operators(card: str, dtype: torch.dtype, *, masked: bool) -> set[str]:
+        with pytracer.imagine(card) as t:
+            q, k, v = (
+                torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype, requires_grad=True)
+                for _ in range(3)
+            )
+            mask = torch.ones(64, 64, device="cuda", dtype=torch.bool) if masked else None
+            functional.scaled_dot_product_attention(q, k, v, mask).sum().backward()
+        return {op for op in t.allocations()["op"].dropna() if "dot_product" in op}
+
+    flash = "aten::_scaled_dot_product_flash_attention"
+    efficient = "aten::_scaled_dot_product_efficient_attention"
+    assert flash in operators("H100", torch.bfloat16, masked=False)
+    assert efficient in operators("H100", torch.bfloat16, masked=True)
+    assert efficient in operators("H100", torch.float32, masked=False)
+    assert efficient in operators("T4", torch.float16, masked=False)
+
+
+def test_storage_that_is_emptied_dies_and_comes_back_to_life() -> None:
+    """As sharded parameters do between their uses."""
+    with pytracer.imagine("H100") as t:
+        tensor = torch.empty(1 << 20, device="cuda")
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+        storage.resize_(0)
+        tensor.add_(0) if tensor.untyped_storage().nbytes() else torch.empty(1, device="cuda")
+        storage.resize_(size)
+        tensor.zero_()
+    table = t.allocations()
+    large = table[table["requested_bytes"] == 4 << 20]
+    assert len(large) == 2
+    assert large["end_ns"].notna().tolist() == [True, False]
+
+
+# ---------------------------------------------------------------- what goes through
+
+
+def test_a_loss_that_is_logged_is_a_stand_in_and_is_listed() -> None:
+    """It is shown as a number, and the line is in the trace."""
+    with pytracer.imagine("H100") as t:
+        loss = torch.randn(3, device="cuda").sum()
+        text = f"{loss.item():.2f} {loss.item() / 2} {float(loss)}"
+    assert text == "1.00 0.5 1.0"
+    (read,) = t.data.meta["imagined"]["stand_ins"]
+    assert read["line"].startswith("tests/test_imagine.py:")
+    assert read["reads"] == 3
+
+
+def test_a_decision_by_a_value_stops_with_its_line_and_a_way_out() -> None:
+    """And goes on where the program says what the value is to be taken for."""
+
+    def decides() -> str:
+        total = torch.randn(3, device="cuda").sum()
+        return "large" if total.item() > 2 else "small"
+
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+ decides.*assume=")
+    with stops, pytracer.imagine("H100"):
+        decides()
+    line = f"test_imagine.py:{decides.__code__.co_firstlineno + 2}"
+    with pytracer.imagine("H100", assume={line: True}):
+        assert decides() == "large"
+    with pytracer.imagine("H100", assume={line: False}):
+        assert decides() == "small"
+
+
+def test_a_size_that_depends_on_values_stops_with_its_line() -> None:
+    """No number is made up in silence."""
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+: aten")
+    with stops, pytracer.imagine("H100"):
+        torch.randn(3, device="cuda").nonzero()
+
+
+def test_what_is_small_and_known_on_the_host_stays_known() -> None:
+    """Rates by layer, as models compute them while they are made."""
+    with pytracer.imagine("H100"):
+        rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+        assert rates == [0.0, 0.25, 0.5]
+        assert torch.tensor([2, 3]).tolist() == [2, 3]
+        assert bool(torch.tensor(5) > 4)
+
+
+def test_the_card_is_described_to_who_asks() -> None:
+    """Scripts ask before they do anything."""
+    with pytracer.imagine("A100-40GB"):
+        assert torch.cuda.is_available()
+        assert torch.cuda.device_count() == 1
+        assert torch.cuda.get_device_capability() == (8, 0)
+        assert torch.cuda.get_device_properties(0).total_memory == torch.cuda.mem_get_info()[1]
+        before = torch.cuda.memory_allocated()
+        kept = torch.empty(1 << 20, device="cuda")
+        assert torch.cuda.memory_allocated() - before == 4 << 20
+        assert torch.cuda.max_memory_allocated() >= 4 << 20
+        del kept
+        assert torch.cuda.memory_allocated() == before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_model_may_change_its_dtype_and_share_its_weights(dtype: torch.dtype) -> None:
+    """`to()` keeps parameters who they are: tied ones stay tied."""
+    with pytracer.imagine("H100") as t:
+        model = Words()
+        model.head.weight = model.words.weight
+        model.to("cuda").to(dtype)
+        assert model.head.weight is model.words.weight
+        assert model.words.weight.dtype == dtype
+        ids = torch.randint(500, (2, 8), device="cuda")
+        model(ids).float().sum().backward()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    assert t.summary().loc["weights", "at_end"] == 2 * parameters
+
+
+def test_gradient_scaling_goes_through() -> None:
+    """float16 with a scaler, whose step is taken."""
+    with pytracer.imagine("T4") as t:
+        model = Words().to("cuda")
+        optimizer = torch.optim.AdamW(model.parameters())
+        scaler = torch.amp.GradScaler("cuda")
+        ids = torch.randint(500, (2, 8), device="cuda")
+        with torch.autocast("cuda", torch.float16):
+            loss = model(ids).float().sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+    assert t.summary().loc["optimizer_state", "at_end"] > 0
+
+
+# ---------------------------------------------------------------- afterwards
+
+
+def test_afterwards_the_process_is_as_it_was() -> None:
+    """Nothing of torch's is replaced, no mode is on, no thread is left."""
+
+    def state() -> dict[str, Any]:
+        return {
+            "cuda": dict(vars(torch.cuda)),
+            "memory": dict(vars(torch.cuda.memory)),
+            "module": dict(vars(nn.Module)),
+            "init": dict(vars(nn.init)),
+            "modes": torch._C._len_torch_dispatch_stack(),
+            "threads": threading.active_count(),
+            "engine": torch.autograd.is_multithreading_enabled(),
+            "available": torch.cuda.is_available(),
+            "accelerator": torch.accelerator.is_available(),
+            "attention": torch._C._dispatch_has_kernel_for_dispatch_key(
+                "aten::scaled_dot_product_attention", "AutogradCUDA"
+            ),
+        }
+
+    with pytracer.imagine("H100"):
+        train("cuda")
+    before = state()
+    with pytracer.imagine("H100"):
+        assert torch.cuda.is_available()
+        train("cuda")
+    with pytest.raises(ZeroDivisionError), pytracer.imagine("H100"):
+        1 / 0  # noqa: B018
+    assert state() == before
+    weight = torch.randn(3, requires_grad=True)
+    weight.square().sum().backward()
+    assert torch.equal(weight.grad, 2 * weight.detach())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a device here")
+def test_afterwards_cuda_is_missing_again() -> None:
+    """A fake device may not outlive its block."""
+    with pytracer.imagine("H100"):
+        torch.zeros(1, device="cuda")
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.zeros(1, device="cuda")
+
+
+def test_what_outlives_the_block_ends_without_a_word() -> None:
+    """Its memory was never there, and no later trace hears of it."""
+    with pytracer.imagine("H100"):
+        kept = torch.empty(1000, device="cuda")
+    with pytracer.trace(devices="cpu", report=False) as t:
+        del kept
+        torch.ones(3)
+    assert t.data.losses == {}
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been() -> None:
+    """An imagined run draws none."""
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    with pytracer.imagine("H100"):
+        train("cuda")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_imagining_takes_no_memory() -> None:
+    """Twenty gigabytes of weights, and the process hardly grows."""
+    with pytracer.imagine("H100"):
+        train("cuda")
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytracer.imagine("H100") as t:
+        model = Words(width=16384, layers=2).to("cuda")
+        model(torch.randint(500, (4, 512), device="cuda")).sum().backward()
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+    assert t.peak.bytes > 20 << 30
+    assert grown < 200 << 20
+    assert not t.fits("24GiB")
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_an_unknown_card_is_refused_with_those_that_are_known() -> None:
+    """And with the way to another one."""
+    with pytest.raises(errors.UsageError, match=r"no card is called 'H900'.*RTX4090.*capacity="):
+        pytracer.imagine("H900")
+
+
+def test_another_capacity_is_another_card() -> None:
+    """The name gives the architecture, the size is the user's."""
+    with pytracer.imagine("rtx 4090", capacity="16GiB") as t:
+        train("cuda")
+    assert t.fits().card == 16 << 30
+
+
+def test_two_cards_at_once_are_refused() -> None:
+    """One thing at a time, in words."""
+    with pytracer.imagine("H100"), pytest.raises(errors.CaptureError, match="already"):
+        pytracer.imagine("A100").__enter__()
+
+
+def test_recurrent_layers_on_a_card_are_refused_with_the_reason() -> None:
+    """Another kernel's memory would be a silent guess; on the host they run as ever."""
+    stops = pytest.raises(errors.CannotImagine, match=r"test_imagine.py:\d+: lstm is run by cuDNN")
+    with stops, pytracer.imagine("H100"):
+        nn.LSTM(8, 8).to("cuda")(torch.randn(3, 2, 8, device="cuda"))
+    assert nn.LSTM(8, 8)(torch.randn(3, 2, 8))[0].shape == (3, 2, 8)
+
+
+# ---------------------------------------------------------------- scripts
+
+SCRIPT = """
+import sys
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+width = int(sys.argv[1])
+model = torch.nn.Linear(width, width).to(device)
+optimizer = torch.optim.AdamW(model.parameters())
+rows = DataLoader(
+    TensorDataset(torch.randn(64, width)), batch_size=16, shuffle=True, num_workers=2, pin_memory=True
+)
+for epoch in range(1000):
+    for (x,) in rows:
+        loss = model(x.to(device)).square().mean()
+        if "decide" in sys.argv and loss.item() > 3:
+            break
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(f"{loss.item():.3f}")
+        torch.save(model.state_dict(), "weights.pt")
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A program that knows nothing of us, in the working directory."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    monkeypatch.chdir(tmp_path)
+    return "train.py"
+
+
+def test_a_script_is_imagined_on_each_card_and_stopped(
+    script: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A table and a line per card; the script's own files stay as they are."""
+    code = main(["imagine", "--keep", "kept", script, "--on", "H100,T4", "20000"])
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert any(line.startswith("imagined  on") for line in lines)
+    cards_said = [line.split()[:4] for line in lines[-2:]]
+    assert cards_said == [["H100", "79.1", "GiB", "fits:"], ["T4", "14.6", "GiB", "fits:"]]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "H100.pytrace",
+        "T4.pytrace",
+    ]
+    assert not (tmp_path / "weights.pt").exists()
+    weights = 4 * (20000 * 20000 + 20000)
+    kept = pytracer.load(tmp_path / "kept" / "H100.pytrace")
+    assert kept.summary().loc["weights", "at_peak"] == weights
+
+
+def test_a_script_that_fits_on_no_card_exits_with_3(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `fits` does."""
+    assert main(["imagine", "--on", "T4", script, "40000"]) == 3
+    assert "T4  14.6 GiB  does not fit" in capsys.readouterr().out
+
+
+def test_what_cannot_be_imagined_is_one_line_of_the_script(
+    script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no traceback; with --assume it goes through."""
+    assert main(["imagine", "--json", "--on", "H100", script, "8", "decide"]) == 1
+    (card,) = json.loads(capsys.readouterr().out)["cards"]
+    assert card["problem"].startswith("train.py:16 decides by the value of a tensor")
+    assert "Traceback" not in card["problem"]
+    assume = ["--assume", "train.py:16=false"]
+    assert main(["imagine", "--json", *assume, "--on", "H100", script, "8", "decide"]) == 0
+    (card,) = json.loads(capsys.readouterr().out)["cards"]
+    assert card["fits"]
+    assert card["problem"] is None
+
+
+def test_a_script_that_is_not_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of the command line's own errors too."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["imagine", "nothing.py"]) == 1
+    assert "cannot read nothing.py" in capsys.readouterr().out
+    assert main(["imagine", "--on", "H900", "nothing.py"]) == 2
+    assert main(["imagine"]) == 2
+
+
+# ---------------------------------------------------------------- where there is a GPU
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_imagined_card_requests_what_the_real_one_does(name: str) -> None:
+    """In a process that has used the GPU: the peak, without what libraries keep for good."""
+    program = PROGRAMS[name]
+    with pytracer.trace(devices="cuda", report=False) as real:
+        train("cuda", **program)
+    gc.collect()
+    with pytracer.imagine("H200") as imagined:
+        train("cuda", **program)
+    measured, guess = real.peak.by_category, imagined.peak.by_category
+    for category in ("weights", "gradients", "optimizer_state", "inputs", "activations"):
+        assert guess[category] == pytest.approx(measured[category], rel=0.005, abs=4096), category
+
+
+@pytest.mark.cuda
+def test_imagining_touches_no_device() -> None:
+    """Not a byte is allocated on the GPU that is there."""
+    torch.zeros(1, device="cuda")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    with pytracer.imagine("H100"):
+        train("cuda")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
