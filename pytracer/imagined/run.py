@@ -1,7 +1,7 @@
 """`imagine()`: a block in which a card is there that is not."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytracer.analysis.fits import Fits
-    from pytracer.verify import Program
 
 CPU = "cpu"
 
@@ -105,7 +104,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         settings: str | None = None,
         device: str | None = None,
         *,
-        verify: "Program" = False,
+        verify: str | Sequence[str] | bool = False,
     ) -> "Fits":
         """Whether the run fits; by default on the imagined card."""
         if on is None and self.card is not None:
