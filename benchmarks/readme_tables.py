@@ -8,7 +8,7 @@ A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; th
 products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
 those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
 and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
-and `books:begin`; how far predictions were off, between `prediction-replay:begin` and the like,
+and `books:begin`; what a point of synchronisation costs, between `synchronisation:begin` and the like; how far predictions were off, between `prediction-replay:begin` and the like,
 and of imagined runs between `imagine-models:begin` and `imagine-large:begin`.
 """
 
@@ -179,6 +179,29 @@ def _share(found: dict[str, Any]) -> str:
     return "fails" if "error" in found else f"{found['wrong_or_unknown']:.1%}"
 
 
+def synchronisation_table(document: dict[str, Any]) -> str:
+    """What tracing adds to each point of synchronisation, an older commit's in brackets."""
+    now, before = document["now"], document.get("before", {})
+
+    def cell(mode: str, name: str) -> str:
+        def added(run: dict[str, Any], unit: str) -> float:
+            return float(run[unit][mode][name] - run[unit]["plain"][name])
+
+        of_now = f"{added(now, 'instructions') / 1000:,.0f}"
+        of_before = f" ({added(before, 'instructions') / 1000:,.0f})" if before else ""
+        return of_now + of_before
+
+    lines = [
+        '| thousands of instructions | plain | `detail="category"` adds | default adds |',
+        "|---|---:|---:|---:|",
+    ]
+    for name, plain in now["instructions"]["plain"].items():
+        cells = " | ".join(cell(mode, name) for mode in ("category", "default"))
+        lines.append(f"| {name} | {plain / 1000:,.0f} | {cells} |")
+    at = f"torch {document['torch']}, Python {document['python']}, {document['date'][:10]}"
+    return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
+
+
 def install_text(document: dict[str, Any]) -> str:
     """Seconds until the first table, the older commit's in brackets."""
     ways = document["ways"]
@@ -274,6 +297,9 @@ def main() -> int:
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:
             text = make(json.loads(path.read_text()))
             after[ACCURACY_PAGE] = between(after[ACCURACY_PAGE], MARKERS[name], text)
+    for path in RESULTS.glob("synchronisation-cpu.json"):
+        text = synchronisation_table(json.loads(path.read_text()))
+        after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "synchronisation", text)
     for path in RESULTS.glob("install-cpu.json"):
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))

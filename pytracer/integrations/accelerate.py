@@ -5,9 +5,10 @@ from typing import Any
 from accelerate import Accelerator
 
 from pytracer.capture.session import Held
-from pytracer.integrations.callback import Callback
+from pytracer.integrations.callback import Callback, shows_options
 
 
+@shows_options
 class MemoryTrace:
     """Shows where the memory of the next training steps goes; options as `Callback` has them.
 

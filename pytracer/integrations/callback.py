@@ -1,13 +1,26 @@
 """What the frameworks' callbacks share: a few steps of a long training, and its failures."""
 
+import inspect
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pytracer import environment, errors
 from pytracer.api import free_name, is_out_of_memory, trace
 from pytracer.integrations import scalars
 from pytracer.recording import Recording
+
+_T = TypeVar("_T")
+
+
+def shows_options(kind: type[_T]) -> type[_T]:
+    """For `help()` and completion: a framework's callback takes what `Callback` takes."""
+    own = inspect.signature(kind).parameters.values()
+    shared = inspect.signature(Callback).parameters.values()
+    all_ = [*(one for one in own if one.kind is not one.VAR_KEYWORD), *shared]
+    kind.__signature__ = inspect.Signature(all_)  # type: ignore[attr-defined]
+    kind.__doc__ = f"{kind.__doc__}\n\n    Args:{(Callback.__doc__ or '').partition('Args:')[2]}"
+    return kind
 
 
 class Callback:
@@ -19,7 +32,9 @@ class Callback:
         path: write the trace there, one file per rank (run.rank3.pytrace).
         watch: also trace later steps, 20 at a time, so that running out of memory is explained.
         report: show the table on rank 0, and what is to be said if memory runs out.
-        writer: a TensorBoard SummaryWriter to log to, beside W&B if that has a run.
+        writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry are
+            written to where the program has imported them.
+        log: a file that gets a JSON line for each step that was kept.
         **options: of `pytracer.trace`: stacks, detail, devices, ...
     """
 
@@ -32,12 +47,13 @@ class Callback:
         watch: bool = True,
         report: bool = True,
         writer: Any = None,
+        log: str | Path | None = None,
         **options: Any,
     ) -> None:
         """Nothing is recorded until `begin`."""
         self._steps, self._skip, self._watch = steps, skip, watch
         self._path = None if path is None else _of_this_rank(Path(path))
-        self._report, self._writer, self._options = report, writer, options
+        self._report, self._writer, self._log, self._options = report, writer, log, options
         self._recording: Recording | None = None
         self._attempt = 0
         self.trace: trace | None = None  # of the steps to keep, once they are over
@@ -86,6 +102,8 @@ class Callback:
         if self._report:
             self._say(traced.table())
         scalars.log(traced, writer=self._writer)
+        if self._log is not None:
+            scalars.add_lines(traced, self._log)
 
     def _say(self, text: str) -> None:
         sys.stderr.write(f"\n{text}\n")

@@ -7,9 +7,10 @@ try:
 except ImportError:
     from pytorch_lightning import Callback as LightningCallback
 
-from pytracer.integrations.callback import Callback
+from pytracer.integrations.callback import Callback, shows_options
 
 
+@shows_options
 class MemoryTrace(LightningCallback):  # type: ignore[misc]
     """Shows where the memory of the first training steps went; options as `Callback` has them."""
 

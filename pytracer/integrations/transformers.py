@@ -8,9 +8,10 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from pytracer.integrations.callback import Callback
+from pytracer.integrations.callback import Callback, shows_options
 
 
+@shows_options
 class MemoryTrace(TrainerCallback):  # type: ignore[misc]
     """Shows where the memory of the first training steps went; options as `Callback` has them."""
 

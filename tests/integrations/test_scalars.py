@@ -1,5 +1,7 @@
-"""Figures for W&B and TensorBoard, only where the program has imported them."""
+"""Figures for loggers, only where the program has imported them, and JSON lines for all others."""
 
+import inspect
+import json
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -34,9 +36,80 @@ def test_a_run_of_wandb_that_is_going_on_gets_them(traced, monkeypatch) -> None:
 
 
 def test_nothing_is_imported_for_it(traced) -> None:
-    before = {"wandb", "tensorboard"} & sys.modules.keys()
+    loggers = {"wandb", "tensorboard", "mlflow", "prometheus_client", "opentelemetry"}
+    before = loggers & sys.modules.keys()
     scalars.log(traced)
-    assert {"wandb", "tensorboard"} & sys.modules.keys() == before
+    assert loggers & sys.modules.keys() == before
+
+
+def test_an_mlflow_run_that_is_going_on_gets_them(traced, monkeypatch) -> None:
+    logged: list[object] = []
+    mlflow = ModuleType("mlflow")
+    mlflow.active_run = lambda: None  # type: ignore[attr-defined]
+    mlflow.log_metrics = lambda found, step: logged.append((found, step))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    scalars.log(traced)
+    assert logged == []
+    mlflow.active_run = lambda: "a run"  # type: ignore[attr-defined]
+    scalars.log(traced, step=3)
+    assert logged == [(scalars.of(traced), 3)]
+
+
+def test_prometheus_serves_the_last_traces_figures(traced) -> None:
+    client = pytest.importorskip("prometheus_client")
+    for _ in range(2):  # a gauge is made once
+        scalars.log(traced)
+    served = client.generate_latest().decode()
+    assert "pytracer_memory_peak_bytes 400.0" in served
+    assert "pytracer_memory_temporaries_at_peak 400.0" in served
+
+
+def test_opentelemetry_exports_them(traced) -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from opentelemetry import metrics
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+    reader = InMemoryMetricReader()
+    metrics.set_meter_provider(MeterProvider([reader]))
+    for _ in range(2):
+        scalars.log(traced)
+    told = json.loads(reader.get_metrics_data().to_json())  # type: ignore[union-attr]
+    (scope,) = told["resource_metrics"][0]["scope_metrics"]
+    values = {m["name"]: m["data"]["data_points"][0]["value"] for m in scope["metrics"]}
+    assert values["pytracer_memory_peak_bytes"] == 400
+
+
+def test_a_file_gets_a_json_line_for_each_step(tmp_path) -> None:
+    weight = torch.nn.Parameter(torch.ones(100))
+    optimizer = torch.optim.SGD([weight])
+    with pytracer.trace(devices="cpu", report=False) as traced:
+        for _ in range(3):
+            (weight * 2).sum().backward()
+            optimizer.step()
+    for _ in range(2):  # what was there stays
+        scalars.add_lines(traced, tmp_path / "steps.jsonl")
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2] * 2
+    assert [line["peak_bytes"] for line in lines[:3]] == traced.steps().peak_bytes.tolist()
+
+
+@pytest.mark.parametrize("framework", ["transformers", "lightning", "accelerate"])
+def test_a_frameworks_callback_shows_its_options(framework) -> None:
+    pytest.importorskip(framework)
+    module = __import__(f"pytracer.integrations.{framework}", fromlist=["MemoryTrace"])
+    signature = inspect.signature(module.MemoryTrace)
+    assert {
+        "steps",
+        "skip",
+        "path",
+        "watch",
+        "report",
+        "writer",
+        "log",
+    } <= signature.parameters.keys()
+    assert "steps to keep" in module.MemoryTrace.__doc__
+    assert "self" not in signature.parameters
 
 
 @pytest.mark.filterwarnings("default")
