@@ -344,7 +344,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("device"),
           py::arg("stacks"),
           py::arg("saved_tensors"),
-          py::arg("phases"))
+          py::arg("phases").none(false))
       .def("count_step", &Session::count_step)
       .def("new_counts", &Session::new_counts)
       .def("end", &Session::end)
@@ -411,7 +411,6 @@ PYBIND11_MODULE(_C, m) {
         py::arg("also_in_objects") = false);
   m.def("device_of", &device_of);
   m.def("memory_of", &memory_of);
-  m.def("identity_of", [](const py::object& nested) { return labels::identity_of(nested.ptr()); });
   py::class_<imagined::Device>(m, "ImaginedDevice")
       .def(py::init([](bool is_cuda, const py::dict& rules) {
              return std::make_unique<imagined::Device>(
@@ -483,7 +482,7 @@ PYBIND11_MODULE(_C, m) {
            py::arg("pending"),
            py::arg("calls"),
            py::arg("kept"))
-      .def("root_entered", [](PhaseTimes& times, py::handle m) { times.root_entered(m.ptr()); })
+      .def("root_entered", [](PhaseTimes& t, py::handle module) { t.root_entered(module.ptr()); })
       .def("root_left", &PhaseTimes::root_left)
       .def("backward_begins", [](PhaseTimes& t, py::handle out) { t.backward_begins(out.ptr()); })
       .def("backward_ends", &PhaseTimes::backward_ends)

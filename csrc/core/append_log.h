@@ -23,6 +23,7 @@
 #include <mutex>
 #include <new>
 #include <sys/mman.h>
+#include <unistd.h>
 #include <vector>
 
 namespace pytracer {
@@ -180,11 +181,11 @@ class AppendLog {
 
   static constexpr uint64_t kFull = 0;  // as a limit: refuse, and claim nothing
 
-  // Its pages are asked for at once: met one by one they cost twice as much, in a virtual machine
-  // 2 us each. Linux before 5.14 does not know how, and then they are met one by one.
+  // Its pages are asked for at once. Met one by one they cost twice as much, in a virtual machine
+  // 2 us each; so it is where Linux is older than 5.14 and does not know how.
   static uint64_t* new_chunk() {
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE; old headers lack the name
-    constexpr uintptr_t kPage = 4096;
+    static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     auto* chunk = static_cast<uint64_t*>(std::calloc(kChunkRows, sizeof(Row)));
     uintptr_t from = (reinterpret_cast<uintptr_t>(chunk) + kPage - 1) & ~(kPage - 1);
     uintptr_t to = (reinterpret_cast<uintptr_t>(chunk) + kChunkRows * sizeof(Row)) & ~(kPage - 1);

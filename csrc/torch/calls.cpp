@@ -352,7 +352,8 @@ const void* handled_exception() {
   return identity;
 }
 
-// As py::gil_scoped_acquire, which takes thousands of instructions to find the thread's state.
+// Like py::gil_scoped_acquire. That one spends thousands of instructions on finding the thread's
+// state.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}

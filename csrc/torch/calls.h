@@ -4,7 +4,7 @@
 //   torch._C._EngineBase.run_backward its method table gets another entry: backward passes
 //   "Optimizer.step#..."              torch's own annotation, which csrc/torch/ops.h hears of
 //
-// What is to be done then, moments.h knows.
+// moments.h says what is done then.
 //
 // No attribute and no type of torch's changes, so neither torch.compile nor the program can tell:
 // what it compares, copies, pickles, wraps or guards on are the same objects. _call_impl and not

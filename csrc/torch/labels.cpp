@@ -69,7 +69,7 @@ Block block_of(const at::Tensor& tensor) {
   const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
   if (data.device().is_meta()) {
     imagined::Block found = imagined::block_of(data);
-    return {found.address, Recorder::get().place({0, 0, 0, found.type, 0})};
+    return found.address != 0 ? Block{found.address, place_of(found.type, 0)} : Block{};
   }
   return block_at(data.get(), data.device());
 }
@@ -131,8 +131,9 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   if (!last.holder.is(entry.holder) || PyTuple_GET_SIZE(last.path.ptr()) != end + 1 ||
       !leads_to_last()) {
     last = {entry.holder, entry.path, py::object()};
-    auto holder = py::reinterpret_steal<py::object>(PyObject_CallNoArgs(entry.holder.ptr()));
-    auto found = py::reinterpret_steal<py::object>(look::attributes(holder.ptr()));
+    auto holder = py::reinterpret_steal<py::object>(look::referred_to(entry.holder.ptr()));
+    auto found =
+        py::reinterpret_steal<py::object>(holder ? look::attributes(holder.ptr()) : nullptr);
     for (Py_ssize_t i = 0; found && i < end; ++i) {
       PyObject* key = PyTuple_GET_ITEM(path, i);
       found = py::reinterpret_steal<py::object>(look::item(found.ptr(), key));

@@ -1,6 +1,7 @@
 #include "look.h"
 
 #include "imagined.h"
+#include "quietly.h"
 
 #include <pybind11/pybind11.h>
 
@@ -23,7 +24,7 @@ namespace pytracer::look {
 namespace {
 
 constexpr int kDeepestPart = 4;
-constexpr size_t kMostVisits = 5000;  // of one value
+constexpr size_t kMostVisits = 5000;  // of what is looked at together
 
 PyTypeObject* tensor_type() {
   return reinterpret_cast<PyTypeObject*>(THPVariableClass);
@@ -113,8 +114,17 @@ void each_value(PyObject* attributes, PyObject* key, Visit visit) {
       visit(value);
     }
   } else if (is_of_torch(Py_TYPE(container))) {
-    for (py::handle item : py::handle(container).attr("items")()) {
-      visit(py::object(item[py::int_(1)]).ptr());
+    py::object items = py::getattr(container, "items", py::none());
+    PyObject* listed = nullptr;
+    if (!quietly::call(items.ptr(), nullptr, 0, &listed)) {
+      quietly::raise_later();
+    }
+    auto pairs = py::reinterpret_steal<py::object>(listed);
+    for (Py_ssize_t i = 0; pairs && PyList_Check(listed) && i < PyList_GET_SIZE(listed); ++i) {
+      PyObject* pair = PyList_GET_ITEM(listed, i);
+      if (PyTuple_Check(pair) && PyTuple_GET_SIZE(pair) == 2) {
+        visit(PyTuple_GET_ITEM(pair, 1));
+      }
     }
   }
 }
@@ -167,6 +177,19 @@ PyObject* attributes(PyObject* object) {
   return found;
 }
 
+PyObject* referred_to(PyObject* reference) {
+#if PY_VERSION_HEX >= 0x030d0000
+  PyObject* found = nullptr;
+  if (PyWeakref_GetRef(reference, &found) < 0) {
+    PyErr_Clear();
+  }
+  return found;
+#else
+  PyObject* found = PyWeakref_GetObject(reference);
+  return found == Py_None ? nullptr : Py_XNewRef(found);
+#endif
+}
+
 PyObject* item(PyObject* container, PyObject* key) {
   PyObject* found = nullptr;
   if (PyDict_Check(container)) {
@@ -200,9 +223,16 @@ void each_part(PyObject* tensor, Found found) {
 }
 
 void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found) {
+  each_tensor(&value, 1, depth, also_in_objects, found);
+}
+
+void each_tensor(
+    PyObject* const* values, Py_ssize_t count, int depth, bool also_in_objects, Found found) {
   Undisturbed undisturbed;
   std::vector<std::pair<py::object, int>> left;
-  left.emplace_back(py::reinterpret_borrow<py::object>(value), depth);
+  for (Py_ssize_t i = count; i > 0; --i) {
+    left.emplace_back(py::reinterpret_borrow<py::object>(values[i - 1]), depth);
+  }
   for (size_t visits = 0; !left.empty() && visits < kMostVisits; ++visits) {
     auto [held, levels] = std::move(left.back());
     left.pop_back();

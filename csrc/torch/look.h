@@ -43,6 +43,9 @@ bool is_parameter(PyObject* tensor);
 // The object's own attributes: a new reference to their dictionary, or null where it has none.
 PyObject* attributes(PyObject* object);
 
+// What a weak reference refers to: a new reference, or null once it is gone.
+PyObject* referred_to(PyObject* reference);
+
 // The item of a dictionary, list or tuple, of what is derived from one, or of a container of
 // torch's own (a script module has such). A new reference, or null.
 PyObject* item(PyObject* container, PyObject* key);
@@ -58,6 +61,8 @@ void each_part(PyObject* tensor, Found found);
 // Tensors in nested dictionaries, lists and tuples, and where asked in objects that are batches:
 // not in what computes or learns. Parts of subclasses are found in their place.
 void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found);
+void each_tensor(
+    PyObject* const* values, Py_ssize_t count, int depth, bool also_in_objects, Found found);
 
 // Shape and dtype as people write them; of what has none, empty.
 std::string shape_of(const at::Tensor& tensor);

@@ -20,6 +20,7 @@ namespace pytracer {
 namespace {
 
 constexpr int kDeepestBatch = 4;
+const std::vector<Py_ssize_t> kNotMet{-1};  // sizes that no optimizer's groups have
 constexpr size_t kMostStepping = 5;
 constexpr size_t kMostStructures = 256;  // then those that come no more are forgotten with the rest
 constexpr int kMostPasses = 8;  // of one step; a program may have no optimizer that says so
@@ -110,9 +111,9 @@ uint64_t identity_of_state(PyObject* optimizer) {
   return found ? labels::identity_of(found.ptr()) : 0;
 }
 
-// What a weak reference refers to, or None.
+// Null where it is gone.
 py::object referred_to(const py::object& reference) {
-  return py::reinterpret_steal<py::object>(PyObject_CallNoArgs(reference.ptr()));
+  return py::reinterpret_steal<py::object>(look::referred_to(reference.ptr()));
 }
 
 py::object reference_to(PyObject* object) {
@@ -121,21 +122,6 @@ py::object reference_to(PyObject* object) {
     throw py::error_already_set();
   }
   return reference;
-}
-
-// As a Python function would get them.
-std::pair<py::tuple, py::dict> arguments_of(PyObject* const* args,
-                                            Py_ssize_t count,
-                                            PyObject* names) {
-  py::tuple positional(static_cast<size_t>(count));
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    PyTuple_SET_ITEM(positional.ptr(), i, Py_NewRef(args[i]));
-  }
-  py::dict named;
-  for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    PyDict_SetItem(named.ptr(), PyTuple_GET_ITEM(names, i), args[count + i]);
-  }
-  return {std::move(positional), std::move(named)};
 }
 
 void label_as(uint8_t category, std::string_view role, PyObject* part) {
@@ -195,7 +181,8 @@ bool Moments::before_root(PyObject* module,
 }
 
 bool Moments::after_root() {
-  for (const auto& session : *sessions::listening()) {
+  sessions::AllListening listening = sessions::listening();
+  for (const auto& session : *listening) {
     session->phases->root_left();
   }
   return true;
@@ -213,13 +200,16 @@ bool Moments::before_backward(PyObject* outputs, uint64_t structure, bool must) 
     go_on = tell(all_listeners().read_graph, outputs);
   }
   for (const auto& session : *listening) {  // not before the graph has been read
-    session->phases->backward_begins(outputs);
+    if (go_on) {
+      session->phases->backward_begins(outputs);
+    }
   }
   return go_on;
 }
 
 bool Moments::after_backward() {
-  for (const auto& session : *sessions::listening()) {
+  sessions::AllListening listening = sessions::listening();
+  for (const auto& session : *listening) {
     session->phases->backward_ends();
   }
   watched.label_gradients();
@@ -232,13 +222,15 @@ bool Moments::after_backward() {
 // The gradients as the optimizer sees them; its parameters may belong to no module.
 bool Moments::before_step(PyObject* optimizer) {
   if (optimizer != Py_None) {
-    std::shared_ptr<Optimizer> one = known(optimizer);
+    std::shared_ptr<Optimizer> one = entry_of(optimizer);
     std::vector<Py_ssize_t> groups = group_sizes(optimizer);
     if (one->groups != groups) {
+      bool is_new = one->groups == kNotMet;
       one->groups = std::move(groups);
       if (!tell(all_listeners().meet_optimizer, optimizer)) {
         return false;
       }
+      one->state = is_new ? identity_of_state(optimizer) : one->state;  // it is labelled
     }
     if (watched.label_gradients_of(parameters_of(optimizer)) == 0) {
       watched.label();  // something is to be written down of a step that does nothing
@@ -255,7 +247,8 @@ bool Moments::before_step(PyObject* optimizer) {
       stepping_.erase(stepping_.begin());
     }
   }
-  for (const auto& session : *sessions::listening()) {
+  sessions::AllListening listening = sessions::listening();
+  for (const auto& session : *listening) {
     session->phases->step_begins();
   }
   return true;
@@ -268,7 +261,7 @@ bool Moments::after_step(PyObject* optimizer) {
     session->phases->step_ends();
   }
   if (optimizer != Py_None) {
-    std::shared_ptr<Optimizer> one = known(optimizer);
+    std::shared_ptr<Optimizer> one = entry_of(optimizer);
     std::erase(stepping_, one);
     if (!label_changed_state(*one)) {
       return false;
@@ -282,16 +275,16 @@ bool Moments::after_step(PyObject* optimizer) {
   return !is_reading_due || tell(all_listeners().read_memory);
 }
 
-std::shared_ptr<Moments::Optimizer> Moments::known(PyObject* optimizer) {
+std::shared_ptr<Moments::Optimizer> Moments::entry_of(PyObject* optimizer) {
   for (const auto& one : optimizers_) {
     if (referred_to(one->reference).ptr() == optimizer) {
       return one;
     }
   }
-  std::erase_if(optimizers_, [](const auto& one) { return referred_to(one->reference).is_none(); });
+  std::erase_if(optimizers_, [](const auto& one) { return !referred_to(one->reference); });
   auto one = std::make_shared<Optimizer>();
   one->reference = reference_to(optimizer);
-  one->groups = {-1};  // which no optimizer has
+  one->groups = kNotMet;
   optimizers_.push_back(one);
   return one;
 }
@@ -299,7 +292,7 @@ std::shared_ptr<Moments::Optimizer> Moments::known(PyObject* optimizer) {
 // All state if some of it is new: it has grown, or its tensors were replaced.
 bool Moments::label_changed_state(Optimizer& optimizer) {
   py::object held = referred_to(optimizer.reference);
-  uint64_t now = held.is_none() ? optimizer.state : identity_of_state(held.ptr());
+  uint64_t now = held ? identity_of_state(held.ptr()) : optimizer.state;
   if (now == optimizer.state) {
     return true;
   }
@@ -320,16 +313,15 @@ bool Moments::label_inputs(PyObject* module,
                            PyObject* const* args,
                            Py_ssize_t count,
                            PyObject* names) {
-  std::vector<py::object> cached;
-  bool may = false;
-  if (!may_be_given_caches(module, count, names, may)) {
+  py::list caches;  // what is handed over as one
+  if (!find_caches(module, args, count, names, caches)) {
     return false;
   }
-  if (may) {
-    auto [positional, named] = arguments_of(args, count, names);
-    std::array<PyObject*, 3> given{module, positional.ptr(), named.ptr()};
+  std::vector<py::object> cached;  // the tensors in them
+  if (!caches.empty()) {
+    PyObject* given = caches.ptr();
     PyObject* found = nullptr;
-    if (!quietly::call(all_listeners().caches_of.ptr(), given.data(), given.size(), &found)) {
+    if (!quietly::call(all_listeners().tensors_of_caches.ptr(), &given, 1, &found)) {
       return false;
     }
     auto list = py::reinterpret_steal<py::object>(found);
@@ -342,44 +334,47 @@ bool Moments::label_inputs(PyObject* module,
         cached.begin(), cached.end(), [tensor](const auto& one) { return one.ptr() == tensor; });
   };
   Py_ssize_t all = count + (names != nullptr ? PyTuple_GET_SIZE(names) : 0);
-  for (Py_ssize_t i = 0; i < all; ++i) {
-    look::each_tensor(args[i], kDeepestBatch, /*also_in_objects=*/true, [&](PyObject* tensor) {
-      if (!is_cached(tensor)) {
-        label_as(labels::kInputs, "batch", tensor);
-      }
-    });
-  }
+  look::each_tensor(args, all, kDeepestBatch, /*also_in_objects=*/true, [&](PyObject* tensor) {
+    if (!is_cached(tensor)) {
+      label_as(labels::kInputs, "batch", tensor);
+    }
+  });
   for (const py::object& tensor : cached) {
     label_as(labels::kFunctional, "kv_cache", tensor.ptr());
   }
   return true;
 }
 
-bool Moments::may_be_given_caches(PyObject* module, Py_ssize_t count, PyObject* names, bool& may) {
+// By the names of the arguments.
+bool Moments::find_caches(
+    PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names, py::list& caches) {
   for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {
-    may = may || names_a_cache(PyTuple_GET_ITEM(names, i));
+    if (names_a_cache(PyTuple_GET_ITEM(names, i))) {
+      caches.append(py::handle(args[count + i]));
+    }
   }
-  if (may || count == 0) {
+  if (count == 0) {
     return true;
   }
-  PyTypeObject* type = Py_TYPE(module);
+  auto* type = reinterpret_cast<PyObject*>(Py_TYPE(module));
   auto found = cache_positions_.find(type);
-  if (found == cache_positions_.end() ||
-      referred_to(found->second.type).ptr() != reinterpret_cast<PyObject*>(type)) {
+  if (found == cache_positions_.end() || referred_to(found->second.type).ptr() != type) {
     PyObject* answer = nullptr;
     if (!quietly::call(all_listeners().cache_positions.ptr(), &module, 1, &answer)) {
       return false;
     }
-    CachePositions known{reference_to(reinterpret_cast<PyObject*>(type)), {}};
+    CachePositions known{reference_to(type), {}};
     auto positions = py::reinterpret_steal<py::object>(answer);
     for (Py_ssize_t i = 0; positions && i < PyTuple_GET_SIZE(answer); ++i) {
       known.positions.push_back(PyLong_AsSsize_t(PyTuple_GET_ITEM(answer, i)));
     }
     found = cache_positions_.insert_or_assign(type, std::move(known)).first;
   }
-  const auto& positions = found->second.positions;
-  may = std::any_of(
-      positions.begin(), positions.end(), [count](Py_ssize_t at) { return at < count; });
+  for (Py_ssize_t at : found->second.positions) {
+    if (at < count) {
+      caches.append(py::handle(args[at]));
+    }
+  }
   return true;
 }
 
@@ -399,7 +394,7 @@ void set_listeners(const py::object& hooks) {
                      hooks.attr("look_again"),
                      hooks.attr("note_attributes"),
                      hooks.attr("cache_positions"),
-                     hooks.attr("caches_of"),
+                     hooks.attr("tensors_of_caches"),
                      hooks.attr("read_graph"),
                      hooks.attr("read_graph_of_func"),
                      hooks.attr("label_engines"),

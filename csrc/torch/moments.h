@@ -1,11 +1,12 @@
 // The moments at which a recording looks at what the program has: an outermost module is entered or
 // left, a backward pass begins or ends, an optimizer steps.
 //
-// In the steady state nothing has changed since the last time, and no Python of ours runs. Where
-// something is new (a module, a parameter, an optimizer's state) Python is told and learns it.
+// In the steady state nothing has changed since the last time, and no Python of ours runs, but for
+// DeepSpeed's engines, models that are given caches, and saved-tensor hooks. Where something is new
+// (a module, a parameter, an optimizer's state) Python is told and learns it.
 //
-// The GIL must be held for all of it. What returns a bool returns false where an exception is set
-// that is the program's to see.
+// The GIL must be held for all of it. A method returns false if it leaves an exception set: the
+// caller passes that on to the program.
 #pragma once
 
 #include "labels.h"
@@ -14,7 +15,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -26,7 +26,7 @@ struct Listeners {
   pybind11::object look_again;          // (): somebody unknown stands where a parameter stood
   pybind11::object note_attributes;     // (module): it may have got tensors
   pybind11::object cache_positions;     // (module) -> which of its arguments are caches
-  pybind11::object caches_of;           // (module, args, kwargs) -> the caches' tensors
+  pybind11::object tensors_of_caches;   // (caches) -> list of the tensors in them
   pybind11::object read_graph;          // (outputs): notes what it has saved
   pybind11::object read_graph_of_func;  // (outputs): the same, if torch.func made it
   pybind11::object label_engines;       // (): of libraries that keep parameters to themselves
@@ -35,16 +35,15 @@ struct Listeners {
   pybind11::object read_memory;         // (): some session's reading of the device is due
 };
 
-// Which graphs are to be read. A walk takes about 2 us a node, so not every one is. Which ones
-// follows from what the program does and never from how fast: a structure (the nodes and their
-// edges, whatever the sizes) is read in the first two passes that have it, and then in its 16th,
-// 64th, 256th ... one. Of a step with several passes all are read, all from one on, or none: they
-// are not alike.
+// Decides which graphs are read. A walk takes about 2 us a node, so not every graph is walked. The
+// decision depends on what the program does and never on how fast. A structure is the nodes and
+// their edges, whatever the sizes. It is read in the first two passes that have it, and then in its
+// 16th, 64th, 256th ... pass. If one pass of a step is read, all later passes of that step are.
 class GraphWalks {
  public:
   bool is_due(uint64_t structure, bool must = false);
 
-  // An optimizer has: what comes is another step's.
+  // An optimizer has stepped: the next pass belongs to the next step.
   void stepped() { passes_ = 0; }
 
  private:
@@ -81,15 +80,19 @@ class Moments {
     std::vector<Py_ssize_t> positions;
   };
 
-  std::shared_ptr<Optimizer> known(PyObject* optimizer);
+  std::shared_ptr<Optimizer> entry_of(PyObject* optimizer);  // a new one if there is none
   bool label_changed_state(Optimizer& optimizer);
   bool label_inside_a_step();
   bool label_inputs(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
-  bool may_be_given_caches(PyObject* module, Py_ssize_t count, PyObject* names, bool& may);
+  bool find_caches(PyObject* module,
+                   PyObject* const* args,
+                   Py_ssize_t count,
+                   PyObject* names,
+                   pybind11::list& caches);
 
   GraphWalks walks_;
   std::unordered_map<PyObject*, uint64_t> entries_;  // of outermost modules, by identity
-  std::unordered_map<PyTypeObject*, CachePositions> cache_positions_;
+  std::unordered_map<PyObject*, CachePositions> cache_positions_;  // by classes
   std::vector<std::shared_ptr<Optimizer>> optimizers_;
   std::vector<std::shared_ptr<Optimizer>> stepping_;  // whose step has begun and not ended
 };
@@ -101,7 +104,7 @@ void set_listeners(const pybind11::object& hooks);
 const Listeners& listeners();
 // What the moments of the recording to come are told to.
 void use(std::shared_ptr<Moments> moments);
-// Those in use; null before there are any.
+// The moments in use; null before any are.
 std::shared_ptr<Moments> current();
 
 }  // namespace moments

@@ -5,6 +5,7 @@
 
 #include <pybind11/pybind11.h>
 
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
@@ -25,8 +26,14 @@ constexpr uint8_t kForward = 2;
 constexpr uint8_t kBackward = 4;
 constexpr uint8_t kOptimizer = 5;
 
+// Each call of the guard's is made with its device current: where another one would be put back,
+// which the program has not used yet, CUDA would bring up a context there.
 class CudaStopwatch final : public Stopwatch {
  public:
+  CudaStopwatch()
+      : is_capturing_(py::getattr(
+            py::module_::import("torch._C"), "_cuda_isCurrentStreamCapturing", py::none())) {}
+
   std::optional<int> device_of(PyObject* tensor) override {
     std::optional<int> found;
     look::each_part(tensor, [&](PyObject* part) {
@@ -47,6 +54,7 @@ class CudaStopwatch final : public Stopwatch {
     }
     auto* marked = static_cast<Marked*>(again.get());
     c10::Device there{c10::DeviceType::CUDA, marked->device};
+    c10::DeviceGuard current(there);
     guard().record(
         &marked->event, guard().getStream(there), there.index(), c10::EventFlag::BACKEND_DEFAULT);
     return again;
@@ -60,6 +68,7 @@ class CudaStopwatch final : public Stopwatch {
   // To about half a microsecond.
   int64_t elapsed_ns(const Event& begin, const Event& end) override {
     auto* first = static_cast<Marked*>(begin.get());
+    c10::DeviceGuard current({c10::DeviceType::CUDA, first->device});
     double ms =
         guard().elapsedTime(first->event, static_cast<Marked*>(end.get())->event, first->device);
     return std::max<int64_t>(std::llround(ms * 1e6), 0);
@@ -69,7 +78,10 @@ class CudaStopwatch final : public Stopwatch {
   struct Marked {
     explicit Marked(c10::DeviceIndex on) : device(on) {}
 
-    ~Marked() { guard().destroyEvent(event, device); }
+    ~Marked() {
+      c10::DeviceGuard current({c10::DeviceType::CUDA, device});
+      guard().destroyEvent(event, device);
+    }
 
     Marked(const Marked&) = delete;
     Marked& operator=(const Marked&) = delete;
@@ -82,11 +94,9 @@ class CudaStopwatch final : public Stopwatch {
     return *c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
   }
 
-  static bool is_capturing() {
-    static auto* const ask =
-        new py::object(py::module_::import("torch._C").attr("_cuda_isCurrentStreamCapturing"));
-    return py::bool_((*ask)());
-  }
+  bool is_capturing() const { return py::bool_(is_capturing_()); }
+
+  py::object is_capturing_;
 };
 
 }  // namespace
@@ -286,7 +296,11 @@ bool PhaseTimes::ask_device(Ask ask) {
   } catch (const c10::Error& error) {
     said = error.what_without_backtrace();
   }
-  problem_ = said.substr(0, std::min<size_t>(said.find('\n'), 200));
+  size_t end = std::min({said.find('\n'), said.size(), size_t{200}});
+  while (end > 0 && end < said.size() && (said[end] & 0xC0) == 0x80) {
+    --end;  // not in the middle of a character
+  }
+  problem_ = said.substr(0, end);
   problem_ = problem_.empty() ? "the device gives no reason" : problem_;
   return false;
 }

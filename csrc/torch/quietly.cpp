@@ -20,7 +20,7 @@ namespace pytracer::quietly {
 namespace {
 
 uint64_t count = 0;  // guarded by the GIL
-thread_local bool timed = false;
+thread_local bool is_timed = false;
 
 // Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
 PyObject* set_eval_frame(PyObject* callback) {
@@ -171,11 +171,11 @@ bool after_exception() {
   return forget_ours();
 }
 
-Timed::Timed() : begin_(std::exchange(timed, true) ? 0 : ticks_now()) {}
+Timed::Timed() : begin_(std::exchange(is_timed, true) ? 0 : ticks_now()) {}
 
 Timed::~Timed() {
   if (begin_ != 0) {
-    timed = false;
+    is_timed = false;
     OwnTime::add(ticks_now() - begin_);
   }
 }

@@ -16,7 +16,7 @@ namespace pytracer::quietly {
 // program's to see: Ctrl-C, an exit, whatever its signal handler raised while ours ran.
 bool call(PyObject* callback, PyObject* const* args, size_t count, PyObject** result = nullptr);
 
-// After C++ of ours has raised. As `call`: false where it is the program's to see.
+// C++ of ours has left an exception set. Forgets it if it is ours; false if it is the program's.
 bool after_exception();
 
 // What tracing takes of the calling thread, from here to the end of the block. What is timed inside

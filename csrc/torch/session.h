@@ -29,7 +29,7 @@ struct Wants {
   bool saved_tensors = false;
 };
 
-// What a session hears of at the moments that moments.h knows.
+// What a session is told of at each moment (moments.h).
 struct Listening {
   std::shared_ptr<PhaseTimes> phases;
   bool by_hooks = false;  // it sees each save as it happens

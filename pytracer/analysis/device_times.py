@@ -1,7 +1,7 @@
 """How long the device worked on each phase, as CUDA's events at the phases' borders say.
 
 The host only tells a GPU what to do, so its own clock (the phases of `phases.py`) says when that
-was, and not how long it took there. `pytracer/capture/phase_times.py` leaves the events' times in
+was, and not how long it took there. `pytracer/csrc/torch/phase_times.h` leaves the events' times in
 the trace. What a file says that cannot be is left out, as if it had not been measured.
 """
 

@@ -50,6 +50,11 @@ class Engines:
         self._known.append(weakref.ref(module))
         return list(_held_by(module))
 
+    @property
+    def some_are_known(self) -> bool:
+        """Also of those that hold nothing yet."""
+        return bool(self._known)
+
     def tensors(self) -> Iterator[Held]:
         """All that they hold now."""
         for reference in self._known:

@@ -15,7 +15,7 @@ import torch
 
 from pytracer._native import C
 from pytracer.capture.graph import in_transform, saved_tensors
-from pytracer.capture.labels import Labels, cache_positions, caches
+from pytracer.capture.labels import Labels, cache_positions, tensors_of_caches
 
 
 class Listening(Protocol):
@@ -25,8 +25,8 @@ class Listening(Protocol):
     def running(self) -> bool:
         """Whether it still does."""
 
-    def read_memory(self) -> None:
-        """Reads the device's memory, if that is due."""
+    def count_and_read_memory(self) -> None:
+        """Learns how often the model was called and stepped, and reads the device if that is due."""
 
     def end_at_exit(self) -> None:
         """Ends it, for the interpreter goes away."""
@@ -96,11 +96,9 @@ class Hooks:
         """Which of its arguments are caches. Asked once per class."""
         return cache_positions(module)
 
-    def caches_of(
-        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[torch.Tensor]:
-        """Of the tensors that an outermost module is given."""
-        return caches(module, args, kwargs)
+    def tensors_of_caches(self, caches: list[Any]) -> list[torch.Tensor]:
+        """Of caches that an outermost module is given."""
+        return tensors_of_caches(caches)
 
     def read_graph(self, outputs: Any) -> None:
         """A backward pass begins: what the graph behind these has saved."""
@@ -126,7 +124,7 @@ class Hooks:
     def read_memory(self) -> None:
         """Some session's reading of the device is due."""
         for session in self.sessions():
-            session.read_memory()
+            session.count_and_read_memory()
 
     # ---------------------------------------------------------------- forks
 

@@ -92,7 +92,7 @@ class Labels:
         if next(parameters_of([module]), None) is not None:
             self._watched.label_gradients()  # of steps before the trace; they may go before a backward
         held = self._engines.add(module)
-        self.moments.has_engines |= bool(held)
+        self.moments.has_engines = self._engines.some_are_known
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
@@ -362,13 +362,9 @@ def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tenso
             yield from named_tensors(value, role)
 
 
-def caches(
-    module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> list[torch.Tensor]:
-    """Tensors handed over under a name that says what they are."""
-    named = [value for name, value in kwargs.items() if _CACHE_ARGUMENT.search(name)]
-    named += [args[i] for i in cache_positions(module) if i < len(args)]
-    return [tensor for value in named for tensor in C.tensors_in(contents(value))]
+def tensors_of_caches(caches: list[Any]) -> list[torch.Tensor]:
+    """The keys and values of earlier words, however a library keeps them."""
+    return [tensor for cache in caches for tensor in C.tensors_in(contents(cache))]
 
 
 def cache_positions(module: torch.nn.Module) -> tuple[int, ...]:

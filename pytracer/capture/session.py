@@ -167,9 +167,9 @@ class Session:
         """The user says that a step ends here."""
         C.mark_step("step")
         if self._native.count_step():
-            self.read_memory()
+            self.count_and_read_memory()
 
-    def read_memory(self) -> None:
+    def count_and_read_memory(self) -> None:
         """Tells how often the model was called and an optimizer has stepped since last time."""
         calls, steps = self._native.new_counts()
         if calls:
@@ -219,7 +219,7 @@ class Session:
 
     def _look_once_more(self) -> None:
         """What is read and labelled at the end, or when somebody looks: the end so far."""
-        self.read_memory()
+        self.count_and_read_memory()
         self.memory.end()
         self._counters["end"] = self._allocator_counters()
         labels = HOOKS.labels
