@@ -113,16 +113,24 @@ class Screen:
         self._in, self._out = sys.stdin.fileno(), sys.stdout.fileno()
         self._users: list[str] = []
         self._asked_driver = -_ASK_DRIVER_EVERY_S
+        self._leaves = False
 
     def show(self) -> None:
         """Until `q`, or until it is over."""
         with _own_terminal(self._in, self._out) as wake:
-            while not self._over():
-                catch_up(self._following, lambda: self._key(0, wake) in ("q", "resize"))
+            while not self._is_over():
+                catch_up(self._following, lambda: self._is_disturbed(0, wake))
                 self._draw()
-                key = self._key(_LOOK_EVERY_S, wake)
-                if key == "q":
-                    return
+                self._is_disturbed(0 if self._is_over() else _LOOK_EVERY_S, wake)
+
+    def _is_over(self) -> bool:
+        return self._leaves or self._over()
+
+    def _is_disturbed(self, wait_s: float, wake: int) -> bool:
+        """Within that time: by a key to leave, which stays known, or by another size."""
+        key = self._key(wait_s, wake)
+        self._leaves = self._leaves or key == "q"
+        return key != ""
 
     def _key(self, wait_s: float, wake: int) -> str:
         """What was pressed within that time; "resize" when the terminal changed its size."""
@@ -131,8 +139,7 @@ class Screen:
         except InterruptedError:
             return "resize"
         if wake in ready:
-            os.read(wake, 4096)
-            return "resize"
+            return "q" if b"q" in os.read(wake, 4096) else "resize"
         if not ready:
             return ""
         pressed = os.read(self._in, 64)
@@ -177,27 +184,31 @@ def write_all(file: int, data: bytes) -> None:
 
 @contextlib.contextmanager
 def _own_terminal(keys: int, picture: int) -> Iterator[int]:
-    """A second screen, keys as they are pressed; and a pipe that tells of a new size."""
+    """A second screen, keys as they are pressed; and a pipe that tells of a new size and of Ctrl-C.
+
+    An exception may come in the middle of a finalizer, where Python drops it: so Ctrl-C raises none.
+    """
     before = termios.tcgetattr(keys)
     wake, told = os.pipe()
     os.set_blocking(told, False)
 
-    def resized(*_: object) -> None:
+    def told_by(number: int, _: object) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.write(told, b".")
+            os.write(told, b"q" if number == signal.SIGINT else b".")
 
-    old_handler = signal.signal(signal.SIGWINCH, resized)
+    heard = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, told_by)}
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        heard[signal.SIGINT] = signal.signal(signal.SIGINT, told_by)
     try:
         tty.setcbreak(keys)
         write_all(picture, _ENTER.encode())
         yield wake
-    except KeyboardInterrupt:
-        pass  # as q
     finally:
         with contextlib.suppress(OSError):  # the terminal may be gone
             write_all(picture, _LEAVE.encode())
             termios.tcsetattr(keys, termios.TCSADRAIN, before)
-        signal.signal(signal.SIGWINCH, old_handler)
+        for number, handler in heard.items():
+            signal.signal(number, handler)
         os.close(wake)
         os.close(told)
 
