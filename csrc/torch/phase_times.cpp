@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
 #include <utility>
 
 namespace py = pybind11;
@@ -79,8 +80,11 @@ class CudaStopwatch final : public Stopwatch {
     explicit Marked(c10::DeviceIndex on) : device(on) {}
 
     ~Marked() {
-      c10::DeviceGuard current({c10::DeviceType::CUDA, device});
-      guard().destroyEvent(event, device);
+      try {
+        c10::DeviceGuard current({c10::DeviceType::CUDA, device});
+        guard().destroyEvent(event, device);
+      } catch (const std::exception&) {  // a device that has failed, or a forked child
+      }
     }
 
     Marked(const Marked&) = delete;
