@@ -153,4 +153,21 @@ def _parse_meta(text: str) -> dict[str, Any] | None:
         meta = json.loads(text) if text else {}
     except ValueError:
         return None
-    return meta if isinstance(meta, dict) else None
+    if not isinstance(meta, dict):
+        return None
+    return {_utf8(key): meta[key] if key in _FILE_NAMES else _utf8(meta[key]) for key in meta}
+
+
+# What Python read from the file system: a name that is not UTF-8 must stay as it is to be used again.
+_FILE_NAMES = frozenset({"command", "directory"})
+
+
+def _utf8(found: Any) -> Any:
+    r"""The same document, where half a character (`"\udcff"`, which JSON can hold) is written out."""
+    if isinstance(found, str):
+        return found.encode("utf-8", "backslashreplace").decode()
+    if isinstance(found, list):
+        return [_utf8(each) for each in found]
+    if isinstance(found, dict):
+        return {_utf8(key): _utf8(value) for key, value in found.items()}
+    return found

@@ -161,6 +161,16 @@ def test_a_meta_document_that_is_none_is_told_of(document: str, saved: Path) -> 
     assert loaded.health().loc["unreadable_meta"].severity == "loss"
 
 
+def test_half_a_character_in_the_meta_document_is_written_out(saved: Path) -> None:
+    chunks = chunks_of(saved)
+    document = rb'{"cuda_problem": "\ud800", "command": ["\udcff.py"]}'
+    chunks[0] = mutations.meta_chunk(document)
+    saved.write_bytes(saved.read_bytes()[:HEADER] + b"".join(mutations.with_chain(chunks)))
+    loaded = load(saved)
+    assert loaded.health().loc["no_cuda_events", "meaning"] == r"\ud800"
+    assert loaded.data.meta["command"] == ["\udcff.py"], "a file's name, to be opened again"
+
+
 @pytest.mark.parametrize("opening", ["[", '{"a":'])
 def test_a_meta_document_that_nests_without_end_is_damage(opening: str, saved: Path) -> None:
     chunks = chunks_of(saved)
