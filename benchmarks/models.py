@@ -171,6 +171,130 @@ def compiled_gpt2(device: str = "cuda", layers: int = 6) -> Workload:
     )
 
 
+def bert_large(device: str = "cuda") -> Workload:
+    """transformers' BERT-large, one sequence of 512 tokens: 24 layers of small kernels."""
+    from transformers import BertConfig, BertForMaskedLM, __version__
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
+    )
+    model = BertForMaskedLM(config).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids = torch.randint(config.vocab_size, (1, 512), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+
+    return Workload(
+        "bert-large-1x512",
+        f"BERT-large of transformers {__version__}, 1x512, bf16 autocast, AdamW fused, {device}",
+        model,
+        optimizer,
+        step,
+    )
+
+
+def resnet50(device: str = "cuda", batch: int = 8) -> Workload:
+    """torchvision's ResNet-50 with mixed precision and a gradient scaler."""
+    from torchvision.models import resnet50 as build
+
+    torch.manual_seed(0)
+    model = build().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device)
+    images = torch.randn(batch, 3, 224, 224, device=device)
+    targets = torch.randint(1000, (batch,), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.float16):
+            loss = functional.cross_entropy(model(images), targets)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    return Workload(
+        f"resnet50-{batch}",
+        f"ResNet-50, batch {batch}, fp16 autocast, SGD, {device}; the scaler waits for the GPU",
+        model,
+        optimizer,
+        step,
+    )
+
+
+def actor_and_critic(device: str = "cuda", moves: int = 16) -> Workload:
+    """A loop of reinforcement learning: two tiny networks that are called one move at a time."""
+    torch.manual_seed(0)
+    actor = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)).to(device)
+    critic = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
+    both = nn.ModuleDict({"actor": actor, "critic": critic})
+    optimizer = torch.optim.Adam(both.parameters(), lr=1e-3)
+    world = torch.randn(4, 8, 8, device=device) / 8
+    begin = torch.randn(32, 8, device=device)
+
+    def step() -> None:
+        state, states, actions, rewards = begin, [], [], []
+        with torch.no_grad():
+            for _ in range(moves):
+                action = torch.distributions.Categorical(
+                    logits=actor(state), validate_args=False
+                ).sample()
+                states.append(state)
+                actions.append(action)
+                state = torch.bmm(state[:, None], world[action])[:, 0]
+                rewards.append(state.sum(1))
+        seen, values = torch.cat(states), critic(torch.cat(states))[:, 0]
+        gain = torch.cat(rewards) - values
+        chosen = functional.log_softmax(actor(seen), 1).gather(1, torch.cat(actions)[:, None])[:, 0]
+        optimizer.zero_grad()
+        (gain.square().mean() - (gain.detach() * chosen).mean()).backward()
+        optimizer.step()
+
+    return Workload(
+        "reinforcement",
+        f"actor and critic of width 64, {moves} moves and an update, Adam, {device}",
+        both,
+        optimizer,
+        step,
+    )
+
+
+def llama_generate(device: str = "cuda", tokens: int = 16) -> Workload:
+    """A small Llama of transformers writes: no gradients, a cache that grows."""
+    from transformers import LlamaConfig, LlamaForCausalLM, __version__
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=32000,
+        hidden_size=512,
+        intermediate_size=1408,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+    )
+    model = LlamaForCausalLM(config).to(device, torch.bfloat16).eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    prompt = torch.randint(config.vocab_size, (1, 32), device=device)
+
+    def step() -> None:
+        model.generate(
+            prompt, max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
+        )
+
+    return Workload(
+        "llama-generate",
+        f"Llama of transformers {__version__}, 8 layers of width 512, generates {tokens} tokens,"
+        f" bf16, {device}",
+        model,
+        optimizer,
+        step,
+    )
+
+
 def tiny(batch: int = 4, length: int = 32) -> Workload:
     """A transformer so small that a step on the CPU is mostly dispatch: the worst case."""
     torch.manual_seed(0)

@@ -49,7 +49,16 @@ ROWS = {
     "MemTracker": "MemTracker",
 }
 MARKERS = {"attribution": "right", "ledger": "books"}
-CASE_ORDER = ("gpt2-gpu-bound", "gpt2-host-bound", "compiled-gpt2", "tiny-cpu")
+CASE_ORDER = (
+    "gpt2-gpu-bound",
+    "gpt2-host-bound",
+    "bert-large",
+    "resnet50",
+    "compiled-gpt2",
+    "generate",
+    "reinforcement",
+    "tiny-cpu",
+)
 
 
 def results() -> list[dict[str, Any]]:
@@ -59,10 +68,7 @@ def results() -> list[dict[str, Any]]:
 
 def overhead_table(cases: list[dict[str, Any]]) -> str:
     """A column per case: the median ratio to the plain step, and where it lies."""
-    titles = []
-    for case in cases:
-        plain = case["modes"]["plain"]["step_ms"]
-        titles.append(f"{case['description']}: {plain:.1f} ms")
+    titles = [case["case"] for case in cases]
     lines = [
         "| traced step over the plain step | " + " | ".join(titles) + " |",
         "|---|" + "---|" * len(cases),
@@ -84,15 +90,16 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
     lines.append("limit.")
     if any(_is_of_few(case, name) for case in cases for name in ROWS):
         lines.append(f"† Of fewer than half the blocks of its column ({_fewer(cases)}): rougher.")
-    lines.append(f"The limits: {'; '.join(_limits(case) for case in cases)}.")
+    lines += ["", *(_case_line(case) for case in cases), ""]
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")
     return "\n".join(lines)
 
 
-def _limits(case: dict[str, Any]) -> str:
-    each = ", ".join(f"{name} {limit}" for name, limit in case["limits"].items())
-    return f"{case['case'].removeprefix('gpt2-')}: {each}"
+def _case_line(case: dict[str, Any]) -> str:
+    plain = case["modes"]["plain"]["step_ms"]
+    limits = ", ".join(f"{name} {limit}" for name, limit in case["limits"].items())
+    return f"- {case['case']}: {case['description']}; {plain:.1f} ms plain. Limits: {limits}."
 
 
 def _blocks(case: dict[str, Any]) -> dict[str, int]:
