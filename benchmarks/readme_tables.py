@@ -209,6 +209,28 @@ def synchronisation_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
 
 
+def prices_table(document: dict[str, Any]) -> str:
+    """What each thing takes plainly, and what a mode adds to it."""
+    modes = {
+        "operators heard": "torch alone, telling",
+        "category": '`detail="category"`',
+        "default": "default",
+        "stacks": "`stacks=True`",
+    }
+    lines = [
+        "| microseconds | plain | " + " | ".join(f"{each} adds" for each in modes.values()) + " |",
+        "|---|" + "---:|" * (1 + len(modes)),
+    ]
+    for name, by_mode in document["prices"].items():
+        plain = by_mode["plain"]["median_ns"]
+        added = [(by_mode[mode]["median_ns"] - plain) / 1000 for mode in modes]
+        cells = " | ".join(f"{each:.2f}" for each in added)
+        lines.append(f"| {name} | {plain / 1000:.2f} | {cells} |")
+    facts = document["machine"]
+    where = f"{facts['device'] or facts['cpu']}, torch {facts['torch']}, {facts['date'][:10]}"
+    return "\n".join([*lines, "", f"Medians over {document['rounds']} rounds on {where}."])
+
+
 def install_text(document: dict[str, Any]) -> str:
     """Seconds until the first table, the older commit's in brackets."""
     ways = document["ways"]
@@ -274,6 +296,9 @@ def main() -> int:
     before = {page: page.read_text() for page in PAGES}
     after = dict(before)
     after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "overhead", overhead_table(cases))
+    for path in sorted(RESULTS.glob("prices-nvidia-*.json"))[:1]:
+        text = prices_table(json.loads(path.read_text()))
+        after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "prices", text)
     for path in sorted(RESULTS.glob("gemm-nvidia-*.json"))[:1]:
         document = json.loads(path.read_text())
         after[GEMM_PAGE] = between(after[GEMM_PAGE], "gemm", gemm_tables.vocabulary(document))

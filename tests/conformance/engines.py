@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -571,6 +572,30 @@ def weights_are_sharded(says: Says) -> None:
                 optimizer.step()
                 say_shards(says, model, optimizer)
                 optimizer.zero_grad()
+
+
+@program
+def products_are_of_eight_bits(says: Says) -> None:
+    """torchao's training in float8: weights, gradients and state are as wide as ever."""
+    pytest.importorskip("torchao", reason="float8 needs torchao", exc_type=ImportError)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 32))
+    convert_to_float8_training(model, config=Float8LinearConfig(emulate=True))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with says.traced(model, optimizer):
+        for _ in range(3):
+            x, y = torch.randn(16, 64), torch.randn(16, 32)
+            loss = F.mse_loss(model(x), y)
+            says.are("inputs/batch", x)
+            says.are("inputs/target", y)
+            loss.backward()
+            says.are("weights/parameter", *model.parameters())
+            says.are("gradients", *(p.grad for p in model.parameters()))
+            optimizer.step()
+            for state in optimizer.state.values():
+                says.are("optimizer_state/exp_avg", state["exp_avg"])
+            optimizer.zero_grad()
 
 
 # -------------------------------------------------------------------------- how a model comes to be
