@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytracer import health
 from pytracer.analysis import allocator_advice, blocks, findings, owners, phases, scopes, views
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
@@ -62,6 +63,8 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = views.peak(trace, device)
     now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
+    if health.has_holes(trace.losses):  # anything else may come of what was lost
+        return next(_out_of_memory(now), None)
     for mistake in (_out_of_memory, _unknown, _found):
         for found in mistake(now):
             return found
