@@ -249,7 +249,7 @@ def test_the_page_of_a_late_failure_counts_steps_from_the_programs_first(tmp_pat
     (saved,) = tmp_path.glob("train-oom-*.pytrace")
     loaded = pytracer.load(saved)
     assert loaded.post_mortem() in ran.stderr
-    assert " on cpu   step 60, " in loaded.table().splitlines()[0]
+    assert " on cpu   after step 59, " in loaded.table().splitlines()[0]
 
 
 def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: Path) -> None:
