@@ -399,7 +399,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
                 path = str(self.save(free_name("pytracer-oom")))
             with contextlib.suppress(ValueError):
                 path = str(Path(path).relative_to(environment.working_directory()))
-            self._say(f"{page}\nsaved     {path}; look again:  pytracer summary {path}\n")
+            look = f"look again with:\n          pytracer summary {path}"
+            self._say(f"{page}\nsaved     {path}; {look}\n")
         except Exception as problem:  # the program's own exception is what matters
             self._say(f"pytracer: the failed allocation could not be explained: {problem}\n")
 

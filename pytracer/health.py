@@ -3,6 +3,7 @@
 Nothing is lost silently. A counter that is not in this table is shown all the same.
 """
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from pytracer.schema import ACTIONS
@@ -24,6 +25,17 @@ _REPORT = "If this repeats, please report it with the trace: an event arrived th
 
 # What a file lacks as a whole.
 OF_FILES = frozenset(("truncated_file", "corrupt_file"))
+
+
+def has_holes(losses: Mapping[str, int]) -> bool:
+    """Whether rows are missing from the middle, so that what is seen may be made up of what is not.
+
+    A file without its end has none: it is right up to there.
+    """
+    return any(
+        name == "corrupt_file" or name.startswith("lost_") for name in losses if losses[name]
+    )
+
 
 # Seen twice and counted once, as is meant to be: nobody's trouble.
 HARMLESS = frozenset(("repeated_snapshots", "duplicate_seeds"))

@@ -1,10 +1,11 @@
 """What can be asked of a trace, and `load()`, which reads one back. Nothing here needs torch."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from pytracer import errors, health, snapshot
 from pytracer.trace import Trace, load as load_trace
@@ -23,6 +24,20 @@ if TYPE_CHECKING:
     from pytracer.verify import Program
 
 At = Literal["peak", "end"] | int
+_Asked = ParamSpec("_Asked")
+
+
+def _table(view: "Callable[_Asked, pd.DataFrame]") -> "Callable[_Asked, pd.DataFrame]":
+    """Of a view: its table has `.pytracer.human()`."""
+
+    @wraps(view)
+    def made(*args: _Asked.args, **kwargs: _Asked.kwargs) -> "pd.DataFrame":
+        from pytracer.export import human
+
+        human.register()
+        return view(*args, **kwargs)
+
+    return made
 
 
 def _verify() -> Any:
@@ -36,6 +51,7 @@ class Views:
     """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns.
 
     pandas leaves out columns where the screen is narrow: `print(t.steps().to_string())` has all.
+    `t.steps().pytracer.human()` has sizes and times as people read them.
     """
 
     @property
@@ -50,24 +66,28 @@ class Views:
 
         return views.peak(self.data)
 
+    @_table
     def summary(self) -> "pd.DataFrame":
         """One row per category: bytes at the peak, at its own peak and at the end."""
         from pytracer.analysis import views
 
         return views.summary(self.data)
 
+    @_table
     def allocations(self) -> "pd.DataFrame":
         """One row per allocation, in order."""
         from pytracer.analysis import views
 
         return views.allocations_frame(self.data)
 
+    @_table
     def timeline(self, by: str = "category") -> "pd.DataFrame":
         """Bytes over time, a column per category (or phase, device); index: time_ns."""
         from pytracer.analysis import views
 
         return views.timeline(self.data, by=by)
 
+    @_table
     def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
         """Who holds memory at a moment.
 
@@ -80,6 +100,7 @@ class Views:
 
         return views.by(self.data, keys, at=at)
 
+    @_table
     def steps(self) -> "pd.DataFrame":
         """One row per training step: its peak, what it left behind, how long it took.
 
@@ -89,12 +110,14 @@ class Views:
 
         return views.steps(self.data)
 
+    @_table
     def bytes_per_parameter(self) -> "pd.DataFrame":
         """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
         from pytracer.analysis import views
 
         return views.bytes_per_parameter(self.data)
 
+    @_table
     def ledger(
         self, at: Literal["peak", "end"] = "end", device: str | None = None
     ) -> "pd.DataFrame":
@@ -106,6 +129,7 @@ class Views:
 
         return ledger.frame(ledger.ledger(self.data, at, device))
 
+    @_table
     def fragmentation(
         self,
         at: At | Literal["oom"] = "peak",
@@ -228,6 +252,7 @@ class Views:
             found = replace(found, verified=_verify().what_if(traces, found, verify))
         return found
 
+    @_table
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
         import pandas as pd
@@ -262,6 +287,7 @@ class Views:
 
         return postmortem.render(self.data, width)
 
+    @_table
     def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
         """What each part cost, forward and backward: FLOPs, bytes, time, ratios and a verdict.
 
@@ -385,6 +411,7 @@ class Views:
 
         return plot.plot(self.data, ax)
 
+    @_table
     def diff(
         self,
         other: "Views | None" = None,

@@ -450,7 +450,7 @@ class Traced:
         if recording.watched:
             path = recording.last.save(free_name(f"{self._plan.name}-oom"))
             look = f"pytracer summary {shlex.quote(str(path))}"
-        return f"{page}\nsaved     {path}; look again:  {look}"
+        return f"{page}\nsaved     {path}; look again with:\n          {look}"
 
     def _not_traced(self, which: str) -> str:
         if which and not self._plan.watch:

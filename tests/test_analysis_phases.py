@@ -229,6 +229,8 @@ def test_what_follows_the_last_step_is_a_step_only_if_it_trains() -> None:
     assert len(views.step_rows(b.trace())) == 1
     with b.module("model"):
         b.alloc(5)
+    assert len(views.step_rows(b.trace())) == 1
+    training_step(b, weight)
     assert len(views.step_rows(b.trace())) == 2
 
 

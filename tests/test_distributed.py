@@ -53,6 +53,7 @@ print(json.dumps({
     "at_peak": summary.at_peak.to_dict(),
     "most": summary.own_peak.to_dict(),
     "roles": sorted(set(communication.role.dropna())),
+    "table": str(t),
     "weight_roles": sorted(set(allocations[allocations.category == "weights"].role.dropna())),
 }))
 """
@@ -93,6 +94,11 @@ def test_the_buckets_of_ddp_are_communication_and_no_activations(trained) -> Non
 
 
 @pytest.mark.slow
+def test_buckets_beside_the_gradients_have_a_hint_and_others_have_none(trained) -> None:
+    assert "gradient_as_bucket_view=True" in trained("buckets")["table"]
+    assert "gradient_as_bucket_view" not in trained("view")["table"]
+
+
 def test_buckets_that_gradients_are_views_of_are_gradients(trained) -> None:
     found = trained("view")
     assert found["at_end"]["gradients"] == 4 * found["parameters"]

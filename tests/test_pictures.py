@@ -1,5 +1,6 @@
 """What notebooks, browsers and other programs get: pages, pictures and tables of a trace."""
 
+import itertools
 import re
 import sys
 import xml.etree.ElementTree as ET
@@ -12,12 +13,12 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
 from pytracer.analysis import views
-from pytracer.export import html, parquet, series
+from pytracer.export import html, parquet, plot, series
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training
-from tests.trace_builder import TraceBuilder
+from tests.trace_builder import TraceBuilder, training_step
 
 
 @given(programs, st.integers(2, 12))
@@ -114,6 +115,40 @@ def test_the_plot_stacks_categories_and_marks_the_peak() -> None:
     assert {"weights", "activations"} <= {t.get_text() for t in axes.get_legend().get_texts()}
     axes.figure.canvas.draw()
     LoadedTrace(TraceBuilder().trace()).plot().figure.canvas.draw()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_long_idle_time_is_cut_and_marked_and_steps_have_the_room() -> None:
+    """As where the first AdamW imports half of torch: 34 of 35 seconds, in which nothing happens."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    b = TraceBuilder()
+    weight = b.seed(10)
+    training_step(b, weight)
+    b.now += 34_000_000
+    for _ in range(5):
+        training_step(b, weight)
+    axes = LoadedTrace(b.trace()).plot()
+    axes.figure.canvas.draw()
+    texts = [text.get_text() for text in axes.texts]
+    assert [text for text in texts if text.endswith(" idle, cut")] == ["34.0 ms idle, cut"]
+    assert [f"step {number}" for number in range(6) if f"step {number}" in texts] == texts[:6]
+    labels = [text.get_window_extent() for text in axes.texts[:6]]
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(labels))
+    ticks = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert len(ticks) > 2
+    assert not any(one.overlaps(other) for one, other in itertools.pairwise(ticks))
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30, unique=True))
+def test_a_cut_axis_keeps_the_order_of_times_and_leads_back_to_them(times: list[float]) -> None:
+    at = np.sort(np.array(times)).round(3)
+    scale = plot.clock(at)
+    places = scale.place(at)
+    assert (np.diff(places) >= 0).all()
+    assert places[0] == 0
+    assert places[-1] <= 1 + 1e-9
+    assert np.allclose(scale.time(places), at, atol=1e-3 + 1e-6 * float(at[-1]))
 
 
 def test_parquet_has_the_tables(tmp_path: Path) -> None:

@@ -243,13 +243,13 @@ def test_the_page_of_a_late_failure_counts_steps_from_the_programs_first(tmp_pat
     write(tmp_path, "train.py", TRAIN, "kept = []\nfor i in range(60):\n"
           "    step()\n    kept.append(torch.ones(1 << 18))\ntorch.empty(1 << 44)\n")  # fmt: skip
     ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
-    assert "out of memory on cpu   step 60, between phases" in ran.stderr
+    assert "out of memory on cpu   after step 59, between phases" in ran.stderr
     # Of 60 MiB these windows know 15: which is said.
     assert "before    What was made before step 45 is not in this page" in ran.stderr
     (saved,) = tmp_path.glob("train-oom-*.pytrace")
     loaded = pytracer.load(saved)
     assert loaded.post_mortem() in ran.stderr
-    assert " on cpu   step 60, " in loaded.table().splitlines()[0]
+    assert " on cpu   after step 59, " in loaded.table().splitlines()[0]
 
 
 def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: Path) -> None:

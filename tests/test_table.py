@@ -80,9 +80,6 @@ also 4.88 KiB on cpu
   unknown           3.00 MiB   75.0%  ██████████████████████████████████
 
 modules   model 1.00 MiB
-hint      3.00 MiB were allocated before the trace and belong to no
-          module or optimizer it knows: pass those to trace(), or start
-          it earlier.
 lost      1,234 lost_alloc: alloc events did not fit into the recording.
           Raise max_events, trace fewer steps, or write to a file with
           path=.

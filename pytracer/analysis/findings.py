@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import health
 from pytracer.analysis import allocator_advice, blocks, owners, phases, scopes, views
 from pytracer.analysis.categories import OWNED, ROLE, label_events
 from pytracer.analysis.lifetimes import allocations
@@ -82,8 +83,11 @@ def at_peak(trace: Trace, size: Size, device: str | None = None) -> Situation:
 
 
 def findings(trace: Trace, size: Size, device: str | None = None) -> list[Finding]:
-    """Everything that was found, the most bytes first."""
-    if len(allocations(trace)) == 0:
+    """Everything that was found, the most bytes first; nothing where rows of the trace were lost.
+
+    A block whose free is missing looks kept, a call whose backward is missing looks in vain.
+    """
+    if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
     now = at_peak(trace, size, device)
     least = _WORTH * now.bytes(now.alive)
@@ -422,7 +426,15 @@ def _in_vain(now: Situation, calls: _Calls) -> Mask:
     together = np.bincount(calls.backwards[calls.went_back]).max(initial=1)
     if pending.sum() <= together:
         in_vain &= ~pending
+    if _lacks_its_end(now.trace):  # perhaps amidst the pass that goes through these calls
+        finished = (tree.kind == BACKWARD) & (tree.end != NEVER)
+        in_vain &= calls.backwards < finished.sum()
     return in_vain
+
+
+def _lacks_its_end(trace: Trace) -> bool:
+    """Whether the recording was cut off: the backward of its last calls may have come."""
+    return bool(trace.losses.get("truncated_file"))
 
 
 def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
@@ -490,11 +502,20 @@ def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
     return found
 
 
+def _backwards_after(now: Situation) -> int:
+    """How many backward passes begin after the moment."""
+    tree, ticks = scopes.tree(now.trace), now.trace.events.ticks
+    moment = ticks[now.position] if now.position >= 0 else 0
+    return int((tree.begin[tree.kind == BACKWARD] > moment).sum())
+
+
 def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     """Activations that a backward had no use for, or that outlive it: a variable keeps them."""
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
         return  # without its nodes nothing is known of what a backward let go
+    if _lacks_its_end(now.trace) and _backwards_after(now) == 0:
+        return  # what its backward will need is known as it begins
     which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
     # Fast weights: the program holds them to call a module with them.
     stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")

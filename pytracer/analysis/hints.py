@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytracer import health
 from pytracer.analysis import allocator_advice, blocks, findings, owners, phases, scopes, views
 from pytracer.analysis.categories import ROLE
 from pytracer.analysis.lifetimes import allocations
@@ -62,11 +63,13 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = views.peak(trace, device)
     now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
+    if health.has_holes(trace.losses):  # anything else may come of what was lost
+        return next(_out_of_memory(now), None)
     for mistake in (_out_of_memory, _unknown, _found):
         for found in mistake(now):
             return found
     for rules in (
-        (_fused_optimizer, _fused_functions, _loss),
+        (_fused_optimizer, _fused_functions, _loss, _buckets),
         (_activations, _twins, _state, _temporaries, _cache),
     ):
         savings = [found for rule in rules for found in rule(now)]
@@ -211,6 +214,19 @@ def _loss(now: _Situation) -> Iterator[Hint]:
     """Its elements."""
     at_peak = findings.at_peak(now.trace, now.size, now.peak.device)
     yield from _told(findings.behind_numbers(at_peak))
+
+
+def _buckets(now: _Situation) -> Iterator[Hint]:
+    """Those of DistributedDataParallel, with a copy of each gradient: gradients can lie in them."""
+    alloc = allocations(now.trace)
+    bucket = (alloc.role == ROLE["bucket"]) & (alloc.category == CATEGORY["communication"])
+    amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
+    if now.trace.meta.get("ddp_buckets") and 0 < amount <= now.peak.by_category["gradients"]:
+        yield Hint(
+            f"DistributedDataParallel keeps {now.size(amount)} of buckets beside the gradients: "
+            "gradient_as_bucket_view=True keeps the gradients in them.",
+            _without(now, bucket),
+        )
 
 
 # ---------------------------------------------------------------- savings at a price

@@ -110,6 +110,20 @@ class Timeline:
         return found
 
 
+def trains_on(trace: Trace) -> bool:
+    """Whether another training step began after the last one's end, or the only one there is.
+
+    An evaluation does not: no backward comes, and its forward ends.
+    """
+    line = timeline(trace)
+    last = line.step_ends[-1] if len(line.step_ends) else np.uint64(0)
+    after = line.ticks > last
+    if len(line.step_ends) == 0:
+        return bool((after & np.isin(line.phase, (FORWARD, BACKWARD_PHASE))).any())
+    unfinished = bool(after[-1] and line.phase[-1] == FORWARD and line.of_training[-1])
+    return unfinished or bool((after & (line.phase == BACKWARD_PHASE)).any())
+
+
 def of_events(trace: Trace, ticks: U64, scope: U32) -> U8:
     """The phase of something that happened at these ticks inside these scopes."""
     return _phase(trace, scope, timeline(trace).stretch_at(ticks))

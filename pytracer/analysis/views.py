@@ -216,6 +216,26 @@ def first_step(trace: Trace) -> int:
     return known if isinstance(known, int) and 0 < known < 1 << 31 else 0
 
 
+def when(trace: Trace, peak: Peak) -> str:
+    """`step 3, in backward`; of what follows the last step, `after step 3, in evaluation`."""
+    step, line = peak.step or 0, phases.timeline(trace)
+    over = 0 < len(line.step_ends) <= step and not phases.trains_on(trace)
+    name = (
+        f"after step {first_step(trace) + step - 1}" if over else f"step {first_step(trace) + step}"
+    )
+    if peak.phase is None or peak.phase == "other":
+        return f"{name}, between phases"
+    stretch = line.stretch_at(trace.events.ticks[peak.position : peak.position + 1])
+    evaluates = peak.phase == "forward" and not line.of_training[stretch].all()
+    return f"{name}, in {'evaluation' if evaluates else peak.phase}"
+
+
+def updates_by_hand(trace: Trace) -> bool:
+    """Whether a program trains, by several backwards, and nothing says where its steps end."""
+    backwards = int((scopes.tree(trace).kind == scopes.BACKWARD).sum())
+    return backwards > 1 and len(phases.timeline(trace).step_ends) == 0
+
+
 class Highest(NamedTuple):
     """The most bytes on a device, and in which step."""
 
@@ -614,7 +634,7 @@ def bytes_before(trace: Trace, which: Mask, groups: NDArray[Any], count: int) ->
 def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
     """One row per step: its peak, what it began and ended with, how long its phases took.
 
-    What comes after the last step's end is a step of its own if a forward or backward began in it.
+    What comes after the last step's end is a step of its own if training went on; an evaluation is not.
     A phase has two times: the host's, and on CUDA the device's, which is the one to look at: the
     host runs ahead. The device's are NA where none were measured.
     """
@@ -659,7 +679,9 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     which = on_device(trace, device)
     positions, levels, at_start = _levels_of(trace, which)
     # Where each step ends: as a time, and as a number of changes.
-    ends = np.append(line.step_ends, events.ticks[-1]) if _goes_on(trace) else line.step_ends
+    ends = (
+        np.append(line.step_ends, events.ticks[-1]) if phases.trains_on(trace) else line.step_ends
+    )
     ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
     count = len(ends)
     if count == 0:
@@ -725,14 +747,6 @@ def _durations(trace: Trace) -> I64:
     last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
     found: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
     return found
-
-
-def _goes_on(trace: Trace) -> bool:
-    """Whether another step began after the last one's end."""
-    line = phases.timeline(trace)
-    last = line.step_ends[-1] if len(line.step_ends) else np.uint64(0)
-    training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
-    return bool((training & (line.ticks > last)).any())
 
 
 _FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing

@@ -2,6 +2,7 @@
 
 import argparse
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -111,7 +112,7 @@ def _fits(card: Any, imagined: Any) -> Any:
 
 
 def _show(answers: Sequence[tuple[Any, Any, Any]]) -> None:
-    from pytracer.export.table import size_text
+    from pytracer.export.table import columns, size_text
 
     first = next((imagined for _, imagined, _ in answers if imagined.trace is not None), None)
     if first is not None:
@@ -126,10 +127,10 @@ def _show(answers: Sequence[tuple[Any, Any, Any]]) -> None:
         if not fits and fits.helps is not None:
             says = f"fits with {fits.helps.settings}"
         beside = size_text(fits.beside) if card.beside else _UNKNOWN_BESIDE
-        print(
-            f"{card.name:<{width}}  {size_text(card.capacity):>8}  {says}: torch reserves "
-            f"{size_text(fits.replay.peak_reserved)}, beside it {beside}"
-        )
+        start = f"{card.name:<{width}}  {size_text(card.capacity):>8}  "
+        text = f"{says}: torch reserves {size_text(fits.replay.peak_reserved)}, beside it {beside}"
+        indent = " " * len(start)
+        print(textwrap.fill(text, columns(), initial_indent=start, subsequent_indent=indent))
 
 
 def _document(card: Any, imagined: Any, fits: Any) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _choices(found: Fits, width: int) -> Iterator[str]:
         says = "as recorded" if choice.as_recorded else ""
         if found.card is not None and choice.runs:
             says += f"{', ' if says else ''}fits"
-        yield f"{'':<{_MARGIN}}{size:>8}  {_named(choice.settings):<46}{says}"[:width]
+        yield f"{'':<{_MARGIN}}{size:>8}  {_named(choice.settings):<42}{says}"[:width]
 
 
 def _named(settings: str) -> str:

@@ -28,8 +28,7 @@ def fragment(trace: Trace, device: str | None = None) -> str:
     peak = shown.peak
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     if peak.phase is not None:
-        step = (peak.step or 0) + views.first_step(trace)
-        head += f", step {step}, {time_text(peak.time_ns)} after the start"
+        head += f", {views.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
     return "\n".join(
         [
             '<div style="font-family:sans-serif;font-size:13px">',

@@ -39,10 +39,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
 
 def _head(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
     moment, began = failed.moment, views.first_step(trace)
-    phase = f"in {moment.phase}" if moment.phase != "other" else "between phases"
-    when = (
-        f"step {(moment.step or 0) + began}, {phase}, {time_text(moment.time_ns)} after the start"
-    )
+    when = f"{views.when(trace, moment)}, {time_text(moment.time_ns)} after the start"
     yield f"out of memory on {moment.device}   {when}"[:width]
     yield ""
     asked = f"{'at least ' * failed.asked_is_least}{size_text(failed.asked)}"

@@ -17,6 +17,10 @@ _ALWAYS = CATEGORY_ORDER[:5]
 _MARGIN = 10  # width of "modules   ", "hint      ", ...
 _MOST_HOLDERS = 3
 
+_NO_STEPS = (
+    "none: no optimizer of torch's ended one. `with trace() as t:`, and t.step() where one ends."
+)
+
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 _COLORS = {
     "weights": "\x1b[34m",
@@ -130,9 +134,7 @@ def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     when = "before the first event"
     if peak.phase is not None:
-        phase = f"in {peak.phase}" if peak.phase != "other" else "between phases"
-        step = (peak.step or 0) + views.first_step(trace)
-        when = f"step {step}, {phase}, {time_text(peak.time_ns)} after the start"
+        when = f"{views.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
     if len(f"{head}   {when}") <= width:
         yield f"{paint(head, _BOLD)}   {when}"
     else:
@@ -208,7 +210,9 @@ def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
 
 
 def _times(trace: Trace, width: int) -> Iterator[str]:
-    """How long the phases of a step take: medians."""
+    """How long the phases of a step take, as medians; or why there are no steps."""
+    if views.updates_by_hand(trace):
+        yield from paragraph("steps", _NO_STEPS, width)
     found = None if "imported" in trace.meta else views.phase_medians(trace)
     if found is not None:
         parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]

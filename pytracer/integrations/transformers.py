@@ -1,4 +1,4 @@
-"""Hugging Face Trainer: `Trainer(..., callbacks=[MemoryTrace()])`."""
+"""Hugging Face Trainer: `Trainer(..., callbacks=[MemoryTrace()])`, or `report_to="pytracer"`."""
 
 import sys
 import weakref
@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.integrations import INTEGRATION_TO_CALLBACK
 
 from pytracer.integrations.callback import Callback, shows_options
 
@@ -57,3 +58,7 @@ class MemoryTrace(TrainerCallback):  # type: ignore[misc]
                 sys.excepthook = before
 
         self._leave_excepthook, sys.excepthook = leave, hook
+
+
+# Who imports this module can say TrainingArguments(report_to="pytracer"), also in a file of settings.
+INTEGRATION_TO_CALLBACK.setdefault("pytracer", MemoryTrace)

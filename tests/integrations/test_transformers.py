@@ -27,10 +27,10 @@ def a_model() -> Any:
     return transformers.GPT2LMHeadModel(config)
 
 
-def a_trainer(folder: Path, **more: Any) -> Any:
+def a_trainer(folder: Path, report_to: str = "none", **more: Any) -> Any:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder), max_steps=6, per_device_train_batch_size=4, use_cpu=True,
-        report_to="none", save_strategy="no", disable_tqdm=True, logging_steps=100,
+        report_to=report_to, save_strategy="no", disable_tqdm=True, logging_steps=100,
     )  # fmt: skip
     return transformers.Trainer(a_model(), arguments, train_dataset=Data(), **more)
 
@@ -50,6 +50,18 @@ def test_the_first_steps_are_shown_and_categories_are_exact(tmp_path, capsys) ->
     assert found["unknown"] == 0
     assert "on cpu   step" in capsys.readouterr().err
     assert (tmp_path / "run.pytrace").exists()
+
+
+def test_a_name_in_training_arguments_is_enough_once_the_module_is_imported(
+    tmp_path, monkeypatch, capsys
+) -> None:
+    import pytracer.integrations.transformers  # noqa: F401
+
+    monkeypatch.chdir(tmp_path)
+    trainer = a_trainer(tmp_path, report_to="pytracer")
+    trainer.train()
+    assert "on cpu   step" in capsys.readouterr().err
+    assert list(tmp_path.glob("*.pytrace")) == []
 
 
 def test_a_training_that_fails_fails_as_without_us_and_can_be_tried_again(tmp_path, capsys) -> None:
