@@ -25,6 +25,7 @@ class Session:
         """Whether the device's memory is to be read."""
 
     def new_counts(self) -> tuple[int, int]:
+    def own_time(self) -> list[int]: ...
         """Calls of outermost modules and optimizers' steps, since it was last asked."""
 
     def end(self) -> None: ...

@@ -175,6 +175,7 @@ std::string Session::begin(uint64_t max_events,
   recording_ = true;
   listening_->phases = std::move(phases);
   listening_->by_hooks = wants.saved_tensors;
+  listening_->from = OwnTime::read();
   wanted[id_] = wants;
   who_listens[id_] = listening_;
   list_who_listens();
@@ -191,6 +192,12 @@ std::pair<uint64_t, uint64_t> Session::new_counts() {
   std::pair<uint64_t, uint64_t> now{listening_->calls, listening_->steps};
   auto before = std::exchange(told_, now);
   return {now.first - before.first, now.second - before.second};
+}
+
+std::array<uint64_t, 3> Session::own_time() const {
+  const OwnTime::Reading& from = listening_->from;
+  OwnTime::Reading until = listening_->until.at != 0 ? listening_->until : OwnTime::read();
+  return {until.ticks - from.ticks, until.ns - from.ns, until.at - from.at};
 }
 
 // Whoever ends a session forgets it, when it has been read.
@@ -269,6 +276,20 @@ void Session::end_and_write(const std::string& meta) {
 }
 
 namespace sessions {
+
+AtMoment::AtMoment() : listening_(listening()) {
+  for (const auto& session : *listening_) {
+    if (session->until.at == 0) {
+      session->until = session->from = OwnTime::read();
+    }
+  }
+}
+
+AtMoment::~AtMoment() {
+  for (const auto& session : *listening_) {
+    session->until = OwnTime::read();
+  }
+}
 
 AllListening listening() {
   if (!all_listening()) {

@@ -31,6 +31,7 @@ Held = C.Held
 ends_always = C.ends_always
 ends_if_it_raises = C.ends_if_it_raises
 
+_OWN_TIME = ("ticks", "ns", "of_ticks")
 DETAILS = ("op", "category")
 SAVED_TENSORS = ("auto", "hooks")
 
@@ -328,7 +329,7 @@ class Session:
             "calls_problem": C.status()["calls_problem"],
             "failed": self.failed,
             "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
-            "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
+            "own_time": dict(zip(_OWN_TIME, self._native.own_time(), strict=True)),
         }
 
     def _problem_with_cuda(self) -> str:
