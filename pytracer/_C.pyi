@@ -25,8 +25,10 @@ class Session:
         """Whether the device's memory is to be read."""
 
     def new_counts(self) -> tuple[int, int]:
-    def own_time(self) -> list[int]: ...
         """Calls of outermost modules and optimizers' steps, since it was last asked."""
+
+    def own_time(self) -> list[int]:
+        """What recording computed, in ticks and in ns; from the first moment to the last, ticks."""
 
     def end(self) -> None: ...
     def read(self) -> dict[str, Any]: ...

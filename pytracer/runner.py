@@ -398,7 +398,7 @@ class Traced:
         if environment.rank() == 0 and self._plan.watch:
             from pytracer.analysis import views
 
-            self._peak = views.highest(traced.data, views.main_device(traced.data))
+            self._peak = views.highest_of_all(traced.data)
         self._tell.recorded(traced, self._path, self._file.path, self._which())
 
     def _which(self) -> str:

@@ -239,6 +239,13 @@ def highest(trace: Trace, device: str) -> Highest:
     return Highest(device, start + int(levels[at]), int(step))
 
 
+def highest_of_all(trace: Trace) -> Highest:
+    """As `highest`, on the main device."""
+    used = device_of_place(trace)[np.unique(matching.lifetimes(trace).place)]
+    each = [highest(trace, str(name)) for name in sorted(set(used))] or [Highest("cpu", 0, 0)]
+    return max(each, key=lambda one: (one.device != "cpu", one.bytes))
+
+
 def moment(trace: Trace, position: int, device: str) -> Peak:
     """What there is on the device right after the event at that position."""
     there = (device_of_place(trace) == device)[allocations(trace).place]
