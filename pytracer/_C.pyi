@@ -28,7 +28,7 @@ class Session:
         """Calls of outermost modules and optimizers' steps, since it was last asked."""
 
     def own_time(self) -> list[int]:
-        """What recording computed, in ticks and in ns; from the first moment to the last, ticks."""
+        """What recording computed, in ticks and in ns; how long in ticks; ns without a core."""
 
     def end(self) -> None: ...
     def read(self) -> dict[str, Any]: ...

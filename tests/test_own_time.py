@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import pytracer
 from pytracer._native import C
@@ -18,7 +17,7 @@ from tests.test_table import training
 
 STEPS = 60
 # A loaded machine has colder caches and slower clocks: more than this is not computing.
-FACTOR = 3
+FACTOR = 4
 
 
 def traced(steps: int = STEPS) -> Any:
@@ -67,8 +66,8 @@ def test_other_programs_on_the_machine_do_not_make_recording_look_dearer() -> No
         loaded = [own_time(traced()) for _ in range(5)]
     usual = sorted(one.ns for one in alone)[1]
     assert all(usual / FACTOR < one.ns < usual * FACTOR for one in loaded), (alone, loaded)
-    # Steps last longer then, and recording has no larger part in them.
-    assert all(0 < one.share < FACTOR * alone[0].share <= 1 for one in loaded), (alone, loaded)
+    part = sorted(one.share for one in alone)[1]
+    assert all(part / FACTOR < one.share < part * FACTOR for one in loaded), (alone, loaded)
 
 
 def compute() -> None:
@@ -106,7 +105,11 @@ def noted(ours: Any, *, between: bool = True) -> Any:
 numbers = st.one_of(st.integers(-5, 2**70), st.none(), st.text(max_size=3), st.booleans())
 
 
-@given(st.fixed_dictionaries({"ticks": numbers, "ns": numbers, "of_ticks": numbers}))
+@given(
+    st.fixed_dictionaries(
+        {"ticks": numbers, "ns": numbers, "of_ticks": numbers, "waited_ns": numbers}
+    )
+)
 def test_the_share_is_never_more_than_all_of_it(own: dict[str, Any]) -> None:
     """Whatever a file says."""
     b = training(steps=20)

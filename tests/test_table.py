@@ -62,7 +62,7 @@ empty     no allocation was seen: is the model there? devices= says where
 
 def test_two_devices_something_lost_something_unknown() -> None:
     b = TraceBuilder()
-    b.meta["own_time"] = {"ticks": 135, "ns": 0, "of_ticks": 1000}
+    b.meta["own_time"] = {"ticks": 135, "ns": 0, "of_ticks": 1000, "waited_ns": 0}
     b.losses["lost_alloc"] = 1234
     b.alloc(5000)
     b.seed(3 * MIB, device="cuda:0")
@@ -95,7 +95,12 @@ def test_what_recording_took_is_shown_only_where_it_is_known() -> None:
 
     def last_line(steps: int, own_ticks: int, status: str = "complete") -> str:
         b = training(steps=steps)
-        b.meta["own_time"] = {"ticks": own_ticks - 5_000, "ns": 5_000, "of_ticks": 1_500_000}
+        b.meta["own_time"] = {
+            "ticks": own_ticks - 5_000,
+            "ns": 5_000,
+            "of_ticks": 2_000_000,
+            "waited_ns": 500_000,
+        }
         trace = replace(b.trace(), file_report={"status": status})
         return render(trace).splitlines()[-1]
 

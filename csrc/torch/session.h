@@ -40,6 +40,8 @@ struct Listening {
   // As the first moment began and as the last one ended, or as recording began.
   OwnTime::Reading from{};
   OwnTime::Reading until{};
+  uint64_t waited_before = 0;  // for a core, by the thread of the first moment
+  pid_t thread = 0;
 
   // Counts one. True at powers of two, when the device's memory is to be read; a program that never
   // steps is read as it calls its model.
@@ -72,8 +74,9 @@ class Session {
   std::pair<uint64_t, uint64_t> new_counts();
 
   // What recording computed from the program's first moment to its last, in ticks and beside them
-  // in nanoseconds; and how long that lasted, in ticks. Of a program without moments, until now.
-  std::array<uint64_t, 3> own_time() const;
+  // in nanoseconds; how long that lasted, in ticks; and for how long of it other programs had the
+  // core, in nanoseconds. Of a program without moments, until now.
+  std::array<uint64_t, 4> own_time() const;
 
   // What there is so far; the recording goes on. Or ends it, and reads it whole.
   Recording read() const;

@@ -748,6 +748,8 @@ _FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing
 class OwnTime(NamedTuple):
     """What recording computed, and its share of the time from the first moment to the last.
 
+    Without the time in which other programs had the core: so the share is the same beside them.
+
     A moment is a call of an outermost module, a backward pass or a step. Processor time: nothing
     that its threads waited, for each other or for other programs. Without torch's own price for
     telling of every operator.
@@ -760,7 +762,7 @@ class OwnTime(NamedTuple):
 def own_time(trace: Trace) -> OwnTime | None:
     """None where it was not measured: in files by others, by killed programs, of too few calls."""
     noted = trace.meta.get("own_time")
-    ticks, ns, lasted = _whole_numbers(noted, "ticks", "ns", "of_ticks")
+    ticks, ns, lasted, waited = _whole_numbers(noted, "ticks", "ns", "of_ticks", "waited_ns")
     clock = trace.clock.ticks
     is_whole = trace.file_report.get("status", "complete") == "complete"
     calls = len(trace.events.ticks) + len(trace.scopes.ticks)  # at least
@@ -769,7 +771,7 @@ def own_time(trace: Trace) -> OwnTime | None:
     if ticks + ns <= 0 or lasted <= 0:
         return None
     ns_per_tick = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0]) / int(clock[-1] - clock[0])
-    taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick
+    taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick - waited
     # One thread computes no longer than it lasts. Of several side by side, it is all of it at most.
     return OwnTime(round(taken), taken / max(taken, whole))
 

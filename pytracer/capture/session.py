@@ -31,7 +31,7 @@ Held = C.Held
 ends_always = C.ends_always
 ends_if_it_raises = C.ends_if_it_raises
 
-_OWN_TIME = ("ticks", "ns", "of_ticks")
+_OWN_TIME = ("ticks", "ns", "of_ticks", "waited_ns")
 DETAILS = ("op", "category")
 SAVED_TENSORS = ("auto", "hooks")
 
