@@ -127,6 +127,7 @@ class Session:
             "variables": [],
         }
         self._before: dict[str, Any] = {}
+        self._own_time: list[int] = []
         self._cuda_problem = ""
 
     @property
@@ -186,6 +187,7 @@ class Session:
         if not self.running:
             self._native.end()
             return None
+        self._own_time = self._native.own_time()  # before we wait for anything ourselves
         try:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
@@ -303,6 +305,7 @@ class Session:
         return json.dumps(whole)
 
     def _whole_meta(self) -> dict[str, Any]:
+        own_time = self._own_time or self._native.own_time()
         return {
             **self.notes,
             "pytracer": __version__,
@@ -329,7 +332,7 @@ class Session:
             "calls_problem": C.status()["calls_problem"],
             "failed": self.failed,
             "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
-            "own_time": dict(zip(_OWN_TIME, self._native.own_time(), strict=True)),
+            "own_time": dict(zip(_OWN_TIME, own_time, strict=True)),
         }
 
     def _problem_with_cuda(self) -> str:
