@@ -53,7 +53,6 @@ py::dict status() {
   facts["callback_errors"] = quietly::errors();
   facts["may_read_gradients"] = calls::may_read_gradients();
   facts["quiet_passes"] = ops::quiet_passes();
-  facts["own_ticks"] = OwnTime::total.load();
   facts["ops_installed"] = ops::installed();
   facts["cpu_installed"] = cpu_allocator::installed();
   facts["calls_installed"] = calls::installed();
@@ -347,6 +346,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("phases").none(false))
       .def("count_step", &Session::count_step)
       .def("new_counts", &Session::new_counts)
+      .def("own_time", &Session::own_time)
       .def("end", &Session::end)
       .def("read", [](const Session& session) { return to_dict(session.read()); })
       .def("end_and_read", [](Session& session) { return to_dict(session.end_and_read()); })

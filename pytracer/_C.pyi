@@ -27,6 +27,9 @@ class Session:
     def new_counts(self) -> tuple[int, int]:
         """Calls of outermost modules and optimizers' steps, since it was last asked."""
 
+    def own_time(self) -> list[int]:
+        """What recording computed, in ticks and in ns; how long in ticks; ns without a core."""
+
     def end(self) -> None: ...
     def read(self) -> dict[str, Any]: ...
     def end_and_read(self) -> dict[str, Any]: ...

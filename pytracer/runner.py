@@ -299,8 +299,14 @@ class Teller(Protocol):
     def line(self, text: str) -> None:
         """One line, on every rank."""
 
-    def recorded(self, traced: Any, path: Path, which: str) -> None:
-        """The steps to keep are on disk; which they are, if the program goes on."""
+    def recorded(self, traced: Any, path: Path, file: Path, which: str) -> None:
+        """The steps to keep are on disk; which they are, if the program goes on.
+
+        `path` is the file as the person named it, `file` wherever the program has gone.
+        """
+
+    def finish(self) -> None:
+        """The program is over: what was begun beside it is to be said before anything else."""
 
     def page(self, text: str) -> None:
         """An explanation."""
@@ -357,6 +363,7 @@ class Traced:
             return
         self._counter.end()
         self._recording.end(error)
+        self._tell.finish()
         recorded = _has_tensors(self._recording.first)
         self._file.settle(recorded=recorded)
         if recorded and error is not None:
@@ -388,9 +395,11 @@ class Traced:
         if not _has_tensors(traced):
             return
         self._file.settle(recorded=True)
-        if environment.rank() == 0:
-            self._peak = traced.peak
-        self._tell.recorded(traced, self._path, self._which())
+        if environment.rank() == 0 and self._plan.watch:
+            from pytracer.analysis import views
+
+            self._peak = views.highest_of_all(traced.data)
+        self._tell.recorded(traced, self._path, self._file.path, self._which())
 
     def _which(self) -> str:
         """The steps to keep, if all have come: others may follow."""

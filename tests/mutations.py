@@ -287,7 +287,7 @@ META_KEYS = [
     "variables",
     "failed",
     "callback_errors",
-    "own_ticks",
+    "own_time",
     "cost",
     "first_step",
     "imported",

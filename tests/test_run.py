@@ -4,9 +4,11 @@ import json
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 import torch
 
 import pytracer
+from pytracer.analysis import views
 from pytracer.cli import main
 from pytracer.cli.run import without_program
 
@@ -198,6 +201,61 @@ def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> 
     assert "later" not in ran.stderr
     ran = python("-m", "pytracer", "run", "--steps", "all", "train.py", folder=tmp_path)
     assert "(--steps all" not in ran.stderr
+
+
+TIMED = """
+import json, time
+torch.set_num_threads(1)
+model = torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(150)))
+optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+took = []
+for _ in range(10):
+    before = time.process_time()
+    optimizer.zero_grad()
+    model(torch.ones(4, 16)).square().mean().backward()
+    optimizer.step()
+    took.append(time.process_time() - before)
+json.dump(took, open("took.json", "w"))
+print("over", file=sys.stderr)
+"""
+
+
+@pytest.mark.slow
+def test_no_step_of_the_program_waits_for_the_table(tmp_path: Path) -> None:
+    """What this process computes in a step: all of its threads, and no other program."""
+    write(tmp_path, "train.py", "import sys, torch\n", TIMED)
+    ran = python("-m", "pytracer", "run", "--steps", 3, "train.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.startswith("pytracer: recorded the first 3 steps; analysing ...\n")
+    assert ran.stderr.count("\nThe first 3 steps (--steps all: every step):\npeak ") == 1
+    took = json.loads((tmp_path / "took.json").read_text())
+    before = time.process_time()
+    loaded = pytracer.load(tmp_path / "train.pytrace")
+    loaded.table()
+    analysis = time.process_time() - before
+    usual = statistics.median(took)
+    assert max(took[1:]) < 3 * usual + analysis / 2, (took, analysis)
+    # The pause comes after the step's end: it is in none that was recorded.
+    lasted = [row.end_ns - row.start_ns for row in views.step_rows(loaded.data)]
+    assert len(lasted) == 3
+    assert lasted[2] < 3 * lasted[1] + 1e9 * analysis / 2, (lasted, analysis)
+
+
+def test_a_table_comes_although_the_program_has_left_its_folder(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "import os\nos.mkdir('there')\nos.chdir('there')\n",
+          "for _ in range(6): step()\n")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert "\nThe first 5 steps (--steps all: every step):\npeak " in ran.stderr
+    assert (tmp_path / "train.pytrace").exists()
+
+
+def test_where_no_process_can_be_started_the_table_comes_at_the_end(tmp_path: Path) -> None:
+    write(tmp_path, "train.py", TRAIN, "sys.executable = '/not/there'\n",
+          "for _ in range(6): step()\nprint('over', file=sys.stderr)\n")  # fmt: skip
+    ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stderr.startswith("pytracer: recorded the first 5 steps; analysing ...\nover\n\nThe")
 
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:

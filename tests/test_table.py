@@ -62,7 +62,7 @@ empty     no allocation was seen: is the model there? devices= says where
 
 def test_two_devices_something_lost_something_unknown() -> None:
     b = TraceBuilder()
-    b.meta["own_ticks"] = 135
+    b.meta["own_time"] = {"ticks": 135, "ns": 0, "of_ticks": 1000, "waited_ns": 0}
     b.losses["lost_alloc"] = 1234
     b.alloc(5000)
     b.seed(3 * MIB, device="cuda:0")
@@ -92,11 +92,19 @@ def test_what_recording_took_is_shown_only_where_it_is_known() -> None:
 
     def last_line(steps: int, own_ticks: int, status: str = "complete") -> str:
         b = training(steps=steps)
-        b.meta["own_ticks"] = own_ticks
+        b.meta["own_time"] = {
+            "ticks": own_ticks - 5_000,
+            "ns": 5_000,
+            "of_ticks": 2_000_000,
+            "waited_ns": 500_000,
+        }
         trace = replace(b.trace(), file_report={"status": status})
         return render(trace).splitlines()[-1]
 
-    assert last_line(20, 15_000) == "recorded  866 events, 500 scopes, in about 15.0 us (0.9%)"
+    assert (
+        last_line(20, 15_000)
+        == "recorded  866 events, 500 scopes, in about 15.0 us of CPU time (1.0%)"
+    )
     assert last_line(2, 15_000) == "recorded  92 events, 50 scopes"
     assert last_line(20, 0) == "recorded  866 events, 500 scopes"
     assert last_line(20, 15_000, "truncated") == "recorded  866 events, 500 scopes"
@@ -105,7 +113,8 @@ def test_what_recording_took_is_shown_only_where_it_is_known() -> None:
 @given(programs)
 def test_the_quick_look_at_a_window_finds_the_peak(trace: Trace) -> None:
     peak = views.peak(trace)
-    found = views.highest(trace, peak.device)
+    found = views.highest_of_all(trace)
+    assert found.device == peak.device
     assert (found.bytes, found.step) == (peak.bytes, peak.step or 0)
 
 

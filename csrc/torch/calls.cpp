@@ -10,6 +10,7 @@
 #include "ops.h"
 #include "quietly.h"
 #include "reads.h"
+#include "session.h"
 
 #include <pybind11/pybind11.h>
 
@@ -129,16 +130,24 @@ bool name_of(PyObject* module, uint32_t& name) {
   return true;
 }
 
-// What of ours happens at a moment. False where an exception is set that is the program's to see.
+// What of ours happens at a moment, of which each kind has its own type.
+template <class What>
+bool timed(Moments& moments, What what) {
+  static auto* const kind = new quietly::Kind;
+  quietly::Timed timed(*kind);
+  return what(moments);
+}
+
+// False where an exception is set that is the program's to see.
 template <class What>
 bool at_moment(What what) {
   std::shared_ptr<Moments> moments = moments::current();
   if (!moments) {
     return true;
   }
-  quietly::Timed timed;
+  sessions::AtMoment around;
   try {
-    return what(*moments);
+    return timed(*moments, what);
   } catch (py::error_already_set& error) {
     error.restore();
   } catch (const std::exception& error) {

@@ -20,7 +20,8 @@ namespace pytracer::quietly {
 namespace {
 
 uint64_t count = 0;  // guarded by the GIL
-thread_local bool is_timed = false;
+thread_local Timed* innermost = nullptr;
+constexpr uint64_t kLongNs = 30'000;  // less than interrupted_ticks()
 
 // Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
 PyObject* set_eval_frame(PyObject* callback) {
@@ -152,7 +153,8 @@ int raise_now(void* exception) {
 
 bool call(PyObject* callback, PyObject* const* args, size_t argc, PyObject** result) {
   IsolatedFromProgram isolated;
-  Timed timed;
+  Kind python{.is_long = true};  // never short
+  Timed timed(python);
   Py_INCREF(callback);  // another thread may replace it meanwhile
   PyObject* returned = PyObject_Vectorcall(callback, args, argc, nullptr);
   Py_DECREF(callback);
@@ -171,12 +173,36 @@ bool after_exception() {
   return forget_ours();
 }
 
-Timed::Timed() : begin_(std::exchange(is_timed, true) ? 0 : ticks_now()) {}
+Timed::Timed(Kind& kind)
+    : kind_(kind),
+      outer_(std::exchange(innermost, this)),
+      by_thread_(kind.is_long),
+      counts_(outer_ == nullptr || (by_thread_ && !outer_->by_thread_ && outer_->counts_)) {
+  OwnTime::in_longer_call = true;
+  began_at_ = ticks_now();
+  if (counts_ && by_thread_) {
+    began_ns_ = thread_ns();
+  }
+}
 
 Timed::~Timed() {
-  if (begin_ != 0) {
-    is_timed = false;
-    OwnTime::add(ticks_now() - begin_);
+  innermost = outer_;
+  OwnTime::in_longer_call = outer_ != nullptr;
+  if (!counts_) {
+    return;
+  }
+  uint64_t ticks = ticks_now() - began_at_;
+  if (by_thread_) {
+    uint64_t ns = thread_ns() - began_ns_;
+    OwnTime::add_ns(ns);
+    kind_.is_long = ns > kLongNs;
+  } else {
+    uint64_t own = ticks - std::min(ticks, inside_);
+    OwnTime::add_ticks(std::min(own, interrupted_ticks()));
+    kind_.is_long = own > interrupted_ticks();
+  }
+  if (outer_ != nullptr) {
+    outer_->inside_ += ticks;
   }
 }
 

@@ -19,17 +19,30 @@ bool call(PyObject* callback, PyObject* const* args, size_t count, PyObject** re
 // C++ of ours has left an exception set. Forgets it if it is ours; false if it is the program's.
 bool after_exception();
 
-// What tracing takes of the calling thread, from here to the end of the block. What is timed inside
-// of it is counted once.
+// Calls of one kind: by which clock the next one is timed.
+struct Kind {
+  bool is_long = false;
+};
+
+// What tracing computes on the calling thread, from here to the end of the block. What is timed
+// inside of it is counted once. The thread's own clock would cost a short call a tenth, so ticks
+// time it, until one of its kind takes long: another program may have had the core, so that one
+// counts as no more than the longest of the short ones, and the next one asks the thread's clock.
 class Timed {
  public:
-  Timed();
+  explicit Timed(Kind& kind);
   ~Timed();
   Timed(const Timed&) = delete;  // it ends once
   Timed& operator=(const Timed&) = delete;
 
  private:
-  uint64_t begin_;  // 0 inside of another one
+  Kind& kind_;
+  Timed* outer_;
+  bool by_thread_;         // its clock; else by ticks
+  bool counts_;            // else it is part of the outer one
+  uint64_t began_ns_ = 0;  // by the thread's clock
+  uint64_t began_at_;      // in ticks
+  uint64_t inside_ = 0;    // ticks that were counted as others'
 };
 
 // Where no exception can pass: the one that is set is raised as soon as Python goes on.

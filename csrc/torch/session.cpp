@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <fstream>
 #include <map>
 #include <optional>
 #include <unistd.h>
@@ -142,6 +143,14 @@ std::string apply() {
   return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
 }
 
+// For how long the calling thread could have run, and had no core; 0 where Linux does not say.
+uint64_t waited_for_a_core_ns() {
+  std::ifstream file("/proc/thread-self/schedstat");
+  uint64_t ran = 0;
+  uint64_t waited = 0;
+  return file >> ran >> waited ? waited : 0;
+}
+
 }  // namespace
 
 bool Listening::called() {
@@ -175,6 +184,7 @@ std::string Session::begin(uint64_t max_events,
   recording_ = true;
   listening_->phases = std::move(phases);
   listening_->by_hooks = wants.saved_tensors;
+  listening_->from = OwnTime::read();
   wanted[id_] = wants;
   who_listens[id_] = listening_;
   list_who_listens();
@@ -191,6 +201,14 @@ std::pair<uint64_t, uint64_t> Session::new_counts() {
   std::pair<uint64_t, uint64_t> now{listening_->calls, listening_->steps};
   auto before = std::exchange(told_, now);
   return {now.first - before.first, now.second - before.second};
+}
+
+std::array<uint64_t, 4> Session::own_time() const {
+  const OwnTime::Reading& from = listening_->from;
+  OwnTime::Reading until = listening_->until.at != 0 ? listening_->until : OwnTime::read();
+  bool knows = listening_->thread == gettid();
+  uint64_t waited = knows ? waited_for_a_core_ns() - listening_->waited_before : 0;
+  return {until.ticks - from.ticks, until.ns - from.ns, until.at - from.at, waited};
 }
 
 // Whoever ends a session forgets it, when it has been read.
@@ -269,6 +287,22 @@ void Session::end_and_write(const std::string& meta) {
 }
 
 namespace sessions {
+
+AtMoment::AtMoment() : listening_(listening()) {
+  for (const auto& session : *listening_) {
+    if (session->until.at == 0) {
+      session->thread = gettid();
+      session->waited_before = waited_for_a_core_ns();
+      session->until = session->from = OwnTime::read();
+    }
+  }
+}
+
+AtMoment::~AtMoment() {
+  for (const auto& session : *listening_) {
+    session->until = OwnTime::read();
+  }
+}
 
 AllListening listening() {
   if (!all_listening()) {

@@ -5,12 +5,14 @@
 // Python can leave something half hooked.
 #pragma once
 
+#include "../core/recorder.h"
 #include "../core/streamer.h"
 #include "ops.h"
 #include "phase_times.h"
 
 #include <Python.h>
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -35,6 +37,11 @@ struct Listening {
   bool by_hooks = false;  // it sees each save as it happens
   uint64_t calls = 0;     // of outermost modules
   uint64_t steps = 0;
+  // As the first moment began and as the last one ended, or as recording began.
+  OwnTime::Reading from{};
+  OwnTime::Reading until{};
+  uint64_t waited_before = 0;  // for a core, by the thread of the first moment
+  pid_t thread = 0;
 
   // Counts one. True at powers of two, when the device's memory is to be read; a program that never
   // steps is read as it calls its model.
@@ -66,6 +73,11 @@ class Session {
   // Calls and steps since it was last asked.
   std::pair<uint64_t, uint64_t> new_counts();
 
+  // What recording computed from the program's first moment to its last, in ticks and beside them
+  // in nanoseconds; how long that lasted, in ticks; and for how long of it other programs had the
+  // core, in nanoseconds. Of a program without moments, until now.
+  std::array<uint64_t, 4> own_time() const;
+
   // What there is so far; the recording goes on. Or ends it, and reads it whole.
   Recording read() const;
   Recording end_and_read();
@@ -93,6 +105,19 @@ uint32_t open();  // how many
 // Those that are open. A list stays as it is while somebody goes through it.
 using AllListening = std::shared_ptr<const std::vector<std::shared_ptr<Listening>>>;
 AllListening listening();
+
+// Around what is done at a moment: from the first to the last one own time is counted.
+class AtMoment {
+ public:
+  AtMoment();
+  ~AtMoment();
+  AtMoment(const AtMoment&) = delete;  // it ends once
+  AtMoment& operator=(const AtMoment&) = delete;
+
+ private:
+  AllListening listening_;
+};
+
 // Calls the counter after each optimizer's step, whether or not anything records; or no more.
 void count_steps(PyObject* counter);
 void count_no_steps(PyObject* counter);

@@ -259,6 +259,13 @@ def highest(trace: Trace, device: str) -> Highest:
     return Highest(device, start + int(levels[at]), int(step))
 
 
+def highest_of_all(trace: Trace) -> Highest:
+    """As `highest`, on the main device."""
+    used = device_of_place(trace)[np.unique(matching.lifetimes(trace).place)]
+    each = [highest(trace, str(name)) for name in sorted(set(used))] or [Highest("cpu", 0, 0)]
+    return max(each, key=lambda one: (one.device != "cpu", one.bytes))
+
+
 def moment(trace: Trace, position: int, device: str) -> Peak:
     """What there is on the device right after the event at that position."""
     there = (device_of_place(trace) == device)[allocations(trace).place]
@@ -753,10 +760,13 @@ _FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing
 
 
 class OwnTime(NamedTuple):
-    """What recording took, by timing one in 61 of its calls, and its share of the steps' time.
+    """What recording computed, and its share of the time from the first moment to the last.
 
-    Without torch's own price for telling of every operator. Where no step is known the share is of
-    the whole trace.
+    Without the time in which other programs had the core: so the share is the same beside them.
+
+    A moment is a call of an outermost module, a backward pass or a step. Processor time: nothing
+    that its threads waited, for each other or for other programs. Without torch's own price for
+    telling of every operator.
     """
 
     ns: int
@@ -765,19 +775,26 @@ class OwnTime(NamedTuple):
 
 def own_time(trace: Trace) -> OwnTime | None:
     """None where it was not measured: in files by others, by killed programs, of too few calls."""
-    ticks = trace.meta.get("own_ticks")
+    noted = trace.meta.get("own_time")
+    ticks, ns, lasted, waited = _whole_numbers(noted, "ticks", "ns", "of_ticks", "waited_ns")
     clock = trace.clock.ticks
     is_whole = trace.file_report.get("status", "complete") == "complete"
     calls = len(trace.events.ticks) + len(trace.scopes.ticks)  # at least
     if not is_whole or calls < _FEWEST_CALLS or len(clock) < 2 or clock[-1] <= clock[0]:
         return None
-    if not isinstance(ticks, int) or ticks <= 0:
+    if ticks + ns <= 0 or lasted <= 0:
         return None
-    whole = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0])
-    taken = ticks / int(clock[-1] - clock[0]) * whole
-    those = np.isin(phases.timeline(trace).phase, [PHASE[name] for name in TIMED])
-    stepping = int(_durations(trace)[those].sum())
-    return OwnTime(round(taken), taken / (stepping or whole))
+    ns_per_tick = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0]) / int(clock[-1] - clock[0])
+    taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick - waited
+    # One thread computes no longer than it lasts. Of several side by side, it is all of it at most.
+    return OwnTime(round(taken), taken / max(taken, whole))
+
+
+def _whole_numbers(noted: object, *names: str) -> list[int]:
+    """Zeros where one of them is none: a file may say anything."""
+    found = [noted.get(name) for name in names] if isinstance(noted, dict) else []
+    numbers = [one for one in found if type(one) is int and 0 <= one < 2**63]
+    return numbers if len(numbers) == len(names) else [0] * len(names)
 
 
 def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:

@@ -31,6 +31,7 @@ Held = C.Held
 ends_always = C.ends_always
 ends_if_it_raises = C.ends_if_it_raises
 
+_OWN_TIME = ("ticks", "ns", "of_ticks", "waited_ns")
 DETAILS = ("op", "category")
 SAVED_TENSORS = ("auto", "hooks")
 
@@ -126,6 +127,7 @@ class Session:
             "variables": [],
         }
         self._before: dict[str, Any] = {}
+        self._own_time: list[int] = []
         self._cuda_problem = ""
 
     @property
@@ -185,6 +187,7 @@ class Session:
         if not self.running:
             self._native.end()
             return None
+        self._own_time = self._native.own_time()  # before we wait for anything ourselves
         try:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
@@ -302,6 +305,7 @@ class Session:
         return json.dumps(whole)
 
     def _whole_meta(self) -> dict[str, Any]:
+        own_time = self._own_time or self._native.own_time()
         return {
             **self.notes,
             "pytracer": __version__,
@@ -328,7 +332,7 @@ class Session:
             "calls_problem": C.status()["calls_problem"],
             "failed": self.failed,
             "callback_errors": C.status()["callback_errors"] - self._before["callback_errors"],
-            "own_ticks": C.status()["own_ticks"] - self._before["own_ticks"],
+            "own_time": dict(zip(_OWN_TIME, own_time, strict=True)),
         }
 
     def _problem_with_cuda(self) -> str:

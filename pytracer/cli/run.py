@@ -3,13 +3,15 @@
 import argparse
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytracer import errors
-from pytracer.cli import imagine, output
+from pytracer.cli import autostart, imagine, output
 
 _RUN_HELP = """\
 Runs a script as Python would, with its arguments, and records its memory:
@@ -249,6 +251,9 @@ class Teller:
 
         self._rank, self._json, self._every = environment.rank(), json_file, every
         self._stop = stop
+        self._folders = [*filter(None, sys.path), str(Path(__file__).parents[2])]
+        self._beside: subprocess.Popen[bytes] | None = None
+        self._later: Callable[[], None] = lambda: None
         if self._rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
 
@@ -257,30 +262,49 @@ class Teller:
         if self._rank == 0:
             output.tell(f"pytracer: {text}")
 
-    def recorded(self, traced: Any, path: Path, which: str) -> None:
+    def recorded(self, traced: Any, path: Path, file: Path, which: str) -> None:
         """The table, and what to type next; with `--stop` the program ends here."""
-        if self._rank == 0:
-            self._show(traced, path, which)
+        caption = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
+        shown = Shown(str(path), str(file), caption, str(self._json or ""))
+        if self._rank == 0 and which and not self._stop:
+            self._show_beside(traced, shown, which)
+        elif self._rank == 0:
+            with output.patience("analysing"):
+                show(traced, shown)
         if self._stop and which:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
                     stream.flush()
             os._exit(0)
 
-    def _show(self, traced: Any, path: Path, which: str) -> None:
-        from pytracer.export.table import wants_color
+    def finish(self) -> None:
+        """The table is there, however short the program was."""
+        later, self._later = self._later, lambda: None
+        later()
+        if self._beside is not None:
+            self._beside.wait()
 
-        with output.patience("analysing"):
-            table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))
-        of = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
-        file = shlex.quote(str(path))
-        output.tell(f"\n{of}{table}\n\nWritten to {path}. Look again with:")
-        output.tell(f"  pytracer summary {file}")
-        output.tell(f"  pytracer export {file}    a timeline for Perfetto")
+    def _show_beside(self, traced: Any, shown: "Shown", which: str) -> None:
+        """In the middle of the program's step: another process does the work.
+
+        A thread would take the GIL from the program at each of its operators.
+        """
+        self.line(f"recorded {which}; analysing ...")
         try:
-            output.write_json(self._json, output.summary_document(traced))
-        except errors.CannotWrite as problem:  # the training goes on
-            self.line(str(problem))
+            self._beside = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-c",
+                    _SHOW_FILE.format(folders=self._folders, shown=tuple(shown)),
+                ],
+                env={name: text for name, text in os.environ.items() if name != autostart.NAME},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=sys.stderr.fileno(),
+                start_new_session=True,  # Ctrl-C is meant for the program
+            )
+        except (AttributeError, OSError, ValueError):  # no screen, or no room for a process
+            self._later = partial(show, traced, shown)
 
     def page(self, text: str) -> None:
         """Of a rank other than 0 only the last line."""
@@ -289,3 +313,52 @@ class Teller:
         else:
             last = text.splitlines()[-1]
             output.tell(f"pytracer: rank {self._rank}: {' '.join(last.split())}")
+
+
+class Shown(NamedTuple):
+    """What is shown of a file of steps."""
+
+    name: str  # as the person calls it
+    file: str  # wherever the program has gone
+    caption: str
+    json: str  # a file to write, or ""
+
+
+# Nothing of the program's folder is imported, whatever it has made of sys.path.
+_SHOW_FILE = """
+import sys
+sys.path[:] = {folders!r}
+from pytracer.cli import run
+run.show_file({shown!r})
+"""
+
+
+def show_file(what: Sequence[str]) -> None:
+    """In a process of its own, which gives way to the program."""
+    from pytracer import reading
+
+    os.nice(10)
+    output.ready_streams()
+    shown = Shown(*what)
+    try:
+        show(reading.read(Path(shown.file)), shown)
+    except errors.PytracerError as problem:  # the program has taken it away
+        output.tell(f"pytracer: {problem}")
+
+
+def show(traced: Any, shown: Shown) -> None:
+    """The table, and what to type next: at once, lest the program print in between."""
+    from pytracer.export.table import wants_color
+
+    table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))
+    file = shlex.quote(shown.name)
+    output.tell(
+        f"\n{shown.caption}{table}\n\nWritten to {shown.name}. Look again with:\n"
+        f"  pytracer summary {file}\n"
+        f"  pytracer export {file}    a timeline for Perfetto"
+    )
+    try:
+        json_file = Path(shown.json) if shown.json else None
+        output.write_json(json_file, output.summary_document(traced) if json_file else {})
+    except errors.CannotWrite as problem:  # the training goes on
+        output.tell(f"pytracer: {problem}")

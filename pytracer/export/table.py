@@ -256,7 +256,7 @@ def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
     taken = views.own_time(trace)
     if taken is not None:
-        parts.append(f"in about {time_text(taken.ns)} ({taken.share:.1%})")
+        parts.append(f"in about {time_text(taken.ns)} of CPU time ({taken.share:.1%})")
     yield from (paint(line, _DIM) for line in paragraph("recorded", ", ".join(parts), width))
 
 

@@ -31,7 +31,7 @@ OTHERS = {
     "hint": "the change that saves most for least, if one is worth it",
     "events": "allocations, frees and labels that were recorded",
     "scopes": "ops, modules and phases in which something happened",
-    "in about": "what the recording itself took of the program's time",
+    "in about": "what recording computed, and its share of the time the steps lasted",
 }
 
 

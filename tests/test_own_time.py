@@ -1,0 +1,120 @@
+"""What recording itself took: the last line of the table."""
+
+import multiprocessing
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import pytracer
+from pytracer._native import C
+from pytracer.analysis import views
+from tests.test_table import training
+
+STEPS = 60
+# A loaded machine has colder caches and slower clocks: more than this is not computing.
+FACTOR = 4
+
+
+def traced(steps: int = STEPS) -> Any:
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(20)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytracer.trace(model, optimizer, devices="cpu", report=False) as t:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(8, 32)).square().mean().backward()
+            optimizer.step()
+    return t
+
+
+def own_time(t: Any) -> views.OwnTime:
+    found = views.own_time(t.data)
+    assert found is not None
+    return found
+
+
+def _compute() -> None:
+    while True:
+        pass
+
+
+@contextmanager
+def busy_neighbours(count: int) -> Iterator[None]:
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=_compute, daemon=True) for _ in range(count)]
+    for process in processes:
+        process.start()
+    try:
+        time.sleep(1)
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+
+
+@pytest.mark.slow
+def test_other_programs_on_the_machine_do_not_make_recording_look_dearer() -> None:
+    traced()  # what is made once
+    alone = [own_time(traced()) for _ in range(3)]
+    with busy_neighbours(2 * (torch.get_num_threads() + 3)):
+        loaded = [own_time(traced()) for _ in range(5)]
+    usual = sorted(one.ns for one in alone)[1]
+    assert all(usual / FACTOR < one.ns < usual * FACTOR for one in loaded), (alone, loaded)
+    part = sorted(one.share for one in alone)[1]
+    beside = sorted(one.share for one in loaded)[2]  # the waits are read a moment after the end
+    assert part / FACTOR < beside < part * FACTOR, (alone, loaded)
+    assert all(0 < one.share <= 1 for one in loaded)
+
+
+def compute() -> None:
+    until = time.thread_time_ns() + 50_000_000
+    while time.thread_time_ns() < until:
+        pass
+
+
+def test_what_recording_waits_for_it_did_not_take() -> None:
+    """As for the GIL, or for another program that has the core."""
+    assert noted(lambda: time.sleep(0.3))["ns"] < 100_000_000
+
+
+def test_what_recording_computes_it_took() -> None:
+    assert noted(compute)["ns"] >= 50_000_000
+
+
+def test_what_is_done_after_the_last_step_is_none_of_the_steps() -> None:
+    assert noted(compute, between=False)["ns"] < 50_000_000
+
+
+def noted(ours: Any, *, between: bool = True) -> Any:
+    """What the trace says of a program in which this was done by ours, between two calls."""
+    model = torch.nn.Linear(2, 2)
+    with pytracer.trace(model, devices="cpu", report=False) as t:
+        model(torch.ones(1, 2))
+        if between:
+            C.quietly(ours)
+        model(torch.ones(1, 2))
+        if not between:
+            C.quietly(ours)
+    return t.data.meta["own_time"]
+
+
+numbers = st.one_of(st.integers(-5, 2**70), st.none(), st.text(max_size=3), st.booleans())
+
+
+@given(
+    st.fixed_dictionaries(
+        {"ticks": numbers, "ns": numbers, "of_ticks": numbers, "waited_ns": numbers}
+    )
+)
+def test_the_share_is_never_more_than_all_of_it(own: dict[str, Any]) -> None:
+    """Whatever a file says."""
+    b = training(steps=20)
+    b.meta["own_time"] = own
+    found = views.own_time(b.trace())
+    assert found is None or 0 <= found.share <= 1
