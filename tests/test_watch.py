@@ -305,6 +305,7 @@ class Terminal:
         self.code: int | None = None
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # who runs the tests may ignore Ctrl-C
             os.execvpe(command[0], command, environment(TERM="xterm-256color"))
         self.resize(columns, lines)
 

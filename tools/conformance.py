@@ -25,7 +25,7 @@ from benchmarks.readme_tables import attribution_table  # noqa: E402
 from pytracer.export.table import size_text  # noqa: E402
 from tests.conformance.cases import CASES, EXACT, Result, conform  # noqa: E402
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
-from tests.conformance.programs import MODES, run as run_program  # noqa: E402
+from tests.conformance.programs import MODES, ON_THE_CPU, run as run_program  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "conformance.md"
 
@@ -122,7 +122,7 @@ def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
     gc.freeze()  # what is imported need not be looked at between programs
     hardware = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     for name in names:
-        if device == "cpu" and name in ON_A_GPU:
+        if name in (ON_A_GPU if device == "cpu" else ON_THE_CPU):
             continue
         row: dict[str, Any] = {"name": name, "hardware": hardware, "torch": torch.__version__}
         row |= {"told": 0, "totals": 0, "wrong": {}}

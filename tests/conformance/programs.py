@@ -152,6 +152,7 @@ def saved(loss: Tensor) -> Iterator[Tensor]:
 Program = Callable[[Says], None]
 PROGRAMS: dict[str, Program] = {}
 ON_A_GPU: set[str] = set()  # those that need one
+ON_THE_CPU = {"products_are_of_eight_bits"}  # only there, where float8 is emulated
 
 # What is found in a program, and truly so: it keeps each step's tensors in a list, or a variable
 # lives through backward. In all others nothing is found.
