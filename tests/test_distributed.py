@@ -174,7 +174,7 @@ with open(f"{sys.argv[2]}.{engine.global_rank}", "w") as file:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", [1, 2, 3])
 def test_deepspeeds_shards_masters_and_buckets_are_what_they_are(
     stage: int, tmp_path: Path

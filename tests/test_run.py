@@ -136,6 +136,7 @@ def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: 
     assert len(ours.steps()) == 5
 
 
+@pytest.mark.ci
 def test_a_second_run_of_a_training_is_not_refused_and_keeps_the_first_ones_file(
     tmp_path: Path,
 ) -> None:
@@ -156,6 +157,7 @@ def test_a_second_run_of_a_training_is_not_refused_and_keeps_the_first_ones_file
     assert len(list(tmp_path.glob("*.pytrace*"))) == 3
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("force", [[], ["-f"]])
 def test_a_program_that_makes_no_tensors_leaves_no_file_and_replaces_none(
     force: list[str], tmp_path: Path
@@ -184,6 +186,7 @@ def test_a_file_stays_where_a_run_ends_before_it_records_anything(tmp_path: Path
     assert (tmp_path / "train.pytrace").read_text() == "an earlier run's"
 
 
+@pytest.mark.ci
 def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> None:
     write(tmp_path, "train.py", TRAIN,
           "for i in range(30):\n    step()\n    if i in (11, 27): torch.empty(i << 18)\n")  # fmt: skip

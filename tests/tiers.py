@@ -1,11 +1,21 @@
 """How much of a long proof runs: `make test` has ten minutes, `.ci/run` thirty, `make nightly` all night."""
 
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 TIERS = ("test", "ci", "nightly")
 TIER = os.environ.get("PYTRACER_TIER", "test")
 if TIER not in TIERS:
     raise SystemExit(f"PYTRACER_TIER={TIER} is none of the tiers: it is one of {', '.join(TIERS)}")
+
+
+def first_of(values: Iterable[Any], count: int = 1) -> list[Any]:
+    """Parameters of which `make test` has the first, and `.ci/run` all."""
+    known = list(values)
+    return known[:count] + [pytest.param(one, marks=pytest.mark.ci) for one in known[count:]]
 
 
 def by_tier(test: int, ci: int, nightly: int) -> int:

@@ -29,6 +29,7 @@ import pytest
 import torch
 
 import pytracer
+from tests.tiers import first_of
 from tests.transparency import workload
 from tests.transparency.observe import (
     MODES,
@@ -632,7 +633,7 @@ def advice_on_a_profile(device: str, block: Block) -> Any:
     return len(Conv2dBiasFollowedByBatchNorm2dPattern(profile).matched_events())
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_of(MODES))
 def test_torch_gives_the_same_advice_on_a_profile(mode: str, tmp_path: Path) -> None:
     """It looks for modules that follow one another: a frame of ours between them hides that."""
     program = Program(advice_on_a_profile, own_block=True, fresh=True)

@@ -41,7 +41,7 @@ from tests.transparency.observe import (
 )
 
 LAWS: dict[str, Program] = {}
-DEVICES: dict[str, Any] = {"cpu": (), "cuda": pytest.mark.cuda}
+DEVICES: dict[str, list[Any]] = {"cpu": [], "cuda": [pytest.mark.cuda]}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -1313,12 +1313,17 @@ def test_a_module_called_by_hand_is_seen_as_one_that_is_called() -> None:
 def rows() -> list[Any]:
     """A law, a device that has what it needs, and a mode that can hold it."""
     return [
-        pytest.param(name, device, mode, marks=DEVICES[device])
+        pytest.param(name, device, mode, marks=[*DEVICES[device], *_later(name, mode)])
         for name, program in LAWS.items()
         for device in program.devices
         for mode in MODES
         if mode != "hooks" or not program.hooks
     ]
+
+
+def _later(name: str, mode: str) -> list[Any]:
+    """Compiling takes many seconds: `make test` does it in one mode."""
+    return [pytest.mark.ci] if name.startswith("compiled") and mode != "default" else []
 
 
 @pytest.mark.parametrize(("name", "device", "mode"), rows())

@@ -23,7 +23,7 @@ import torch
 from torch.autograd.profiler import record_function
 
 import pytracer
-from tests.tiers import by_tier
+from tests.tiers import by_tier, first_of
 from tests.transparency import interrupts
 from tests.transparency.observe import (
     MODES,
@@ -171,7 +171,7 @@ def collectives_nobody_waits_for(device: str, block: Block) -> Any:
     return kept
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_of(MODES))
 @pytest.mark.parametrize(
     "run",
     [
@@ -473,7 +473,7 @@ def ends(program: str, mode: str, path: Path) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("name", OPEN_AT_THE_END)
+@pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END, 4))
 def test_a_trace_that_is_open_when_the_process_ends_says_nothing(name: str, tmp_path: Path) -> None:
     """The exit status and both outputs are those of the untraced program; its file is whole."""
     path = tmp_path / "run.pytrace"
