@@ -15,8 +15,8 @@ echo "== build"
 
 status=0
 # Those that time the GPU, or read the device as a whole, run by themselves.
-tests() { "$python" -m pytest -q -p no:benchmark -n 8 -m "cuda and not alone" tests; }
-alone() { "$python" -m pytest -q -p no:benchmark -m "cuda and alone" tests; }
+tests() { PYTRACER_TIER=ci "$python" -m pytest -q -p no:benchmark -n 8 -m "cuda and not alone" tests; }
+alone() { PYTRACER_TIER=ci "$python" -m pytest -q -p no:benchmark -m "cuda and alone" tests; }
 overhead() { "$python" benchmarks/overhead.py --out "$out"; }
 ledger() { "$python" benchmarks/ledger.py --out "$out"; }
 cost() { "$python" benchmarks/cost.py --out "$out"; }

@@ -251,7 +251,7 @@ print(len(t.allocations()), "allocations", file=sys.stderr)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_a_full_disk_is_told_and_changes_nothing(tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
     plain = limited(PLAIN_LOSSES, path, 512 * 1024)

@@ -528,7 +528,7 @@ def test_the_timer_stops_when_it_knows_enough(monkeypatch: pytest.MonkeyPatch) -
     assert steady.doubt == 0
     draw = random.Random(0)
     monkeypatch.setattr(
-        timer._clock, "once", lambda ready, pause: [draw.uniform(1, 2) for _ in ready]
+        timer._clock, "once", lambda ready, pause: [draw.uniform(1, 3) for _ in ready]
     )
     noisy = timer([Gemm(8, 8, 8, "fp32")], null=True)
     assert (noisy.stopped, len(noisy.timings[0].seconds)) == ("rounds", 40)

@@ -421,6 +421,7 @@ def test_a_sweep_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert "-f replaces it" in capsys.readouterr().err
 
 
+@pytest.mark.ci
 def test_advice_from_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     """One JSON document on stdout, whatever the verdict is on this machine."""
     words = f"gemm advise {SMALL} --vocab 33 --hidden 32 --batch 2 --seq 16 --layers 1 --json"

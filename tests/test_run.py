@@ -19,6 +19,7 @@ import pytracer
 from pytracer.analysis import views
 from pytracer.cli import main
 from pytracer.cli.run import without_program
+from tests.tiers import first_of
 
 ROOT = Path(__file__).parents[1]
 
@@ -361,7 +362,7 @@ def test_a_killed_program_leaves_a_readable_file(tmp_path: Path) -> None:
     assert loaded.peak.bytes > 0
 
 
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("closed", first_of([">&- 2>&-", "2>&-", ">&-"]))
 def test_a_program_without_a_screen_runs_as_it_would(closed: str, tmp_path: Path) -> None:
     write(tmp_path, "train.py", TRAIN, "step()\nprint('done')\n")
     command = f"{sys.executable} -m pytracer run train.py {closed}"
@@ -479,7 +480,7 @@ def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) ->
     assert_each_rank_has_a_file_and_rank_0_talks(ran, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.ci
 def test_under_accelerate_launch_too(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     write(tmp_path, "train.py", """
@@ -569,11 +570,13 @@ def test_in_a_folder_that_is_gone_a_run_is_refused_in_a_line(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     "launcher",
-    [
-        {"RANK": "3", "WORLD_SIZE": "4"},
-        {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
-        {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
-    ],
+    first_of(
+        [
+            {"RANK": "3", "WORLD_SIZE": "4"},
+            {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
+            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+        ]
+    ),
 )
 def test_a_ranks_file_is_named_and_says_as_its_launcher_does(launcher, tmp_path) -> None:
     write(tmp_path, "train.py", TRAIN, "step()\n")

@@ -81,6 +81,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.ci
 def test_a_plan_is_run_with_its_modules_checkpointed_and_needs_what_was_foretold(
     folder: Path, recordings: dict[int, Path]
 ) -> None:

@@ -15,7 +15,8 @@ if TIER not in TIERS:
 def first_of(values: Iterable[Any], count: int = 1) -> list[Any]:
     """Parameters of which `make test` has the first, and `.ci/run` all."""
     known = list(values)
-    return known[:count] + [pytest.param(one, marks=pytest.mark.ci) for one in known[count:]]
+    later = (one if isinstance(one, tuple) else (one,) for one in known[count:])
+    return known[:count] + [pytest.param(*each, marks=pytest.mark.ci) for each in later]
 
 
 def by_tier(test: int, ci: int, nightly: int) -> int:
