@@ -1,6 +1,7 @@
 """Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
 
 import textwrap
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -50,6 +51,30 @@ def test_a_plain_training_loop_has_nothing_to_find() -> None:
     with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
         for _ in range(4):
             program.step()
+    assert len(t.findings()) == 0
+
+
+def test_nothing_is_held_where_another_thread_is_in_the_midst_of_its_forward() -> None:
+    """Phases follow one thread: what the other is about to use outlives that one's backward."""
+    first, second = Program(), Program()
+    first.batch = torch.randn(512, 128)  # so that the peak is in the first's step
+    midway, over = threading.Event(), threading.Event()
+
+    def wait(*_: Any) -> None:
+        midway.set()
+        over.wait(10)
+
+    def let_the_other_go(*_: Any) -> None:
+        other.start()
+        midway.wait(10)
+
+    other = threading.Thread(target=second.step)
+    second.model[0].register_forward_hook(wait)
+    first.model[0].register_forward_hook(let_the_other_go)
+    with trace(first.model, second.model, devices="cpu", report=False) as t:
+        first.step()
+        over.set()
+        other.join()
     assert len(t.findings()) == 0
 
 

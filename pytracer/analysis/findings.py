@@ -106,6 +106,8 @@ def needless(now: Situation) -> list[Finding]:
     for group in grown:
         rest &= ~group.alike
     rows = [group.finding for group in grown]
+    if phases.training_threads(now.trace) > 1:
+        return rows  # phases follow one of them: what another is about to use looks held in vain
     for rule in (evaluation, held, late_zero_grad):
         rows += rule(now, rest)
     return rows

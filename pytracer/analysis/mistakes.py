@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis import phases, scopes, sound
-from pytracer.analysis.scopes import BACKWARD, MODULE, NODE, OPTIMIZER, Mask
+from pytracer.analysis.scopes import BACKWARD, MODULE, OPTIMIZER, Mask
 from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32
 from pytracer.trace import Trace
 
@@ -16,21 +16,13 @@ _OF_AN_OPTIMIZER = "param_groups["  # how the capture names parameters that are 
 
 def counts(trace: Trace) -> dict[str, int]:
     """How often each was made; 0 where it was not."""
+    threads = phases.training_threads(trace)
     return {
-        "training_threads": _training_threads(trace),
+        "training_threads": threads if threads > 1 else 0,
         "weights_elsewhere": _weights_elsewhere(trace),
         "foreign_parameters": _foreign_parameters(trace),
         "steps_without_backward": _steps_without_backward(trace),
     }
-
-
-def _training_threads(trace: Trace) -> int:
-    """Threads that call backward or step on their own, if there are several."""
-    tree = scopes.tree(trace)
-    passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
-    trains = (tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)
-    threads = len(np.unique(tree.thread[trains & (passes[tree.parent] == 0)]))
-    return threads if threads > 1 else 0
 
 
 def _weights_elsewhere(trace: Trace) -> int:

@@ -199,6 +199,15 @@ def main_thread(trace: Trace) -> int:
     return int(trace.events.thread[0]) if len(trace.events.thread) else 0
 
 
+@once_per_trace
+def training_threads(trace: Trace) -> int:
+    """How many threads call backward or step on their own."""
+    tree = scopes.tree(trace)
+    passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
+    trains = (tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)
+    return len(np.unique(tree.thread[trains & (passes[tree.parent] == 0)]))
+
+
 @dataclass
 class _Writer:
     """Builds the timeline, mark by mark."""
