@@ -95,6 +95,7 @@ def test_a_plan_is_run_with_its_modules_checkpointed_and_needs_what_was_foretold
     assert "no limit" in found.verified.notes[0]
 
 
+@pytest.mark.ci
 def test_what_if_is_held_against_the_program_with_that_batch(
     folder: Path, recordings: dict[int, Path]
 ) -> None:

@@ -377,7 +377,8 @@ def step_of(lines: list[str]) -> int:
 def test_in_a_terminal_it_follows_resizes_and_leaves(training: Path) -> None:
     """Every picture is whole: the same lines, each beginning and ending where it should."""
     watch = Terminal([sys.executable, "-m", "pytracer", "watch", str(training)])
-    first = watch.wait_for(lambda lines: step_of(lines) > 0)
+    # A picture may arrive in parts: its last line is its end.
+    first = watch.wait_for(lambda lines: step_of(lines) > 0 and lines[-1].startswith("q leaves"))
     assert first[0].startswith("run.pytrace   recording   step ")
     assert first[1].startswith("cpu   now ")
     assert any(line.startswith("  weights ") for line in first)

@@ -1322,8 +1322,9 @@ def rows() -> list[Any]:
 
 
 def _later(name: str, mode: str) -> list[Any]:
-    """Compiling takes many seconds: `make test` does it in one mode."""
-    return [pytest.mark.ci] if name.startswith("compiled") and mode != "default" else []
+    """Compiling takes many seconds: `make test` does it in one mode, and not with the slowest."""
+    later = mode != "default" or name == "compiled_llama_stays_compiled"
+    return [pytest.mark.ci] if name.startswith("compiled") and later else []
 
 
 @pytest.mark.parametrize(("name", "device", "mode"), rows())

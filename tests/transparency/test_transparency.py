@@ -27,13 +27,18 @@ def rows() -> list[Any]:
             device,
             mode,
             id=f"{name}-{device}-{mode}",
-            marks=DEVICES[device],
+            marks=[*DEVICES[device], *_later(program, mode)],
         )
         for name, program in PROGRAMS.items()
         for device in program.devices
         for mode in (AUTO, HOOKS_MODE)
         if mode == AUTO or not program.hooks
     ]
+
+
+def _later(program: Program, mode: str) -> list[Any]:
+    """A process of its own takes seconds: `make test` runs it in one mode."""
+    return [pytest.mark.ci] if program.fresh and mode != AUTO else []
 
 
 @pytest.mark.parametrize(("program", "device", "mode"), rows())
