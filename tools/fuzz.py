@@ -1,7 +1,7 @@
 """Feeds the readers of the C++ core with bytes nobody wrote: libFuzzer, under two sanitizers.
 
 python tools/fuzz.py                    # 15 minutes each, to benchmarks/results/fuzz-cpu.json
-python tools/fuzz.py --seconds 15 --output -     # shorter, and only to the screen
+python tools/fuzz.py --seconds 30 --output -     # shorter, and only to the screen
 
 Ends with 1 if a reader crashed, hung or took too much memory; the input is then in build/fuzz.
 """

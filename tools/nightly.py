@@ -31,6 +31,7 @@ PARTS = {
     "fuzz": ["tools/fuzz.py", "--seconds", "900"],
     "tests": ["-m", "pytest", "-n", "2", "--dist", "worksteal"],  # with Ctrl-C at every time
     "public-programs": ["tools/public_programs.py"],
+    "exports": ["benchmarks/exports.py", "--write"],
     "synchronisation": ["benchmarks/synchronisation.py"],  # needs valgrind
 }
 

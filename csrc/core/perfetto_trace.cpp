@@ -17,10 +17,12 @@ constexpr uint32_t kTrackOrdering = 11, kTrackRank = 12;
 constexpr uint32_t kCounterUnit = 3;
 constexpr uint32_t kEventCategory = 3, kEventArgument = 4, kEventType = 9, kEventName = 10;
 constexpr uint32_t kEventTrack = 11, kEventValue = 30, kEventFlow = 47, kEventFlowEnd = 48;
+// Slices that have it in common have their colour in common.
+constexpr uint32_t kEventCorrelation = 54;
 constexpr uint32_t kArgumentName = 1, kArgumentFlag = 2, kArgumentInteger = 4, kArgumentReal = 5;
 constexpr uint32_t kArgumentPointer = 7, kArgumentText = 17;
-// Of interned data: names of events, categories, names and texts of arguments.
-constexpr std::array<uint32_t, 4> kInternedField = {2, 1, 3, 29};
+// Of interned data: names of events, categories, names and texts of arguments, correlations.
+constexpr std::array<uint32_t, 5> kInternedField = {2, 1, 3, 29, 43};
 
 constexpr int kBegin = 1, kEnd = 2, kInstant = 3, kCounter = 4;
 constexpr uint64_t kExplicitOrder = 3;
@@ -207,6 +209,12 @@ void PerfettoTrace::event(int type,
     number(kEventCategory, intern(kCategory, rows->category), event_);
     number(kEventName, intern(kName, name), event_);
     arguments(*rows, row, event_);
+    if (rows->kind == ChromeRows::Kind::kLifetime) {
+      auto found = track_rows_.find(static_cast<uint64_t>(rows->thread[row]));
+      if (found != track_rows_.end()) {
+        number(kEventCorrelation, intern(kCorrelation, tracks_[found->second].name), event_);
+      }
+    }
   }
   if (is_slice) {
     auto add = [&](uint32_t field, const auto& flows) {

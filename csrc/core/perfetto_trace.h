@@ -23,7 +23,9 @@ struct PerfettoTrack {
   std::string name;
   int32_t rank;  // its place among its parent's tracks
   bool is_counter;
-  bool holds_lifetimes;  // then there are as many of it as lives overlap, numbered from its id on
+  // Then there are as many of it as lives overlap, numbered from its id on, and their bars have one
+  // colour.
+  bool holds_lifetimes;
 };
 
 // A table's rows and where they go: of slices, instants and lifetimes the `thread` column has the
@@ -52,7 +54,7 @@ class PerfettoTrace {
   using Lane = std::pair<int64_t, uint64_t>;
   using Lanes = std::priority_queue<Lane, std::vector<Lane>, std::greater<>>;
 
-  enum Interned : uint8_t { kName, kCategory, kArgument, kValue, kInternedKinds };
+  enum Interned : uint8_t { kName, kCategory, kArgument, kValue, kCorrelation, kInternedKinds };
 
   void begin(std::string& out);
   void describe(const PerfettoTrack& track, uint64_t id, std::string& out);

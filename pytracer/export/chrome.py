@@ -90,6 +90,7 @@ _MOST_SLICES = 200_000
 _MOST_SAMPLES = 50_000
 _COUNTER_BUCKETS = 5000
 _FOLDS = 2000  # slices of time, each with a bar for what is folded
+_MOST_NUMBERS = 2**63  # of a column of 64 bits
 _HEAVY = 1_000_000_000  # bytes of JSON from which Perfetto in a browser gets into trouble
 
 
@@ -943,13 +944,23 @@ def lifetime_track(process: int, category: NDArray[Any]) -> I64:
 
 
 def alike(columns: Sequence[NDArray[Any]]) -> tuple[I64, NDArray[np.intp]]:
-    """Rows that are equal in all columns have one number; and where each number comes first."""
-    number = np.zeros(len(columns[0]), np.int64)
+    """Rows that are equal in all columns have one number; and where each number comes first.
+
+    Columns have no negative numbers.
+    """
+    number, most = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        _, each = np.unique(column, return_inverse=True)
-        _, firsts, number = np.unique(
-            number * (int(each.max(initial=0)) + 1) + each, return_index=True, return_inverse=True
-        )
+        values = int(column.max(initial=0)) + 1
+        if most * values >= _MOST_NUMBERS:
+            found, number = np.unique(number, return_inverse=True)
+            most = len(found)
+        if most * values >= _MOST_NUMBERS:
+            found, column = np.unique(column, return_inverse=True)
+            values = len(found)
+        number *= values
+        number += column.astype(np.int64, copy=False)
+        most *= values
+    _, firsts, number = np.unique(number, return_index=True, return_inverse=True)
     return number, firsts
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from pytracer.analysis import blocks, devices, owners, views
 from pytracer.analysis.lifetimes import allocations
+from pytracer.export.chrome import alike
 from pytracer.export.html import printable
 from pytracer.schema import ACTION, CATEGORIES, I64, U32
 from pytracer.trace import Trace
@@ -242,21 +243,11 @@ def _raw_columns(trace: Trace, rows: Rows) -> list[NDArray[Any]]:
 
 def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
     """Numbers rows that agree in all columns; and the first row of each, in order."""
-    mixed = np.zeros(len(columns[0]), np.uint64)
-    for column in columns:
-        mixed ^= column.astype(np.uint64)
-        mixed *= np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= mixed >> np.uint64(29)
-        mixed *= np.uint64(0xBF58476D1CE4E5B9)
-        mixed ^= mixed >> np.uint64(32)
-    _, first, number = np.unique(mixed, return_index=True, return_inverse=True)
-    if not all((column[first][number] == column).all() for column in columns):
-        whole = np.stack([column.astype(np.uint64) for column in columns], axis=1)
-        _, first, number = np.unique(whole, axis=0, return_index=True, return_inverse=True)
+    number, first = alike(columns)
     by_time = np.argsort(first)
     rank = np.empty(len(first), np.uint32)
     rank[by_time] = np.arange(len(first), dtype=np.uint32)
-    kind: U32 = rank[number.reshape(-1)]
+    kind: U32 = rank[number]
     return kind, first[by_time]
 
 

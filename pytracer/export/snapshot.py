@@ -176,7 +176,7 @@ class _Device:
         _, kinds, rows = self._moves
         made = kinds == ACTION["alloc"]
         block = np.where(kinds <= ACTION["free_completed"], rows, 0)
-        other = np.full(len(rows), PHASE["other"])
+        other = np.full(len(rows), PHASE["other"], np.uint8)
         if len(self.alloc):
             phase = np.where(made, self.alloc.phase[block], self.alloc.free_phase[block])
             known = (kinds <= ACTION["free_completed"]) & (phase < len(PHASES))
