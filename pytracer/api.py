@@ -76,9 +76,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         cost: also what each operator cost, forward and backward, for `cost()`. torch.profiler
             measures it, so no other may run meanwhile, and steps take longer.
         schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
-            at `t.step()`, or at every `optimizer.step()` if that is never called. `steps()` counts
-            those that were recorded: the first one is its step 0. Of a schedule that repeats the
-            last cycle that was not cut short is kept; with `path=` each has a file.
+            at `t.step()`, or with the optimizer's if that is never called: of several that take
+            turns with the last one's. `steps()` counts those that were recorded: the first one is
+            its step 0. Of a schedule that repeats the last cycle that was not cut short is kept;
+            with `path=` each has a file.
         devices: "cpu", "cuda" or both; by default where the models are, else CUDA if there is one.
         path: write the trace to this file while recording. It can be read whatever happens. What
             the same trace records next (another call, block or cycle) goes to run.1.pytrace, ...

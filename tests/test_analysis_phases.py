@@ -1,5 +1,9 @@
 """What the program was doing when: the rules of pytracer/analysis/phases.py, one test each."""
 
+import itertools
+
+import pytest
+
 from pytracer.analysis import phases, views
 from pytracer.analysis.lifetimes import allocations
 from pytracer.schema import PHASES
@@ -208,6 +212,36 @@ def test_several_optimizers_in_a_row_end_one_step() -> None:
                 b.alloc(1)
     trace = b.trace()
     assert steps_of(trace) == [0, 0, 0, 1, 1, 1]
+
+
+def steps_ended_by(row: str) -> str:
+    """Optimizers' steps in turn, each after a forward of its own; a bar for each end of a step."""
+    b = TraceBuilder()
+    for name in row:
+        with b.module("model"), b.op("aten::mm", grad=True):
+            b.free(b.alloc(1))
+        with b.backward():
+            pass
+        with b.optimizer(f"Optimizer.step#{name}.step"):
+            b.alloc(1)
+    step = steps_of(b.trace())[1::2]  # of what each optimizer made
+    bars = ["|" if after > before else "" for before, after in itertools.pairwise(step)]
+    return "".join(map("".join, zip(row, [*bars, ""], strict=True)))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        "A|A|A|A",
+        "DG|DG|DG|DG",  # a GAN's two optimizers are one iteration
+        "DG|DG|D",  # which was cut short
+        "CAV|CAV|CAV",  # critics, actor and value
+        "D|D|D|GD|D|D|DG|D|D|DG",  # a generator that steps after every third time
+        "A|A|A|B|B|B",  # one model after the other
+    ],
+)
+def test_optimizers_that_take_turns_make_one_step(steps: str) -> None:
+    assert steps_ended_by(steps.replace("|", "")) == steps
 
 
 def test_the_users_own_marks_win_over_optimizers() -> None:

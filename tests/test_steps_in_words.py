@@ -72,6 +72,47 @@ def test_a_step_that_fails_in_its_backward_is_the_next_step() -> None:
     assert len(t.steps()) == 2
 
 
+class Gan:
+    """Two models with an optimizer each, which take turns."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.generator, self.critic = nn.Linear(8, 16), nn.Linear(16, 1)
+        models = (self.critic, self.generator)
+        self.optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+
+    def learn(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+            self.critic(self.generator(torch.randn(32, 8))).sum().backward()
+            optimizer.step()
+
+
+def test_a_gans_two_optimizers_are_one_step() -> None:
+    gan = Gan()
+
+    def run(_: trace) -> None:
+        for _step in range(4):
+            gan.learn()
+
+    t = recorded(run)
+    assert len(t.steps()) == 4
+    assert set(t.steps()["micro_steps"]) == {2}
+
+
+@pytest.mark.filterwarnings("ignore:Profiler won't be using warmup")
+@pytest.mark.parametrize("wait", [0, 2, 3])
+def test_a_schedule_counts_a_gans_two_optimizers_once(wait: int) -> None:
+    """In the first step nobody knows of the second one: what waits for one step begins within it."""
+    gan = Gan()
+    schedule = torch.profiler.schedule(wait=wait, warmup=0, active=3, repeat=1)
+    with trace(devices="cpu", report=False, schedule=schedule) as t:
+        for _ in range(wait + 5):
+            gan.learn()
+    assert len(t.steps()) == 3
+    assert set(t.steps()["micro_steps"]) == {2}
+
+
 def updated_by_hand(work: Work, t: trace, *, marked: bool) -> None:
     for _ in range(3):
         work.model(torch.randn(32, 64)).sum().backward()

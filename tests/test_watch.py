@@ -75,6 +75,26 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def gan(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A critic that steps twice for each step of a generator."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("watch") / "gan.pytrace"
+    generator, critic = nn.Linear(8, 16), nn.Linear(16, 1)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
+    with trace(generator, critic, *optimizers, path=path, report=False):
+        for i in range(STEPS):
+            critic(generator(torch.randn(32, 8)).detach()).sum().backward()
+            optimizers[1].step()
+            if i % 2:
+                critic(generator(torch.randn(32, 8))).sum().backward()
+                optimizers[0].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            time.sleep(0.01)
+    return path
+
+
 @pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "train.py"
@@ -96,9 +116,11 @@ def environment(**more: str) -> dict[str, str]:
 # ---------------------------------------------------------------- what is shown is what was
 
 
-@pytest.mark.parametrize("name", ["trained", "h200", "streamed-1.1", "streamed-1.0"])
-def test_a_recording_that_is_over_shows_what_its_summary_says(name: str, trained: Path) -> None:
-    path = trained if name == "trained" else DATA / f"{name}.pytrace"
+@pytest.mark.parametrize("name", ["trained", "gan", "h200", "streamed-1.1", "streamed-1.0"])
+def test_a_recording_that_is_over_shows_what_its_summary_says(
+    name: str, trained: Path, gan: Path
+) -> None:
+    path = {"trained": trained, "gan": gan}.get(name, DATA / f"{name}.pytrace")
     following, whole = followed(path), load(path)
     assert following.finished
     device = following.main

@@ -134,6 +134,10 @@ void Live::take(Recording& flush) {
   }
   resolve_lines();
   if (moves_.size() > kMostMoves) {  // a program without steps
+    if (pending_) {
+      close(pending_moves_, true, pending_ticks_);
+      iterations_.close();
+    }
     pending_ = false;
     close(moves_.size(), false, last_ticks_);
   }
@@ -141,7 +145,7 @@ void Live::take(Recording& flush) {
 
 void Live::end() {
   over_ = true;
-  if (pending_) {
+  if (pending_ && !iterations_.goes_on()) {
     close(pending_moves_, true, pending_ticks_);
   }
   settle_the_provisional();
@@ -266,6 +270,7 @@ void Live::add_scope(const Recording::ScopeBegins& rows, size_t row) {
       break;
     case ScopeKind::kOptimizer:
       says(LivePhase::kOptimizer);
+      scope.name = name;
       break;
     case ScopeKind::kUser:
       scope.communicates |= at_or_zero(is_collective_, name) != 0;
@@ -365,6 +370,13 @@ void Live::apply(const Mark& mark) {
     }
     pending_ = false;
   };
+  auto go_forward = [&] {
+    went_forward_ = true;
+    if (pending_ && iterations_.is_over()) {
+      close_pending();
+      iterations_.close();
+    }
+  };
   auto go_on_around = [&] {
     around_ = around_.phase == LivePhase::kOptimizer ? around_ : new_interval(LivePhase::kOther);
     interval_ = around_;
@@ -381,7 +393,7 @@ void Live::apply(const Mark& mark) {
         if (forward_.number != 0) {
           kept_[forward_.number % kRecent] = 1;
         }
-        close_pending();
+        go_forward();
         interval_ = new_interval(LivePhase::kBackward);
       } else {
         go_on_around();
@@ -393,6 +405,10 @@ void Live::apply(const Mark& mark) {
       around_ = new_interval(mark.begins ? LivePhase::kOptimizer : LivePhase::kOther);
       interval_ = around_;
       if (!mark.begins && !marked_steps_) {
+        if (iterations_.stepped(scope == nullptr ? 0 : scope->name, went_forward_)) {
+          close_pending();
+        }
+        went_forward_ = false;
         pending_ = true;
         pending_moves_ = moves_.size();
         pending_ticks_ = mark.ticks;
@@ -400,7 +416,7 @@ void Live::apply(const Mark& mark) {
       break;
     case ScopeKind::kModule:
       if (mark.begins && forward_.number == 0) {
-        close_pending();
+        go_forward();
         forward_ = interval_ = new_interval(LivePhase::kForward);
       } else if (!mark.begins && ops_seen_ && scope != nullptr && !scope->with_grad &&
                  interval_.number == forward_.number) {

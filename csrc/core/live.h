@@ -8,6 +8,7 @@
 #pragma once
 
 #include "event.h"
+#include "iterations.h"
 #include "trace_file.h"
 
 #include <array>
@@ -95,6 +96,7 @@ class Live {
     uint32_t root = 0;    // the outermost module's call
     uint32_t outer = 0;   // the outermost op: it has the line
     uint32_t caused = 0;  // the forward's module, of a node
+    uint32_t name = 0;    // of an optimizer's step
     uint32_t line = 0;    // a row of the stack table
     uint16_t thread = 0;
     ScopeKind kind = ScopeKind::kOp;
@@ -233,7 +235,9 @@ class Live {
   bool ops_seen_ = false;
 
   bool marked_steps_ = false;
-  bool pending_ = false;  // an optimizer's step ended; the next forward says whether the step did
+  bool pending_ = false;  // an optimizer's step ended, and it is not known whether the step did
+  bool went_forward_ = false;  // since then
+  Iterations iterations_;
   size_t pending_moves_ = 0;
   uint64_t pending_ticks_ = 0;
   uint64_t step_ = 0;

@@ -1,11 +1,13 @@
 #include "calls.h"
 
+#include "../core/iterations.h"
 #include "../core/recorder.h"
 #include "exchange.h"
 #include "frame_locals.h"
 #include "gradients.h"
 #include "graph.h"
 #include "imagined.h"
+#include "look.h"
 #include "moments.h"
 #include "ops.h"
 #include "quietly.h"
@@ -21,6 +23,7 @@
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -351,6 +354,61 @@ py::object stepping_optimizer() {
   return found;
 }
 
+// Counts training steps, whether or not anything records.
+class Steps {
+ public:
+  // Among the optimizers that are alive and have stepped, from 1 on; numbers of dead ones are free.
+  uint64_t number_of(PyObject* optimizer) {
+    size_t free = optimizers_.size();
+    for (size_t i = optimizers_.size(); i > 0; --i) {
+      auto found = py::reinterpret_steal<py::object>(look::referred_to(optimizers_[i - 1].ptr()));
+      if (found.ptr() == optimizer) {
+        return i;
+      }
+      free = found ? free : i - 1;
+    }
+    auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(optimizer, nullptr));
+    if (!reference) {
+      PyErr_Clear();
+      return 0;
+    }
+    optimizers_.resize(std::max(optimizers_.size(), free + 1));
+    optimizers_[free] = std::move(reference);
+    iterations_.forget(free + 1);
+    return free + 1;
+  }
+
+  // How many have ended, now that this optimizer has stepped. In the first iteration nobody knows
+  // whether another one is to follow: its first optimizer is taken for its only one.
+  int ended_by(uint64_t optimizer) {
+    int ended = 0;
+    if (iterations_.stepped(optimizer, true)) {
+      ended += is_counted_ ? 0 : 1;
+      is_counted_ = false;
+    }
+    bool is_over = iterations_.is_over();
+    if (!is_counted_ && (is_over || iterations_.is_first())) {
+      ++ended;
+      is_counted_ = true;
+    }
+    if (is_over) {
+      iterations_.close();
+      is_counted_ = false;
+    }
+    return ended;
+  }
+
+ private:
+  std::vector<py::object> optimizers_;  // weak references
+  Iterations iterations_;
+  bool is_counted_ = false;  // this iteration
+};
+
+Steps& steps() {
+  static auto* const all = new Steps;
+  return *all;
+}
+
 const void* handled_exception() {
   PyObject *type, *value, *traceback;
   PyErr_GetExcInfo(&type, &value, &traceback);
@@ -386,14 +444,23 @@ void at_step_moment(What what) {
 
 }  // namespace
 
-void Step::begin() {
+uint64_t Step::meet() {
   if (!Py_IsInitialized()) {
+    return 0;
+  }
+  WithGil locked;
+  optimizer_ = stepping_optimizer().release().ptr();
+  number_ = optimizer_ == Py_None ? 0 : steps().number_of(optimizer_);
+  return number_;
+}
+
+void Step::begin() {
+  if (optimizer_ == nullptr || !Py_IsInitialized()) {
     return;
   }
   WithGil locked;
   reads::pause();
   made_a_graph = false;
-  optimizer_ = stepping_optimizer().release().ptr();
   handled_ = handled_exception();
   if (recording.load(std::memory_order_relaxed)) {
     at_step_moment([this](Moments& now) { return now.before_step(optimizer_); });
@@ -416,9 +483,11 @@ void Step::end() {
   if (recording.load(std::memory_order_relaxed)) {
     at_step_moment([&](Moments& now) { return now.after_step(optimizer.ptr()); });
   }
-  for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
-    if (!quietly::call(counter.ptr(), nullptr, 0)) {
-      quietly::raise_later();
+  for (int ended = steps().ended_by(number_); ended > 0; --ended) {
+    for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
+      if (!quietly::call(counter.ptr(), nullptr, 0)) {
+        quietly::raise_later();
+      }
     }
   }
 }

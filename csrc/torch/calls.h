@@ -39,6 +39,9 @@ class Step {
   Step(const Step&) = delete;  // it ends once
   Step& operator=(const Step&) = delete;
 
+  // Finds whose step it is. Returns its number among the optimizers that are alive and have
+  // stepped, from 1 on; 0 where it is not known.
+  uint64_t meet();
   void begin();
   // Its annotation is left on the thread that entered it.
   void end();
@@ -46,11 +49,13 @@ class Step {
  private:
   PyObject* optimizer_ =
       nullptr;  // held by torch's own frame as well, for as long as the step lasts
+  uint64_t number_ = 0;
   const void* handled_ = nullptr;  // the exception that was being handled as it began
 };
 
-// Calls it after each optimizer's step, whether or not anything records. `counter` is what it is
-// called by; taking away one that is not there is harmless. Returns whether any is left.
+// Calls it after each training step, whether or not anything records: an optimizer's, or the last
+// one's of several that take turns. Taking away a counter that is not there is harmless. Returns
+// whether any is left.
 bool add_step_counter(PyObject* counter);
 bool remove_step_counter(PyObject* counter);
 bool remove_all_step_counters();

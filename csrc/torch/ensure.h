@@ -22,7 +22,7 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   std::shared_ptr<Session> session();
-  // Calls it after each optimizer's step, until the end.
+  // Calls it after each training step, until the end.
   void count_steps(const pybind11::function& counter);
   bool is_open() const;
   // Ends all of it. Twice is harmless.

@@ -104,7 +104,13 @@ std::unique_ptr<at::ObserverContext> enter_annotation(Recorder& recorder,
     return nullptr;
   }
   auto entered = std::make_unique<Entered>();
-  entered->annotation = std::make_shared<Annotation>(name);
+  std::string text = name;
+  if (is_step) {
+    if (uint64_t number = entered->step.meet(); number > 1) {
+      text += " " + std::to_string(number);  // two Adams are two optimizers
+    }
+  }
+  entered->annotation = std::make_shared<Annotation>(std::move(text));
   entered->owner = &thread;
   entered->is_step = is_step;
   recorder.push_annotation(

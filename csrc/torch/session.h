@@ -118,7 +118,7 @@ class AtMoment {
   AllListening listening_;
 };
 
-// Calls the counter after each optimizer's step, whether or not anything records; or no more.
+// Calls the counter after each training step, whether or not anything records; or no more.
 void count_steps(PyObject* counter);
 void count_no_steps(PyObject* counter);
 // What of the program cannot be seen, or nothing.

@@ -158,7 +158,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
     if now.peak.phase != "optimizer" or not (scratch & now.at_peak).any():
         return
     name = now.trace.strings[tree.name[around[scratch & now.at_peak][0]]]
-    kind = name.removeprefix("Optimizer.step#").removesuffix(".step")
+    kind = name.removeprefix("Optimizer.step#").partition(".step")[0]
     if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
         saved = _without(now, scratch)
         yield Hint(

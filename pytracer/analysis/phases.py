@@ -23,9 +23,9 @@ The rules, in the order in which they are tried for an event:
 An *interval* is one instance of a phase on the timeline. What interrupts it (data fetched during
 forward, a closure called by an optimizer) does not end it.
 
-A step ends where the user says `step()`; if that is never said, at the end of an optimizer's step,
-and several optimizers count once unless a forward begins between them, or in the later one's
-closure (as Lightning has it).
+A step ends where the user says `step()`; if that is never said, at the end of an optimizer's step.
+Several optimizers count once, if no forward begins between them (or in the later one's closure, as
+Lightning has it), or if they take turns: a GAN's two are one iteration.
 """
 
 from dataclasses import dataclass
@@ -399,13 +399,40 @@ def _step_ends(trace: Trace, forwards: U64) -> U64:
     found = np.flatnonzero((tree.kind == OPTIMIZER) & (tree.end != NEVER))
     found = found[np.argsort(tree.end[found], kind="stable")]
     ends = tree.end[found]
-    if len(found) == 0:
-        return ends
-    # The last of a row of optimizers ends the step: a forward begins before the next one's end.
-    before = np.searchsorted(forwards, ends[:-1])
-    then = np.searchsorted(forwards, ends[1:])
-    last: U64 = ends[np.append(then > before, True)]
-    return last
+    forwards_until = np.searchsorted(forwards, ends)
+    has_forward = np.append(False, forwards_until[1:] > forwards_until[:-1])[: len(ends)]
+    return ends[_last_of_iterations(tree.name[found].tolist(), has_forward.tolist())]
+
+
+_MOST_OPTIMIZERS = 64  # of a file with other numbers nothing is right
+
+
+def _last_of_iterations(optimizers: list[int], has_forward: list[bool]) -> list[int]:
+    """Which optimizers' steps end an iteration, as people count them: a GAN's two are one.
+
+    An iteration is over when an optimizer steps that has stepped in it already, after another
+    forward. Often that is known earlier: as soon as the last one was only ever followed by such an
+    optimizer. csrc/core/iterations.h has the same, one step at a time.
+    """
+    ends: list[int] = []
+    stepped: set[int] = set()  # in this iteration
+    followers: dict[int, set[int]] = {}
+    for i, (optimizer, forward) in enumerate(zip(optimizers, has_forward, strict=True)):
+        if i > 0:
+            last = optimizers[i - 1]
+            is_over = last in followers and followers[last] <= stepped
+            if forward and (is_over or optimizer in stepped):
+                ends.append(i - 1)
+                stepped.clear()
+            if len(known := followers.setdefault(last, set())) < _MOST_OPTIMIZERS:
+                known.add(optimizer)
+        if len(stepped) < _MOST_OPTIMIZERS:
+            stepped.add(optimizer)
+    if optimizers:
+        known = followers.get(optimizers[-1], set())
+        if not known or known & stepped:  # else it was cut short
+            ends.append(len(optimizers) - 1)
+    return ends
 
 
 @dataclass(frozen=True)

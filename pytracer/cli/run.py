@@ -23,11 +23,12 @@ Runs a script as Python would, with its arguments, and records its memory:
   torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
   accelerate launch -m pytracer run train.py
 
-A step ends at every optimizer.step(). The first steps are written to the file as they happen, so
-that a killed process leaves one. The rest is watched, 20 steps at a time and without keeping
-them: if an allocation fails later on, it is explained and saved as well, and a step that went
-higher than the first ones is named. --no-watch stops tracing after the first steps. A program
-without steps is recorded to its end; of one that makes no tensors no file is left.
+A step ends at optimizer.step(), of several that take turns at the last one's. The first steps are
+written to the file as they happen, so that a killed process leaves one. The rest is watched, 20
+steps at a time and without keeping them: if an allocation fails later on, it is explained and saved
+as well, and a step that went higher than the first ones is named. --no-watch stops tracing after
+the first steps. A program without steps is recorded to its end; of one that makes no tensors no
+file is left.
 
 Options for pytracer come before the script; what comes after it is the script's own. Its exit
 code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only

@@ -1,0 +1,81 @@
+// Steps of a program with several optimizers, as people count them: a GAN's two are one.
+//
+// An iteration is over when an optimizer steps that has stepped in it already. Often that is known
+// earlier: as soon as the last one was only ever followed by such an optimizer.
+// pytracer/analysis/phases.py has the same in Python.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <unordered_map>
+
+namespace pytracer {
+
+class Iterations {
+ public:
+  // An optimizer has stepped. Returns whether an iteration was over before: it had stepped in it,
+  // and a forward has begun since the last step.
+  bool stepped(uint64_t optimizer, bool forward_since) {
+    if (any_) {
+      std::set<uint64_t>& known = followers_[last_];
+      if (known.size() < kMost) {
+        known.insert(optimizer);
+      }
+    }
+    bool over = forward_since && now_.contains(optimizer);
+    if (over) {
+      now_.clear();
+    }
+    if (now_.size() < kMost) {
+      now_.insert(optimizer);
+    }
+    last_ = optimizer;
+    any_ = true;
+    return over;
+  }
+
+  // Of the optimizers that have followed the last one: whether there is any, all have stepped in
+  // this iteration, or none has.
+  bool is_first() const { return followers() == nullptr; }
+
+  bool is_over() const { return !is_first() && have_stepped() == followers()->size(); }
+
+  bool goes_on() const { return !is_first() && have_stepped() == 0; }
+
+  void close() { now_.clear(); }
+
+  // The number is another optimizer's from here on.
+  void forget(uint64_t optimizer) {
+    now_.erase(optimizer);
+    followers_.erase(optimizer);
+    for (auto& [_, known] : followers_) {
+      known.erase(optimizer);
+    }
+    std::erase_if(followers_, [](const auto& entry) { return entry.second.empty(); });
+    any_ = any_ && last_ != optimizer;
+  }
+
+ private:
+  static constexpr size_t kMost = 64;  // of a file with other numbers nothing is right
+
+  const std::set<uint64_t>* followers() const {
+    auto found = followers_.find(last_);
+    return found == followers_.end() ? nullptr : &found->second;
+  }
+
+  size_t have_stepped() const {
+    size_t count = 0;
+    for (uint64_t optimizer : *followers()) {
+      count += now_.count(optimizer);
+    }
+    return count;
+  }
+
+  std::set<uint64_t> now_;  // have stepped in this iteration
+  std::unordered_map<uint64_t, std::set<uint64_t>> followers_;
+  uint64_t last_ = 0;
+  bool any_ = false;
+};
+
+}  // namespace pytracer
