@@ -20,7 +20,6 @@ not measured again, unless `--again` is said. `benchmarks/readme_tables.py` make
 import argparse
 import gc
 import json
-import re
 import statistics
 import sys
 import time
@@ -39,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import architectures, models  # noqa: E402
+from benchmarks import architectures, models, slug  # noqa: E402
 from pytracer import trace  # noqa: E402
 from pytracer.analysis import cost, cost_verdicts, measured_costs  # noqa: E402
 from pytracer.cost import peaks  # noqa: E402
@@ -921,9 +920,8 @@ def main() -> int:
         parser.error("the full sizes need a GPU; --quick runs small ones here")
     began = time.monotonic()
     facts = machine(device)
-    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
     options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / f"cost-{'quick-' if options.quick else ''}{slug}.json"
+    target = options.out / f"cost-{'quick-' if options.quick else ''}{slug(facts['device'])}.json"
     report = Report(target, began + 60 * options.minutes, facts, device)
     earlier = options.resume or (target if target.exists() and not options.again else None)
     if earlier is not None:

@@ -27,7 +27,6 @@ import dataclasses
 import gc
 import json
 import random
-import re
 import statistics
 import sys
 import time
@@ -45,6 +44,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, whereve
 import models  # noqa: E402
 import overhead  # noqa: E402
 
+from benchmarks import slug  # noqa: E402
 from pytracer import errors  # noqa: E402
 from pytracer.gemm import advice, presets, shapes, sweep  # noqa: E402
 from pytracer.gemm.operands import as_asked, prepare  # noqa: E402
@@ -76,8 +76,7 @@ class Bench:
         self.facts = self.timer.facts
         self.began = time.perf_counter()
         self.until = self.began + 60 * minutes
-        slug = re.sub(r"[^a-z0-9]+", "-", self.facts.name.lower()).strip("-")
-        self.target = out / f"gemm-{slug if self.cuda else 'cpu'}.json"
+        self.target = out / f"gemm-{slug(self.facts.name) if self.cuda else 'cpu'}.json"
         self.part = ""  # that is being measured
         self.unnamed: list[tuple[dict[str, Any], Timing]] = []
         self.document: dict[str, Any] = {

@@ -29,6 +29,8 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from benchmarks import slug  # noqa: E402
+
 AT_ONCE = 5  # programs; all of them together fit on the GPU
 STEPS = 2
 Program = Callable[[str], None]
@@ -502,8 +504,7 @@ def _write(folder: Path | None, name: str, document: dict[str, Any]) -> None:
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    slug = device.lower().replace(" ", "-")
-    path = folder / f"{name}-{slug}.json"
+    path = folder / f"{name}-{slug(device)}.json"
     path.write_text(json.dumps({"machine": machine, **document}, indent=1) + "\n")
 
 

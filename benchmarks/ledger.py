@@ -18,7 +18,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -37,7 +36,7 @@ from torch.utils.checkpoint import checkpoint
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import models  # noqa: E402
+from benchmarks import models, slug  # noqa: E402
 from pytracer import (  # noqa: E402
     driver,
     errors,
@@ -412,9 +411,8 @@ def main() -> int:
     except errors.PytracerError as error:
         probed = {"error": str(error)}
     facts = machine(nvml)
-    slug = re.sub(r"[^a-z0-9]+", "-", facts["device"].lower()).strip("-")
     options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / f"ledger-{slug}.json"
+    target = options.out / f"ledger-{slug(facts['device'])}.json"
     print(f"{'MiB':<29}{'in use':>11}{'context':>11}{'residual':>11}{'limit':>11}")
     runs: list[dict[str, Any]] = []
     summary: dict[str, Any] = {}

@@ -52,6 +52,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]  # from a checkout, whereve
 import models  # noqa: E402
 
 import pytracer  # noqa: E402
+from benchmarks import slug  # noqa: E402
 from pytracer._native import C  # noqa: E402
 from pytracer.gemm import statistics as intervals  # noqa: E402
 
@@ -638,8 +639,9 @@ def main() -> int:
 
         def keep(result: dict[str, Any], case: Case = case) -> Path:
             device = result["machine"]["device"] if case.device == "cuda" else "cpu"
-            slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-            target: Path = arguments.out / f"overhead-{case.name.removesuffix('-cpu')}-{slug}.json"
+            target: Path = (
+                arguments.out / f"overhead-{case.name.removesuffix('-cpu')}-{slug(device)}.json"
+            )
             target.write_text(json.dumps(result, indent=1) + "\n")
             return target
 

@@ -35,6 +35,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks import slug  # noqa: E402
+
 MIB = 1 << 20
 BELOW = 2 * MIB  # how far below the smallest limit a run must fail
 TIMEOUT = 240  # seconds, of one run
@@ -799,11 +801,6 @@ def main() -> int:
         right = sum(map(exact, document["runs"]))
         say(f"{right} of {len(document['runs'])} exact")
     return 0
-
-
-def slug(device: str | None) -> str:
-    """nvidia-h200 of "NVIDIA H200"."""
-    return (device or "none").lower().replace(" ", "-")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ operators stand outside of modules, where `detail="category"` hears them, too.
 
 import argparse
 import json
-import re
 import statistics
 import sys
 import time
@@ -24,6 +23,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 import pytracer  # noqa: E402
+from benchmarks import slug  # noqa: E402
 from benchmarks.overhead import C, machine  # noqa: E402
 
 MODES: dict[str, dict[str, Any] | None] = {
@@ -115,8 +115,7 @@ def main() -> int:
         for name, by_mode in took.items()
     }
     here = machine()
-    slug = re.sub(r"[^a-z0-9]+", "-", (here["device"] or "cpu").lower()).strip("-")
-    target = options.out / f"prices-{slug}.json"
+    target = options.out / f"prices-{slug(here['device'] or 'cpu')}.json"
     document = {"machine": here, "rounds": rounds, "prices": prices}
     target.write_text(json.dumps(document, indent=1) + "\n")
     for name, by_mode in prices.items():

@@ -28,9 +28,9 @@ OF_FILES = frozenset(("truncated_file", "corrupt_file"))
 
 
 def has_holes(losses: Mapping[str, int]) -> bool:
-    """Whether rows are missing from the middle, so that what is seen may be made up of what is not.
+    """Whether rows are missing from the middle: what a view shows may then come from the gap.
 
-    A file without its end has none: it is right up to there.
+    A file without its end has no holes: it is right up to there.
     """
     return any(
         name == "corrupt_file" or name.startswith("lost_") for name in losses if losses[name]

@@ -73,9 +73,9 @@ class Session {
   // Calls and steps since it was last asked.
   std::pair<uint64_t, uint64_t> new_counts();
 
-  // What recording computed from the program's first moment to its last, in ticks and beside them
-  // in nanoseconds; how long that lasted, in ticks; and for how long of it other programs had the
-  // core, in nanoseconds. Of a program without moments, until now.
+  // Of the time from the program's first moment to its last, or to now if it had none: what
+  // recording computed, in ticks and in nanoseconds; how long it lasted, in ticks; and for how long
+  // of it other programs had the core, in nanoseconds.
   std::array<uint64_t, 4> own_time() const;
 
   // What there is so far; the recording goes on. Or ends it, and reads it whole.

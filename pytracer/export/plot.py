@@ -25,7 +25,7 @@ _LEAST_APART = 0.05  # of the width: labels nearer to each other would be printe
 
 @dataclass(frozen=True)
 class Clock:
-    """Where times stand on the axis, from 0 to 1, if what is idle is cut short."""
+    """Gives each time its place on the axis, from 0 to 1. Idle stretches are cut short."""
 
     times: NDArray[np.float64]  # knots: where busy and idle stretches begin and end
     places: NDArray[np.float64]
