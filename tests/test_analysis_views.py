@@ -1,7 +1,9 @@
 """The questions people ask: peaks, tables, owners, health; on traces written by hand."""
 
 import random
+import re
 import time
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -133,6 +135,17 @@ def test_the_line_is_the_users_innermost_one() -> None:
 )
 def test_which_files_are_the_users(path: str, is_users: bool) -> None:
     assert owners.is_users_file(path) is is_users
+
+
+def test_files_of_ours_that_use_torch_are_not_the_users_but_for_the_demo() -> None:
+    """In a checkout as well, which is no installed package."""
+    package = Path(owners.__file__).parents[1]
+    imports = re.compile(r"^ *import torch$", re.MULTILINE)
+    using = [path for path in package.rglob("*.py") if imports.search(path.read_text())]
+    names = {path.relative_to(package.parent).as_posix() for path in using}
+    assert len(names) > 20
+    users = {name for name in names if owners.is_users_file(f"/src/{name}")}
+    assert users == {"pytracer/demo.py"}
 
 
 def test_ops_that_only_allocate_own_nothing_for_others() -> None:

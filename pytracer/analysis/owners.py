@@ -19,8 +19,8 @@ _LIBRARY = re.compile(
     r"(^|/)(site-packages|dist-packages)/(torch|pytracer(?!/demo\.py))/"
     r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
-    r"|(^|/)pytracer/(capture|cli|integrations|claims|cost|gemm)/"
-    r"|(^|/)pytracer/(api|__main__|recording|runner|trace)\.py$|(^|/)bin/pytracer$"
+    r"|(^|/)pytracer/(capture|cli|integrations|claims|cost|gemm|imagined)/"
+    r"|(^|/)pytracer/(api|__main__|offload|recording|runner|trace|verify)\.py$|(^|/)bin/pytracer$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
 )
