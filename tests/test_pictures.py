@@ -13,7 +13,7 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
 from pytracer.analysis import views
-from pytracer.export import html, parquet, plot, series
+from pytracer.export import html, parquet, series
 from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
@@ -140,10 +140,25 @@ def test_a_long_idle_time_is_cut_and_marked_and_steps_have_the_room() -> None:
     assert not any(one.overlaps(other) for one, other in itertools.pairwise(ticks))
 
 
+def test_a_notebooks_picture_cuts_a_long_idle_time_too() -> None:
+    b = TraceBuilder()
+    weight = b.seed(10)
+    training_step(b, weight)
+    b.now += 34_000_000
+    for _ in range(5):
+        training_step(b, weight)
+    picture = html.picture(b.trace())
+    assert picture.count(">34.0 ms idle, cut</text>") == 1
+    places = re.findall(r'<text x="([\d.]+)"[^>]*>step (\d)</text>', picture)
+    assert [number for _, number in places] == list("012345")
+    at = [float(place) for place, _ in places]
+    assert all(after - before > 30 for before, after in itertools.pairwise(at))
+
+
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=30, unique=True))
 def test_a_cut_axis_keeps_the_order_of_times_and_leads_back_to_them(times: list[float]) -> None:
     at = np.sort(np.array(times)).round(3)
-    scale = plot.clock(at)
+    scale = series.clock(at)
     places = scale.place(at)
     assert (np.diff(places) >= 0).all()
     assert places[0] == 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from pytracer.analysis import views
-from pytracer.export.series import COLORS, Series, series
+from pytracer.export.series import COLORS, LEAST_APART, Series, clock, series
 from pytracer.export.table import render as table, size_text, time_text
 from pytracer.schema import CATEGORY_ORDER, I64
 from pytracer.trace import Trace
@@ -101,12 +101,12 @@ def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:
 
 def _picture(shown: Series) -> Iterator[str]:
     times = shown.times_ns
-    first, span = int(times[0]), max(int(times[-1] - times[0]), 1)
+    scale = clock(times.astype(np.float64))
     highest = max(shown.peak.bytes, 1)
     high = _HEIGHT - _TOP - _BOTTOM
 
-    def x(time: int) -> float:
-        place = (min(max(time, first), first + span) - first) / span
+    def x(time: float) -> float:
+        place = min(max(float(scale.place(time)), 0.0), 1.0)
         return round(_LEFT + (_WIDTH - _LEFT) * place, 1)
 
     def y(level: float) -> float:
@@ -134,14 +134,17 @@ def _picture(shown: Series) -> Iterator[str]:
     for band in shown.steps[: _MOST_LABELS * 20]:
         at = x(band.end_ns)
         yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-opacity="0.25"/>'
-    if len(shown.steps) <= _MOST_LABELS:
-        for band in shown.steps:
-            middle = round((x(band.begin_ns) + x(band.end_ns)) / 2, 1)
-            text = f"step {_safe(band.name)}"
+    before = 0.0
+    for band in shown.steps if len(shown.steps) <= _MOST_LABELS else ():
+        middle = round((x(band.begin_ns) + x(band.end_ns)) / 2, 1)
+        if middle - before >= LEAST_APART * _WIDTH:
+            before, text = middle, f"step {_safe(band.name)}"
             yield (
                 f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle" '
                 f'fill="currentColor">{text}</text>'
             )
+    for begin, end in scale.idle:
+        yield from _gap(x(begin), x(end), f"{time_text(round(end - begin))} idle, cut")
     at = x(shown.peak.time_ns)
     yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-dasharray="3 2"/>'
     anchor = "end" if at > _WIDTH - 100 else "start"
@@ -150,6 +153,19 @@ def _picture(shown: Series) -> Iterator[str]:
         f"peak {size_text(shown.peak.bytes)}</text>"
     )
     yield "</svg>"
+
+
+def _gap(left: float, right: float, text: str) -> Iterator[str]:
+    """A stretch of time that is cut short."""
+    middle, high = round((left + right) / 2, 1), _HEIGHT - _TOP - _BOTTOM
+    yield (
+        f'<rect x="{left}" y="{_TOP}" width="{right - left:.1f}" height="{high}" fill="#888" '
+        f'fill-opacity="0.5"><title>{text}</title></rect>'
+    )
+    yield (
+        f'<text transform="translate({middle + 3},{_TOP + high / 2}) rotate(-90)" '
+        f'text-anchor="middle" fill="currentColor">{text}</text>'
+    )
 
 
 def _area(xs: list[float], below: I64, above: I64, y: Callable[[float], float]) -> str:

@@ -1,13 +1,11 @@
 """A trace as a picture by matplotlib: stacked categories over time, long idle times cut short."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytracer import errors
-from pytracer.export.series import COLORS, series
+from pytracer.export.series import COLORS, LEAST_APART, Clock, clock, series
 from pytracer.export.table import size_text, time_text
 from pytracer.trace import Trace
 
@@ -18,45 +16,6 @@ _POINTS = 2000
 _MOST_STEPS = 30  # beyond, their bands are noise
 _PHASES = {"forward": 0.10, "backward": 0.22, "recompute": 0.16, "optimizer": 0.30}
 _MIB = 2**20
-_IDLE = 0.1  # of the whole time without an event: it is cut, and marked
-_LEFT_OF_IT = 0.03  # of the busy time's width
-_LEAST_APART = 0.05  # of the width: labels nearer to each other would be printed over each other
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Gives each time its place on the axis, from 0 to 1. Idle stretches are cut short."""
-
-    times: NDArray[np.float64]  # knots: where busy and idle stretches begin and end
-    places: NDArray[np.float64]
-    idle: tuple[tuple[float, float], ...]
-
-    def place(self, time: Any) -> Any:
-        """On the axis."""
-        return np.interp(time, self.times, self.places)
-
-    def time(self, place: Any) -> Any:
-        """What stands there."""
-        return np.interp(place, self.places, self.times)
-
-
-def clock(times: NDArray[np.float64]) -> Clock:
-    """Of rising times at which something happened."""
-    first, last = (float(times[0]), float(times[-1])) if len(times) else (0.0, 0.0)
-    whole = max(last - first, 1e-9)
-    long = np.flatnonzero(np.diff(times) > _IDLE * whole)
-    idle = tuple((float(times[i]), float(times[i + 1])) for i in long)
-    busy = max(whole - sum(end - begin for begin, end in idle), _LEFT_OF_IT * whole)
-    knots = np.array([first, *(time for gap in idle for time in gap), first + whole])
-    widths = np.diff(knots)
-    widths[1::2] = _LEFT_OF_IT * busy
-    places = np.append(0.0, np.cumsum(widths / widths.sum()))
-    # Further on at either side, for who looks beyond.
-    return Clock(
-        np.concatenate([[first - whole], knots, [first + 2 * whole]]),
-        np.concatenate([[-1.0], places, [2.0]]),
-        idle,
-    )
 
 
 def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "Axes":
@@ -102,7 +61,7 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
         for step in shown.steps:
             axes.axvline(step.end_ns / 1e6, color="0.5", linewidth=0.6, linestyle=":")
             middle = scale.place(np.array([step.begin_ns, step.end_ns]) / 1e6).mean()
-            if middle - before >= _LEAST_APART:
+            if middle - before >= LEAST_APART:
                 before, at = middle, scale.time(middle)
                 axes.text(at, 1.01, f"step {step.name}", transform=strip, ha="center", fontsize=8)
     peak = shown.peak
@@ -153,7 +112,7 @@ def _cut(axes: Any, scale: Clock, strip: Any) -> None:
         bins = max(round(8 * float(scale.place(end) - scale.place(begin))), 1)
         found = MaxNLocator(bins).tick_values(begin, end)
         for tick in found[(found >= begin) & (found <= end)]:
-            if not ticks or scale.place(tick) - scale.place(ticks[-1]) >= _LEAST_APART:
+            if not ticks or scale.place(tick) - scale.place(ticks[-1]) >= LEAST_APART:
                 ticks.append(float(tick))
     axes.set_xticks(ticks, [f"{tick:,.6g}" for tick in ticks])
     axes.minorticks_off()

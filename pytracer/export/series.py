@@ -1,6 +1,7 @@
 """A trace's categories over time, with as many points as a picture has."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,11 @@ COLORS = {
     "functional": "#8899aa",
     "unknown": "#dd4433",
 }
+
+
+_IDLE = 0.1  # of the whole time without an event: it is cut, and marked
+_LEFT_OF_IT = 0.03  # of the busy time's width
+LEAST_APART = 0.05  # of the width: labels nearer to each other would be printed over each other
 
 
 @dataclass(frozen=True)
@@ -144,3 +150,42 @@ def _main_thread(tree: scopes.Tree) -> int:
     """The thread that calls most modules."""
     callers = tree.thread[tree.kind == scopes.MODULE]
     return int(np.bincount(callers).argmax()) if len(callers) else 0
+
+
+# ---------------------------------------------------------------- the axis
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Gives each time its place on the axis, from 0 to 1. Idle stretches are cut short."""
+
+    times: NDArray[np.float64]  # knots: where busy and idle stretches begin and end
+    places: NDArray[np.float64]
+    idle: tuple[tuple[float, float], ...]
+
+    def place(self, time: Any) -> Any:
+        """On the axis."""
+        return np.interp(time, self.times, self.places)
+
+    def time(self, place: Any) -> Any:
+        """What stands there."""
+        return np.interp(place, self.places, self.times)
+
+
+def clock(times: NDArray[np.float64]) -> Clock:
+    """Of rising times at which something happened."""
+    first, last = (float(times[0]), float(times[-1])) if len(times) else (0.0, 0.0)
+    whole = max(last - first, 1e-9)
+    long = np.flatnonzero(np.diff(times) > _IDLE * whole)
+    idle = tuple((float(times[i]), float(times[i + 1])) for i in long)
+    busy = max(whole - sum(end - begin for begin, end in idle), _LEFT_OF_IT * whole)
+    knots = np.array([first, *(time for gap in idle for time in gap), first + whole])
+    widths = np.diff(knots)
+    widths[1::2] = _LEFT_OF_IT * busy
+    places = np.append(0.0, np.cumsum(widths / widths.sum()))
+    # Further on at either side, for who looks beyond.
+    return Clock(
+        np.concatenate([[first - whole], knots, [first + 2 * whole]]),
+        np.concatenate([[-1.0], places, [2.0]]),
+        idle,
+    )
