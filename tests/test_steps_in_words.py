@@ -2,6 +2,7 @@
 
 import contextlib
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,6 +112,14 @@ def test_a_schedule_counts_a_gans_two_optimizers_once(wait: int) -> None:
             gan.learn()
     assert len(t.steps()) == 3
     assert set(t.steps()["micro_steps"]) == {2}
+
+
+def test_no_optimizer_is_referred_to_when_its_steps_are_counted_no_more() -> None:
+    gan = Gan()
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)
+    for options in ({}, {"schedule": schedule}):
+        recorded(lambda _: [gan.learn() for _ in range(4)], **options)
+        assert [weakref.getweakrefcount(optimizer) for optimizer in gan.optimizers] == [0, 0]
 
 
 def updated_by_hand(work: Work, t: trace, *, marked: bool) -> None:

@@ -506,11 +506,15 @@ bool add_step_counter(PyObject* counter) {
 
 bool remove_step_counter(PyObject* counter) {
   std::erase_if(step_counters(), [counter](const auto& known) { return known.ptr() == counter; });
+  if (step_counters().empty() && !recording.load(std::memory_order_relaxed)) {
+    steps() = {};
+  }
   return !step_counters().empty();
 }
 
 bool remove_all_step_counters() {
   step_counters().clear();
+  steps() = {};
   return false;
 }
 
@@ -547,6 +551,9 @@ void begin_recording() {
 
 void end_recording() {
   module_names().known.clear();
+  if (step_counters().empty()) {
+    steps() = {};
+  }
 }
 
 void mark_modules(bool on) {
