@@ -8,8 +8,10 @@ A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; th
 products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
 those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
 and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
-and `books:begin`; what a point of synchronisation costs, between `synchronisation:begin` and the like; how far predictions were off, between `prediction-replay:begin` and the like,
-and of imagined runs between `imagine-models:begin` and `imagine-large:begin`.
+and `books:begin`; what a point of synchronisation costs, between `synchronisation:begin` and the like;
+how far predictions were off, between `prediction-replay:begin` and the like, and of imagined runs
+between `imagine-models:begin` and `imagine-large:begin`; what exports cost, between `exports:begin`
+and the like.
 """
 
 import argparse
@@ -32,7 +34,11 @@ COST_PAGE = ROOT / "docs" / "cost.md"
 GEMM_PAGE = ROOT / "docs" / "gemm.md"
 PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
 IMAGINE_PAGE = ROOT / "docs" / "imagine.md"
-PAGES = (README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE)
+EXPORTS_PAGE = ROOT / "docs" / "chrome-trace.md"
+PAGES = (
+    *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
+    EXPORTS_PAGE,
+)
 
 # What a reader compares, in this order: our levels, then the peers.
 ROWS = {
@@ -209,6 +215,21 @@ def synchronisation_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
 
 
+def exports_table(document: dict[str, Any]) -> str:
+    """What each format takes: the file is read, analysed and written by a process of its own."""
+    lines = ["| | file, MB | seconds | most memory, GB |", "|---|---:|---:|---:|"]
+    for row in document["exports"]:
+        seconds = row["read_s"] + row["write_s"]
+        name = "the analysis alone" if row["format"] == "nothing" else row["format"]
+        size = f"{row['file_mb']:,.0f}" if row["file_mb"] else ""
+        lines.append(f"| {name} | {size} | {seconds:.1f} | {row['most_mb'] / 1000:.2f} |")
+    here, events = document["machine"], document["exports"][0]["events"]
+    at = f"{here['cpu']}, Python {here['python']}, {here['date'][:10]}"
+    return "\n".join(
+        [*lines, "", f"{events / 1e6:.1f} million events of a small transformer; {at}."]
+    )
+
+
 def prices_table(document: dict[str, Any]) -> str:
     """What each thing takes plainly, and what a mode adds to it."""
     modes = {
@@ -332,6 +353,9 @@ def main() -> int:
     for path in RESULTS.glob("synchronisation-cpu.json"):
         text = synchronisation_table(json.loads(path.read_text()))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "synchronisation", text)
+    for path in RESULTS.glob("exports-cpu.json"):
+        text = exports_table(json.loads(path.read_text()))
+        after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)
     for path in RESULTS.glob("install-cpu.json"):
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))

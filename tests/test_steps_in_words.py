@@ -114,6 +114,15 @@ def test_a_schedule_counts_a_gans_two_optimizers_once(wait: int) -> None:
     assert set(t.steps()["micro_steps"]) == {2}
 
 
+@pytest.mark.parametrize("before", [1, 2, 3])
+def test_a_schedule_does_not_count_what_stepped_before_it(before: int) -> None:
+    schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
+    work, other = Work(), Work()  # both live on
+    recorded(lambda _: [work.learn() for _ in range(before)])
+    t = recorded(lambda _: [other.learn() for _ in range(4)], schedule=schedule)
+    assert len(t.steps()) == 2
+
+
 def test_no_optimizer_is_referred_to_when_its_steps_are_counted_no_more() -> None:
     gan = Gan()
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=1, repeat=1)

@@ -43,9 +43,11 @@ class Iterations {
 
   bool goes_on() const { return !is_first() && have_stepped() == 0; }
 
+  bool has_begun() const { return !now_.empty(); }
+
   void close() { now_.clear(); }
 
-  // The number is another optimizer's from here on.
+  // It steps no more, and its number may be another one's from here on.
   void forget(uint64_t optimizer) {
     now_.erase(optimizer);
     followers_.erase(optimizer);

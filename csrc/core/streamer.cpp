@@ -36,6 +36,14 @@ Streamer::Streamer(uint32_t session,
 
 Streamer::~Streamer() {
   stop();
+  if (failure_ || is_finished_) {
+    return;
+  }
+  try {
+    write_rest();  // the thread may not have come to it
+    writer_.end_flush();
+  } catch (const std::exception&) {  // the file ends where it ends
+  }
 }
 
 void Streamer::stop() {
@@ -89,10 +97,15 @@ void Streamer::finish(const std::string& meta) {
   if (failure_) {
     throw *failure_;
   }
-  harvest_.drain_all(writer_);
-  add_clock(writer_);
+  is_finished_ = true;
+  write_rest();
   writer_.set_meta(meta);
   writer_.finish();
+}
+
+void Streamer::write_rest() {
+  harvest_.drain_all(writer_);
+  add_clock(writer_);
 }
 
 }  // namespace pytracer

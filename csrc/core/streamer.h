@@ -21,7 +21,7 @@ class Streamer {
            bool overwrite,
            const std::string& meta,
            const std::optional<std::string>& anonymous_root = std::nullopt);
-  // Stops writing; the file stays as far as it was written.
+  // Writes what is left, unless finish() did; the file has no trailer then.
   ~Streamer();
   Streamer(const Streamer&) = delete;  // its thread refers to it
   Streamer& operator=(const Streamer&) = delete;
@@ -33,6 +33,7 @@ class Streamer {
  private:
   void run();
   void write_some();
+  void write_rest();
   void stop();
 
   TraceWriter writer_;
@@ -41,6 +42,7 @@ class Streamer {
   std::condition_variable wake_;
   bool stopping_ = false;
   std::optional<FileError> failure_;  // the first write that failed
+  bool is_finished_ = false;
   std::thread thread_;
 };
 

@@ -365,8 +365,12 @@ class Steps {
       if (found.ptr() == optimizer) {
         return i;
       }
-      free = found ? free : i - 1;
+      if (!found) {
+        free = i - 1;
+        iterations_.forget(i);
+      }
     }
+    is_counted_ = is_counted_ && iterations_.has_begun();
     auto reference = py::reinterpret_steal<py::object>(PyWeakref_NewRef(optimizer, nullptr));
     if (!reference) {
       PyErr_Clear();
@@ -374,7 +378,6 @@ class Steps {
     }
     optimizers_.resize(std::max(optimizers_.size(), free + 1));
     optimizers_[free] = std::move(reference);
-    iterations_.forget(free + 1);
     return free + 1;
   }
 

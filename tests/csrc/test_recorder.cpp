@@ -755,6 +755,23 @@ TEST(a_streamed_file_that_ends_anywhere_is_consistent) {
   std::remove(path.c_str());
 }
 
+// As after a Ctrl-C right after the begin: the streamer's thread may not have run at all.
+TEST(a_streamed_file_that_nobody_finishes_has_all_that_was_recorded) {
+  const std::string path = "unfinished.pytrace";
+  for (int i = 0; i < 50; ++i) {
+    {
+      Recorded session;
+      Streamer streamer(session.id(), path, true, "{}");
+      op("aten::empty", -1, -1, [] { alloc(0x1000); });
+    }
+    ReadReport report;
+    Recording r = read_recording(path, report);
+    CHECK_EQ(report.status, ReadReport::Status::kTruncated);
+    CHECK_EQ(r.events.ticks.size(), size_t{1});
+  }
+  std::remove(path.c_str());
+}
+
 TEST(a_saved_file_that_ends_anywhere_is_consistent) {
   const std::string path = "saved.pytrace";
   Recorded session;
