@@ -19,17 +19,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout, not installed
 
-from pytracer.analysis import (
-    categories,
-    lifetimes,
-    matching,
-    owners,
-    phases,
-    scopes,
-    views,
-)
+from pytracer.analysis import views
+from pytracer.analysis.facts import allocations, categories, lifetimes, owners, phases, scopes
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY, SCOPE_GRAD, SCOPE_KIND, TABLES
-from pytracer.trace import Trace
 
 TARGET_SECONDS_PER_MILLION = 0.5
 
@@ -165,16 +158,16 @@ def _repeat(
 
 
 STAGES: dict[str, Callable[[Trace], object]] = {
-    "lifetimes": matching.lifetimes,
+    "lifetimes": lifetimes.lifetimes,
     "scope tree": scopes.tree,
     "phases": phases.moments,
     "categories": categories.categories,
     "owners": owners.owners,
-    "allocations": lifetimes.allocations,
+    "allocations": allocations.allocations,
     "timeline by category": lambda trace: views.level_columns(
         trace,
         views.on_device(trace),
-        lifetimes.allocations(trace).category,
+        allocations.allocations(trace).category,
         len(categories.CATEGORY),
     ),
     "peak": views.peak,

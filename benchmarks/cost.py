@@ -40,8 +40,12 @@ sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
 from benchmarks import architectures, models, slug  # noqa: E402
 from pytracer import trace  # noqa: E402
-from pytracer.analysis import cost, cost_verdicts, measured_costs  # noqa: E402
-from pytracer.cost import peaks  # noqa: E402
+from pytracer.cost import (  # noqa: E402
+    measurements,
+    peaks,
+    table as cost_table,
+    verdicts,
+)
 from pytracer.export import cost_text  # noqa: E402
 
 PARTS = ("shapes", "operators", "phases", "models", "compiled")  # those that take longest last
@@ -83,12 +87,12 @@ def forget(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def row_facts(row: cost.Row) -> dict[str, Any]:
+def row_facts(row: cost_table.Row) -> dict[str, Any]:
     return {name: value for name, value in vars(row).items() if value not in (None, "", 0)}
 
 
 def rates(
-    records: Iterable[measured_costs.Record], found: measured_costs.Measured, phase: str
+    records: Iterable[measurements.Record], found: measurements.Measured, phase: str
 ) -> dict[str, Any]:
     """Bytes that the kernels move, their time, and what share of the copy's bandwidth that is."""
     those = [r for r in records if r.phase == phase and r.kernel_bytes is not None]
@@ -173,8 +177,8 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
             parameter.grad = None
 
     t = traced(step, module, device=device)
-    row = max(cost.rows(t.data, "op"), key=lambda row: row.forward_flops)
-    found = measured_costs.measured(t.data)
+    row = max(cost_table.rows(t.data, "op"), key=lambda row: row.forward_flops)
+    found = measurements.measured(t.data)
     own = [record for record in found.records if record.pair == row.name]
     result = {"shape": shape.name, "first_layer": first, **row_facts(row)}
     result["kernels"] = kernel_times(own)
@@ -188,7 +192,7 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
     return result
 
 
-def bias_share(own: list[measured_costs.Record]) -> float:
+def bias_share(own: list[measurements.Record]) -> float:
     """Of backward, what sums the bias's gradient: no part of the products."""
     backward = [record for record in own if record.phase == "backward"]
     sums = sum(record.time_ns for record in backward if record.op == "aten::sum")
@@ -196,7 +200,7 @@ def bias_share(own: list[measured_costs.Record]) -> float:
 
 
 def products_alone(
-    module: nn.Module, x: torch.Tensor, gradient: torch.Tensor, row: cost.Row
+    module: nn.Module, x: torch.Tensor, gradient: torch.Tensor, row: cost_table.Row
 ) -> dict[str, float]:
     """The three products without autograd, each by itself, by CUDA events: a second opinion."""
     weight = module.weight.detach()
@@ -359,7 +363,7 @@ def run_operator(
 
 def one_operator(
     name: str, build: Callable[[torch.dtype], Any], dtype: torch.dtype, device: str
-) -> tuple[int, cost.Row, measured_costs.Measured, list[measured_costs.Record]]:
+) -> tuple[int, cost_table.Row, measurements.Measured, list[measurements.Record]]:
     """The bytes it makes, its row, what was measured, and the operator's own records: not what the
     step around it does."""
     function, leaves = build(dtype)
@@ -372,14 +376,14 @@ def one_operator(
             leaf.grad = None
 
     t = traced(step, device=device)
-    found = measured_costs.measured(t.data)
-    main = next(row for row in cost.rows(t.data, "op") if row.forward_ns)
+    found = measurements.measured(t.data)
+    main = next(row for row in cost_table.rows(t.data, "op") if row.forward_ns)
     own = [record for record in found.records if record.pair == main.name]
     own += [] if name != "embedding" else [r for r in found.records if r.node == "AccumulateGrad"]
     return made.nbytes, main, found, own
 
 
-def kernel_times(records: Iterable[measured_costs.Record]) -> dict[str, dict[str, float]]:
+def kernel_times(records: Iterable[measurements.Record]) -> dict[str, dict[str, float]]:
     """Milliseconds of each kernel in one step, by phase."""
     times: dict[str, dict[str, float]] = {}
     for record in records:
@@ -391,9 +395,9 @@ def kernel_times(records: Iterable[measured_costs.Record]) -> dict[str, dict[str
 
 def why_below(
     way: str,
-    own: list[measured_costs.Record],
-    found: measured_costs.Measured,
-    wide: tuple[int, cost.Row, measured_costs.Measured, list[measured_costs.Record]] | None,
+    own: list[measurements.Record],
+    found: measurements.Measured,
+    wide: tuple[int, cost_table.Row, measurements.Measured, list[measurements.Record]] | None,
 ) -> str:
     """Why it moves its bytes more slowly than a copy does, where something that was measured shows
     it: one operator among several, or arithmetic. The other way moves as many bytes faster, or
@@ -492,10 +496,10 @@ def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, 
     model = build(name, device, quick)
     module = torch.compile(model.module) if compiled else model.module
     t = traced(lambda: model.step(module), model.module, model.optimizer, device=device, steps=3)
-    found = measured_costs.measured(t.data)
-    classes = cost.rows(t.data, "class")
-    modules = cost.rows(t.data, "module")
-    total = cost.summarised(found, {name: found.records}, "op")[0]
+    found = measurements.measured(t.data)
+    classes = cost_table.rows(t.data, "class")
+    modules = cost_table.rows(t.data, "module")
+    total = cost_table.summarised(found, {name: found.records}, "op")[0]
     text = cost_text.render(t.data, "class") + "\n\n" + cost_text.render(t.data, "module")
     print(f"\n{name}, {'compiled' if compiled else 'eager'}\n{text}\n", flush=True)
     return {
@@ -514,12 +518,12 @@ def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, 
         "sum_of_rows_ns": sum(row.time_ns for row in classes),
         "profiler": profiler_total(lambda: model.step(module), device),
         "flop_counter": None if compiled else flop_counter(model, found),
-        "uncounted": [vars(each) for each in cost.uncounted(t.data)][:20],
+        "uncounted": [vars(each) for each in cost_table.uncounted(t.data)][:20],
         "table": text,
     }
 
 
-def shares(classes: list[cost.Row]) -> dict[str, Any]:
+def shares(classes: list[cost_table.Row]) -> dict[str, Any]:
     """Percent of FLOPs and of time, of forward and backward and both; the three classes only, as
     the paper has it, and beside it of everything."""
     three = [row for row in classes if row.name in PUBLISHED]
@@ -548,7 +552,7 @@ def shares(classes: list[cost.Row]) -> dict[str, Any]:
     return document
 
 
-def weigh_verdicts(rows: list[cost.Row]) -> dict[str, Any]:
+def weigh_verdicts(rows: list[cost_table.Row]) -> dict[str, Any]:
     """How many rows, and how much of the time, each verdict has."""
     total = max(sum(row.time_ns for row in rows), 1)
     return {
@@ -557,10 +561,10 @@ def weigh_verdicts(rows: list[cost.Row]) -> dict[str, Any]:
             "time_share": sum(row.time_ns for row in rows if row.verdict == verdict) / total,
         }
         for verdict in (
-            cost_verdicts.CONFIRMED,
-            cost_verdicts.EXPLAINED,
-            cost_verdicts.OFF,
-            cost_verdicts.NONE,
+            verdicts.CONFIRMED,
+            verdicts.EXPLAINED,
+            verdicts.OFF,
+            verdicts.NONE,
         )
     }
 
@@ -628,7 +632,7 @@ def differences(
     return dict(sorted(found.items(), key=lambda each: -abs(each[1][0] - each[1][1]))[:20])
 
 
-def flop_counter(model: Model, found: measured_costs.Measured) -> dict[str, Any]:
+def flop_counter(model: Model, found: measurements.Measured) -> dict[str, Any]:
     """Per step, forward and backward, as torch counts; beside ours, and where they differ."""
     try:
         with FlopCounterMode(display=False) as counter:
@@ -654,7 +658,7 @@ def flop_counter(model: Model, found: measured_costs.Measured) -> dict[str, Any]
     }
 
 
-def modules_flops(model: Model, found: measured_costs.Measured) -> dict[str, Any]:
+def modules_flops(model: Model, found: measurements.Measured) -> dict[str, Any]:
     """Every module's forward, as torch counts it and as our rows add up: how many are equal, and
     those that are not."""
     with FlopCounterMode(display=False, depth=99) as counter:
@@ -727,7 +731,7 @@ def run_phases(model: Model) -> dict[str, Any]:
                 rounds.setdefault(kind, {}).setdefault(name, []).extend(times[2:])
         print(f"phases, round {number}", flush=True)
     t = by_trace(cost=True)[1]
-    records = measured_costs.measured(t.data).records
+    records = measurements.measured(t.data).records
     medians = {
         kind: {n: statistics.median(v) for n, v in each.items()} for kind, each in rounds.items()
     }
@@ -829,7 +833,7 @@ def line_of(part: str, result: dict[str, Any]) -> str:
 
 
 def alone_text(result: dict[str, Any]) -> str:
-    if "alone" not in result or result.get("verdict") == cost_verdicts.CONFIRMED:
+    if "alone" not in result or result.get("verdict") == verdicts.CONFIRMED:
         return ""
     alone = result["alone"]
     rates = "/".join(
@@ -868,7 +872,7 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
         "outliers_unexplained": [
             each["id"]
             for each in (*inner, *first)
-            if each.get("verdict") == cost_verdicts.OFF and not each.get("as_alone")
+            if each.get("verdict") == verdicts.OFF and not each.get("as_alone")
         ],
         "operators_within_0.15": [e["operator"] for e in judged if e["within_0.15"]],
         "operators_outside": [e["operator"] for e in judged if e["within_0.15"] is False],
@@ -900,7 +904,7 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
 def is_outlier(shape: dict[str, Any]) -> bool:
     """Not about twice as long in backward, or of a first layer once."""
     ratio, textbook = shape.get("time_ratio"), 1.0 if shape["first_layer"] else 2.0
-    return ratio is None or not cost_verdicts.within(ratio, textbook, True)
+    return ratio is None or not verdicts.within(ratio, textbook, True)
 
 
 def main() -> int:

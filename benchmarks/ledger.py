@@ -42,7 +42,7 @@ from pytracer import (  # noqa: E402
     errors,
     trace,
 )
-from pytracer.analysis import ledger  # noqa: E402
+from pytracer.analysis.allocator import ledger  # noqa: E402
 from pytracer.capture import probe  # noqa: E402
 
 Step = Callable[[], Any]
@@ -313,7 +313,7 @@ def in_process(workload: str, condition: str, ask_smi: bool = False) -> dict[str
 def _context() -> Any:
     """Forks of a server that has torch imported and CUDA untouched: seconds less per run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pandas", "pytracer", "pytracer.analysis.ledger"])
+    context.set_forkserver_preload(["torch", "pandas", "pytracer", "pytracer.analysis.allocator.ledger"])
     return context
 
 

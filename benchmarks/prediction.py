@@ -323,7 +323,7 @@ def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[
     """What each way is predicted to take, of a trace with costs."""
     import pytracer
     from pytracer.analysis import views
-    from pytracer.analysis.checkpoint_plans import _Work
+    from pytracer.analysis.forecasts.checkpoint_plans import _Work
 
     model, optimizer, _ = training
     with pytracer.trace(model, optimizer, devices=device, cost=True, report=False) as recorded:
@@ -440,7 +440,7 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
     """What a person would ask for, from roomy to tight, and what is planned; at last, offloading."""
     import pytracer
     from pytracer.analysis import views
-    from pytracer.analysis.checkpoint_plans import _Work
+    from pytracer.analysis.forecasts.checkpoint_plans import _Work
 
     recorded = pytracer.load(file)
     smallest = recorded.checkpoint_plan(1).chosen
@@ -655,7 +655,7 @@ def started(part: str, name: str, variables: dict[str, str], more: list[str]) ->
 
 def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
     """Settings, limits and what each shows: twelve, and three just below the smallest limit."""
-    from pytracer.analysis.replay import replay
+    from pytracer.analysis.allocator.replay import replay
 
     for settings in (
         "",
@@ -679,7 +679,7 @@ def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
 def predict(trace: Any, settings: str, limit: int | None) -> dict[str, Any]:
     """Under the names of torch's counters."""
     from pytracer._native import core
-    from pytracer.analysis import allocator_settings, replay
+    from pytracer.analysis.allocator import replay, settings as allocator_settings
 
     found = replay.replay(trace, settings, limit)
     rules = allocator_settings.parse(settings).rules(limit, None)

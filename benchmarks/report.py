@@ -28,9 +28,10 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout, not installed
 
 from benchmarks.analysis import Step
-from pytracer.analysis import matching, views
+from pytracer.analysis import views
+from pytracer.analysis.facts import lifetimes
 from pytracer.export import report
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 RESULTS = Path(__file__).parent / "results"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
@@ -45,7 +46,7 @@ def irregular(allocations: int) -> Trace:
     step = Step(layers=24)
     own = sum(1 for event in step.events if event[3] == 0)
     trace = step.trace(round(allocations / own * len(step.events)))
-    found = matching.lifetimes(trace)
+    found = lifetimes.lifetimes(trace)
     events, count = trace.events, len(found.start)
     made = np.flatnonzero(found.start >= 0)
     size = np.array(events.bytes)
@@ -65,7 +66,7 @@ def irregular(allocations: int) -> Trace:
     return fresh
 
 
-def _place(address: Any, found: matching.Lifetimes, sizes: Any) -> None:
+def _place(address: Any, found: lifetimes.Lifetimes, sizes: Any) -> None:
     """Blocks of a size go where the last such block was; new ones on top."""
     start, end = found.start, found.completed
     order = [(int(p), 1, i) for i, p in enumerate(start) if p >= 0]
@@ -104,7 +105,7 @@ def measure(allocations: int, folder: Path) -> dict[str, Any]:
     wrote = time.process_time() - began
     before = slowdown()
     row: dict[str, Any] = {
-        "allocations": len(matching.lifetimes(trace).start),
+        "allocations": len(lifetimes.lifetimes(trace).start),
         "mb": round(page.stat().st_size / 1e6, 2),
         "written_cpu_s": round(wrote, 2),
     }

@@ -6,8 +6,6 @@ with trace():
     train_step(batch)
 """
 
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from pytracer.version import __version__
@@ -20,29 +18,16 @@ if TYPE_CHECKING:
 __all__ = ["LoadedTrace", "__version__", "imagine", "is_imagining", "load", "trace"]
 
 
-class _Package(ModuleType):
-    """Imports torch only when something is asked for that needs it.
+def __getattr__(name: str) -> Any:
+    """Imports torch only for what needs it.
 
     Reading a trace does not. `pytracer run` must not: a program may set the environment before its
     own `import torch`.
     """
-
-    @property
-    def trace(self) -> Any:
-        """The class, though a submodule has the same name."""
+    if name == "trace":
         from pytracer.api import trace
 
         return trace
-
-    @trace.setter
-    def trace(self, submodule: ModuleType) -> None:
-        """Importing the submodule would put it in the class's place."""
-
-
-sys.modules[__name__].__class__ = _Package
-
-
-def __getattr__(name: str) -> Any:
     if name in ("LoadedTrace", "load"):
         from pytracer import reading
 

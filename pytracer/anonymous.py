@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pytracer._native import core
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 # What says who recorded, and where.
 _IDENTITY = frozenset({"host", "pid", "command", "directory", "torch_folder"})

@@ -26,7 +26,7 @@ from pytracer.capture.session import (
     ends_if_it_raises,
 )
 from pytracer.reading import Views
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -22,7 +22,7 @@ from pytracer import _native, errors, schema
 from pytracer.version import TESTED_TORCH
 
 if TYPE_CHECKING:
-    from pytracer.trace import Trace
+    from pytracer.recorded import Trace
 
 _ODD_SIZE = 1000  # no allocator rounds to it
 
@@ -173,7 +173,7 @@ def _wrong(trace: "Trace", device: str) -> Iterator[str]:
         expected.insert(1, "free_requested")
     if order != expected:
         yield f"it was seen as {', '.join(order)} instead of {', '.join(expected)}"
-    from pytracer.analysis import agreement
+    from pytracer.analysis.allocator import agreement
 
     for where, total, counted in agreement.differences(trace):
         yield f"{where}: {total:,} bytes alive by the events, {counted:,} by the allocator"

@@ -8,18 +8,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 from pytracer import errors, health, snapshot
-from pytracer.trace import Trace, load as load_trace
+from pytracer.recorded import Trace, load as load_trace
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from pytracer.analysis.budgets import Exceeded
-    from pytracer.analysis.checkpoint_plans import CheckpointPlan
-    from pytracer.analysis.fits import Fits
-    from pytracer.analysis.replay import Replay
+    from pytracer.analysis.allocator.replay import Replay
+    from pytracer.analysis.answers.budgets import Exceeded
+    from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
+    from pytracer.analysis.forecasts.fits import Fits
+    from pytracer.analysis.forecasts.what_if import WhatIf
     from pytracer.analysis.views import Peak
-    from pytracer.analysis.what_if import WhatIf
     from pytracer.export.chrome import Exported
     from pytracer.verify import Program
 
@@ -125,7 +125,7 @@ class Views:
 
         `attrs` of the result has residual, limit and notes.
         """
-        from pytracer.analysis import ledger
+        from pytracer.analysis.allocator import ledger
 
         return ledger.frame(ledger.ledger(self.data, at, device))
 
@@ -145,7 +145,7 @@ class Views:
 
         `attrs` of the result has the sums, and whether expandable segments would have helped.
         """
-        from pytracer.analysis import fragmentation
+        from pytracer.analysis.allocator import fragmentation
 
         return fragmentation.frame(fragmentation.layout(self.data, at, device, request))
 
@@ -166,7 +166,7 @@ class Views:
 
         The result is true where everything ran. `.timeline()` has reserved and unused bytes over time.
         """
-        from pytracer.analysis import replay
+        from pytracer.analysis.allocator import replay
 
         return replay.replay(self.data, settings, limit, device)
 
@@ -189,7 +189,7 @@ class Views:
 
         `print(t.fits("24GiB"))` says who holds what where it fails; the answer is true where it fits.
         """
-        from pytracer.analysis import fits
+        from pytracer.analysis.forecasts import fits
         from pytracer.export import fits_text
 
         found = fits.fits(self.data, on, settings, device, fits_text.render)
@@ -217,7 +217,7 @@ class Views:
 
         The result is true where the plan fits; else its plan is the smallest that there is.
         """
-        from pytracer.analysis import checkpoint_plans
+        from pytracer.analysis.forecasts import checkpoint_plans
         from pytracer.export import fits_text
 
         found = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
@@ -244,7 +244,7 @@ class Views:
             verify: the program with that batch and length, to be run: ["train.py", "--batch", "32"].
                 `.verified` is what happened.
         """
-        from pytracer.analysis import what_if
+        from pytracer.analysis.forecasts import what_if
 
         traces = [self.data, *(t.data for t in others)]
         found = what_if.what_if(traces, batch, seq, device)
@@ -257,7 +257,7 @@ class Views:
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
         import pandas as pd
 
-        from pytracer.analysis import findings
+        from pytracer.analysis.answers import findings
         from pytracer.export.table import size_text
 
         rows = [vars(row) for row in findings.findings(self.data, size_text)]
@@ -271,13 +271,13 @@ class Views:
 
         A category's limit is on its own peak. An empty list is good news.
         """
-        from pytracer.analysis import budgets
+        from pytracer.analysis.answers import budgets
 
         return budgets.check(self.data, limits)
 
     def growth_per_step(self) -> int:
         """Bytes that a step leaves behind: the median of all but the first."""
-        from pytracer.analysis import budgets
+        from pytracer.analysis.answers import budgets
 
         return budgets.growth_per_step(self.data)
 
@@ -294,9 +294,9 @@ class Views:
         Needs `trace(cost=True)`. `attrs` of the result says what was measured on, the sum of all
         times, and which operators could not be counted.
         """
-        from pytracer.analysis import cost
+        from pytracer.cost import table as cost_table
 
-        return cost.frame(self.data, by)
+        return cost_table.frame(self.data, by)
 
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
@@ -428,7 +428,7 @@ class Views:
             at: the moment of each, its own peak by default.
             steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
         """
-        from pytracer.analysis import diff
+        from pytracer.analysis.answers import diff
 
         if other is None and steps is None:
             raise errors.UsageError("diff() needs another trace, or two steps=(0, 2) of this one")

@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from pytracer import errors
 from pytracer._native import core
 from pytracer.ranges import Ranges
+from pytracer.recorded import Trace
 from pytracer.schema import (
     ACTION,
     CATEGORIES,
@@ -52,7 +53,6 @@ from pytracer.schema import (
     U32,
     U64,
 )
-from pytracer.trace import Trace
 
 # torch.profiler's own export of a snapshot has other words for them.
 _PROFILERS_WORDS = {

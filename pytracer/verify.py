@@ -22,14 +22,16 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytracer import errors
-from pytracer.analysis import allocator_settings, devices, phases, replay, views
-from pytracer.analysis.checkpoint_plans import CheckpointPlan, Plan
-from pytracer.analysis.fits import Fits
-from pytracer.analysis.lifetimes import allocations
-from pytracer.analysis.verified import Figure, Verified
-from pytracer.analysis.what_if import WhatIf
+from pytracer.analysis import views
+from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.facts import devices, phases
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan, Plan
+from pytracer.analysis.forecasts.fits import Fits
+from pytracer.analysis.forecasts.verified import Figure, Verified
+from pytracer.analysis.forecasts.what_if import WhatIf
+from pytracer.recorded import Trace, load
 from pytracer.schema import ACTION, PHASE
-from pytracer.trace import Trace, load
 from pytracer.version import __version__
 
 Program: TypeAlias = "str | Sequence[str] | bool"  # True: what is missing is said

@@ -5,10 +5,10 @@ tested against. Phases and intervals are taken as given; they have tests of thei
 import re
 from dataclasses import dataclass, field
 
-from pytracer.analysis import phases
-from pytracer.analysis.reference import match_lifetimes
+from pytracer.analysis.facts import phases
+from pytracer.recorded import Trace
 from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_GRAD, SCOPE_KINDS
-from pytracer.trace import Trace
+from tests.lifetimes_reference import match_lifetimes
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
 PRODUCTS |= {"MmBackward0", "AddmmBackward0", "BmmBackward0", "BaddbmmBackward0"}

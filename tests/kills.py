@@ -69,7 +69,7 @@ def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
 
 def _compare(path: Path, truth: "pd.DataFrame") -> Found:
     from pytracer import errors
-    from pytracer.analysis import phases
+    from pytracer.analysis.facts import phases
     from pytracer.reading import read
 
     size = path.stat().st_size

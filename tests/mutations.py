@@ -301,8 +301,8 @@ def edit_much(chunks: list[bytes], rng: random.Random) -> None:
 
 def absurd_numbers(seed: Seed, rng: random.Random) -> bytes:
     """A sound file, in columns of which numbers are that no recording has."""
+    from pytracer.recorded import Trace, load
     from pytracer.schema import TABLES
-    from pytracer.trace import Trace, load
 
     path = Path(f"absurd-{os.getpid()}")
     path.write_bytes(seed.content)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pytracer.analysis import blocks, views
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
 from pytracer.export.table import render
 from tests.trace_builder import Block, TraceBuilder
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer.analysis import views
-from pytracer.analysis.categories import role_text
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import role_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES
-from pytracer.trace import Trace
 from tests.category_reference import Reference
 from tests.trace_builder import Block, TraceBuilder, training_step
 

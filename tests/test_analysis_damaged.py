@@ -7,11 +7,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import errors
-from pytracer.analysis import checkpoint_plans, devices, findings, replay, views, what_if
+from pytracer.analysis import views
+from pytracer.analysis.allocator import replay
+from pytracer.analysis.answers import findings
+from pytracer.analysis.facts import devices
+from pytracer.analysis.forecasts import checkpoint_plans, what_if
 from pytracer.export import fits_text, postmortem
 from pytracer.export.table import render
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
-from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder
 

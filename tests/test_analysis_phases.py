@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from pytracer.analysis import phases, views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.facts import phases
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.recorded import Trace
 from pytracer.schema import PHASES
-from pytracer.trace import Trace
 from tests.trace_builder import TraceBuilder, training_step
 
 

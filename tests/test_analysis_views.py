@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 from pytracer import errors
-from pytracer.analysis import hints, lifetimes, owners, phases, views
+from pytracer.analysis import views
+from pytracer.analysis.answers import hints
+from pytracer.analysis.facts import allocations, owners, phases
 from pytracer.export.table import size_text
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
-from pytracer.trace import Trace
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
@@ -437,7 +439,7 @@ def test_rows_of_twenty_thousand_steps_take_a_moment() -> None:
         b.free(b.alloc(100))
         b.step()
     trace = b.trace()
-    lifetimes.allocations(trace)
+    allocations.allocations(trace)
     began = time.process_time()
     assert len(views.step_rows(trace)) >= 20_000
     assert time.process_time() - began < 1

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import errors
-from pytracer.analysis import budgets
+from pytracer.analysis.answers import budgets
 from pytracer.cli import main
 from pytracer.reading import read
 from tests.trace_builder import TraceBuilder, training_step

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import errors, load, trace
-from pytracer.analysis.checkpoint_plans import _Work
+from pytracer.analysis.forecasts.checkpoint_plans import _Work
 from tests.trace_builder import TraceBuilder
 
 DATA = Path(__file__).parent / "data"

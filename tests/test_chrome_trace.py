@@ -15,10 +15,11 @@ from hypothesis import given, strategies as st
 import pytracer
 from pytracer import errors, trace as record
 from pytracer._native import core
-from pytracer.analysis import blocks, views
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
 from pytracer.cli import main
 from pytracer.export import chrome
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.browser import Perfetto, browser_page, chromium, perfetto, serve, viewers
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

@@ -18,8 +18,8 @@ import pytest
 from pytracer import cli, doctor, errors, load
 from pytracer.analysis import views
 from pytracer.cli import main, output
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
-from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot
 from tests.golden import same_as_golden
 from tests.mutations import HEADER, meta_chunk

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import cost as benchmark, cost_tables
-from pytracer.analysis import measured_costs
+from pytracer.cost import measurements
 
 FACTS = {
     "device": "a device",
@@ -93,18 +93,16 @@ def test_a_result_that_fails_costs_only_itself(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "late.json").read_text())["skipped"][0]["why"] == "no time left"
 
 
-def record(op: str, phase: str, ms: float, amount: int) -> measured_costs.Record:
-    return measured_costs.Record(
+def record(op: str, phase: str, ms: float, amount: int) -> measurements.Record:
+    return measurements.Record(
         *("m", phase, op, op, "", "element-wise", "", "bfloat16"),
         *(1, round(ms * 1e6), 0, 1, 0, 0, amount, amount, (), ()),
     )
 
 
-def of(records: list[measured_costs.Record]) -> measured_costs.Measured:
+def of(records: list[measurements.Record]) -> measurements.Measured:
     peaks = {"copy_bytes_per_s": 4e12, "flops_per_s": {}}
-    return measured_costs.Measured(
-        tuple(records), "cuda", "a GPU", "kernels", 0, 0, "highest", peaks
-    )
+    return measurements.Measured(tuple(records), "cuda", "a GPU", "kernels", 0, 0, "highest", peaks)
 
 
 def test_why_an_operator_is_slower_than_a_copy() -> None:

@@ -18,9 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from pytracer import errors, load, trace
 from pytracer._native import C
-from pytracer.analysis import cost, measured_costs, module_costs
 from pytracer.cli import main
-from pytracer.cost import classes, measure, peaks
+from pytracer.cost import classes, measure, measurements, peaks, per_module, table as cost_table
 from pytracer.cost.calls import (
     Argument,
     Call,
@@ -236,8 +235,8 @@ def small() -> trace:
     return t
 
 
-def row_of(t: trace, name: str, by: str = "module") -> cost.Row:
-    (row,) = (row for row in cost.rows(t.data, by) if row.name == name)
+def row_of(t: trace, name: str, by: str = "module") -> cost_table.Row:
+    (row,) = (row for row in cost_table.rows(t.data, by) if row.name == name)
     return row
 
 
@@ -259,7 +258,7 @@ def test_every_table_adds_up_to_what_was_measured(small: trace) -> None:
     for by in ("module", "op", "class"):
         table = small.cost(by)
         assert table.time_ns.sum() == table.attrs["busy_ns"] > 0
-        parts = [f"{phase}_ns" for phase in measured_costs.PHASES]
+        parts = [f"{phase}_ns" for phase in measurements.PHASES]
         assert (table[parts].sum(axis=1) == table.time_ns).all()
         assert table.time_share.sum() == pytest.approx(1)
 
@@ -269,7 +268,7 @@ def test_nothing_of_this_model_is_uncounted(small: trace) -> None:
 
 
 @pytest.fixture(scope="module")
-def transformer() -> tuple[list[cost.Row], FlopCounterMode, FlopCounterMode]:
+def transformer() -> tuple[list[cost_table.Row], FlopCounterMode, FlopCounterMode]:
     """A transformer without grouped convolutions and with attention in its math form: our rows,
     and what FlopCounterMode counts forward and backward."""
     model, x = nn.Transformer(16, 2, 1, 1, 32, dropout=0.0, batch_first=True), torch.randn(2, 5, 16)
@@ -280,11 +279,11 @@ def transformer() -> tuple[list[cost.Row], FlopCounterMode, FlopCounterMode]:
             model(x, x)
         with FlopCounterMode(display=False, depth=9) as both:
             model(x, x).sum().backward()
-    return cost.rows(t.data), forward, both
+    return cost_table.rows(t.data), forward, both
 
 
 def test_modules_flops_equal_flop_counter_modes(
-    transformer: tuple[list[cost.Row], FlopCounterMode, FlopCounterMode],
+    transformer: tuple[list[cost_table.Row], FlopCounterMode, FlopCounterMode],
 ) -> None:
     """Every module's in forward, and the whole backward's."""
     rows, forward, both = transformer
@@ -302,7 +301,7 @@ def test_modules_flops_equal_flop_counter_modes(
 
 
 def test_where_flop_counter_mode_gives_a_module_others_backward(
-    transformer: tuple[list[cost.Row], FlopCounterMode, FlopCounterMode],
+    transformer: tuple[list[cost_table.Row], FlopCounterMode, FlopCounterMode],
 ) -> None:
     """It keeps a module open from its output's gradient to its input's. By hand: four 16x16
     projections of ten tokens, and two products of 5x5 scores for four heads of width 8, three
@@ -322,7 +321,7 @@ def test_attention_on_the_cpu_is_counted_though_torch_does_not() -> None:
     row = row_of(t, "aten::scaled_dot_product_attention", "op")
     assert row.forward_flops == 2 * 2 * 2 * 16 * 16 * 8
     assert row.flop_ratio == 2.5
-    notes = {note for record in measured_costs.measured(t.data).records for note in record.notes}
+    notes = {note for record in measurements.measured(t.data).records for note in record.notes}
     assert any(note.startswith("causal") for note in notes)
 
 
@@ -330,7 +329,7 @@ def test_an_lstms_backward_is_twice_its_forward() -> None:
     model, x = nn.LSTM(8, 16), torch.randn(5, 2, 8, requires_grad=True)
     with trace(model, cost=True) as t:
         model(x)[0].sum().backward()
-    (row,) = (row for row in cost.rows(t.data) if row.forward_flops)
+    (row,) = (row for row in cost_table.rows(t.data) if row.forward_flops)
     assert row.forward_flops == 5 * 2 * 2 * (64 * 8 + 64 * 16)
     assert row.flop_ratio == 2
 
@@ -351,7 +350,7 @@ def test_frozen_weights_make_it_once() -> None:
     model.requires_grad_(False)
     with trace(model, cost=True) as t:
         model(x).sum().backward()
-    assert [row.flop_ratio for row in cost.rows(t.data) if row.forward_flops] == [1]
+    assert [row.flop_ratio for row in cost_table.rows(t.data) if row.forward_flops] == [1]
 
 
 def test_an_operator_without_a_formula_is_listed() -> None:
@@ -503,9 +502,9 @@ def test_module_calls_are_counted_in_forward_and_know_who_calls_them() -> None:
 
 
 def test_a_call_of_the_model_costs_what_all_of_its_rows_do(small: trace) -> None:
-    found = module_costs.per_call(small.data)
+    found = per_module.per_call(small.data)
     (root,) = (module for module in found if "." not in module and module == "Small")
-    rows = cost.rows(small.data)
+    rows = cost_table.rows(small.data)
     inside = [row for row in rows if row.name in found]
     assert found[root].calls > 0
     for side in ("forward", "backward"):
@@ -522,7 +521,7 @@ def test_chrome_traces_module_slices_have_costs(small: trace, tmp_path: Path) ->
     slices = [event for event in events if event.get("cat") == "scope"]
     with_costs = [event for event in slices if "forward ms" in event.get("args", {})]
     assert {event["args"]["kind"] for event in with_costs} == {"module"}
-    found = module_costs.per_call(small.data)
+    found = per_module.per_call(small.data)
     for event in with_costs:
         known, arguments = found[event["name"]], event["args"]
         assert arguments["forward ms"] == pytest.approx(known.forward_ms, abs=0.001)
@@ -621,10 +620,10 @@ def test_costs_that_are_damaged_are_refused_and_not_believed(small: trace) -> No
     for damage in [*damages, dict.fromkeys(good)]:
         meta = {**small.data.meta, "cost": {**good, **damage}}
         with pytest.raises(errors.UnreadableTrace, match="damaged"):
-            cost.rows(replace(small.data, meta=meta))
+            cost_table.rows(replace(small.data, meta=meta))
     for nonsense in (3, [], "cost", {}):
         with pytest.raises(errors.UnreadableTrace, match="damaged"):
-            cost.rows(replace(small.data, meta={"cost": nonsense}))
+            cost_table.rows(replace(small.data, meta={"cost": nonsense}))
 
 
 def test_leaving_by_an_exception_ends_the_profiler() -> None:
@@ -658,7 +657,7 @@ def test_compiling_meanwhile_breaks_no_graph() -> None:
         compiled(torch.ones(2, 8)).sum().backward()
     with torch._dynamo.config.patch(error_on_recompile=True):
         compiled(torch.ones(2, 8)).sum().backward()
-    rows = {row.name: row for row in cost.rows(t.data, "op")}
+    rows = {row.name: row for row in cost_table.rows(t.data, "op")}
     # What ran while compiling computed nothing, and is in a row of its own.
     assert rows["torch.compile"].time_ns > 0
     assert sum(row.forward_flops for row in rows.values()) == 2 * 2 * 8 * 8
@@ -693,7 +692,7 @@ def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:
     with trace(layer, cost=True) as t:
         layer(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum().backward()
     assert "the optimizer runs inside of backward" in render(t.data)
-    records = measured_costs.measured(t.data).records
+    records = measurements.measured(t.data).records
     assert [r.module for r in records if "cast" in r.notes and r.phase == "forward"]
 
 
@@ -757,7 +756,7 @@ def test_all_the_time_that_has_a_share_is_told() -> None:
     with trace(layer, optimizer, cost=True) as t:
         layer(torch.ones(64, 64)).sum().backward()
         optimizer.step()
-    (row,) = (row for row in cost.rows(t.data, "class") if row.name == "optimizer")
+    (row,) = (row for row in cost_table.rows(t.data, "class") if row.name == "optimizer")
     told = f"the optimizer {time_text(row.optimizer_ns)} ("
     assert told in " ".join(render(t.data).split())
 
@@ -789,7 +788,7 @@ def test_kernels_reach_their_modules_on_cuda() -> None:
     with trace(model, optimizer, cost=True) as t:
         model(x).sum().backward()
         optimizer.step()
-    found = measured_costs.measured(t.data)
+    found = measurements.measured(t.data)
     assert found.clock == "kernels"
     table = t.cost("module")
     assert table.time_ns.sum() == found.busy_ns >= (found.device_busy_ns or 0) > 0

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from pytracer.analysis import cost, measured_costs
-from pytracer.analysis.cost_verdicts import CONFIRMED, EXPLAINED, NONE, OFF, judge
-from pytracer.analysis.measured_costs import Measured, Record
+from pytracer.cost import measurements, table as cost_table
+from pytracer.cost.measurements import Measured, Record
+from pytracer.cost.verdicts import CONFIRMED, EXPLAINED, NONE, OFF, judge
 
 MS = 1_000_000
 PEAKS = {"copy_bytes_per_s": 4e12, "flops_per_s": {"bfloat16": 700e12}}
@@ -67,7 +67,7 @@ def measured(records: list[Record], peaks: dict[str, Any] | None = None) -> Meas
 
 
 def rates(peaks: dict[str, Any] | None) -> Any:
-    return measured_costs.Rates(measured([], peaks), peaks)
+    return measurements.Rates(measured([], peaks), peaks)
 
 
 @pytest.mark.parametrize(
@@ -281,17 +281,17 @@ def test_nothing_is_said_without_a_model_or_without_a_backward() -> None:
 def test_a_row_says_how_far_from_the_devices_peaks_it_is() -> None:
     """Half the matrix rate, and three quarters of the copy's bandwidth."""
     contraction = [record("aten::mm", "forward", 1, flops=350 * 10**9)]
-    (row,) = cost.summarised(measured(contraction, PEAKS), {"x": contraction}, "op")
+    (row,) = cost_table.summarised(measured(contraction, PEAKS), {"x": contraction}, "op")
     assert row.flops_per_s == pytest.approx(350e12)
     assert row.of_peak_flops == pytest.approx(0.5)
     mover = [record("aten::gelu", "forward", 1, kind="element-wise", bytes=3 * 10**9)]
-    (row,) = cost.summarised(measured(mover, PEAKS), {"x": mover}, "op")
+    (row,) = cost_table.summarised(measured(mover, PEAKS), {"x": mover}, "op")
     assert row.of_peak_bandwidth == pytest.approx(0.75)
 
 
 def test_without_peaks_nothing_is_made_up() -> None:
     records = linear(2)
-    (row,) = cost.summarised(measured(records), {"x": records}, "op")
+    (row,) = cost_table.summarised(measured(records), {"x": records}, "op")
     assert row.of_peak_flops is None
     assert row.of_peak_bandwidth is None
 
@@ -300,5 +300,5 @@ def test_tf32_is_held_against_tf32() -> None:
     peaks = {"copy_bytes_per_s": 4e12, "flops_per_s": {"float32": 50e12, "tf32": 400e12}}
     records = [record("aten::mm", "forward", 1, flops=100 * 10**9, dtype="float32")]
     found = replace(measured(records, peaks), matmul_precision="high")
-    (row,) = cost.summarised(found, {"x": records}, "op")
+    (row,) = cost_table.summarised(found, {"x": records}, "op")
     assert row.of_peak_flops == pytest.approx(0.25)

@@ -8,11 +8,11 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
 from pytracer.analysis import views
-from pytracer.analysis.budgets import differences
-from pytracer.analysis.diff import KEYS, diff
+from pytracer.analysis.answers.budgets import differences
+from pytracer.analysis.answers.diff import KEYS, diff
 from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.golden import same_as_golden
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

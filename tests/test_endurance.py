@@ -18,9 +18,9 @@ import torch
 import pytracer
 from pytracer import errors, schema
 from pytracer._native import C
-from pytracer.analysis.matching import lifetimes
+from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.capture.labels import Labels
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 ROOT = Path(__file__).parents[1]
 MIB = 1 << 20

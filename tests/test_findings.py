@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytracer import trace
-from pytracer.analysis import findings
+from pytracer.analysis.answers import findings
 from pytracer.export.table import size_text
 from tests.trace_builder import TraceBuilder, training_step
 

@@ -10,7 +10,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from pytracer import trace
-from pytracer.analysis import measured_costs
+from pytracer.cost import measurements
 
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"
 
@@ -76,7 +76,7 @@ def theirs(program: Program) -> int:
 def ours(program: Program) -> int:
     with trace(cost=True, devices="cpu") as t:
         run(program)
-    return sum(record.flops or 0 for record in measured_costs.measured(t.data).records)
+    return sum(record.flops or 0 for record in measurements.measured(t.data).records)
 
 
 @pytest.mark.parametrize("name", CASES)

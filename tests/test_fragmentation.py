@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pytracer import errors, trace
-from pytracer.analysis import fragmentation
-from pytracer.analysis.fragmentation import Layout
+from pytracer.analysis.allocator import fragmentation
+from pytracer.analysis.allocator.fragmentation import Layout
 from tests.test_analysis_blocks import random_run
 from tests.trace_builder import Block, TraceBuilder
 

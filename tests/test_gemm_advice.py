@@ -13,11 +13,11 @@ import torch
 import pytracer
 from benchmarks import models
 from pytracer import cli, errors
-from pytracer.analysis.linear_layers import linear_layers
 from pytracer.gemm import presets, report
 from pytracer.gemm.advice import Advice, advise, document, misaligned, uses
 from pytracer.gemm.shapes import CrossEntropy, Gemm, Work
 from pytracer.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
+from pytracer.gemm.traced import linear_layers
 
 
 def fake(seconds: Callable[[Work], float], noise: float = 0.002, bias: float = 0.0) -> Measure:

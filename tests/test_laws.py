@@ -18,8 +18,8 @@ from torch import nn
 from pytracer import load, trace
 from pytracer._native import C, core
 from pytracer.analysis import views
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
-from pytracer.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # for benchmarks/models.py

@@ -13,13 +13,13 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from pytracer import LoadedTrace, driver, errors, load, trace
-from pytracer.analysis import fragmentation, ledger
-from pytracer.analysis.ledger import Ledger, Row
+from pytracer.analysis.allocator import fragmentation, ledger
+from pytracer.analysis.allocator.ledger import Ledger, Row
 from pytracer.capture import device_memory, hooks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.cli import main
 from pytracer.export.ledger_text import render, render_now, render_probe
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.fake_nvml import FakeNvml
 from tests.trace_builder import TraceBuilder
 

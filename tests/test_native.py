@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 
 from pytracer import errors, schema
 from pytracer._native import core
-from pytracer.analysis import reference
-from pytracer.trace import Trace, load, unix_ns
+from pytracer.recorded import Trace, load, unix_ns
+from tests import lifetimes_reference
 from tests.strategies import PLACES, hostile_events, valid_events
 
 EVENT_H = Path(__file__).parents[1] / "csrc" / "core" / "event.h"
@@ -24,7 +24,7 @@ def native(events: schema.Events) -> dict[str, np.ndarray]:
 
 @given(st.one_of(valid_events(), hostile_events()))
 def test_native_lifetimes_are_the_references(events):
-    expected = reference.match_lifetimes(events, PLACES)
+    expected = lifetimes_reference.match_lifetimes(events, PLACES)
     found = native(events)
     for column in ("start", "end", "completed", "address", "bytes", "place", "allocation_of_event"):
         assert np.array_equal(found[column], getattr(expected, column)), column

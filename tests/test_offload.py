@@ -8,8 +8,8 @@ from torch import nn
 
 import pytracer
 from pytracer import errors
-from pytracer.analysis import replay
-from pytracer.analysis.checkpoint_plans import _Work
+from pytracer.analysis.allocator import replay
+from pytracer.analysis.forecasts.checkpoint_plans import _Work
 from pytracer.export.table import size_text
 from pytracer.offload import _Waiting, offload
 from tests.test_checkpoint_plans import Stack, transformer

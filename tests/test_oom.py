@@ -8,7 +8,7 @@ import torch
 
 import pytracer
 from pytracer import trace
-from pytracer.analysis import postmortem
+from pytracer.analysis.answers import postmortem
 from pytracer.export.postmortem import render
 from pytracer.export.table import size_text
 from tests.trace_builder import TraceBuilder

@@ -15,8 +15,8 @@ from pytracer import LoadedTrace, errors, load
 from pytracer.analysis import views
 from pytracer.cli import main
 from pytracer.export import chrome, perfetto as export
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
-from pytracer.trace import Trace
 from tests.browser import Perfetto, chromium, perfetto
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

@@ -17,11 +17,13 @@ from torch import nn
 
 from pytracer import load, trace
 from pytracer._native import C
-from pytracer.analysis import device_times, measured_costs, views
+from pytracer.analysis import views
+from pytracer.analysis.facts import device_times
 from pytracer.capture import phase_times, session
 from pytracer.capture.phase_times import PhaseTimes
+from pytracer.cost import measurements
+from pytracer.recorded import Trace
 from pytracer.schema import PHASE
-from pytracer.trace import Trace
 from tests.test_analysis_categories import programs, random_program
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -450,7 +452,7 @@ def test_times_on_a_gpu_are_those_of_its_kernels() -> None:
         for _ in range(6):
             step()
     steps = t.steps()
-    records = measured_costs.measured(t.data).records
+    records = measurements.measured(t.data).records
     for phase in ("forward", "backward", "optimizer"):
         kernels = sum(r.time_ns for r in records if r.phase == phase)
         events = 6 * int(steps[f"device_{phase}_ns"].median())  # the first waits for the profiler

@@ -14,7 +14,7 @@ from hypothesis import given, strategies as st
 from pytracer import LoadedTrace, errors
 from pytracer.analysis import views
 from pytracer.export import html, parquet, series
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 from hypothesis import given
 
-from pytracer.analysis.reference import COUNTERS, Lifetimes, live_bytes, match_lifetimes
 from pytracer.schema import ACTION
+from tests.lifetimes_reference import COUNTERS, Lifetimes, live_bytes, match_lifetimes
 from tests.strategies import (
     CPU,
     CUDA,

@@ -17,9 +17,9 @@ from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, cli, errors
 from pytracer.analysis import views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training

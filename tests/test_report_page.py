@@ -13,7 +13,7 @@ import pytest
 from pytracer import LoadedTrace, load
 from pytracer.analysis import views
 from pytracer.export import packed, report
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from tests.browser import browser_page
 from tests.test_diff import training
 from tests.test_report import EVIL, evil_trace

@@ -22,14 +22,15 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.cuda import _memory_viz
 
 from pytracer import LoadedTrace, errors, load, trace as record
-from pytracer.analysis import devices, views
-from pytracer.analysis.categories import role_text
-from pytracer.analysis.diff import diff
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.answers.diff import diff
+from pytracer.analysis.facts import devices
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import role_text
 from pytracer.export import snapshot as export
 from pytracer.export.table import render
+from pytracer.recorded import Trace
 from pytracer.schema import ACTIONS, CATEGORIES
-from pytracer.trace import Trace
 from tests.csrc.make_snapshot_corpus import Calls, snapshot as small
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged

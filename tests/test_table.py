@@ -10,8 +10,8 @@ from hypothesis import given
 from pytracer.analysis import views
 from pytracer.export import words
 from pytracer.export.table import render, size_text, time_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
-from pytracer.trace import Trace
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
 

@@ -10,7 +10,7 @@ import pytest
 
 import pytracer
 from pytracer import errors
-from pytracer.analysis.verified import Figure, Verified
+from pytracer.analysis.forecasts.verified import Figure, Verified
 from pytracer.cli import main
 
 H200 = Path(__file__).parent / "data" / "h200.pytrace"

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from pytracer import errors, trace
-from pytracer.analysis.what_if import Shape, _law
+from pytracer.analysis.forecasts.what_if import Shape, _law
 from pytracer.cli import main
 from tests.test_checkpoint_plans import Residual, Stack
 

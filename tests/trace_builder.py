@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from pytracer.recorded import Trace
 from pytracer.schema import (
     ACTION,
     CATEGORY,
@@ -27,7 +28,6 @@ from pytracer.schema import (
     SCOPE_RECOMPUTE,
     TABLES,
 )
-from pytracer.trace import Trace
 
 TICK = 1000  # nanoseconds; ticks are nanoseconds here
 

@@ -12,22 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, health as counters
-from pytracer.analysis import (
-    agreement,
-    blocks,
-    device_times,
-    matching,
-    mistakes,
-    owners,
-    phases,
-    scopes,
-    sound,
-)
-from pytracer.analysis.casts import elements
-from pytracer.analysis.categories import ROLE, role_text
-from pytracer.analysis.lifetimes import MISSING_TIME, allocations, times_ns
-from pytracer.analysis.once import once_per_trace
-from pytracer.analysis.scopes import Mask
+from pytracer.analysis.allocator import agreement, blocks
+from pytracer.analysis.answers import misuse
+from pytracer.analysis.facts import device_times, lifetimes, owners, phases, sanitized, scopes
+from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
+from pytracer.analysis.facts.casts import elements
+from pytracer.analysis.facts.categories import ROLE, role_text
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import (
     CATEGORIES,
     CATEGORY,
@@ -39,7 +31,6 @@ from pytracer.schema import (
     U8,
     U64,
 )
-from pytracer.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -151,7 +142,7 @@ def _levels_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
 
 def _changes_of(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, I64]:
     """Positions, allocations and bytes of the changes that are about these allocations."""
-    changes = matching.changes(trace)
+    changes = lifetimes.changes(trace)
     if which.all():
         return changes.position, changes.allocation, changes.bytes
     own = which[changes.allocation]
@@ -246,7 +237,7 @@ class Highest(NamedTuple):
 
 def highest(trace: Trace, device: str) -> Highest:
     """As `peak`, without what takes long: for traces that nobody may ever look at."""
-    found, changes = matching.lifetimes(trace), matching.changes(trace)
+    found, changes = lifetimes.lifetimes(trace), lifetimes.changes(trace)
     here = (device_of_place(trace) == device)[found.place]
     own = here[changes.allocation]
     levels = np.cumsum(changes.bytes[own])
@@ -261,7 +252,7 @@ def highest(trace: Trace, device: str) -> Highest:
 
 def highest_of_all(trace: Trace) -> Highest:
     """As `highest`, on the main device."""
-    used = device_of_place(trace)[np.unique(matching.lifetimes(trace).place)]
+    used = device_of_place(trace)[np.unique(lifetimes.lifetimes(trace).place)]
     each = [highest(trace, str(name)) for name in sorted(set(used))] or [Highest("cpu", 0, 0)]
     return max(each, key=lambda one: (one.device != "cpu", one.bytes))
 
@@ -274,7 +265,7 @@ def moment(trace: Trace, position: int, device: str) -> Peak:
     if position >= 0:
         at = slice(position, position + 1)
         ticks, scope = trace.events.ticks[at], trace.events.scope[at]
-        scope = sound.within(scope, len(scopes.tree(trace).kind))
+        scope = sanitized.within(scope, len(scopes.tree(trace).kind))
         time_ns = int(trace.time_ns(ticks)[0])
         step = int(phases.timeline(trace).step_at(ticks)[0])
         phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
@@ -351,7 +342,7 @@ def allocations_frame(trace: Trace) -> "pd.DataFrame":
     import pandas as pd
 
     alloc = allocations(trace)
-    texts, labels, places = _Texts(trace), sound.labels(trace), trace.places
+    texts, labels, places = _Texts(trace), sanitized.labels(trace), trace.places
     columns: dict[str, Any] = {
         "id": np.arange(len(alloc)),
         "device": pd.Categorical(device_of_place(trace)[alloc.place]),
@@ -392,7 +383,7 @@ def _dtype_rows(trace: Trace) -> NDArray[Any]:
     """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
     alloc = allocations(trace)
     cast = alloc.role == ROLE["autocast_copy"]
-    return np.where(cast, 0, sound.labels(trace).dtype[alloc.label])
+    return np.where(cast, 0, sanitized.labels(trace).dtype[alloc.label])
 
 
 def pool_text(trace: Trace, place: int) -> str:
@@ -531,7 +522,7 @@ def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
     if key == "dtype":
         return texts.strings(_dtype_rows(trace)[which])
     if key in ("name", "shape"):
-        return texts.strings(getattr(sound.labels(trace), key)[alloc.label[which]])
+        return texts.strings(getattr(sanitized.labels(trace), key)[alloc.label[which]])
     if key == "step":
         return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
     if key == "pool":
@@ -545,7 +536,7 @@ def _holding_modules(
     """A number per allocation, and the module path that the number stands for."""
     alloc = allocations(trace)
     module = alloc.cause("module")[which]
-    name = sound.labels(trace).name[alloc.label[which]].astype(np.int64)
+    name = sanitized.labels(trace).name[alloc.label[which]].astype(np.int64)
     kept = np.isin(
         alloc.category[which],
         [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
@@ -844,7 +835,7 @@ _TEXTBOOK = {
 
 def parameters(trace: Trace, device: str | None = None) -> int:
     """How many parameters the model has: the elements of every tensor labelled as one."""
-    alloc, labels = allocations(trace), sound.labels(trace)
+    alloc, labels = allocations(trace), sanitized.labels(trace)
     is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
     is_parameter &= labels.category == CATEGORY["weights"]
     rows = np.unique(alloc.label[on_device(trace, device)])
@@ -898,12 +889,12 @@ class HealthRow:
 def health_rows(trace: Trace) -> list[HealthRow]:
     """Everything that was lost or did not match, the worst first; empty if nothing was."""
     counts = dict(trace.losses)
-    for name, count in matching.lifetimes(trace).counters.items():
+    for name, count in lifetimes.lifetimes(trace).counters.items():
         counts[name] = counts.get(name, 0) + count
     counts["allocator_disagrees"] = sum(
         abs(total - counted) for _, total, counted in agreement.differences(trace)
     )
-    counts.update(mistakes.counts(trace))
+    counts.update(misuse.counts(trace))
     counts["untimed_phases"] = device_times.missing(trace)
     errors_counted = trace.meta.get("callback_errors")
     counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0

@@ -19,7 +19,7 @@ from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
 from pytracer.capture.phase_times import PhaseTimes
 from pytracer.capture.variables import variables_of
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 from pytracer.version import __version__
 
 # 640 MB of host memory; with `path` the log is written away and this bounds nothing.

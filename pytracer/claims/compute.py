@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pytracer.analysis import cost, measured_costs
 from pytracer.claims import models
 from pytracer.claims.claim import (
     CONFIRMED,
@@ -24,6 +23,7 @@ from pytracer.claims.claim import (
     ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, ratio, spread
+from pytracer.cost import measurements, table as cost_table
 from pytracer.gemm import shapes
 from pytracer.gemm.device import pick
 from pytracer.gemm.timer import Settings, Timer
@@ -31,7 +31,9 @@ from pytracer.gemm.timer import Settings, Timer
 # ---------------------------------------------------------------------- cost
 
 
-def _costs(lab: Lab, label: str, by: str, step: Callable[[], Any], *targets: Any) -> list[cost.Row]:
+def _costs(
+    lab: Lab, label: str, by: str, step: Callable[[], Any], *targets: Any
+) -> list[cost_table.Row]:
     """The rows of a few warm steps."""
     for _ in range(3):
         step()
@@ -39,7 +41,7 @@ def _costs(lab: Lab, label: str, by: str, step: Callable[[], Any], *targets: Any
     with lab.traced(label, *targets, cost=True, detail="category") as t:
         for _ in range(5):
             step()
-    return cost.rows(t.data, by)
+    return cost_table.rows(t.data, by)
 
 
 def _shown(value: float | None) -> float:
@@ -127,7 +129,7 @@ def operator_classes(lab: Lab) -> dict[str, Any]:
     with lab.traced("training", net, cost=True, detail="category") as t:
         for _ in range(3):
             step()
-    records = measured_costs.measured(t.data).records
+    records = measurements.measured(t.data).records
     groups = {"contraction": "contraction", "normalisation": "normalisation"}
     groups["element_wise"] = "element-wise"
     time = sum(r.time_ns for r in records)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from pytracer.analysis import ledger, views
+from pytracer.analysis import views
+from pytracer.analysis.allocator import ledger
 from pytracer.api import trace
 from pytracer.gemm.statistics import Interval, median
 from pytracer.reading import Views, load

@@ -36,7 +36,7 @@ def add_check(commands: Any) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from pytracer import reading
-    from pytracer.analysis import budgets
+    from pytracer.analysis.answers import budgets
     from pytracer.export import budget
 
     limits = _limits(options)
@@ -97,7 +97,7 @@ def _require_whole(file: Path, loaded: Any) -> None:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, int | str]:
-    from pytracer.analysis.budgets import parse_size
+    from pytracer.analysis.answers.budgets import parse_size
 
     limits: dict[str, int | str] = {}
     if options.max_peak is not None:
@@ -119,7 +119,7 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
 
 def _increase(text: str, before: int) -> int:
     """The peak that is allowed."""
-    from pytracer.analysis.budgets import parse_size
+    from pytracer.analysis.answers.budgets import parse_size
 
     if text.endswith("%"):
         try:

@@ -59,7 +59,7 @@ TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
 
 
 def _imagine(options: argparse.Namespace) -> int:
-    from pytracer.analysis.budgets import parse_size
+    from pytracer.analysis.answers.budgets import parse_size
     from pytracer.imagined import cards, script
 
     program = list(options.program)

@@ -43,8 +43,8 @@ def _gemm(options: argparse.Namespace) -> int:
 
 def _traced_model(options: argparse.Namespace) -> Any:
     """The linear layers that a trace shows, as a model to give advice on."""
-    from pytracer.analysis.linear_layers import linear_layers
     from pytracer.gemm import device, presets
+    from pytracer.gemm.traced import linear_layers
 
     described = ("model", "vocab", "hidden", "ffn", "layers")
     given = [f"--{name}" for name in described if getattr(options, name) is not None]
@@ -92,17 +92,16 @@ def _cost(options: argparse.Namespace) -> int:
         if options.json:
             output.print_json({"peaks": measured})
         return 0
-    from pytracer.analysis import cost, measured_costs
-    from pytracer.cost import peaks as device_peaks
+    from pytracer.cost import measurements, peaks as device_peaks, table as cost_table
     from pytracer.export.cost_text import render
 
     trace = output.read(options.file).data
-    name = measured_costs.measured(trace).device_name
+    name = measurements.measured(trace).device_name
     peaks = measured.get(name) or device_peaks.cached(name)
     if options.json:
-        rows = [vars(row) for row in cost.rows(trace, by, peaks)]
-        missing = [vars(each) for each in cost.uncounted(trace)]
-        found = {k: v for k, v in vars(measured_costs.measured(trace)).items() if k != "records"}
+        rows = [vars(row) for row in cost_table.rows(trace, by, peaks)]
+        missing = [vars(each) for each in cost_table.uncounted(trace)]
+        found = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
         output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
         return 0
     print(render(trace, by, peaks, each=options.each))

@@ -61,7 +61,8 @@ def _fits(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, loaded: Any) -> int:
-    from pytracer.analysis import fits, views
+    from pytracer.analysis import views
+    from pytracer.analysis.forecasts import fits
 
     if options.on is None or options.settings is not None:
         raise errors.UsageError("--plan needs --on SIZE, and takes the settings of the recording")

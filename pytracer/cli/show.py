@@ -141,7 +141,7 @@ def _two_steps(text: str) -> tuple[int, int]:
 def _diff(options: argparse.Namespace) -> int:
     if options.after is None and options.steps is None:
         raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
-    from pytracer.analysis import diff
+    from pytracer.analysis.answers import diff
     from pytracer.export.diff import render
 
     after_path = options.after or options.before
@@ -188,7 +188,7 @@ def add_ledger(commands: Any) -> None:
 def _ledger(options: argparse.Namespace) -> int:
     if options.file is None:
         return _ledger_now(options)
-    from pytracer.analysis import fragmentation, ledger
+    from pytracer.analysis.allocator import fragmentation, ledger
     from pytracer.export.ledger_text import render
 
     trace = output.read(options.file).data

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pytracer.analysis.budgets import Difference, Exceeded
+from pytracer.analysis.answers.budgets import Difference, Exceeded
 from pytracer.export.diff import module_text
 from pytracer.export.table import size_text
 from pytracer.schema import CATEGORY_ORDER

@@ -19,23 +19,24 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import (
-    blocks,
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts import (
     device_times,
     devices,
-    matching,
-    module_costs,
+    lifetimes,
     owners,
     phases,
+    sanitized,
     scopes,
-    sound,
-    views,
 )
-from pytracer.analysis.categories import ROLE, role_text
-from pytracer.analysis.lifetimes import allocations
-from pytracer.analysis.scopes import Mask
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import ROLE, role_text
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.cost import per_module
 from pytracer.export.table import size_text
 from pytracer.files import refuse_to_overwrite, write_whole
+from pytracer.recorded import Trace
 from pytracer.schema import (
     ACTION,
     CATEGORIES,
@@ -47,7 +48,6 @@ from pytracer.schema import (
     SCOPE_RECOMPUTE,
     U64,
 )
-from pytracer.trace import Trace
 
 # torch.profiler counts from the start of a quarter of a year of this many seconds: since 1970,
 # microseconds with a fraction no longer fit a double. The same grid puts both on one clock.
@@ -475,7 +475,7 @@ class Document:
 
     def _costs(self) -> Iterator[tuple[str, int, I64]]:
         """What one call of each module costs, with all that is inside; from trace(cost=True)."""
-        found = module_costs.per_call(self._trace)
+        found = per_module.per_call(self._trace)
         if not found:
             return
         tree = scopes.tree(self._trace)
@@ -492,7 +492,7 @@ class Document:
 
     def _known(self, strings: NDArray[Any]) -> I64:
         """Rows of the trace's string table; those that are not there become 0."""
-        return sound.within(strings, len(self._trace.strings)).astype(np.int64)
+        return sanitized.within(strings, len(self._trace.strings)).astype(np.int64)
 
     def _steps(self) -> Rows:
         """A slice for each step, with its peak."""
@@ -678,7 +678,7 @@ class Document:
             folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
             which, begin, end = which[seen], begin[seen], end[seen]
         began = views.first_step(trace)
-        label, labels = alloc.label[which], sound.labels(trace)
+        label, labels = alloc.label[which], sanitized.labels(trace)
         cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
 
         def lines(rows: NDArray[Any]) -> I64:
@@ -976,7 +976,7 @@ def _step_bounds(trace: Trace) -> U64:
 
 def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
     """What these allocations sum to: at the first event, and after each change."""
-    changes, alloc = matching.changes(trace), allocations(trace)
+    changes, alloc = lifetimes.changes(trace), allocations(trace)
     own = which[changes.allocation]
     amounts = np.sign(changes.bytes[own]) * size[changes.allocation[own]]
     level = np.cumsum(np.append(size[which & (alloc.start < 0)].sum(), amounts))

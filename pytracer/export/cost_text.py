@@ -4,10 +4,11 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pytracer.analysis import cost, measured_costs, owners
-from pytracer.analysis.cost import Row
+from pytracer.analysis.facts import owners
+from pytracer.cost import measurements, table as cost_table
+from pytracer.cost.table import Row
 from pytracer.export.table import time_text
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 _NAME = 28
 _MOST_ROWS = 24
@@ -24,7 +25,7 @@ def render(
     width: int = 100,
 ) -> str:
     """The table. Layers that differ only in their number share a row, unless `each`."""
-    found = measured_costs.measured(trace)
+    found = measurements.measured(trace)
     rows = _rows(trace, by, peaks, each=each)
     shown = rows if by == "class" or each else rows[:_MOST_ROWS]
     total = sum(row.time_ns for row in rows)
@@ -41,14 +42,14 @@ def render(
 
 def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
     if by != "module" or each:
-        return cost.rows(trace, by, peaks)
-    found = measured_costs.measured(trace)
-    groups: dict[str, list[measured_costs.Record]] = {}
+        return cost_table.rows(trace, by, peaks)
+    found = measurements.measured(trace)
+    groups: dict[str, list[measurements.Record]] = {}
     for record in found.records:
         groups.setdefault(owners.layers_alike(record.module), []).append(record)
     if bare := groups.pop("*", []):
         groups[owners.numbers_text(record.module for record in bare)] = bare
-    return cost.summarised(found, groups, by, peaks)
+    return cost_table.summarised(found, groups, by, peaks)
 
 
 def _line(row: Row) -> str:
@@ -98,7 +99,7 @@ def _causes(rows: list[Row], width: int) -> list[str]:
 
 def _foot(
     trace: Trace,
-    found: measured_costs.Measured,
+    found: measurements.Measured,
     rows: list[Row],
     peaks: Mapping[str, Any] | None,
     width: int,
@@ -122,7 +123,7 @@ def _foot(
     for missing in ("FLOPs", "bytes"):
         names = [
             f"{each.op} {each.time_ns / max(total, 1):.1%}"
-            for each in cost.uncounted(trace)
+            for each in cost_table.uncounted(trace)
             if each.missing == missing
         ]
         if names:
@@ -148,7 +149,7 @@ def _besides(rows: list[Row], total: int) -> str:
     return f"forward and backward: {', '.join(said)}" if said else ""
 
 
-def _peaks(found: measured_costs.Measured, peaks: Mapping[str, Any] | None) -> str:
+def _peaks(found: measurements.Measured, peaks: Mapping[str, Any] | None) -> str:
     known = found.peaks if found.peaks is not None else peaks
     if not known:
         return "not measured here yet: pytracer cost --measure-peaks"

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from pytracer.analysis import owners
-from pytracer.analysis.checkpoint_plans import CheckpointPlan
-from pytracer.analysis.fits import Fits, Holder
-from pytracer.analysis.replay import FailedRequest
-from pytracer.analysis.verified import Verified
-from pytracer.analysis.what_if import WhatIf
+from pytracer.analysis.allocator.replay import FailedRequest
+from pytracer.analysis.facts import owners
+from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
+from pytracer.analysis.forecasts.fits import Fits, Holder
+from pytracer.analysis.forecasts.verified import Verified
+from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph, size_text
 
 _MARGIN = 10

@@ -13,8 +13,8 @@ import numpy as np
 from pytracer.analysis import views
 from pytracer.export.series import COLORS, LEAST_APART, Series, clock, series
 from pytracer.export.table import render as table, size_text, time_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER, I64
-from pytracer.trace import Trace
 
 _WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
 _LEFT, _TOP, _BOTTOM = 70, 18, 22

@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pytracer.analysis import devices
-from pytracer.analysis.fragmentation import Layout
-from pytracer.analysis.ledger import Ledger, Row
+from pytracer.analysis.allocator.fragmentation import Layout
+from pytracer.analysis.allocator.ledger import Ledger, Row
+from pytracer.analysis.facts import devices
 from pytracer.export.table import size_text
 
 

@@ -15,7 +15,7 @@ from unicodedata import east_asian_width
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import owners
+from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_color, cut_in_front, size_text, time_text
 from pytracer.schema import CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 

@@ -17,12 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import blocks, devices, owners, views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts import devices, owners
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.chrome import alike
 from pytracer.export.html import printable
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORIES, I64, U32
-from pytracer.trace import Trace
 
 Rows = NDArray[np.intp]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.analysis import views
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 TABLES: dict[str, Callable[[Trace], Any]] = {
     "allocations": views.allocations_frame,

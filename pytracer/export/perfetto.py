@@ -12,7 +12,7 @@ from pytracer import errors
 from pytracer._native import core
 from pytracer.export.chrome import Document, Exported, Options
 from pytracer.files import refuse_to_overwrite, write_whole
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 SUFFIX = ".pftrace"
 _PIECE = 4 << 20

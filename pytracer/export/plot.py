@@ -7,7 +7,7 @@ import numpy as np
 from pytracer import errors
 from pytracer.export.series import COLORS, LEAST_APART, Clock, clock, series
 from pytracer.export.table import size_text, time_text
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,8 +3,10 @@
 import textwrap
 from collections.abc import Iterator
 
-from pytracer.analysis import owners, postmortem, views
-from pytracer.analysis.postmortem import Change, Failure, Held
+from pytracer.analysis import views
+from pytracer.analysis.answers import postmortem
+from pytracer.analysis.answers.postmortem import Change, Failure, Held
+from pytracer.analysis.facts import owners
 from pytracer.export.table import (
     Paint,
     category_lines,
@@ -13,7 +15,7 @@ from pytracer.export.table import (
     size_text,
     time_text,
 )
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 _MARGIN = 10
 _MOST_CHANGES = 5

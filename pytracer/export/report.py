@@ -18,13 +18,17 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer.analysis import cost, findings, hints, ledger, owners, sound, views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.allocator import ledger
+from pytracer.analysis.answers import findings, hints
+from pytracer.analysis.facts import owners, sanitized
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series
 from pytracer.export.table import size_text
 from pytracer.files import write_whole
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER, PHASES
-from pytracer.trace import Trace
 from pytracer.version import __version__
 
 FORMAT = 1  # of the document and the columns
@@ -250,7 +254,7 @@ def _costs(trace: Trace) -> list[dict[str, Any]]:
     """What modules cost, where that was measured."""
     if "cost" not in trace.meta:
         return []
-    rows = cost.rows(trace)[:_MOST_COSTS]
+    rows = cost_table.rows(trace)[:_MOST_COSTS]
     return [{key: _number(value) for key, value in vars(row).items()} for row in rows]
 
 
@@ -261,7 +265,7 @@ def _number(value: Any) -> Any:
 
 def _source(trace: Trace) -> dict[str, list[Any]]:
     """Of each line that made something: the number of the first line shown, and the lines."""
-    alloc, stacks, found = allocations(trace), sound.stacks(trace), {}
+    alloc, stacks, found = allocations(trace), sanitized.stacks(trace), {}
     for row in np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist():
         path, number = trace.strings[stacks.file[row]], int(stacks.line[row])
         first = max(number - _AROUND, 1)

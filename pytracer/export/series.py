@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import phases, scopes, views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
-from pytracer.trace import Trace
 
 # One colour per category, for light and dark paper; red is for what is not known.
 COLORS = {

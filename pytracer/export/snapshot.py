@@ -21,14 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer._native import core
-from pytracer.analysis import blocks, devices, scopes, sound, views
-from pytracer.analysis.categories import role_text
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts import devices, sanitized, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import role_text
 from pytracer.export.chrome import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
+from pytracer.recorded import Trace
 from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
-from pytracer.trace import Trace
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest that every version of the viewer reads
@@ -164,7 +166,7 @@ class _Device:
             "blocks.place": alloc.place,
             "events.address": events.address,
             "events.bytes": events.bytes,
-            "events.place": sound.within(events.place, len(places.stream)),
+            "events.place": sanitized.within(events.place, len(places.stream)),
             "words": self.words.of,
             "places.stream": places.stream,
             "places.pool_high": places.pool_high,
@@ -353,7 +355,7 @@ class _Words:
     """What each allocation is, in words: many share theirs."""
 
     def __init__(self, trace: Trace) -> None:
-        alloc, labels, strings = allocations(trace), sound.labels(trace), trace.strings
+        alloc, labels, strings = allocations(trace), sanitized.labels(trace), trace.strings
         tree = scopes.tree(trace)
         stack = tree.stack[scopes.nearest(tree.parent, tree.stack != 0)][alloc.scope]
         columns = [alloc.role, labels.name[alloc.label], alloc.cause("module"), alloc.op]
@@ -381,7 +383,7 @@ class _Words:
 
     def _stack_frames(self, row: int) -> list["_Frame"]:
         if row not in self._of_stack:
-            stacks, strings = sound.stacks(self._trace), self._trace.strings
+            stacks, strings = sanitized.stacks(self._trace), self._trace.strings
             at, found = row, []
             while at:
                 file, name = strings[stacks.file[at]], strings[stacks.function[at]]

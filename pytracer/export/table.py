@@ -8,9 +8,12 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from pytracer import health
-from pytracer.analysis import blocks, hints, owners, views
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import hints
+from pytracer.analysis.facts import owners
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
-from pytracer.trace import Trace
 
 # Always shown, in this order; `unknown` is shown last even when it is 0.
 _ALWAYS = CATEGORY_ORDER[:5]

@@ -9,20 +9,20 @@ import torch
 
 from pytracer import errors
 from pytracer._native import C
-from pytracer.analysis import allocator_settings
-from pytracer.analysis.budgets import parse_size
+from pytracer.analysis.allocator import settings as allocator_settings
+from pytracer.analysis.answers.budgets import parse_size
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
 from pytracer.imagined import attention, recurrent, standins, surface
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
-from pytracer.trace import Trace
+from pytracer.recorded import Trace
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from pytracer.analysis.fits import Fits
+    from pytracer.analysis.forecasts.fits import Fits
 
 CPU = "cpu"
 

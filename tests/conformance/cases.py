@@ -10,11 +10,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
-from pytracer.analysis import blocks, views
-from pytracer.analysis.categories import role_text
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import role_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
-from pytracer.trace import Trace
 from tests.conformance.expected import Reference, analytic, inputs_of, storages
 from tests.conformance.models import MODELS
 from tests.conformance.optimizers import OPTIMIZERS

@@ -17,9 +17,9 @@ from torch.utils import _pytree as pytree
 
 from pytracer._native import C
 from pytracer.analysis import views
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY
-from pytracer.trace import Trace
 from tests.conformance.models import Batch
 from tests.conformance.optimizers import OPTIMIZERS, nbytes
 from tests.conformance.techniques import Training, Watch

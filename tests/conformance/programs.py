@@ -19,10 +19,10 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
-from pytracer.analysis.categories import role_text
-from pytracer.analysis.lifetimes import allocations
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import role_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
-from pytracer.trace import Trace
 from tests.conformance.expected import position, storages
 
 MODES: dict[str, dict[str, Any]] = {

@@ -13,7 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
-from pytracer.analysis import findings, views
+from pytracer.analysis import views
+from pytracer.analysis.answers import findings
 from pytracer.export.table import size_text
 from tests.conformance.cases import sums_hold
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own

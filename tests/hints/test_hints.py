@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytracer import trace
-from pytracer.analysis import hints
+from pytracer.analysis.answers import hints
 from pytracer.export.table import size_text
 from tests.conformance.cases import CASES, make
 from tests.conformance.techniques import TECHNIQUES

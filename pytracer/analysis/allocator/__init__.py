@@ -1,0 +1,1 @@
+"""Where it lay: segments and blocks, what is lost between them, and the device's books."""

@@ -1,0 +1,517 @@
+"""The ledger: a device's bytes row by row, from the tensors to what nvidia-smi shows.
+
+Each row says how it is known and of which moment it is. The closing figure, NVML's "used" when the
+trace ended, is read once and no row is made from it: what the rows do not explain is the residual,
+and it is printed.
+
+- Tensors, rounding, cache: the allocator's events.
+- Context, kernels and libraries: what the device had in use beyond torch's allocator, the driver's
+  reserve and the other processes, at a reading *before* the closing one (the last one after a
+  training step or between two calls), less the same before CUDA was up. Where CUDA was up already: NVML's figure for
+  this process, less what torch's allocator held at that moment. So kernels that are loaded later,
+  memory that somebody else takes unseen, or an allocator that says less than it holds all end up
+  in the residual. Without a reading in between, NVML's own figure for this process is taken at the
+  end: another counter than the device's.
+- In no process's figure: what the device had in use before this process came (or beyond all
+  processes, at the same earlier reading) and no process is listed for.
+- Other processes, driver reserve: NVML, at the end.
+
+On the CPU the closing figure is the process's resident memory, and what is not the allocator's is
+of when the trace began. Pages that were never written are not resident and what was freed may
+be, so there the residual can be negative.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from pytracer import errors
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks, fragmentation
+from pytracer.analysis.facts import devices, lifetimes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY_ORDER
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LIMIT_SHARE, _LIMIT_BYTES = 0.005, 32 << 20
+_ALWAYS = CATEGORY_ORDER[:5]
+_CONTEXT = "CUDA context, kernels, libraries"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line. The rows of a level add up to the one above that is a level higher."""
+
+    name: str
+    bytes: int | None  # None: not known, and then the residual contains it
+    level: int
+    known_by: str  # "events", "allocator", "nvml", "cuda", "system", "sum"
+    moment: str  # "begin", "a step's end", "peak", "end", ...
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """A device's or a process's memory at one moment."""
+
+    device: str
+    at: str
+    rows: tuple[Row, ...]
+    residual: int | None  # None: there is no closing figure for this moment
+    limit: int | None  # above which the residual deserves a look
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def total(self) -> int | None:
+        """What is in use in all."""
+        return self.rows[0].bytes if self.rows else None
+
+    @property
+    def closes(self) -> bool | None:
+        """Whether the residual is within the limit."""
+        if self.residual is None or self.limit is None:
+            return None
+        return abs(self.residual) <= self.limit
+
+    def __getitem__(self, name: str) -> int | None:
+        """The bytes of the row of that name."""
+        return next(row.bytes for row in self.rows if row.name == name)
+
+
+def ledger(trace: Trace, at: Literal["peak", "end"] = "end", device: str | None = None) -> Ledger:
+    """The rows for a device, by default the one that the program trains on.
+
+    At the peak only the allocator's part is of that moment: nobody read the device then, so there
+    is a sum and no residual.
+
+    Raises:
+        errors.UsageError: there is no such moment or device.
+    """
+    if at not in ("peak", "end"):
+        raise errors.UsageError(f'at={at!r}: a ledger is of the "peak" or of the "end"')
+    name = device or views.main_device(trace)
+    views.on_device(trace, name)
+    return _host_ledger(trace, at) if name == "cpu" else _Gpu(trace, at, name).ledger()
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What NVML said of a device while the trace was recorded."""
+
+    time_ns: int
+    bytes: int
+    when: str  # "begin", "step", "call", "end"
+
+
+def device_use(trace: Trace, device: str) -> list[DeviceUse]:
+    """Everybody's bytes on the device, at each reading; empty where there were none."""
+    document = _document(trace)
+    uuid = str(_dict(document.get("devices")).get(device))
+    found = []
+    for reading in _listed(document.get("readings")):
+        used = _number(_dict(_dict(reading.get("gpus")).get(uuid)).get("used"))
+        at = _number(reading.get("unix_ns"))
+        if used is not None and at is not None:
+            found.append(DeviceUse(at - trace.began_unix_ns, used, str(reading.get("when"))))
+    return found
+
+
+def frame(found: Ledger) -> "pd.DataFrame":
+    """One row per line; residual, limit and notes are in `attrs` as well."""
+    import pandas as pd
+
+    table = pd.DataFrame([vars(row) for row in found.rows], columns=list(Row.__dataclass_fields__))
+    table["bytes"] = table["bytes"].astype("Int64")
+    table.attrs = {
+        "device": found.device,
+        "at": found.at,
+        "residual": found.residual,
+        "limit": found.limit,
+        "closes": found.closes,
+        "notes": list(found.notes),
+    }
+    return table
+
+
+# ---------------------------------------------------------------- tensors
+
+
+def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) -> list[Row]:
+    """A row per category of what is alive; those that are always shown even when they are 0."""
+    which = views.alive(trace, at, device)
+    held = {row.name: row.bytes for row in views.holders(trace, "category", which)}
+    return [
+        Row(name, held.get(name, 0), level, "events", at)
+        for name in CATEGORY_ORDER
+        if held.get(name) or name in (*_ALWAYS, "unknown")
+    ]
+
+
+# ---------------------------------------------------------------- CUDA
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """One device at one reading; None is what NVML did not tell."""
+
+    when: str
+    used: int | None
+    driver_reserve: int | None
+    by_cuda: int | None  # in use as cudaMemGetInfo says, which leaves the reserve out
+    torch: int  # what torch's allocator held
+    own: int | None  # NVML's figure for this process
+    others: dict[int, int | None] | None  # by process id
+    names: dict[int, str]
+    here: bool  # this process was on the device already
+
+    @property
+    def own_beyond_torch(self) -> int | None:
+        """This process's context, kernels and libraries, by its own figure."""
+        return None if self.own is None else self.own - self.torch
+
+    @property
+    def others_total(self) -> int | None:
+        """The sum of the figures that NVML tells."""
+        if self.others is None:
+            return None
+        return sum(amount or 0 for amount in self.others.values())
+
+    @property
+    def beyond(self) -> int | None:
+        """In use, and neither torch's, nor another process's, nor the driver's reserve."""
+        if self.used is None:
+            return None
+        return self.used - (self.driver_reserve or 0) - (self.others_total or 0) - self.torch
+
+
+class _Gpu:
+    """Puts the rows of a CUDA device together."""
+
+    def __init__(self, trace: Trace, at: Literal["peak", "end"], device: str) -> None:
+        self.trace, self.at, self.device = trace, at, device
+        self.notes: list[str] = []
+        self.readings = _readings(trace, device)
+        last = self.readings[-1] if self.readings else None
+        self.end = last if last is not None and last.when == "end" else None
+
+    def ledger(self) -> Ledger:
+        torch_rows = list(self._torch())
+        rest = list(self._rest())
+        rows = [*torch_rows, *rest]
+        explained = sum(row.bytes or 0 for row in rows if row.level == 1)
+        used = self.end.used if self.end and self.at == "end" else None
+        self._say_what_is_missing()
+        if used is None:
+            top = Row("device in use, as far as known", explained, 0, "sum", self.at)
+            return Ledger(self.device, self.at, (top, *rows), None, None, tuple(self.notes))
+        source = "nvml" if self._nvml() else "cuda"
+        top = Row("device in use", used, 0, source, "end")
+        residual = used - explained
+        limit = min(int(used * _LIMIT_SHARE), _LIMIT_BYTES)
+        if abs(residual) > limit:
+            self._explain(residual)
+        self._compare_with_cuda(limit)
+        last = Row("residual", residual, 1, "difference", "end")
+        return Ledger(self.device, self.at, (top, *rows, last), residual, limit, tuple(self.notes))
+
+    # ------------------------------------------------------------ torch's allocator
+
+    def _torch(self) -> Iterator[Row]:
+        at = self.at
+        position = views.position_of(self.trace, at, self.device)
+        alive = views.alive(self.trace, at, self.device)
+        found = blocks.device_bytes(self.trace, alive, position, self.device)
+        allocated, known_by = found.allocated, "events"
+        if allocated is None and at == "end":
+            allocated = devices.counted(self.trace, self.device, "allocated_bytes.current")
+            known_by = "allocator"
+        reserved, reserved_by = found.reserved, "events"
+        if reserved is None and at == "end" and self.end is not None:
+            reserved, reserved_by = self.end.torch, "allocator"
+        if reserved is None:
+            reserved, reserved_by = allocated or found.requested, "events"
+            self.notes.append(
+                "What the allocator holds beyond the tensors is not known: the trace has no "
+                "snapshot of this device."
+            )
+        yield Row("torch's allocator", reserved, 1, reserved_by, at)
+        yield Row("allocated", allocated or found.requested, 2, known_by, at)
+        yield from _tensors(self.trace, at, self.device, 3)
+        if allocated is not None:
+            yield Row("rounding", allocated - found.requested, 3, known_by, at)
+        else:
+            self.notes.append("How far the allocator rounded up is not known here.")
+        cached = reserved - (allocated or found.requested)
+        yield from self._cache(cached, reserved_by)
+
+    def _cache(self, cached: int, known_by: str) -> Iterator[Row]:
+        layout = fragmentation.layout(self.trace, self.at, self.device)
+        if layout is None or layout.free != cached:
+            yield Row("cached", cached, 2, known_by, self.at)
+            return
+        yield Row("cached, usable", layout.usable, 2, "events", self.at)
+        yield Row("cached, fragmented", layout.unusable, 2, "events", self.at)
+
+    # ------------------------------------------------------------ what is not torch's
+
+    def _rest(self) -> Iterator[Row]:
+        if not self.readings or not self.end:
+            return
+        before = self.readings[:-1]
+        yield from self._context(before)
+        yield from self._others()
+        yield Row("driver's reserve", self.end.driver_reserve, 1, "nvml", "end")
+        yield self._nobodys(before)
+
+    def _context(self, before: list[_Reading]) -> Iterator[Row]:
+        """See this module's text: never from the closing figure."""
+        assert self.end is not None
+        first = before[0] if before else None
+        reference = next((r for r in reversed(before) if r.here), None)
+        settled = reference is not None and reference.when != "begin"
+        fresh = first is not None and not first.here  # CUDA came up inside the trace
+        amount: int | None
+        if fresh and settled and first is not None and reference is not None:
+            amount, moment = _less(reference.beyond, first.beyond), reference.when
+        elif settled and reference is not None and reference.own is not None:
+            amount, moment = reference.own_beyond_torch, reference.when
+        elif self.end.own is not None:
+            amount, moment = self.end.own_beyond_torch, "end"
+        elif reference is not None:
+            amount, moment = reference.beyond, reference.when
+            self.notes.append(
+                "NVML tells nothing of this process here, and CUDA was up before the trace: "
+                "the row of the context is what the device had in use beyond torch at that "
+                "reading, and what hidden processes hold is in it."
+            )
+        else:
+            amount, moment = None, "end"
+        yield Row(_CONTEXT, amount, 1, "nvml" if self._nvml() else "cuda", moment)
+        began = first.own_beyond_torch if first is not None and first.here else None
+        if amount is not None and began is not None:
+            yield Row("when the trace began", began, 2, "nvml", "begin")
+            yield Row("since: kernels loaded, NCCL, ...", amount - began, 2, "nvml", moment)
+
+    def _others(self) -> Iterator[Row]:
+        assert self.end is not None
+        others, total = self.end.others, self.end.others_total
+        yield Row("other processes", total, 1, "nvml", "end")
+        if others is None:
+            self.notes.append(
+                "NVML hides this process (in containers it often does), so what others hold cannot be "
+                "told apart: what was in use before CUDA came up counts as in no process's figure."
+            )
+            return
+        for pid, amount in others.items():
+            name = self.end.names.get(pid, "")
+            yield Row(f"process {pid} {name}".rstrip(), amount, 2, "nvml", "end")
+        silent = [str(pid) for pid, amount in others.items() if amount is None]
+        if silent:
+            self.notes.append(f"NVML does not tell what {', '.join(silent)} hold.")
+
+    def _nobodys(self, before: list[_Reading]) -> Row:
+        """In use though no process is listed for it, as it was at an earlier reading."""
+        name = "in no process's figure"
+        first = before[0] if before else None
+        if first is not None and not first.here:
+            return Row(name, first.beyond, 1, "nvml", "begin")
+        reference = before[-1] if before else None
+        if reference is None or reference.own is None:
+            return Row(name, None, 1, "nvml", "begin")
+        amount = _less(reference.beyond, reference.own_beyond_torch)
+        return Row(name, amount, 1, "nvml", reference.when)
+
+    # ------------------------------------------------------------ words
+
+    def _nvml(self) -> bool:
+        return self.end is not None and self.end.driver_reserve is not None
+
+    def _say_what_is_missing(self) -> None:
+        problem = _document(self.trace).get("problem")
+        if problem:
+            self.notes.append(f"The device itself could not be asked: {problem}.")
+        elif self.end is None:
+            self.notes.append(
+                "This trace has no reading of the device from its end: the program was killed, "
+                "or an older version wrote it."
+            )
+        elif self.at == "peak":
+            self.notes.append(
+                "Nobody reads the device at the peak, so the rows that are not torch's are of "
+                'the moments they name. The ledger that closes is the one at "end".'
+            )
+
+    def _compare_with_cuda(self, limit: int) -> None:
+        """The second opinion is only worth a line where it is another one."""
+        end = self.end
+        if end is None or end.used is None or end.by_cuda is None or end.driver_reserve is None:
+            return
+        apart = end.used - end.driver_reserve - end.by_cuda
+        if abs(apart) > limit:
+            self.notes.append(
+                f"CUDA itself (cudaMemGetInfo) says {apart:,} bytes less than NVML: the "
+                "device may be a part of one (MIG, vGPU), or somebody took memory in between."
+            )
+
+    def _explain(self, residual: int) -> None:
+        """Whose the residual is, as far as another counter tells."""
+        assert self.end is not None
+        reference = self.readings[-2] if len(self.readings) > 1 else None
+        now = self.end.own_beyond_torch
+        then = reference.own_beyond_torch if reference is not None else None
+        if now is not None and then is not None and reference is not None and reference.here:
+            self.notes.append(
+                f"Since the last reading before the end this process took {now - then:,} bytes "
+                "outside torch's allocator (NVML's own figure for it): kernels loaded since, or "
+                "a library that allocates by itself."
+            )
+        elif residual > 0:
+            self.notes.append(
+                "The residual is in use and in no row: a process that NVML does not list, or "
+                "kernels and libraries that came after the last reading. Starting the trace "
+                "before CUDA is used lets the readings tell them apart."
+            )
+        else:
+            self.notes.append(
+                "The rows explain more than is in use: something was given back between the "
+                "readings they are of. Trace a step that does not, or several."
+            )
+
+
+def _less(amount: int | None, other: int | None) -> int | None:
+    return None if amount is None or other is None else amount - other
+
+
+def _readings(trace: Trace, device: str) -> list[_Reading]:
+    """The device's readings, in order; what a damaged file has instead is left out."""
+    document = _document(trace)
+    uuid = str(_dict(document.get("devices")).get(device))
+    pid = _number(document.get("pid"))
+    all_readings = _listed(document.get("readings"))
+    pairs = [(reading, _dict(_dict(reading.get("gpus")).get(uuid))) for reading in all_readings]
+    pairs = [(reading, gpu) for reading, gpu in pairs if gpu]
+    # Where torch holds memory and our process is not listed, the ids are another namespace's (or
+    # there are none): ours may be among them, so they say nothing of the others either.
+    hidden = any(
+        pid not in (_figures(gpu.get("processes"))[0] or ()) and _held(reading, device)
+        for reading, gpu in pairs
+    )
+    return [_one_reading(reading, gpu, device, pid, hidden) for reading, gpu in pairs]
+
+
+def _one_reading(
+    reading: dict[str, Any], gpu: dict[str, Any], device: str, pid: Any, hidden: bool
+) -> _Reading:
+    figures, names = _figures(gpu.get("processes"))
+    if hidden:
+        figures = None
+    own = figures.pop(pid, None) if figures else None
+    torch, used = _held(reading, device), _number(gpu.get("used"))
+    by_cuda = _number(gpu.get("used_as_cuda_says"))
+    return _Reading(
+        when=str(reading.get("when")),
+        used=by_cuda if used is None else used,
+        driver_reserve=_number(gpu.get("driver_reserve")),
+        by_cuda=by_cuda,
+        torch=torch,
+        own=own,
+        others=figures,
+        names=names,
+        # CUDA may be initialised and this device not in use yet.
+        here=reading.get("cuda_initialized") is True and (hidden or own is not None or torch > 0),
+    )
+
+
+def _held(reading: dict[str, Any], device: str) -> int:
+    return _number(_dict(reading.get("reserved")).get(device)) or 0
+
+
+def _figures(processes: Any) -> tuple[dict[int, int | None] | None, dict[int, str]]:
+    if not isinstance(processes, list):
+        return None, {}
+    rows = [p for p in _listed(processes) if isinstance(p.get("pid"), int)]
+    figures = {p["pid"]: _number(p.get("bytes")) for p in rows}
+    return figures, {p["pid"]: str(p.get("name") or "") for p in rows}
+
+
+# ---------------------------------------------------------------- the process
+
+
+def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
+    rows = _tensors(trace, at, "cpu", 2)
+    tensors = sum(row.bytes or 0 for row in rows)
+    begin, end = _host(trace, "begin"), _host(trace, "end")
+    alloc = allocations(trace)
+    before = views.on_device(trace, "cpu") & (alloc.start < 0)
+    old = int(lifetimes.lifetimes(trace).bytes[before].sum())
+    heap = _less(begin.get("anonymous"), old)
+    parts = [
+        Row("tensors of torch's CPU allocator", tensors, 1, "events", at),
+        *rows,
+        Row("the program's own heap", heap, 1, "system", "begin"),
+        Row("programs and libraries, mapped files", end.get("file"), 1, "system", "end"),
+        Row("shared memory", end.get("shared"), 1, "system", "end"),
+    ]
+    explained = sum(row.bytes or 0 for row in parts if row.level == 1)
+    used, notes = end.get("resident"), []
+    if at == "peak" or used is None or heap is None:
+        notes.append(
+            'Resident memory is read when a trace begins and ends; the ledger at "end" closes.'
+            if used is not None and heap is not None
+            else _why_no_resident(trace)
+        )
+        top = Row("resident memory, as far as known", explained, 0, "sum", at)
+        return Ledger("cpu", at, (top, *parts), None, None, tuple(notes))
+    residual = used - explained
+    limit = min(int(used * _LIMIT_SHARE), _LIMIT_BYTES)
+    if residual > limit:
+        notes.append(
+            "The residual was taken since the trace began and is not a live tensor: Python's own "
+            "objects, libraries' buffers, threads, and freed memory that malloc keeps."
+        )
+    elif residual < -limit:
+        notes.append(
+            "The residual is negative: tensors whose pages were never written are not resident, "
+            "or they lie in mapped files, or in memory that was the heap's when the trace began."
+        )
+    rows_out = (
+        Row("resident memory", used, 0, "system", "end"),
+        *parts,
+        Row("residual", residual, 1, "difference", "end"),
+    )
+    return Ledger("cpu", at, rows_out, residual, limit, tuple(notes))
+
+
+def _why_no_resident(trace: Trace) -> str:
+    if "imported" in trace.meta:
+        return "A memory snapshot does not tell what the process held."
+    return "What the process holds could not be read here: there is no /proc."
+
+
+def _host(trace: Trace, when: str) -> dict[str, int]:
+    for reading in _listed(_document(trace).get("readings")):
+        if reading.get("when") == when:
+            host = _dict(reading.get("host"))
+            return {k: v for k, v in host.items() if _number(v) is not None}
+    return {}
+
+
+# ---------------------------------------------------------------- what a file may hold
+
+
+def _document(trace: Trace) -> Mapping[str, Any]:
+    return _dict(trace.meta.get("device_memory"))
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _listed(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,433 @@
+"""A trace's requests and frees through torch's CUDA caching allocator, under any settings and limit.
+
+`csrc/core/allocator_replay.h` is the allocator. Here the events become its steps, and its figures
+become answers: how much it reserves, what fails first, and who holds memory then.
+
+What the events do not say is decided here:
+
+- What was alive before the trace comes first, by address. Where the recording began late, the gaps
+  that were between those blocks are not known, and the answer says so.
+- Segments that were given back while nothing was short were given back by `empty_cache()`, or by
+  the end of a CUDA graph's pool. That is done at the same place under other settings, too.
+- A request that failed in the recording is tried at its place. What would have followed is unknown.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors
+from pytracer._native import core
+from pytracer.analysis import views
+from pytracer.analysis.allocator import settings as allocator_settings
+from pytracer.analysis.allocator.settings import MIB, Settings
+from pytracer.analysis.answers.budgets import parse_size
+from pytracer.analysis.facts import devices, lifetimes, owners
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import ACTION, I64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _ATTEMPT, _TRIM = range(5)
+_GIVEN_BACK = ("segment_free", "segment_unmap")
+_TAKEN = ("segment_alloc", "segment_map")
+LIMIT_STEP = 2 * MIB  # how finely the smallest limit is looked for
+
+
+@dataclass(frozen=True)
+class Steps:
+    """A device's events as the allocator's model takes them."""
+
+    device: str
+    columns: dict[str, Any]
+    position: I64  # rows of the event table; -1: before the trace
+    late_bytes: int  # alive when the trace began
+
+
+@dataclass(frozen=True)
+class FailedRequest:
+    """The first request that the allocator could not serve. Sizes are bytes."""
+
+    bytes: int  # the block it needed
+    time_ns: int | None  # None: it was alive before the trace
+    step: int | None
+    phase: str
+    module: str
+    op: str
+    line: str
+    reserved: int
+    allocated: int
+    free: int  # held by the allocator and by nobody else
+    largest_free: int  # of what could have served it
+    by_category: dict[str, int]  # who held what
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What the allocator would have done. Sizes are bytes."""
+
+    device: str
+    settings: str
+    limit: int | None  # what the allocator may hold
+    peak_reserved: int
+    peak_allocated: int
+    fragmentation: int  # reserved and not in use, where most was reserved
+    retries: int
+    failed: FailedRequest | None
+    notes: tuple[str, ...]  # what keeps the answer from being exact
+    _trace: Trace
+    _rules: dict[str, Any]
+
+    def __bool__(self) -> bool:
+        """Whether it runs to the end."""
+        return self.failed is None
+
+    def __repr__(self) -> str:
+        """Without the trace."""
+        fields = ("device", "settings", "limit", "peak_reserved", "peak_allocated", "retries")
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+        return f"<Replay {shown}, {'runs' if self else 'fails'}>"
+
+    def alive_at_failure(self) -> NDArray[np.intp]:
+        """The allocations that were alive when the first request failed."""
+        found = steps(self._trace, self.device)
+        at = core.replay(found.columns, self._rules, False)["failed_step"]
+        return alive_before(found, at) if at >= 0 else np.zeros(0, np.intp)
+
+    @cached_property
+    def smallest_limit(self) -> int:
+        """The smallest limit that runs to the end with these settings, to 2 MiB."""
+        return _smallest(steps(self._trace, self.device), self._rules, "limit")
+
+    @cached_property
+    def smallest_room(self) -> int:
+        """The least that the driver must have for this allocator, to 2 MiB."""
+        return _smallest(steps(self._trace, self.device), self._rules, "capacity")
+
+    def timeline(self) -> "pd.DataFrame":
+        """Reserved, in use, and the largest free block, after each event; index: time_ns."""
+        import pandas as pd
+
+        found = steps(self._trace, self.device)
+        curves = core.replay(found.columns, self._rules, True)
+        count = len(curves["reserved_after"])
+        known = found.position[:count] >= 0
+        ticks = self._trace.events.ticks[found.position[:count][known]]
+        columns = {
+            "reserved": curves["reserved_after"][known].astype(np.int64),
+            "active": curves["active_after"][known].astype(np.int64),
+            "largest_free": curves["largest_free_after"][known].astype(np.int64),
+        }
+        columns["unused"] = columns["reserved"] - columns["active"]
+        return pd.DataFrame(columns, index=pd.Index(self._trace.time_ns(ticks), name="time_ns"))
+
+
+def replay(
+    trace: Trace,
+    settings: str | None = None,
+    limit: int | str | None = None,
+    device: str | None = None,
+    capacity: int | None = None,
+    *,
+    unlimited: bool = False,
+) -> Replay:
+    """The trace's requests under these settings.
+
+    Args:
+        trace: of a CUDA device.
+        settings: what would be in PYTORCH_ALLOC_CONF; "" is torch's default. Without it those of
+            the recording.
+        limit: what `set_per_process_memory_fraction` would allow. Without it that of the recording.
+        device: by default the one the program trains on.
+        capacity: what the driver has for this allocator; by default enough.
+        unlimited: the allocator may hold whatever the driver has, however it was recorded.
+
+    Raises:
+        errors.UsageError: no such settings or device, or nothing of a GPU in the trace.
+    """
+    name = device or views.main_device(trace)
+    found = steps(trace, name)
+    chosen = allocator_settings.parse(
+        recorded_settings(trace, name) if settings is None else settings
+    )
+    bound = None if unlimited else _limit(trace, name, chosen, settings is None, limit)
+    rules = chosen.rules(bound, capacity)
+    counted = core.replay(found.columns, rules, False)
+    at_peak = _at_peak(found, rules, counted)
+    return Replay(
+        device=name,
+        settings=chosen.text,
+        limit=bound,
+        peak_reserved=counted["peak_reserved"],
+        peak_allocated=counted["peak_allocated"],
+        fragmentation=at_peak,
+        retries=counted["retries"],
+        failed=_failed(trace, found, counted),
+        notes=tuple(notes(trace, name)),
+        _trace=trace,
+        _rules=rules,
+    )
+
+
+def recorded_settings(trace: Trace, device: str) -> str:
+    """What was in PYTORCH_ALLOC_CONF; if segments grew, then also that."""
+    text = trace.meta.get("allocator_settings")
+    if isinstance(text, dict):  # a memory snapshot of torch lists what is in force
+        text = text.get("PYTORCH_CUDA_ALLOC_CONF", "")
+    text = text if isinstance(text, str) else ""
+    if devices.expandable(trace, device) and "expandable_segments" not in text:
+        text = f"{text},expandable_segments:True".lstrip(",")
+    return text
+
+
+def _limit(
+    trace: Trace, device: str, settings: Settings, as_recorded: bool, limit: int | str | None
+) -> int | None:
+    if limit is not None:
+        return parse_size(limit)
+    total = devices.counted(trace, device, "limit_bytes")
+    if settings.memory_fraction < 1 and total is not None and not as_recorded:
+        return int(settings.memory_fraction * total)
+    return devices.allowed(trace, device)
+
+
+# ---------------------------------------------------------------- the steps
+
+
+def steps(trace: Trace, device: str) -> Steps:
+    """The device's events as steps.
+
+    Raises:
+        errors.UsageError: it is not a CUDA device, or the trace has nothing of it.
+    """
+    known = _steps_by_device(trace)
+    if device not in known:
+        here = views.devices(trace)
+        also = f"; it has {', '.join(here)}" if here else ""
+        if device == "cpu" and here:
+            raise errors.UsageError(
+                "replay is of CUDA's allocator, and this trace is of the CPU: record on a GPU"
+            )
+        raise errors.UsageError(f"the trace has no allocation on {device}{also}")
+    return known[device]
+
+
+@once_per_trace
+def _steps_by_device(trace: Trace) -> dict[str, Steps]:
+    return {name: _steps(trace, name) for name in views.devices(trace) if name != "cpu"}
+
+
+def _steps(trace: Trace, device: str) -> Steps:
+    found, events = lifetimes.lifetimes(trace), trace.events
+    own = np.flatnonzero(devices.on(trace, device, found.place))
+    lanes, lane_of_place = _lanes(trace, device)
+    last = len(lane_of_place) - 1  # a damaged trace may lack some places
+    seeds = own[found.start[own] < 0]
+    seeds = seeds[np.argsort(found.address[seeds], kind="stable")]
+    rows = [_Rows(np.full(len(seeds), -1), _ALLOC, seeds)]
+    made = own[found.start[own] >= 0]
+    asked = own[found.end[own] >= 0]
+    done = own[found.completed[own] >= 0]
+    rows.append(_Rows(found.end[asked], _FREE_REQUESTED, asked))
+    rows.append(_Rows(found.completed[done], _FREE_COMPLETED, done))
+    rows.append(_Rows(found.start[made], _ALLOC, made))
+    position = np.concatenate([each.position for each in rows])
+    kind = np.concatenate([np.full(len(each.position), each.kind) for each in rows])
+    block = np.concatenate([each.block for each in rows])
+    size, lane = found.bytes[block], lane_of_place[np.minimum(found.place[block], last)]
+    # What failed, and what was given back while nothing was short.
+    here = devices.on(trace, device, events.place)
+    failures = np.flatnonzero(here & (events.action == ACTION["oom"]))
+    trims, trimmed = _trims(trace, device, here, lanes, lane_of_place)
+    more = len(found.start) + np.arange(len(failures) + len(trims))
+    position = np.concatenate([position, failures, trims])
+    kind = np.concatenate([kind, np.full(len(failures), _ATTEMPT), np.full(len(trims), _TRIM)])
+    size = np.concatenate([size, events.bytes[failures], np.zeros(len(trims), np.uint64)])
+    lane = np.concatenate([lane, lane_of_place[np.minimum(events.place[failures], last)], trimmed])
+    block = np.concatenate([block, more])
+    # A block that ended unseen ends before the next one begins at the same event.
+    order = np.lexsort((_RANK[kind], position))
+    order = np.concatenate([np.arange(len(seeds)), order[len(seeds) :]])
+    columns = {
+        "kind": kind[order].astype(np.uint8),
+        "block": block[order].astype(np.uint32),
+        "bytes": size[order].astype(np.uint64),
+        "lane": lane[order].astype(np.uint32),
+        "lanes": lanes,
+    }
+    return Steps(device, columns, position[order].astype(np.int64), int(found.bytes[seeds].sum()))
+
+
+@dataclass(frozen=True)
+class _Rows:
+    position: NDArray[Any]
+    kind: int
+    block: NDArray[np.intp]
+
+
+_RANK = np.array([3, 0, 1, 4, 2])  # of kinds at one event
+
+
+def _lanes(trace: Trace, device: str) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
+    """Stream and pool, numbered; the default pool is 0. And the lane of each place."""
+    places = trace.places
+    there = np.flatnonzero(devices.places_on(trace, device))
+    pools = {(0, 0): 0}
+    lanes: dict[tuple[int, int], int] = {}
+    lane_of_place = np.zeros(len(places.stream), np.intp)
+    for place in there.tolist():
+        name = (int(places.pool_high[place]), int(places.pool_low[place]))
+        pool = pools.setdefault(name, len(pools))
+        key = (int(places.stream[place]), pool)
+        lane_of_place[place] = lanes.setdefault(key, len(lanes))
+    return list(lanes), lane_of_place
+
+
+def _trims(
+    trace: Trace,
+    device: str,
+    here: Mask,
+    lanes: list[tuple[int, int]],
+    lane_of_place: NDArray[np.intp],
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Where the program gave the cache back, and a lane of the pool that it was of."""
+    events = trace.events
+    numbers = {
+        name: [ACTION[each] for each in each_of]
+        for name, each_of in (("back", _GIVEN_BACK), ("taken", _TAKEN))
+    }
+    acts = np.flatnonzero(here & (events.action < ACTION["label"]))
+    back = np.isin(events.action[acts], numbers["back"])
+    if not back.any():
+        return np.zeros(0, np.intp), np.zeros(0, np.intp)
+    bound = devices.allowed(trace, device) or devices.counted(trace, device, "limit_bytes")
+    collects = "garbage_collection_threshold" in recorded_settings(trace, device)
+    reserved = _reserved_before(trace, acts)
+    position, lane = [], []
+    starts = np.flatnonzero(back & ~np.concatenate([[False], back[:-1]]))
+    for start in starts.tolist():
+        stop = start
+        while stop < len(acts) and back[stop]:
+            stop += 1
+        if stop < len(acts):
+            action = int(events.action[acts[stop]])
+            needed = int(events.bytes[acts[stop]]) if action in numbers["taken"] else 0
+            short = bound is not None and int(reserved[start]) + needed > 0.95 * bound
+            if action == ACTION["oom"] or (needed and (short or collects)):
+                continue  # the allocator itself made room
+        of_burst = {
+            lanes[lane][1]: lane
+            for lane in lane_of_place[
+                np.minimum(events.place[acts[start:stop]], len(lane_of_place) - 1)
+            ]
+        }
+        for pool in sorted(of_burst, reverse=True):  # private ones first: then all goes
+            position.append(int(acts[start]))
+            lane.append(int(of_burst[pool]))
+    return np.array(position, np.intp), np.array(lane, np.intp)
+
+
+def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
+    """What the allocator held before each of these events of one device."""
+    action, size = trace.events.action[rows], trace.events.bytes[rows].astype(np.int64)
+    grows = np.isin(action, [ACTION[name] for name in (*_TAKEN, "seed_segment")])
+    shrinks = np.isin(action, [ACTION[name] for name in _GIVEN_BACK])
+    change = np.where(grows, size, np.where(shrinks, -size, 0))
+    before: I64 = np.cumsum(change) - change
+    return before
+
+
+# ---------------------------------------------------------------- the answers
+
+
+def _smallest(found: Steps, rules: dict[str, Any], bound: str) -> int:
+    """The smallest limit or capacity that runs, by halving."""
+    free = {**rules, "limit": 2**64 - 1, "capacity": 2**64 - 1}
+
+    def runs(amount: int) -> bool:
+        tried = core.replay(found.columns, {**free, bound: amount}, False)
+        return bool(tried["failed_step"] < 0)
+
+    counted = core.replay(found.columns, free, False)
+    high: int = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
+    low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
+    while low > 0 and runs(low):  # blocks that are not cut are smaller where memory is short
+        high, low = low, low * 7 // 8 // LIMIT_STEP * LIMIT_STEP
+    while high - low > LIMIT_STEP:
+        middle = (low + high) // 2 // LIMIT_STEP * LIMIT_STEP
+        low, high = (low, middle) if runs(middle) else (middle, high)
+    return high
+
+
+def _at_peak(found: Steps, rules: dict[str, Any], counted: dict[str, Any]) -> int:
+    """Reserved and not in use where most was reserved."""
+    at = counted["peak_reserved_step"]
+    if at < 0:
+        return 0
+    head = {name: found.columns[name][: at + 1] for name in ("kind", "block", "bytes", "lane")}
+    there = core.replay({**found.columns, **head}, rules, False)
+    return int(there["reserved"] - there["active"])
+
+
+def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedRequest | None:
+    at = counted["failed_step"]
+    if at < 0:
+        return None
+    position = int(found.position[at])
+    place = owners.place_of(trace, int(trace.events.scope[position]) if position >= 0 else 0)
+    moment = views.moment(trace, max(position, 0), found.device)
+    alive = alive_before(found, at)
+    by_category = dict.fromkeys(moment.by_category, 0)
+    which = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
+    which[alive] = True
+    for row in views.holders(trace, "category", which):
+        by_category[row.name] = row.bytes
+    return FailedRequest(
+        bytes=counted["failed_bytes"],
+        time_ns=moment.time_ns if position >= 0 else None,
+        step=moment.step if position >= 0 else None,
+        phase=(moment.phase or "") if position >= 0 else "",
+        module=place.module,
+        op=place.op,
+        line=place.line,
+        reserved=counted["reserved"],
+        allocated=counted["allocated"],
+        free=counted["reserved"] - counted["active"],
+        largest_free=counted["largest_free_of_lane"],
+        by_category=by_category,
+    )
+
+
+def alive_before(found: Steps, at: int) -> NDArray[np.intp]:
+    """The allocations that were alive just before that step."""
+    kind, block = found.columns["kind"][:at], found.columns["block"][:at]
+    ended = np.zeros(int(block.max(initial=0)) + 1, np.bool_)
+    ended[block[kind == _FREE_COMPLETED]] = True
+    made = block[kind == _ALLOC]
+    alive: NDArray[np.intp] = made[~ended[made]].astype(np.intp)
+    return alive
+
+
+def notes(trace: Trace, device: str) -> list[str]:
+    """What keeps a replay from being exact; nothing on the CPU, which is not replayed."""
+    if device == "cpu":
+        return []
+    found, said = steps(trace, device), []
+    if found.late_bytes:
+        said.append(
+            "The recording began late: what was alive then is placed as if nothing had been "
+            "between. Start it before the model is on the GPU to be exact."
+        )
+    failures = np.flatnonzero(trace.events.action == ACTION["oom"])
+    if len(failures):
+        said.append(
+            "The recording ends where a request failed; what would have followed is unknown."
+        )
+    if trace.losses.get("lost_alloc"):
+        said.append("Some allocations did not fit into the recording; record fewer steps.")
+    return said

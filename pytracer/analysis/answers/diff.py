@@ -1,0 +1,224 @@
+"""What changed: two runs, two steps of one run, two ranks.
+
+Addresses and numbers mean nothing beyond their own run. What is compared is what blocks are for
+and who made them: category, module, op, line and phase. Each side is taken at its own moment, by
+default its peak, on the device it trains on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+
+from pytracer import errors
+from pytracer.analysis import views
+from pytracer.analysis.facts import phases
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.views import At
+from pytracer.recorded import Trace
+from pytracer.schema import WRAPPER_LEVELS
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEYS = ("category", "module", "op", "line", "phase")
+Kind = Literal["new", "gone", "grew", "shrank", "same"]
+
+# Bytes and number of blocks, by what they have in common.
+_Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two moments that are compared."""
+
+    bytes: int
+    device: str
+    step: int | None
+    phase: str | None
+    by_category: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """Blocks that are alike in all keys, on both sides; sizes are bytes."""
+
+    key: tuple[str, ...]  # a text per key, "" where it is not known
+    before: int
+    after: int
+    change: int
+    blocks_before: int
+    blocks_after: int
+
+    @property
+    def kind(self) -> Kind:
+        """In a word."""
+        if self.blocks_before == 0:
+            return "new"
+        if self.blocks_after == 0:
+            return "gone"
+        return "grew" if self.change > 0 else "shrank" if self.change < 0 else "same"
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Both sides and every row, the largest change first."""
+
+    keys: tuple[str, ...]
+    before: Side
+    after: Side
+    rows: tuple[Row, ...]
+    note: str = ""  # what could not be told apart as was asked
+
+
+def diff(
+    before: Trace,
+    after: Trace,
+    by: str | Sequence[str] = KEYS,
+    at: At = "peak",
+    steps: tuple[int, int] | None = None,
+    names: tuple[str, str] = ("the trace", "the trace"),
+) -> Diff:
+    """Compares two traces, or two steps: of one trace or of two.
+
+    Args:
+        before: what is compared with.
+        after: what has changed; for two steps of one run, the same trace.
+        by: what to tell apart.
+        at: the moment of each trace; with steps, the peak within the step.
+        steps: the step of each.
+        names: what to call them if there is no such step.
+
+    Raises:
+        errors.UsageError: a key, a moment or a step that does not exist.
+    """
+    keys = (by,) if isinstance(by, str) else tuple(by)
+    if not keys:
+        raise errors.UsageError("a diff needs at least one key to tell blocks apart by")
+    note = ""
+    if "line" in keys and len(keys) > 1 and _has_lines(before) != _has_lines(after):
+        keys = tuple(key for key in keys if key != "line")
+        note = "only one of them has Python lines: compared without"
+    wanted = steps or (None, None)
+    old_moment = _moment(before, at, wanted[0], names[0])
+    new_moment = _moment(after, at, wanted[1], names[1])
+    first, second = _by_key(before, keys, old_moment), _by_key(after, keys, new_moment)
+    if "line" in keys:
+        first = _with_lines_of(first, second, keys.index("line"))
+    rows = []
+    for key in {**first, **second}:
+        old, new = first.get(key, (0, 0)), second.get(key, (0, 0))
+        rows.append(Row(key, old[0], new[0], new[0] - old[0], old[1], new[1]))
+    rows.sort(key=lambda row: (-abs(row.change), -row.after, row.key))
+    return Diff(keys, _side(before, old_moment), _side(after, new_moment), tuple(rows), note)
+
+
+def frame(found: Diff) -> "pd.DataFrame":
+    """The rows as a table; a key that is not known is NA."""
+    import pandas as pd
+
+    columns: dict[str, Any] = {
+        name: pd.array([row.key[i] or pd.NA for row in found.rows], dtype="string")
+        for i, name in enumerate(found.keys)
+    }
+    for name in ("before", "after", "change", "blocks_before", "blocks_after"):
+        columns[name] = np.array([getattr(row, name) for row in found.rows], np.int64)
+    columns["kind"] = pd.Categorical(
+        [row.kind for row in found.rows], categories=["new", "gone", "grew", "shrank", "same"]
+    )
+    return pd.DataFrame(columns)
+
+
+def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
+    """The event after which the trace is looked at."""
+    if step is None:
+        return views.position_of(trace, at)
+    if at != "peak":
+        raise errors.UsageError(f"at={at!r}: steps are compared at their peaks")
+    positions, levels, at_start = views.levels_of(trace)
+    of_position = phases.timeline(trace).step_at(trace.events.ticks[positions])
+    own = np.flatnonzero(of_position == step)
+    count = len(views.step_rows(trace))
+    if not 0 <= step < count or isinstance(step, bool):
+        there = f"{count}, from 0" if count else "none"
+        raise errors.UsageError(f"there is no step {step}: {name} has {there}")
+    before = int(own[0]) - 1 if len(own) else int(np.searchsorted(of_position, step)) - 1
+    start = int(levels[before]) if before >= 0 else at_start
+    if len(own) == 0 or levels[own].max() <= start:
+        return int(positions[before]) if before >= 0 else views.BEFORE
+    return int(positions[own[levels[own].argmax()]])
+
+
+def _side(trace: Trace, position: int) -> Side:
+    device = views.main_device(trace)
+    found = views.moment(trace, position, device)
+    in_a_step = found.step is not None and found.step < len(views.step_rows(trace))
+    step = found.step if in_a_step else None  # after the last
+    return Side(found.bytes, device, step, found.phase, found.by_category)
+
+
+def _has_lines(trace: Trace) -> bool:
+    return bool(allocations(trace).line.any())
+
+
+def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
+    """Bytes and blocks per key, at a moment."""
+    which = views.alive_at(trace, position) & views.on_device(trace)
+    groups = [views.group(trace, key, which) for key in keys]
+    texts = [_comparable(key, found.names) for key, found in zip(keys, groups, strict=True)]
+    table = np.column_stack([found.codes for found in groups])
+    distinct, row = np.unique(table, axis=0, return_inverse=True)
+    row = row.reshape(-1)
+    total = views.sums(row, allocations(trace).requested_bytes[which], len(distinct))
+    count = np.bincount(row, minlength=len(distinct))
+    found_rows: _Rows = {}
+    for codes, size, blocks in zip(distinct.tolist(), total.tolist(), count.tolist(), strict=True):
+        key = tuple(
+            text[code] if code >= 0 else "" for text, code in zip(texts, codes, strict=True)
+        )
+        size_so_far, blocks_so_far = found_rows.get(key, (0, 0))
+        found_rows[key] = size_so_far + size, blocks_so_far + blocks
+    return found_rows
+
+
+def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
+    """The rows under the other side's names of their lines.
+
+    A recording that does not say where it ran has absolute paths: the same line is then the one
+    that agrees from its file's name on, as far as possible, if there is only one such.
+    """
+    theirs = {key[at] for key in other}
+    ours = {key[at] for key in rows}
+    ends: dict[str, list[str]] = {}
+    for name in theirs - ours:
+        for end in _ends(name):
+            ends.setdefault(end, []).append(name)
+    renamed = {}
+    for name in ours - theirs:
+        found = next((ends[end] for end in _ends(name) if end in ends), [])
+        if len(found) == 1 and (name.startswith("/") or found[0].startswith("/")):
+            renamed[name] = found[0]
+    out: _Rows = {}
+    for key, (size, blocks) in rows.items():
+        new = (*key[:at], renamed.get(key[at], key[at]), *key[at + 1 :])
+        size_so_far, blocks_so_far = out.get(new, (0, 0))
+        out[new] = size_so_far + size, blocks_so_far + blocks
+    return out
+
+
+def _ends(path: str) -> list[str]:
+    """The path, then with ever fewer of its first folders."""
+    parts = path.strip("/").split("/")
+    return ["/".join(parts[i:]) for i in range(len(parts))]
+
+
+def _comparable(key: str, names: list[str]) -> list[str]:
+    """Names as another run would have them."""
+    if key == "module":
+        parts = [[p for p in name.split(".") if p not in WRAPPER_LEVELS] for name in names]
+        # DistributedDataParallel calls all that it wraps "module".
+        if parts and all(path[:1] == ["module"] for path in parts):
+            parts = [path[1:] for path in parts]
+        return [".".join(path) for path in parts]
+    return names

@@ -1,0 +1,732 @@
+"""Leaks and waste: what the data shows was kept for nothing, with its bytes, line and remedy.
+
+Each finding is a function from a trace to what it found; it says nothing where it cannot show it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import health
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts import owners, phases, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import OWNED, ROLE, label_events
+from pytracer.analysis.facts.lifetimes import lifetimes
+from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask, Tree
+from pytracer.analysis.forecasts import allocator_advice
+from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import ACTION, CATEGORY, I64, U64
+
+Size = Callable[[int], str]
+
+_WORTH = 0.01  # of the peak: less is noise
+_LEAST_GROWTH = 1024  # bytes a step, or a ten-thousandth of the peak: numbers that are kept
+_MOST_LINES = 3  # of lines that grow
+_MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
+_PART = 10  # a tenth of a growth is worth a line of its own
+_CACHE_SHARE = 0.2  # of what is reserved at the peak
+_SMALLEST_CACHE = 64 << 20  # a few segments are no waste
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that memory was kept for in vain."""
+
+    kind: str
+    bytes: int  # of growth: per step; of an evaluation: the most there was at once
+    at_peak: int  # what of the peak would not be there
+    line: str  # of what made most of it; "" where lines were not recorded
+    module: str
+    evidence: str
+    change: str
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the rules look at: a device, and the moment of its peak (or of another event)."""
+
+    trace: Trace
+    device: str
+    position: int
+    phase: str | None
+    alive: Mask
+    size: Size
+
+    def of_category(self, category: str) -> Mask:
+        """Those alive at the moment."""
+        found: Mask = self.alive & (allocations(self.trace).category == CATEGORY[category])
+        return found
+
+    def bytes(self, which: Mask) -> int:
+        """What these ask for."""
+        return int(allocations(self.trace).requested_bytes[which].sum())
+
+    def where(self, which: Mask) -> tuple[str, str]:
+        """The line and the module that hold most of these; "" where not known."""
+        line, module = (views.holders(self.trace, key, which) for key in ("line", "module"))
+        return line[0].name if line else "", module[0].name if module else ""
+
+    def found(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
+        """A finding about these allocations, alive at the moment."""
+        amount = self.bytes(which)
+        return Finding(kind, amount, amount, *self.where(which), evidence, change)
+
+
+def at_peak(trace: Trace, size: Size, device: str | None = None) -> Situation:
+    """The device's peak."""
+    peak = views.peak(trace, device)
+    alive = views.alive(trace, "peak", device)
+    return Situation(trace, peak.device, peak.position, peak.phase, alive, size)
+
+
+def findings(trace: Trace, size: Size, device: str | None = None) -> list[Finding]:
+    """Everything that was found, the most bytes first; nothing where rows of the trace were lost.
+
+    A block whose free is missing looks kept, a call whose backward is missing looks in vain.
+    """
+    if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
+        return []
+    now = at_peak(trace, size, device)
+    least = _WORTH * now.bytes(now.alive)
+    rows = needless(now)
+    rows += cache(now)
+    # Growth counts however little of the peak it is: it goes on.
+    growth = min(_LEAST_GROWTH, now.bytes(now.alive) / 10_000)
+    rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
+    return sorted(rows, key=lambda finding: -finding.bytes)
+
+
+def needless(now: Situation) -> list[Finding]:
+    """What is kept in vain. One cause is one finding: what grows is not told again as held."""
+    grown = list(_growing(now))
+    rest = np.ones(len(allocations(now.trace)), np.bool_)
+    for group in grown:
+        rest &= ~group.alike
+    rows = [group.finding for group in grown]
+    if phases.training_threads(now.trace) > 1:
+        return rows  # phases follow one of them: what another is about to use looks held in vain
+    for rule in (evaluation, held, late_zero_grad):
+        rows += rule(now, rest)
+    return rows
+
+
+# ---------------------------------------------------------------- growth
+
+
+@dataclass(frozen=True)
+class _Growing:
+    """What one variable keeps more of in each step, or nobody knows who."""
+
+    finding: Finding
+    alike: Mask  # made like it, in whatever step
+
+
+def _growing(now: Situation) -> Iterator[_Growing]:
+    """Steps are alike; what each leaves behind, something keeps.
+
+    It need not be there when the trace ends: the function that kept it may have returned.
+    """
+    turns = _turns(now)
+    if turns is None or min(turns.growth) <= 0:
+        return
+    alloc, each = allocations(now.trace), int(np.median(turns.growth))
+    there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
+    kept = there & views.on_device(now.trace, now.device)
+    kept &= np.isin(turns.of_allocation, turns.settled)
+    # Of layers whose turn comes later state is made later; that is no leak.
+    kept &= alloc.category != CATEGORY["optimizer_state"]
+    kind = _kinds(now.trace)
+    for keeper, own in _by_keeper(now, kept, kind).items():
+        amount = now.bytes(own) // len(turns.settled)
+        # The last result of all is kept, too, and is of one turn.
+        made_in = np.unique(turns.of_allocation[own])
+        if amount > each // _PART and len(made_in) > len(turns.settled) // 2:
+            alike = np.isin(kind, np.unique(kind[own]))
+            earlier = alike & (turns.of_allocation < turns.at(now.position)) & now.alive
+            yield _Growing(_growth(now, turns, keeper, own, amount, now.bytes(earlier)), alike)
+    yield from _swelling(now, turns, each)
+
+
+def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
+    """What is made anew in each turn and larger, as torch.cat of the old and the new is."""
+    alloc = allocations(now.trace)
+    turn = turns.of_allocation
+    if _longer_batches(now, turns):
+        return
+    ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
+    left = views.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
+    left &= (alloc.completed < 0) | (alloc.completed > ends)
+    place = _kinds(now.trace, sizes=False)
+    rows = np.flatnonzero(left)
+    rows = rows[np.lexsort((turn[rows], place[rows]))]
+    cuts = np.flatnonzero(np.diff(place[rows])) + 1
+    for own in np.split(rows, cuts) if len(rows) else ():
+        more = np.diff(alloc.requested_bytes[own].astype(np.int64))
+        in_each = np.array_equal(turn[own], np.arange(turn[own[0]], turn[own[0]] + len(own)))
+        if not in_each or len(own) < len(turns.settled) or len(more) < 2 or (more <= 0).any():
+            continue
+        amount = int(np.median(more))
+        if amount > each // _PART:
+            alike = place == place[own[0]]
+            yield _Growing(_swollen(now, turns, alike, amount), alike)
+
+
+def _longer_batches(now: Situation, turns: "_Turns") -> bool:
+    """Whether batches are larger in each turn, sorted by length: then so is what is made of them."""
+    alloc = allocations(now.trace)
+    inputs = (alloc.category == CATEGORY["inputs"]) & np.isin(turns.of_allocation, turns.settled)
+    of_turn = turns.of_allocation[inputs] - turns.settled[0]
+    sums = views.sums(of_turn, alloc.requested_bytes[inputs], len(turns.settled))
+    return len(sums) > 1 and bool((np.diff(sums.astype(np.int64)) > 0).all())
+
+
+def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding:
+    line, module = now.where(own)
+    at = line or (f"module {module}" if module else "an unknown line")
+    keeper = _keeper(now, own, _kinds(now.trace))
+    evidence = (
+        f"Memory grows by {now.size(amount)} per {turns.word}: "
+        f"{f'`{keeper}`' if keeper else 'what'} made at {at} is made anew in each, and larger"
+    )
+    change = "write into a buffer made once, or keep a list of what is small, on the CPU"
+    there = now.bytes(own & now.alive)
+    return Finding("growth", amount, max(there - amount, 0), line, module, evidence, change)
+
+
+def _growth(
+    now: Situation, turns: "_Turns", keeper: str, own: Mask, each: int, there: int
+) -> Finding:
+    line, module = now.where(own)
+    made = f", made in module {module}" if module else ""
+    if line:
+        lines = views.holders(now.trace, "line", own)[:_MOST_LINES]
+        large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
+        made = f", made at {', '.join(large or [line])}"
+    by = f"`{keeper}` keeps" if keeper else "something keeps"
+    # A graph goes when its output is detached; a tensor on its own stays, detached or not. After a
+    # backward the graph has let go what it had saved.
+    trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
+    graph = _has_graph(now, keeper) if keeper else not trains
+    instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
+    change = f"keep a number, not a tensor: loss.item(), or {instead}"
+    if keeper:
+        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
+    if not graph:
+        change += "; tensors that are needed (predictions, a replay buffer) need a bound"
+    if graph and not trains:
+        change += "; where nothing is trained, `with torch.no_grad():`"
+    evidence = (
+        f"Memory grows by {now.size(each)} per {turns.word}{made}: "
+        f"{by} what each {turns.word} makes"
+    )
+    return Finding("growth", each, there, line, module, evidence, change)
+
+
+def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
+    """These by the variable that keeps them, "" where it is not known.
+
+    Lines (or modules) with the same keeper are one leak: a graph keeps what many lines made. What
+    is left of smaller ones goes with the largest.
+    """
+    key = "line" if views.holders(now.trace, "line", kept) else "module"
+    found = views.group(now.trace, key, kept)
+    groups: dict[str, Mask] = {}
+    rest = kept.copy()
+    for holder in views.holders(now.trace, key, kept)[:_MOST_LINES]:
+        own = np.zeros(len(kept), np.bool_)
+        own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
+        rest &= ~own
+        keeper = _keeper(now, own, kind)
+        groups[keeper] = groups.get(keeper, own) | own
+    if rest.any():
+        keeper = _keeper(now, rest, kind)
+        groups[keeper] = groups.get(keeper, rest) | rest
+    return groups
+
+
+def _keeper(now: Situation, own: Mask, kind: U64) -> str:
+    """The variable that held most of these at the end, itself or in its graph; else nothing.
+
+    A variable is overwritten in each step, so it is known by what the last one put into it. Where
+    nothing like it is there any more at the end, the variable is gone too.
+    """
+    variables = _variables(now)
+    alloc = allocations(now.trace)
+    own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
+    if not own.any():
+        return ""
+    size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
+    held: dict[str, int] = {}
+    count: dict[str, int] = {}
+    for row in variables:
+        name, distinct = str(row.get("name", "")), set[int]()
+        for which in ("addresses", "graph_addresses"):
+            listed = row.get(which)
+            for address in listed if isinstance(listed, list) else ():
+                if isinstance(address, int):
+                    distinct.add(address)
+        held[name] = sum(size.get(address, 0) for address in distinct)
+        count[name] = len(distinct & size.keys())
+    most = max(held, key=lambda name: held[name], default="")
+    if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
+        return most
+    return ""
+
+
+def _has_graph(now: Situation, variable: str) -> bool:
+    """Whether its graph still has what it saved."""
+    rows = [row for row in _variables(now) if row.get("name") == variable]
+    return any(row.get("graph_addresses") for row in rows)
+
+
+def _variables(now: Situation) -> list[dict[str, Any]]:
+    """What the program's variables held when the trace ended."""
+    rows = now.trace.meta.get("variables")
+    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+
+
+def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
+    """A number for everything that must be the same of two blocks that are alike."""
+    alloc = allocations(trace)
+    kind = alloc.requested_bytes.astype(np.uint64) * np.uint64(sizes)
+    for column in (alloc.line, alloc.module, alloc.op, alloc.category):
+        kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
+    return kind
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """What repeats: steps or, where there are none, calls of the outermost module."""
+
+    word: str
+    growth: list[int]  # of each turn but the first, which makes optimizer state
+    of_allocation: I64
+    settled: NDArray[np.intp]  # turns whose leftovers a later one would have freed
+    begins: NDArray[np.intp]  # rows of the event table
+    last: int  # the row after which the last growth was measured
+
+    def at(self, position: int) -> int:
+        """The turn in which this event is."""
+        return int(np.searchsorted(self.begins, position, side="right")) - 1
+
+
+def _turns(now: Situation) -> _Turns | None:
+    trace, alloc = now.trace, allocations(now.trace)
+    ticks, ends = trace.events.ticks, phases.timeline(trace).step_ends
+    rows = views.step_rows(trace, now.device)
+    if len(ends) >= 3:
+        rows = rows[: len(ends)]  # what follows the last end is no whole step
+    if len(rows) >= 3:
+        cuts = np.searchsorted(ticks, ends, side="right")
+        last = int(cuts[-1]) - 1 if len(rows) == len(ends) else len(ticks) - 1
+        return _Turns(
+            "step",
+            [row.growth_bytes for row in rows[1:]],
+            alloc.step.astype(np.int64),
+            np.arange(1, len(rows) - 1),
+            np.concatenate([[0], cuts]),
+            last,
+        )
+    calls = _outermost_calls(trace)
+    if len(rows) > 1 or len(calls) < 4:
+        return None
+    positions = np.searchsorted(ticks, scopes.tree(trace).begin[calls])
+    here = views.on_device(trace, now.device)
+    none = np.zeros(len(here), np.int64)
+    changes, (level,) = views.level_columns(trace, here, none, 1)
+    if len(changes) == 0:
+        return None
+    before = np.searchsorted(changes, positions)  # how many changes came before each call
+    levels = np.concatenate([[now.bytes(here & (alloc.start < 0))], level])[before]
+    return _Turns(
+        "call",
+        np.diff(levels)[1:].tolist(),
+        np.searchsorted(positions, alloc.start, side="right") - 1,
+        np.arange(1, len(calls) - 2),
+        positions,
+        int(positions[-1]) - 1,
+    )
+
+
+def _outermost_calls(trace: Trace) -> NDArray[np.intp]:
+    """The calls that the program itself made of modules, in order."""
+    tree = scopes.tree(trace)
+    found = (tree.kind == MODULE) & (tree.module[tree.parent] == 0) & (tree.node == 0)
+    return np.flatnonzero(found & (tree.thread == phases.main_thread(trace)))
+
+
+# ---------------------------------------------------------------- kept in vain
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """The outermost calls, and whether a backward went through them."""
+
+    numbers: NDArray[np.intp]
+    begin: U64
+    of_scope: I64  # of each scope the call around it, as a row here; -1: none
+    with_grad: Mask  # or not known
+    went_back: Mask
+    unclear: Mask  # the pass that followed leads to no call
+    backwards: NDArray[np.intp]  # of each call, how many passes had begun before it
+
+    def before(self, ticks: U64) -> NDArray[np.intp]:
+        """The last call that had begun by then, -1: none. What follows a call is its loss."""
+        found: NDArray[np.intp] = np.searchsorted(self.begin, ticks, side="right") - 1
+        return found
+
+
+@once_per_trace
+def _calls(trace: Trace) -> _Calls:
+    tree = scopes.tree(trace)
+    calls = _outermost_calls(trace)
+    row = np.full(len(tree.kind), -1, np.int64)
+    row[calls] = np.arange(len(calls))
+    is_call = row >= 0
+    of_scope = row[tree.nearest_context(is_call)]
+    ops = tree.kind == OP
+    with_grad = phases.ran_with_grad(trace, calls)
+    passes = np.sort(tree.begin[tree.kind == BACKWARD])
+    backwards = np.searchsorted(passes, tree.begin[calls])
+    went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
+    unclear = np.append(_leads_nowhere(tree, of_scope, passes), False)[backwards]
+    if not (ops & is_call[tree.nearest_context(is_call)]).any() or not (tree.kind == NODE).any():
+        # Nothing says which call a backward went through: of the last before it, it is likely.
+        went_back = np.diff(backwards, append=len(passes)) > 0
+        unclear = np.zeros(len(calls), np.bool_)
+    went_back |= unclear
+    return _Calls(calls, tree.begin[calls], of_scope, with_grad, went_back, unclear, backwards)
+
+
+def _leads_nowhere(tree: Tree, of_scope: I64, passes: U64) -> Mask:
+    """Backward passes whose nodes lead to no call: a transform's or a compiled graph's.
+
+    Any call between the pass before and this one may be what it went through.
+    """
+    nodes = np.flatnonzero((tree.kind == NODE) & (of_scope[tree.forward] >= 0))
+    leads = np.searchsorted(passes, tree.begin[nodes], side="right")
+    result = np.ones(len(passes) + 1, np.bool_)
+    result[leads] = False
+    return result[1:]
+
+
+def _in_vain(now: Situation, calls: _Calls) -> Mask:
+    """Calls with grad mode on that no backward went through, nor can when the trace is over.
+
+    One that comes after the trace may go through as many calls as one did within it, at least
+    one, if what they made is still there.
+    """
+    alloc, tree = allocations(now.trace), scopes.tree(now.trace)
+    in_vain: Mask = calls.with_grad & ~calls.went_back
+    left = calls.of_scope[alloc.scope[(alloc.start >= 0) & (alloc.end < 0)]]
+    open_ = np.isin(np.arange(len(in_vain)), left) | (tree.end[calls.numbers] == NEVER)
+    pending = in_vain & open_ & (calls.backwards == calls.backwards.max(initial=0))
+    pending &= calls.backwards == (tree.kind == BACKWARD).sum()
+    together = np.bincount(calls.backwards[calls.went_back]).max(initial=1)
+    if pending.sum() <= together:
+        in_vain &= ~pending
+    if _lacks_its_end(now.trace):  # perhaps amidst the pass that goes through these calls
+        finished = (tree.kind == BACKWARD) & (tree.end != NEVER)
+        in_vain &= calls.backwards < finished.sum()
+    return in_vain
+
+
+def _lacks_its_end(trace: Trace) -> bool:
+    """Whether the recording was cut off: the backward of its last calls may have come."""
+    return bool(trace.losses.get("truncated_file"))
+
+
+def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """A module ran with grad mode on, and nothing ever went backward through that call."""
+    tree, alloc, calls = scopes.tree(now.trace), allocations(now.trace), _calls(now.trace)
+    if len(calls.numbers) < 2 or not scopes.has_operators(now.trace):
+        return
+    in_vain = _in_vain(now, calls) & ~_of_frozen_modules(now.trace, calls)
+    in_vain = np.append(in_vain, False)  # -1: in no call
+    ends = np.append(tree.end[calls.numbers], NEVER)
+    made_in = calls.of_scope[alloc.scope]
+    freed = phases.moments(now.trace).freed_ticks
+    outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
+    outlived &= views.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
+    # What the call's last op returned is its result, which it would keep in any case.
+    last = np.zeros(len(ends), np.uint32)
+    np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
+    outlived &= (alloc.scope != last[made_in]) & rest
+    if not outlived.any():
+        return
+    none = np.zeros(len(alloc), np.int64)
+    _, (level,) = views.level_columns(now.trace, outlived, none, 1)
+    per_call = views.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
+    most, each = int(level.max()), int(per_call.max())
+    worst = made_in == int(per_call.argmax())
+    line, module = now.where(outlived & worst)
+    name = tree.name[calls.numbers]
+    trains = calls.went_back[name == name[int(per_call.argmax())]].any()
+    count = int((per_call > 0).sum())
+    called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
+    times = f"{count} calls of {called}" if count > 1 else f"A call of {called}"
+    at = f" at {owners.short_line(line)}" if line else ""
+    at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
+    cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
+    if most > each:
+        cure += ", or keep numbers of them: loss.item()"
+    elif trains:  # the same model is trained elsewhere: this may be a step that was not taken
+        cure += "; if it was a step that is skipped, `del` its loss before going on"
+    yield Finding(
+        "evaluation",
+        most,
+        now.bytes(outlived & now.alive & ~_in_use(now)),
+        line,
+        module,
+        f"{times} kept up to {at_once}{at} for a backward that never came",
+        cure,
+    )
+
+
+def _in_use(now: Situation) -> Mask:
+    """What the op at that moment makes and, as a rule, reads: what the op before it returned."""
+    alloc = allocations(now.trace)
+    made = (alloc.start >= 0) & (alloc.start <= now.position)
+    latest = np.unique(alloc.scope[made])[-2:]  # scopes are numbered in order
+    return made & np.isin(alloc.scope, latest)
+
+
+def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
+    """Calls of modules without anything to train: a graph begins where something is."""
+    listed = trace.meta.get("frozen_modules")
+    frozen = set(
+        filter(lambda name: isinstance(name, str), listed if isinstance(listed, list) else ())
+    )
+    found: Mask = scopes.scopes_named(trace, frozen.__contains__)[calls.numbers]
+    return found
+
+
+def _backwards_after(now: Situation) -> int:
+    """How many backward passes begin after the moment."""
+    tree, ticks = scopes.tree(now.trace), now.trace.events.ticks
+    moment = ticks[now.position] if now.position >= 0 else 0
+    return int((tree.begin[tree.kind == BACKWARD] > moment).sum())
+
+
+def held(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """Activations that a backward had no use for, or that outlive it: a variable keeps them."""
+    exact = bool((now.trace.events.action == ACTION["saved"]).any())
+    if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
+        return  # without its nodes nothing is known of what a backward let go
+    if _lacks_its_end(now.trace) and _backwards_after(now) == 0:
+        return  # what its backward will need is known as it begins
+    which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
+    # Fast weights: the program holds them to call a module with them.
+    stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")
+    which[stands_in] = False
+    if not which.any():
+        return
+    by_function, function = _on_context(now, which)
+    others = which & ~by_function & ~_by_checkpoints(now)
+    variable = _keeper(now, others, _kinds(now.trace))
+    what = "autograd did not save them" if exact else "the backward did not free them"
+    keeper = f"`{variable}` keeps them" if variable else "a variable or a hook keeps them"
+    or_return = "" if variable else ", or return only the loss"
+    told = (
+        (
+            by_function,
+            f"{function}'s ctx keeps them, and not autograd, which would let go of them in backward",
+            "ctx.save_for_backward(...) instead of ctx.name = ...",
+        ),
+        (
+            others,
+            f"{what}, {keeper}",
+            f"del {variable or 'it'} before loss.backward(){or_return}",
+        ),
+    )
+    for group, cause, change in told:
+        if group.any():
+            amount = now.size(now.bytes(group))
+            yield now.found("held", group, f"{amount} of activations are held: {cause}", change)
+
+
+def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
+    """The held ones that no backward will need, or that outlived theirs."""
+    alloc, moments = allocations(now.trace), phases.moments(now.trace)
+    which: Mask = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
+    which &= alloc.step >= _step_at(now)  # older ones are growth, or will be
+    began, over = _following_backward(now.trace)
+    outlives = (over != NEVER) & (moments.freed_ticks > over)
+    # The graph is read when a backward begins. Hooks tell of every save, whether one does or not.
+    which &= np.where(began, outlives | exact, _tells_every_save(now.trace))
+    # Through a call in vain goes another graph, and that is what keeps what it made.
+    calls = _calls(now.trace)
+    call = calls.before(moments.made_ticks)
+    unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
+    which &= ~np.append(calls.unclear, False)[call]
+    which &= ~(unused & (began | np.append(_in_vain(now, calls), False)[call]))
+    return which
+
+
+def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
+    """Those that an autograd.Function's forward made, and the name of one such Function."""
+    tree = scopes.tree(now.trace)
+    nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
+    names = now.trace.strings
+    which = which & ~_by_checkpoints(now)
+    number = {text: i for i, text in enumerate(names)}
+    # Per string that names a Function's node the Function's name: torch's nodes end in a number.
+    function_of = np.array(
+        [number.get(text.removesuffix("Backward"), 0) if text.endswith("Backward") else 0
+         for text in names]
+    )  # fmt: skip
+    forward = tree.forward[nodes]
+    named_so = function_of[tree.name[nodes]]
+    functions = np.zeros(len(tree.kind), np.bool_)
+    functions[forward[(named_so > 0) & (named_so == tree.name[forward])]] = True
+    around = scopes.nearest(tree.parent, functions)[phases.moments(now.trace).made_scope]
+    found: Mask = which & (around > 0)
+    return found, names[tree.name[around[found][0]]] if found.any() else ""
+
+
+def _by_checkpoints(now: Situation) -> Mask:
+    """What torch's own checkpoint keeps for its second forward: states of random numbers."""
+    named = scopes.scopes_named(now.trace, "CheckpointFunction".__eq__)
+    made = phases.moments(now.trace).made_scope
+    found: Mask = scopes.nearest(scopes.tree(now.trace).parent, named)[made] > 0
+    return found
+
+
+# They make a value for each element and reduce that in place.
+_KEEP_ELEMENTS = (
+    *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy"),
+)
+
+
+def behind_numbers(now: Situation) -> Iterator[Finding]:
+    """What torch keeps behind the number that a loss returns. It is nobody's mistake."""
+    which = now.of_category("activations") & (allocations(now.trace).role == ROLE["held"])
+    which &= _behind_numbers(now)
+    if which.any():
+        yield now.found(
+            "held",
+            which,
+            f"torch keeps every element of a loss, {now.size(now.bytes(which))}, behind the number "
+            "that it returns",
+            'reduction="none", and the mean of that, keeps the number only',
+        )
+
+
+def _behind_numbers(now: Situation) -> Mask:
+    """What is like a block of many elements behind a variable of one, or of such an op."""
+    alloc, kind = allocations(now.trace), _kinds(now.trace)
+    listed = [row.get("behind_numbers") for row in _variables(now)]
+    addresses = [a for each in listed if isinstance(each, list) for a in each if type(a) is int]
+    there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
+    of_loss = scopes.names_where(now.trace, lambda text: text in _KEEP_ELEMENTS)[alloc.op]
+    found: Mask = np.isin(kind, kind[there]) | of_loss
+    return found
+
+
+def _following_backward(trace: Trace) -> tuple[Mask, U64]:
+    """Per allocation: did a backward begin when its forward was over? And when that was over."""
+    line = phases.timeline(trace)
+    backwards = line.phase == phases.BACKWARD_PHASE
+    begin = np.append(line.ticks[backwards], NEVER)
+    over = np.append(np.append(line.ticks[1:], NEVER)[backwards], NEVER)
+    kept_from = line.kept_from[phases.moments(trace).made_interval]
+    following = np.searchsorted(begin, kept_from)
+    began: Mask = (kept_from != NEVER) & (begin[following] == kept_from)
+    return began, np.where(began, over[following], NEVER)
+
+
+def _tells_every_save(trace: Trace) -> bool:
+    options = trace.meta.get("options")
+    return isinstance(options, dict) and options.get("saved_tensors") == "hooks"
+
+
+def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
+    """Gradients of the step before are still there in the training forward whose peak it is."""
+    if now.phase != "forward" or now.position < 0:
+        return
+    which = now.of_category("gradients") & (allocations(now.trace).step < _step_at(now)) & rest
+    if not which.any() or not _is_for_training(now):
+        return
+    place = owners.place_of(now.trace, int(now.trace.events.scope[now.position]))
+    at = f" at {place.line}" if place.line else ""
+    amount = now.bytes(which)
+    yield Finding(
+        "late_zero_grad",
+        amount,
+        amount,
+        place.line,  # the forward's: torch lets gradients go in no op, so nothing tells where
+        place.module,
+        f"The peak is in the forward{at} while {now.size(amount)} of gradients of the step "
+        "before are still there",
+        "call optimizer.zero_grad() before that forward",
+    )
+
+
+def _is_for_training(now: Situation) -> bool:
+    """Whether a backward goes through the call at that moment, or may when the trace is over.
+
+    An evaluation between two steps runs beside the gradients too, and is no reason to move
+    zero_grad().
+    """
+    calls = _calls(now.trace)
+    position = slice(now.position, now.position + 1)
+    call = int(calls.before(now.trace.events.ticks[position])[0])
+    if call < 0 or calls.went_back[call]:
+        return True
+    after_the_last = calls.backwards[call] == (scopes.tree(now.trace).kind == BACKWARD).sum()
+    return bool(calls.with_grad[call] & after_the_last & ~_in_vain(now, calls)[call])
+
+
+def _step_at(now: Situation) -> int:
+    if now.position < 0:
+        return 0
+    at = slice(now.position, now.position + 1)
+    return int(phases.timeline(now.trace).step_at(now.trace.events.ticks[at])[0])
+
+
+def twins(now: Situation) -> Iterator[Finding]:
+    """The same numbers twice: a weight, and autocast's copy of it in 16 bits.
+
+    That is how autocast works and no mistake: a way to save, where memory is short.
+    """
+    alloc = allocations(now.trace)
+    which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
+    if which.any():
+        amount = now.size(now.bytes(which))
+        yield now.found(
+            "twins",
+            which,
+            f"{amount} are 16-bit copies of float32 weights",
+            "model.to(torch.bfloat16), where the optimizer allows it, keeps one of the two",
+        )
+
+
+def cache(now: Situation) -> Iterator[Finding]:
+    """The allocator holds much more than was ever needed at once."""
+    found: Any = blocks.device_bytes(now.trace, now.alive, now.position, now.device)
+    if found.reserved is None or found.allocated is None:
+        return
+    spare = found.reserved - found.allocated
+    if spare > max(_CACHE_SHARE * found.reserved, _SMALLEST_CACHE):
+        yield Finding(
+            "cache",
+            spare,
+            0,
+            "",
+            "",
+            f"The allocator reserves {now.size(found.reserved)} where the peak needs "
+            f"{now.size(found.allocated)}: pieces that did not fit, or a larger peak before",
+            _of_the_cache(now),
+        )
+
+
+def _of_the_cache(now: Situation) -> str:
+    advice = allocator_advice.to_reserve_less(now.trace, now.device)
+    if advice is not None:
+        return f"{advice.text} reserves {now.size(advice.bytes)} less, as replay shows"
+    return "no setting of the allocator would reserve less; empty_cache() after a larger peak does"

@@ -1,0 +1,361 @@
+"""One concrete suggestion that follows from the data: what would make the peak smaller."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from pytracer import health
+from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import findings
+from pytracer.analysis.facts import owners, phases, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import ROLE
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.forecasts import allocator_advice
+from pytracer.recorded import Trace
+from pytracer.schema import ACTION, CATEGORY, PHASE
+
+_WORTH_A_HINT = 0.05  # of the peak
+_WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
+_SMALLEST_CHANGE = 1 << 20
+_LARGE_STATE = 256 << 20  # of a smaller model's state nobody needs to be rid
+_CAN_BE_FUSED = {  # where torch has such a kernel
+    "Adam": ("cpu", "cuda"),
+    "AdamW": ("cpu", "cuda"),
+    "SGD": ("cpu", "cuda"),
+    "Adagrad": ("cpu",),
+}
+_MOST_APART = 8  # children of a Sequential
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What to do, and how many bytes at the peak it is about."""
+
+    text: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Situation:
+    """What the rules look at."""
+
+    trace: Trace
+    peak: views.Peak
+    at_peak: Mask
+    size: Callable[[int], str]
+
+    def share(self, category: str) -> float:
+        """Of the bytes at the peak."""
+        return self.peak.by_category[category] / max(self.peak.bytes, 1)
+
+    def of_category(self, category: str) -> Mask:
+        """Those alive at the peak."""
+        found: Mask = self.at_peak & (allocations(self.trace).category == CATEGORY[category])
+        return found
+
+
+def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) -> Hint | None:
+    """The first rule that applies: mistakes before savings, those that cost nothing before others.
+
+    A saving that saves next to nothing is none: then no hint is better. Where one would be advised,
+    a mistake that is not at the peak goes before it.
+    """
+    if len(allocations(trace)) == 0:
+        return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
+    peak = views.peak(trace, device)
+    now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
+    if health.has_holes(trace.losses):  # anything else may come of what was lost
+        return next(_out_of_memory(now), None)
+    for mistake in (_out_of_memory, _unknown, _found):
+        for found in mistake(now):
+            return found
+    for rules in (
+        (_fused_optimizer, _fused_functions, _loss, _buckets),
+        (_activations, _twins, _state, _temporaries, _cache),
+    ):
+        savings = [found for rule in rules for found in rule(now)]
+        worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
+        savings = [found for found in savings if found.bytes >= worth]
+        if savings:
+            most = max(savings, key=lambda found: found.bytes)
+            return next(_found_elsewhere(now), most)
+    return None
+
+
+def _out_of_memory(now: _Situation) -> Iterator[Hint]:
+    events = now.trace.events
+    failed = np.flatnonzero(events.action == ACTION["oom"])
+    if len(failed):
+        last = int(failed[-1])  # as the post-mortem's
+        wanted = int(events.bytes[last])
+        rows = "; the rows say who held what" if _rows_are_of(now, last) else ""
+        yield Hint(f"An allocation of {now.size(wanted)} failed{rows}.", wanted)
+
+
+def _rows_are_of(now: _Situation, position: int) -> bool:
+    """Whether what was alive after that event, on its device, is what was alive at the peak."""
+    device = views.device_of_event(now.trace, position)
+    there = views.alive_at(now.trace, position) & views.on_device(now.trace, now.peak.device)
+    return device == now.peak.device and np.array_equal(there, now.at_peak)
+
+
+def _unknown(now: _Situation) -> Iterator[Hint]:
+    if now.share("unknown") > 0.01:
+        amount = now.peak.by_category["unknown"]
+        if "imported" in now.trace.meta:
+            yield Hint(
+                f"A memory snapshot does not say what {now.size(amount)} are for: record with "
+                "`with pytracer.trace():` to know.",
+                amount,
+            )
+            return
+        yield Hint(
+            f"{now.size(amount)} were allocated before the trace and belong to no module or "
+            "optimizer it knows: pass those to trace(), or start it earlier.",
+            amount,
+        )
+
+
+def _found(now: _Situation) -> Iterator[Hint]:
+    """The finding that most of the peak is about; growth first, since it only gets worse."""
+    rows = findings.findings(now.trace, now.size, now.peak.device)
+    rows = [
+        row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
+    ]
+    yield from _told(sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)))
+
+
+def _found_elsewhere(now: _Situation) -> Iterator[Hint]:
+    """What is found away from the peak. A little that is held at the peak is no more than a saving."""
+    rows = findings.findings(now.trace, now.size, now.peak.device)
+    yield from _told(row for row in rows if row.kind not in ("cache", "held"))
+
+
+def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
+    for row in rows:
+        yield Hint(f"{row.evidence}: {row.change}.", row.bytes)
+
+
+# ---------------------------------------------------------------- savings that cost nothing
+
+
+def _without(now: _Situation, which: Mask) -> int:
+    """What the peak would be lower by if these had never been there."""
+    here = views.on_device(now.trace, now.peak.device) & ~which
+    none = np.zeros(len(here), np.int64)
+    _, (level,) = views.level_columns(now.trace, here, none, 1)
+    before = int(
+        allocations(now.trace).requested_bytes[here & (allocations(now.trace).start < 0)].sum()
+    )
+    return now.peak.bytes - max(int(level.max(initial=0)), before)
+
+
+def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
+    """What a step makes on the way: one kernel that does it all makes nothing."""
+    tree = scopes.tree(now.trace)
+    steps = tree.nearest_context(tree.kind == scopes.OPTIMIZER)
+    around = steps[phases.moments(now.trace).made_scope]
+    scratch = (around != 0) & (allocations(now.trace).category == CATEGORY["temporaries"])
+    if now.peak.phase != "optimizer" or not (scratch & now.at_peak).any():
+        return
+    name = now.trace.strings[tree.name[around[scratch & now.at_peak][0]]]
+    kind = name.removeprefix("Optimizer.step#").partition(".step")[0]
+    if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
+        saved = _without(now, scratch)
+        yield Hint(
+            f"The peak is in the step of {kind}, {now.size(saved)} of it on the way to new weights: "
+            f"{kind}(..., fused=True) needs none of that, and is faster.",
+            saved,
+        )
+
+
+@dataclass(frozen=True)
+class _Fused:
+    """A function that is often written by hand, and what torch has for it."""
+
+    name: str
+    tells: tuple[str, ...]  # operators that must all be there, beside arithmetic
+    instead: str
+
+
+# With the numbers in a formula, which are made in no operator and cast.
+_ARITHMETIC = (
+    *("aten::mul", "aten::add", "aten::div", "aten::sub", "aten::rsub"),
+    *("", "aten::_to_copy"),
+)
+_FUSED = (
+    _Fused("GELU", ("aten::tanh", "aten::pow"), 'nn.GELU(approximate="tanh")'),
+    _Fused("GELU", ("aten::erf",), "nn.GELU()"),
+)
+
+
+def _fused_functions(now: _Situation) -> Iterator[Hint]:
+    """A formula of torch's own, written by hand: autograd saves what each step of it makes."""
+    alloc, strings = allocations(now.trace), now.trace.strings
+    kept = now.of_category("activations") & (alloc.role == ROLE["saved"])
+    forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
+    for fused in _FUSED:
+        found = np.zeros(len(kept), np.bool_)
+        for module in np.unique(alloc.module[kept & forward]).tolist():
+            own = forward & (alloc.module == module)
+            ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
+            if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
+                found |= own & kept
+        if found.any():
+            where = [row.pattern for row in repeated_modules(now.trace, found, depth=False)]
+            amount = int(alloc.requested_bytes[found].sum())
+            yield Hint(
+                f"{', '.join(where[:2])} keep {now.size(amount)} for a {fused.name} that is "
+                f"written by hand: {fused.instead} keeps its input and nothing else.",
+                amount,
+            )
+
+
+def _loss(now: _Situation) -> Iterator[Hint]:
+    """Its elements."""
+    at_peak = findings.at_peak(now.trace, now.size, now.peak.device)
+    yield from _told(findings.behind_numbers(at_peak))
+
+
+def _buckets(now: _Situation) -> Iterator[Hint]:
+    """Those of DistributedDataParallel, with a copy of each gradient: gradients can lie in them."""
+    alloc = allocations(now.trace)
+    bucket = (alloc.role == ROLE["bucket"]) & (alloc.category == CATEGORY["communication"])
+    amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
+    if now.trace.meta.get("ddp_buckets") and 0 < amount <= now.peak.by_category["gradients"]:
+        yield Hint(
+            f"DistributedDataParallel keeps {now.size(amount)} of buckets beside the gradients: "
+            "gradient_as_bucket_view=True keeps the gradients in them.",
+            _without(now, bucket),
+        )
+
+
+# ---------------------------------------------------------------- savings at a price
+
+
+def _twins(now: _Situation) -> Iterator[Hint]:
+    """Autocast's copies."""
+    yield from _told(findings.twins(findings.at_peak(now.trace, now.size, now.peak.device)))
+
+
+def _activations(now: _Situation) -> Iterator[Hint]:
+    amount = now.peak.by_category["activations"]
+    kept = not_recomputed(now.trace, now.of_category("activations"))
+    repeated = repeated_modules(now.trace, kept)
+    if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
+        most = repeated[0]
+        yield Hint(
+            f"The {most.modules} modules {most.pattern} hold {now.size(most.bytes)} of activations: "
+            "torch.utils.checkpoint on them saves most of that for a second forward.",
+            most.bytes,
+        )
+    elif amount:
+        ways = "a smaller batch or bfloat16 autocast"
+        if not _recomputed_layers(now.trace):
+            ways = "a smaller batch, bfloat16 autocast or torch.utils.checkpoint"
+        yield Hint(f"Activations are {now.size(amount)}: {ways} shrink them.", amount // 2)
+
+
+def _state(now: _Situation) -> Iterator[Hint]:
+    """What is worth it where a device is full of state: not on a CPU, and not of a small model."""
+    amount = now.peak.by_category["optimizer_state"]
+    if amount >= _LARGE_STATE and now.peak.device != "cpu":
+        yield Hint(
+            f"Optimizer state is {now.size(amount)}: an 8-bit optimizer keeps a quarter of it, "
+            "sharding (FSDP, ZeRO) a share per device.",
+            amount * 3 // 4,
+        )
+
+
+def _cache(now: _Situation) -> Iterator[Hint]:
+    """Only where much is reserved for nothing is a replay worth its time."""
+    held = blocks.device_bytes(now.trace, now.at_peak, now.peak.position, now.peak.device)
+    if held.reserved is None or held.reserved - held.requested < _WORTH_A_CHANGE * now.peak.bytes:
+        return
+    advice = allocator_advice.to_reserve_less(now.trace, now.peak.device)
+    if advice is not None:
+        yield Hint(
+            f"{advice.text} reserves {now.size(advice.bytes)} less, as a replay of these requests "
+            "shows.",
+            advice.bytes,
+        )
+
+
+def _temporaries(now: _Situation) -> Iterator[Hint]:
+    """Of a forward: what a backward or an optimizer makes nobody can make in pieces."""
+    made_phase = allocations(now.trace).phase
+    temporaries = now.of_category("temporaries")
+    temporaries &= np.isin(made_phase, (PHASE["forward"], PHASE["other"]))
+    size = allocations(now.trace).requested_bytes
+    if not temporaries.any():
+        return
+    largest = np.zeros(len(size), np.bool_)
+    largest[int(np.where(temporaries, size, 0).argmax())] = True
+    amount = int(size[largest][0])
+    where = "".join(
+        f" {word} {owners.short_line(found[0].name)}"
+        for key, word in (("op", "of"), ("line", "at"))
+        if (found := views.holders(now.trace, key, largest))
+    )
+    yield Hint(
+        f"The largest temporary at the peak is {now.size(amount)}{where}: work on it in pieces.",
+        amount,
+    )
+
+
+# ---------------------------------------------------------------- repeated modules
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Modules whose paths differ only in numbers: the layers of a stack."""
+
+    pattern: str  # "h.*.mlp"; of a Sequential's children "[0, 2, 4]"
+    modules: int
+    bytes: int
+
+
+def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
+    """Who holds these allocations, layers taken together, largest first.
+
+    With `depth`, what lies below a layer counts for the layer (`h.3.mlp.0` for `h.*`), since that
+    is what people checkpoint or move.
+    """
+    totals: dict[str, int] = {}
+    members: dict[str, set[str]] = {}
+    rows = views.holders(trace, "module", which)
+    names = [owners.first_layer(row.name) if depth else row.name for row in rows]
+    bare = {name for name in names if owners.layers_alike(name) == "*"}
+    for row, name in zip(rows, names, strict=True):
+        pattern = owners.layers_alike(name)
+        if pattern == "*":
+            # Few are told apart, unless it is about layers: they have no other name.
+            alone = not depth and len(bare) <= _MOST_APART
+            pattern = owners.numbers_text([name] if alone else bare)
+        totals[pattern] = totals.get(pattern, 0) + row.bytes
+        members.setdefault(pattern, set()).add(name)
+    found = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
+    return sorted(found, key=lambda each: -each.bytes)
+
+
+def not_recomputed(trace: Trace, which: Mask) -> Mask:
+    """Those of these that no layer holds which runs its forward a second time already."""
+    layers = _recomputed_layers(trace)
+    result = which.copy()
+    if layers:
+        found = views.group(trace, "module", which)
+        again = np.array(
+            [owners.first_layer(name) in layers for name in found.names] + [False], np.bool_
+        )
+        result[which] = ~again[found.codes]  # code -1, no module, is the last
+    return result
+
+
+def _recomputed_layers(trace: Trace) -> set[str]:
+    """The layers that checkpointing runs again, anywhere in the trace."""
+    alloc = allocations(trace)
+    modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
+    return {owners.first_layer(trace.strings[module]) for module in modules if module}

@@ -1,0 +1,1 @@
+"""What happened: scopes, lives of blocks, phases, categories and owners."""

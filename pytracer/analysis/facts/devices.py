@@ -1,0 +1,66 @@
+"""A trace's devices: what is on one, and what its allocator itself counted."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.recorded import Trace
+from pytracer.schema import ACTION, DEVICE_TYPES
+
+
+def split(device: str) -> tuple[int, int]:
+    """The type's number and the index of "cuda:1" or "cpu"."""
+    kind, _, index = device.partition(":")
+    # A damaged trace may have types that do not exist: "device127".
+    number = DEVICE_TYPES.index(kind) if kind in DEVICE_TYPES else int(kind.removeprefix("device"))
+    return number, int(index) if index.isdigit() else 0
+
+
+def places_on(trace: Trace, device: str) -> Mask:
+    """Of the table of places, those on the device."""
+    kind, index = split(device)
+    found: Mask = (trace.places.device_type == kind) & (trace.places.device_index == index)
+    return found
+
+
+def on(trace: Trace, device: str, place: NDArray[np.uint16]) -> Mask:
+    """Of rows with these places, those on the device. A damaged trace may lack some places."""
+    there = places_on(trace, device)
+    return there[np.minimum(place, min(len(there) - 1, np.iinfo(place.dtype).max))]
+
+
+def counted(trace: Trace, device: str, name: str, when: str = "end") -> int | None:
+    """What the device's allocator said when the trace began or ended, if it said so."""
+    counters = trace.meta.get("counters")
+    moment = counters.get(when) if isinstance(counters, dict) else None
+    figures = moment.get(device) if isinstance(moment, dict) else None
+    figure = figures.get(name) if isinstance(figures, dict) else None
+    return figure if isinstance(figure, int) else None
+
+
+def counted_devices(trace: Trace) -> tuple[str, ...]:
+    """The devices whose allocator was asked when the trace ended."""
+    counters = trace.meta.get("counters")
+    end = counters.get("end") if isinstance(counters, dict) else None
+    return tuple(end) if isinstance(end, dict) else ()
+
+
+def allowed(trace: Trace, device: str) -> int | None:
+    """What the allocator may hold, if set_per_process_memory_fraction() limits it."""
+    document = trace.meta.get("device_memory")
+    limits = document.get("allowed") if isinstance(document, dict) else None
+    figure = limits.get(device) if isinstance(limits, dict) else None
+    return figure if isinstance(figure, int) else None
+
+
+# What a program is started with, for segments that grow instead of leaving gaps.
+EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
+
+
+def expandable(trace: Trace, device: str) -> bool:
+    """Whether the device's segments are expandable: they grow so, or the program asked for them."""
+    mapped = trace.events.action == ACTION["segment_map"]
+    asked = str(trace.meta.get("allocator_settings")).replace(" ", "").lower()
+    return "expandable_segments:true" in asked or bool(
+        (mapped & on(trace, device, trace.events.place)).any()
+    )

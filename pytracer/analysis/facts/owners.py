@@ -1,0 +1,231 @@
+"""Owners: the module, op and Python line that made an allocation, and its forward counterpart."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+
+from pytracer import environment
+from pytracer.analysis.facts import phases, sanitized, scopes
+from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import SCOPE_RECOMPUTE, U32
+
+# Files that are torch's or ours; what they do, they do for the line that called them.
+_LIBRARY = re.compile(
+    r"(^|/)(site-packages|dist-packages)/(torch|pytracer(?!/demo\.py))/"
+    r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
+    r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
+    r"|(^|/)pytracer/(capture|cli|integrations|claims|cost|gemm|imagined)/"
+    r"|(^|/)pytracer/(api|__main__|offload|recording|runner|trace|verify)\.py$|(^|/)bin/pytracer$"
+    r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
+    r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
+)
+# Ops that only allocate. Called by a program itself they own what they make all the same.
+_FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
+
+_INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
+_MOST_NUMBERS = 8
+_LONG_LINE = 40
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Per allocation: rows of the string table (module, op) and of the stack table (line)."""
+
+    module: U32
+    op: U32
+    line: U32
+    forward_module: U32
+    forward_op: U32
+    forward_line: U32
+
+
+@once_per_trace
+def owners(trace: Trace) -> Owners:
+    """Of each allocation the innermost module and op, and the user's innermost frame."""
+    tree = scopes.tree(trace)
+    made = phases.moments(trace).made_scope
+    caused = _forward_op(trace)[made]
+    line = _user_lines(trace)
+    return Owners(
+        module=_modules(trace)[made],
+        op=tree.name[_owning_op(trace)[made]],
+        line=line[made],
+        forward_module=tree.name[tree.module][caused],
+        forward_op=tree.name[caused],
+        forward_line=line[caused],
+    )
+
+
+@dataclass(frozen=True)
+class FreedBy:
+    """Per allocation: rows of the string table; 0 where it was not freed, or in no scope."""
+
+    module: U32
+    op: U32
+
+
+@once_per_trace
+def freed_by(trace: Trace) -> FreedBy:
+    """The innermost module and op in which each allocation was given back."""
+    tree, freed = scopes.tree(trace), phases.moments(trace).freed_scope
+    return FreedBy(_modules(trace)[freed], tree.name[_owning_op(trace)[freed]])
+
+
+@once_per_trace
+def _modules(trace: Trace) -> U32:
+    """Per scope, the name of the module around it.
+
+    What a checkpoint runs again by `layer.forward` is in no call of the layer: of its operators the
+    owner is what all modules that run again with them are in.
+    """
+    tree = scopes.tree(trace)
+    name = tree.name[tree.module]
+    again = (tree.kind == scopes.OP) & (tree.flags & SCOPE_RECOMPUTE != 0)
+    again &= (tree.module == 0) & (tree.node != 0)
+    if not again.any():
+        return name
+    inside: dict[int, set[str]] = {}
+    for number in np.flatnonzero((tree.kind == scopes.MODULE) & (tree.node != 0)).tolist():
+        inside.setdefault(int(tree.node[number]), set()).add(trace.strings[tree.name[number]])
+    rows = {text: row for row, text in enumerate(trace.strings)}
+    of_node = np.zeros(len(name), np.uint32)
+    for node, paths in inside.items():
+        of_node[node] = rows.get(_what_all_are_in(paths), 0)
+    source = scopes.nearest(tree.parent, again)
+    return np.where((tree.module == 0) & (source != 0), of_node[tree.node[source]], name)
+
+
+def _what_all_are_in(paths: set[str]) -> str:
+    """The innermost module that has all of these inside."""
+    levels = [path.split(".")[:-1] for path in paths]
+    common = 0
+    while all(len(one) > common and one[common] == levels[0][common] for one in levels):
+        common += 1
+    return ".".join(levels[0][:common])
+
+
+def _owning_op(trace: Trace) -> U32:
+    """Per scope the innermost op that computes something: torch's factories allocate for others.
+
+    Torch's own nodes count as ops: what they run inside is not told apart.
+    """
+    tree = scopes.tree(trace)
+    is_op = (tree.kind == scopes.OP) | (tree.kind == scopes.NODE)
+    computes = is_op & ~scopes.scopes_named(trace, lambda text: bool(_FACTORY.match(text)))
+    found = scopes.nearest(tree.parent, computes)
+    return np.where(found != 0, found, tree.op)
+
+
+def _forward_op(trace: Trace) -> U32:
+    """Per scope, the op that made the innermost node around it for which that is known."""
+    tree = scopes.tree(trace)
+    known = tree.nearest_context((tree.kind == scopes.NODE) & (tree.forward != 0))
+    forward: U32 = tree.forward[known]
+    return forward
+
+
+def _user_lines(trace: Trace) -> U32:
+    """Per scope, the row of the user's innermost frame in the stack of the op around it.
+
+    Only the outermost op has a stack: it is the one that Python called.
+    """
+    tree = scopes.tree(trace)
+    if not tree.stack.any():
+        return np.zeros(len(tree.stack), np.uint32)
+    with_stack = scopes.nearest(tree.parent, tree.stack != 0)
+    return _user_frames(trace)[tree.stack[with_stack]]
+
+
+def _user_frames(trace: Trace) -> U32:
+    """Per row of the stack table, the innermost frame at or above it that is the user's."""
+    stacks = sanitized.stacks(trace)
+    users_file = scopes.names_where(trace, is_users_file)
+    is_user = users_file[stacks.file]
+    is_user[0] = False
+    return scopes.nearest(stacks.parent, is_user)
+
+
+def is_users_file(path: str) -> bool:
+    """Neither torch's nor ours nor Python's own plumbing."""
+    return not _LIBRARY.search(path)
+
+
+def line_text(trace: Trace, row: int) -> str:
+    """`path:line` of a row of the stack table.
+
+    The path is relative to where packages are installed, or to where the program ran.
+    """
+    if row == 0:
+        return ""
+    stacks = sanitized.stacks(trace)
+    path = short_path(trace.strings[stacks.file[row]], trace.meta.get("directory"))
+    return f"{path}:{stacks.line[row]}"
+
+
+def short_path(path: str, directory: object) -> str:
+    """Relative to where packages are installed, or to where the program ran."""
+    path = _INSTALLED.sub("", path)
+    home = directory or environment.working_directory()
+    with contextlib.suppress(ValueError):
+        path = str(PurePath(path).relative_to(str(home)))
+    return path
+
+
+def short_line(text: str) -> str:
+    """A line for a screen: of a long path that leads elsewhere, the last two parts."""
+    is_long = text.startswith("/") and len(text) > _LONG_LINE
+    return f".../{'/'.join(text.split('/')[-2:])}" if is_long else text
+
+
+_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def first_layer(path: str) -> str:
+    """A module's path up to its first number, or all of it."""
+    first = _LAYER.search(path)
+    return path[: first.end()] if first else path
+
+
+def layers_alike(path: str) -> str:
+    """The path with a star for each layer's number: alike in all layers of a stack."""
+    return _LAYER.sub("*", path)
+
+
+def numbers_text(paths: Iterable[str]) -> str:
+    """Children of a Sequential, which are called by nothing but their number: `[0, 2, 4]`."""
+    numbers = sorted(map(int, set(paths)))
+    whole = len(numbers) <= _MOST_NUMBERS
+    return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something happened, as text; "" where not known."""
+
+    module: str
+    op: str
+    line: str
+    in_backward_of: bool  # these are the forward's, whose backward it was
+
+
+def place_of(trace: Trace, scope: int) -> Place:
+    """The owner of an event in this scope: of a backward, the forward that caused it.
+
+    A forward that checkpointing runs again is its own.
+    """
+    tree = scopes.tree(trace)
+    if scope >= len(tree.kind):
+        return Place("", "", "", False)
+    again = tree.op[scope] != 0 and tree.flags[tree.op[scope]] & SCOPE_RECOMPUTE
+    caused = 0 if again else int(_forward_op(trace)[scope])
+    at, op = caused or scope, int(_owning_op(trace)[scope])
+    return Place(
+        module=trace.strings[tree.name[tree.module[at]]] if tree.module[at] else "",
+        op=trace.strings[tree.name[op]] if op else "",
+        line=line_text(trace, int(_user_lines(trace)[at])),
+        in_backward_of=caused != 0,
+    )

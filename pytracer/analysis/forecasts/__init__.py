@@ -1,0 +1,1 @@
+"""What would happen with other settings, sizes, cards and checkpoints."""

@@ -1,0 +1,652 @@
+"""Which modules to checkpoint for a budget: each plan is replayed, and the replay judges.
+
+What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-reentrant):
+
+- what autograd keeps of the call goes when the call ends, except what the module returns. (Some of it
+  goes earlier, which nobody recorded; that it stays until then can only make a prediction larger.)
+- what the module is given stays until the call's backward is over;
+- before the first node of the call's backward its forward runs again, up to the last tensor that
+  autograd keeps; that is remade, and ends where it ended before;
+- autocast's copies of weights stay until the model's call ends, and are made again;
+- what a linear layer's node used is gone before it sums its bias's gradient, if it was remade;
+- what a library keeps for a thread it takes once more, for the thread of the backward;
+- on the CPU the generator's state is kept in between, and a second one while the forward runs again.
+
+What is offloaded instead (`pytracer.offload`) goes as the call ends, comes back together with its first
+node, and goes when it was used; what the module is given stays, and of what it returns a copy comes.
+
+On CUDA a plan fits if the allocator never has to give its cache back. A run frees a little earlier or
+later than its replay, so that blocks lie otherwise; the cache is the reserve for that.
+
+The time is an estimate. A forward that runs again takes its share of the step: by the costs of its
+operators where those were recorded; else, on CUDA, by the bytes that it allocates, and on the CPU by the
+clock. What is offloaded goes over the bus twice.
+
+Candidates are the layers of stacks (`h.3`), else modules that a model calls itself. A greedy order
+proposes plans: most bytes for the least time first, and from the first layer on. Where there are few
+candidates all plans are tried.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors
+from pytracer._native import core
+from pytracer.analysis import views
+from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.answers.budgets import parse_size
+from pytracer.analysis.facts import lifetimes, owners, phases, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import ROLE
+from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE, Mask
+from pytracer.analysis.forecasts.verified import Verified
+from pytracer.cost import measurements, per_module
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY, I64, PHASE
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_ALL_PLANS_OF = 8  # candidates: 256 plans
+_WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
+_FORWARD = 1 / 3  # of a step, where its phases were not timed
+_BUS = 25e9  # bytes a second between the device and pinned memory
+_MOST_OFFLOADED = 6  # choices of how many modules to offload
+_BESIDE = 16  # so much smaller than the largest is what a module keeps beside its result
+_GENERATOR_BYTES = 5056  # of the CPU's; CUDA's is kept on the CPU
+_LINEAR_NODE = "AddmmBackward"
+_BATCH_NORM = "batch_norm"
+_RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A choice of modules, and what it was predicted to need. Sizes are bytes."""
+
+    modules: tuple[str, ...]
+    peak: int  # of what is requested
+    peak_reserved: int | None  # by CUDA's allocator; None on the CPU
+    time_ratio: float  # a step's time over that without the plan
+    fits: bool  # in the budget
+    offloaded: tuple[str, ...] = ()  # modules whose saved tensors wait in the host's memory
+    pinned: int = 0  # of the host, for those
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """The cheapest plan that fits, or the smallest that there is. True where it fits."""
+
+    device: str
+    budget: int
+    pinned: int  # what may be pinned of the host's memory
+    now: Plan  # without a plan
+    chosen: Plan
+    frontier: tuple[Plan, ...]  # the least time for each peak
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]  # what keeps the answer from being exact
+    _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
+    verified: Verified | None = None  # None: nobody asked
+
+    def __str__(self) -> str:
+        """The answer as text."""
+        return self._render(self)
+
+    def __bool__(self) -> bool:
+        """Whether the chosen plan fits."""
+        return self.chosen.fits
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """What to checkpoint."""
+        return self.chosen.modules
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What to offload to the host."""
+        return self.chosen.offloaded
+
+    @property
+    def code(self) -> str:
+        """To be pasted where the model is made; "" if nothing is to be done."""
+        parts = []
+        if self.modules:
+            parts.append(code_of(self.modules))
+        if self.offloaded:
+            parts.append(code_of_offload(self.offloaded))
+        return "\n\n".join(parts)
+
+    def table(self) -> "pd.DataFrame":
+        """The frontier, one row per plan."""
+        import pandas as pd
+
+        rows = [{**vars(plan), "count": len(plan.modules)} for plan in self.frontier]
+        return pd.DataFrame(rows)
+
+
+def code_of(modules: Iterable[str]) -> str:
+    """With nothing but torch's own checkpoint."""
+    names = ", ".join(f'"{name}"' for name in modules)
+    return "\n".join(
+        (
+            "from functools import partial",
+            "from torch.utils.checkpoint import checkpoint",
+            "",
+            f"for name in [{names}]:",
+            "    module = model.get_submodule(name)",
+            "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
+        )
+    )
+
+
+def code_of_offload(modules: Iterable[str]) -> str:
+    """With `pytracer.offload`, which needs nothing but torch."""
+    names = ", ".join(f'"{name}"' for name in modules)
+    return "\n".join(
+        (
+            "from pytracer.offload import offload",
+            "",
+            f"for name in [{names}]:",
+            "    offload(model.get_submodule(name))",
+        )
+    )
+
+
+def plan(
+    trace: Trace,
+    budget: int | str,
+    pinned: int | str,
+    device: str | None,
+    render: Callable[[CheckpointPlan], str],
+) -> CheckpointPlan:
+    """Proposes, replays and chooses.
+
+    Raises:
+        errors.UsageError: no such size or device, or no module whose activations a backward used.
+    """
+    name = device or views.main_device(trace)
+    views.on_device(trace, name)
+    size, host = parse_size(budget), parse_size(pinned) if pinned else 0
+    if host and name == "cpu":
+        raise errors.UsageError(
+            "pinned=: what is offloaded goes from a GPU to the host, and this trace is of the CPU"
+        )
+    work = _Work(trace, name)
+    if not work.units:
+        raise errors.UsageError(
+            "no module of this trace keeps activations for a backward, so there is nothing to "
+            "checkpoint: record whole training steps, with the model's modules"
+        )
+    found = {chosen: work.judge(*chosen, size) for chosen in work.proposals(host)}
+    now = found[(), ()]
+    fitting = [each for each in found.values() if each.fits]
+    if fitting:
+        best = min(fitting, key=lambda each: (each.time_ratio, each.peak))
+    else:
+        best = min(found.values(), key=lambda each: (each.peak_reserved or each.peak, each.peak))
+    return CheckpointPlan(
+        device=name,
+        budget=size,
+        pinned=host,
+        now=now,
+        chosen=best,
+        frontier=tuple(_frontier(found.values())),
+        warnings=tuple(work.warnings(best)),
+        notes=tuple(replay.notes(trace, name)),
+        _render=render,
+    )
+
+
+def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Those that no other plan beats in both, the quickest first."""
+    least = None
+    for each in sorted(plans, key=lambda p: (p.time_ratio, p.peak)):
+        if least is None or each.peak < least:
+            least = each.peak
+            yield each
+
+
+# ---------------------------------------------------------------- one module
+
+
+@dataclass
+class _Edits:
+    """What a plan adds to the recorded order of events."""
+
+    position: list[int] = field(default_factory=list)
+    order: list[int] = field(default_factory=list)  # at one position
+    kind: list[int] = field(default_factory=list)
+    block: list[int] = field(default_factory=list)  # of these, whose sizes and lanes
+    again: list[bool] = field(default_factory=list)  # the block that was remade
+    bytes: list[int] = field(default_factory=list)  # what is added to what is in use
+
+    def add(self, position: int, order: int, kind: int, block: int, again: bool, size: int) -> None:
+        for column, value in zip(
+            (self.position, self.order, self.kind, self.block, self.again, self.bytes),
+            (position, order, kind, block, again, size),
+            strict=True,
+        ):
+            column.append(value)  # type: ignore[attr-defined]
+
+
+def _i64(values: list[int]) -> I64:
+    return np.array(values, np.int64)
+
+
+_LAST = 2**62
+_ALLOC, _FREE = 0, 2
+
+
+@dataclass
+class _Unit:
+    """A module that could be checkpointed."""
+
+    name: str
+    edits: _Edits
+    dropped: int  # bytes of one step
+    again: float  # of a step's time: what its forward takes
+    begins: int  # where its forward first runs again
+    ops: frozenset[int]  # what runs in it, by row of the string table
+    offload: _Edits  # what changes if its saved tensors wait on the host
+    moved: int  # bytes of one step that do
+    pinned: int  # what that takes there
+
+
+class _Work:
+    """Everything about one trace that plans need."""
+
+    def __init__(self, trace: Trace, device: str) -> None:
+        self.trace, self.device = trace, device
+        self.alloc = allocations(trace)
+        self.tree = scopes.tree(trace)
+        self.own = views.on_device(trace, device)
+        self.size = self.alloc.requested_bytes.astype(np.int64)
+        self.moments = phases.moments(trace)
+        self.end = np.where(self.alloc.completed < 0, _LAST, self.alloc.completed)
+        steps = phases.timeline(trace).step_ends
+        self.steps = max(len(steps), 1)
+        self.forward_share, self.forward_ticks, self.step_ns = self._times()
+        self.forward_bytes = int(self.size[self.own & self._in_forward].sum())
+        self.units = self._units()
+
+    @property
+    def _in_forward(self) -> Mask:
+        forward: Mask = self.alloc.phase == PHASE["forward"]
+        return forward
+
+    def _times(self) -> tuple[float, int, float]:
+        """What a forward is of a step, by device where that was measured; one in ticks; a step."""
+        medians = views.phase_medians(self.trace)
+        tree = self.tree
+        outermost = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
+        outermost = outermost[tree.end[outermost] != NEVER]
+        forward = phases.scope_phases(self.trace)[outermost] == PHASE["forward"]
+        took = self._ticks(outermost[forward])
+        if medians is None or not took or "forward" not in medians.by_phase:
+            return _FORWARD, max(took, 1), float("inf")
+        total = sum(medians.by_phase.values())
+        return medians.by_phase["forward"] / total, took, total
+
+    def _again(self, name: str, calls: NDArray[np.intp], made: int) -> float:
+        """What its forward is of a step's time; `made`: bytes that it allocates, in all steps."""
+        costs = per_module.per_call(self.trace)
+        if name in costs:
+            took = costs[name].forward_ms * costs[name].calls * 1e6
+            return took / max(measurements.measured(self.trace).busy_ns, 1)
+        if self.device == "cpu":
+            return self.forward_share * self._ticks(calls) / self.forward_ticks
+        return self.forward_share * made / max(self.forward_bytes, 1)
+
+    def _ticks(self, calls: NDArray[np.intp]) -> int:
+        """What these calls take in a step on the host: the median, without the first step's."""
+        if not len(calls):
+            return 0
+        took = (self.tree.end[calls] - self.tree.begin[calls]).astype(np.int64)
+        step = phases.timeline(self.trace).step_at(self.tree.begin[calls])
+        by_step = np.bincount(step, weights=took, minlength=int(step.max()) + 1)[np.unique(step)]
+        return int(np.median(by_step[1:] if len(by_step) > 1 else by_step))
+
+    # ------------------------------------------------------------ candidates
+
+    def _units(self) -> dict[str, _Unit]:
+        kept = self.own & (self.alloc.category == CATEGORY["activations"])
+        kept &= self.alloc.phase == PHASE["forward"]
+        by_name = self._calls_by_name()
+        found = {}
+        floor = _WORTH * int(self.size[kept].sum())
+        for name, calls in by_name.items():
+            unit = self._unit(name, calls)
+            if unit is not None and unit.dropped * self.steps > floor / 4:
+                found[name] = unit
+        return found
+
+    def _calls_by_name(self) -> dict[str, NDArray[np.intp]]:
+        """The forward calls of each candidate: a layer of a stack, else what the model calls."""
+        tree = self.tree
+        calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
+        forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
+        calls = calls[forward]
+        names = [self.trace.strings[row] for row in tree.name[calls]]
+        result: dict[str, list[int]] = {}
+        for call, name in zip(calls.tolist(), names, strict=True):
+            is_layer = owners.first_layer(name) == name and owners.layers_alike(name) != name
+            is_child = "." not in name and tree.module[tree.parent[call]] != 0
+            if name and (is_layer or is_child):
+                result.setdefault(name, []).append(call)
+        inside = {name for name in result if any(name.startswith(f"{o}.") for o in result)}
+        return {name: np.array(result[name]) for name in result if name not in inside}
+
+    def _unit(self, name: str, calls: NDArray[np.intp]) -> _Unit | None:
+        tree, trace = self.tree, self.trace
+        marked = np.zeros(len(tree.kind), np.bool_)
+        marked[calls] = True
+        call_of = tree.nearest_context(marked)
+        nodes = np.flatnonzero((tree.kind == NODE) & (call_of[tree.forward] != 0))
+        unit = _Unit(name, _Edits(), 0, 0.0, _LAST, frozenset(), _Edits(), 0, 0)
+        kept_calls, made = [], 0
+        for call in calls.tolist():
+            own_nodes = nodes[call_of[tree.forward[nodes]] == call]
+            if len(own_nodes) == 0:
+                continue  # no backward followed
+            first = int(np.searchsorted(trace.events.ticks, tree.begin[own_nodes].min()))
+            inside = self.own & (call_of[self.alloc.scope] == call) & self._in_forward
+            self._call(unit, call, first, np.flatnonzero(inside), call_of)
+            kept_calls.append(call)
+            made += int(self.size[inside].sum())
+            unit.begins = min(unit.begins, first)
+            unit.ops |= frozenset(self.alloc.op[inside].tolist())
+        if not unit.edits.position:
+            return None
+        unit.again = self._again(name, np.array(kept_calls), made)
+        for total in ("dropped", "moved", "pinned"):
+            setattr(unit, total, getattr(unit, total) // self.steps)
+        return unit
+
+    def _call(
+        self, unit: _Unit, call: int, first: int, own: NDArray[np.intp], call_of: Any
+    ) -> None:
+        """One call: `first` is the first event of its backward."""
+        edits, alloc, tree = unit.edits, self.alloc, self.tree
+        left = int(np.searchsorted(self.trace.events.ticks, tree.end[call]))  # the call's end
+        kept = own[self.end[own] >= first]
+        copies = alloc.role[kept] == ROLE["autocast_copy"]
+        saved = kept[(alloc.category[kept] == CATEGORY["activations"]) & ~copies]
+        copied = kept[copies]
+        freed_by = tree.forward[tree.node[self.moments.freed_scope[saved]]]
+        returned = call_of[freed_by] != call
+        alive = own[self.end[own] >= left]
+        if len(alive):
+            # What is returned was made last, but for the few bytes that a norm keeps beside it.
+            sized = alive[self.size[alive] * _BESIDE >= self.size[alive].max()]
+            returned |= saved == sized[alloc.start[sized].argmax()]
+        within = saved[returned & (call_of[freed_by] == call)]
+        saved = saved[~returned]
+        if len(saved) == 0:
+            return
+        over = int(self.end[saved].max())  # only then the checkpoint itself goes
+        self._keep_input(edits, call, over)
+        root = self._root_end(call)
+        last = int(alloc.start[np.concatenate([saved, copied])].max())
+        for k in saved.tolist():
+            edits.add(left, 0, _FREE, k, False, -int(self.size[k]))
+        for k in copied.tolist():
+            edits.add(root, 0, _FREE, k, False, -int(self.size[k]))
+        if self.device == "cpu":
+            edits.add(int(alloc.start[own].min()), -1, -1, 0, False, _GENERATOR_BYTES)
+            edits.add(over, 0, -1, 0, False, -_GENERATOR_BYTES)
+            # And what the generator was at, while the forward runs again.
+            edits.add(first, -_LAST, -1, 0, False, _GENERATOR_BYTES)
+            edits.add(first, -1, -1, 0, False, -_GENERATOR_BYTES)
+        remade = {*saved.tolist(), *copied.tolist()}
+        for k in own[alloc.start[own] <= last].tolist():
+            # Before anything of that position, in the order of the forward.
+            begins = int(alloc.start[k]) * 2 - _LAST // 2
+            edits.add(first, begins, _ALLOC, k, True, int(self.size[k]))
+            if k in remade:
+                self._free_remade(edits, k)
+            else:
+                ends = min(int(self.end[k]), last + 1) * 2 + 1 - _LAST // 2
+                edits.add(first, ends, _FREE, k, True, -int(self.size[k]))
+        unit.dropped += int(self.size[saved].sum())
+        self._move(unit, left, root, first, (saved, copied, within))
+
+    def _move(
+        self,
+        unit: _Unit,
+        left: int,
+        root: int,
+        first: int,
+        blocks: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
+    ) -> None:
+        """What changes if these wait on the host: saved, copies of weights, and what is returned."""
+        saved, copied, within = blocks
+        edits = unit.offload
+        for gone, which in ((left, saved), (root, copied)):
+            for k in which.tolist():
+                edits.add(gone, 0, _FREE, k, False, -int(self.size[k]))
+                edits.add(
+                    first, int(self.alloc.start[k]) - _LAST // 2, _ALLOC, k, True, self._size(k)
+                )
+                self._free_remade(edits, k)
+        for k in within.tolist():
+            edits.add(first, int(self.alloc.start[k]) - _LAST // 2, _ALLOC, k, True, self._size(k))
+            edits.add(int(self.end[k]), 0, _FREE, k, True, -self._size(k))
+        moved = np.concatenate(blocks)
+        unit.moved += int(self.size[moved].sum())
+        unit.pinned += sum(1 << (int(size) - 1).bit_length() for size in self.size[moved])
+
+    def _size(self, k: int) -> int:
+        return int(self.size[k])
+
+    def _free_remade(self, edits: _Edits, k: int) -> None:
+        """As the recorded one, once; but not later than its node has computed its products."""
+        end, size = int(self.end[k]), int(self.size[k])
+        used = self._bias_sums.get(int(self.tree.node[self.moments.freed_scope[k]]), end)
+        edits.add(used, 0, _FREE, k, True, -size if used < end else 0)
+        if used < end:
+            edits.add(end, 3, -1, k, False, size)  # the recorded one is subtracted there
+
+    @cached_property
+    def _bias_sums(self) -> dict[int, int]:
+        """Where a linear layer's node sums its bias's gradient: three results, the smallest last.
+
+        Autograd keeps what it saved itself until that is over; what a checkpoint remade goes before.
+        """
+        node = self.tree.node[self.moments.made_scope]
+        named = scopes.scopes_named(self.trace, lambda text: text.startswith(_LINEAR_NODE))
+        left = self.own & named[node] & (node != self.tree.node[self.moments.freed_scope])
+        results: dict[int, list[int]] = {}
+        for k in np.flatnonzero(left).tolist():
+            results.setdefault(int(node[k]), []).append(k)
+        return {
+            number: int(self.alloc.start[made[2]])
+            for number, made in results.items()
+            if len(made) == 3 and self.size[made[2]] < min(self.size[made[0]], self.size[made[1]])
+        }
+
+    def _scratch(self, chosen: Iterable[str]) -> _Edits:
+        """What a library keeps per thread, and takes once more where a forward runs on backward's."""
+        edits = _Edits()
+        units = [self.units[name] for name in chosen]
+        for k in self._scratch_of_forward:
+            begins = [unit.begins for unit in units if int(self.alloc.op[k]) in unit.ops]
+            if begins:
+                edits.add(min(begins), -_LAST + 1, _ALLOC, k, True, int(self.size[k]))
+        return edits
+
+    @cached_property
+    def _scratch_of_forward(self) -> list[int]:
+        """What libraries keep to the end for other threads, and have not for backward's."""
+        if self.device == "cpu":
+            return []
+        kept = self.own & (self.alloc.category == CATEGORY["workspaces"]) & (self.end == _LAST)
+        backward = np.isin(self.alloc.thread, np.unique(self.tree.thread[self.tree.kind == NODE]))
+        there = self.size[kept & backward].tolist()
+        return [
+            k for k in np.flatnonzero(kept & ~backward).tolist() if int(self.size[k]) not in there
+        ]
+
+    def _edits_of(self, chosen: Iterable[str], offloaded: Iterable[str]) -> Iterator[_Edits]:
+        yield from (self.units[name].edits for name in chosen)
+        yield from (self.units[name].offload for name in offloaded)
+        yield self._scratch(chosen)
+
+    def _keep_input(self, edits: _Edits, call: int, over: int) -> None:
+        """A checkpoint keeps what the module is given.
+
+        Which block that is nobody recorded: of those that are there and that nothing else keeps for
+        as long it is taken to be the largest.
+        """
+        alloc = self.alloc
+        begins = int(np.searchsorted(self.trace.events.ticks, self.tree.begin[call]))
+        given = self.own & (alloc.start >= 0) & (alloc.start < begins) & (self.end >= begins)
+        given &= (alloc.phase == PHASE["forward"]) & (self.end < over)
+        numbers = np.flatnonzero(given)
+        if not len(numbers):
+            return  # kept anyway, or made before the forward, as a batch is
+        k = int(numbers[self.size[numbers].argmax()])
+        edits.add(int(self.end[k]), 2, _ALLOC, k, True, int(self.size[k]))
+        edits.add(over, 0, _FREE, k, True, -int(self.size[k]))
+
+    def _root_end(self, call: int) -> int:
+        """Where the outermost module's call around it ends."""
+        tree = self.tree
+        outer = call
+        while (around := int(tree.module[tree.parent[outer]])) and around != outer:
+            outer = around
+        return int(np.searchsorted(self.trace.events.ticks, tree.end[outer]))
+
+    # ------------------------------------------------------------ plans
+
+    def proposals(self, pinned: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+        """What to checkpoint and what to offload, from none to all."""
+        seen = set()
+        for offloaded in self._offloads(pinned):
+            for chosen in self._checkpoints(offloaded):
+                if (chosen, offloaded) not in seen:
+                    seen.add((chosen, offloaded))
+                    yield chosen, offloaded
+
+    def _offloads(self, pinned: int) -> Iterator[tuple[str, ...]]:
+        """The first modules, whose tensors wait longest, as many as the host has room for."""
+        names: list[str] = []
+        room = pinned
+        for name, unit in self.units.items():
+            if unit.pinned > room:
+                break
+            room -= unit.pinned
+            names.append(name)
+        counts = {len(names) * part // _MOST_OFFLOADED for part in range(_MOST_OFFLOADED + 1)}
+        for count in sorted(counts):
+            yield tuple(names[:count])
+
+    def _checkpoints(self, offloaded: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        """Of the other modules."""
+        names = [name for name in self.units if name not in offloaded]
+        if len(names) <= _ALL_PLANS_OF:
+            for count in range(len(names) + 1):
+                yield from combinations(names, count)
+            return
+        worth = sorted(names, key=lambda n: -self.units[n].dropped / max(self.units[n].again, 1e-9))
+        for order in (names, worth, names[::-1]):
+            for count in range(len(names) + 1):
+                yield tuple(sorted(order[:count], key=names.index))
+
+    def judge(self, chosen: tuple[str, ...], offloaded: tuple[str, ...], budget: int) -> Plan:
+        """Replays it."""
+        peak = self.peak(chosen, offloaded)
+        reserved, fits = None, peak <= budget
+        if self.device != "cpu":
+            steps = self.steps_of(chosen, offloaded)
+            text = replay.recorded_settings(self.trace, self.device)
+            settings = allocator_settings.parse(text)
+            counted = core.replay(steps, settings.rules(budget, None), False)
+            fits = counted["failed_step"] < 0 and counted["retries"] == 0
+            reserved = counted["peak_reserved"]
+            if not fits:
+                counted = core.replay(steps, settings.rules(None, None), False)
+                reserved = counted["peak_reserved"]
+        over_the_bus = 2e9 * sum(self.units[name].moved for name in offloaded) / _BUS
+        ratio = 1 + sum(self.units[name].again for name in chosen) + over_the_bus / self.step_ns
+        pinned = sum(self.units[name].pinned for name in offloaded)
+        return Plan(chosen, peak, reserved, ratio, fits, offloaded, pinned)
+
+    def peak(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> int:
+        """Of what is requested."""
+        position, _, delta = self._base
+        order = np.where(delta < 0, 1, 2)
+        columns = [(position, order, delta)]
+        columns += [
+            (_i64(edits.position), _i64(edits.order), _i64(edits.bytes))
+            for edits in self._edits_of(chosen, offloaded)
+        ]
+        position, order, delta = (np.concatenate(each) for each in zip(*columns, strict=True))
+        by_time = np.lexsort((order, position))
+        return int(np.cumsum(delta[by_time]).max(initial=0))
+
+    @cached_property
+    def _base(self) -> tuple[I64, I64, I64]:
+        """When each block comes and goes, which, and its bytes."""
+        changes = lifetimes.changes(self.trace)
+        mine = self.own[changes.allocation]
+        before = np.flatnonzero(self.own & (self.alloc.start < 0))
+        position = np.concatenate([np.full(len(before), -1), changes.position[mine]])
+        block = np.concatenate([before, changes.allocation[mine]])
+        delta = np.concatenate([self.size[before], changes.bytes[mine]])
+        return position.astype(np.int64), block.astype(np.int64), delta
+
+    def steps_of(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> dict[str, Any]:
+        """The allocator's steps of the plan: the recorded ones, and what the plan adds."""
+        base = replay.steps(self.trace, self.device)
+        columns = {name: base.columns[name] for name in ("kind", "block", "bytes", "lane")}
+        lanes = self._lane_of_block(base)
+        made = int(columns["block"].max(initial=0)) + 1
+        position, order = [base.position], [np.full(len(base.position), 1)]
+        parts: dict[str, list[Any]] = {name: [values] for name, values in columns.items()}
+        for edits in self._edits_of(chosen, offloaded):
+            real = _i64(edits.kind) >= 0
+            block = _i64(edits.block)[real]
+            again = np.array(edits.again, np.bool_)[real]
+            numbers = np.where(again, made + np.searchsorted(np.unique(block[again]), block), block)
+            made += int(again.sum())
+            position.append(_i64(edits.position)[real])
+            order.append(_i64(edits.order)[real])
+            parts["kind"].append(_i64(edits.kind)[real].astype(np.uint8))
+            parts["block"].append(numbers.astype(np.uint32))
+            parts["bytes"].append(self.size[block].astype(np.uint64))
+            parts["lane"].append(lanes[block])
+        joined = {name: np.concatenate(values) for name, values in parts.items()}
+        by_time = np.lexsort((np.concatenate(order), np.concatenate(position)))
+        ordered = {name: values[by_time] for name, values in joined.items()}
+        return {**base.columns, **ordered}
+
+    def _lane_of_block(self, base: replay.Steps) -> NDArray[np.uint32]:
+        lanes = np.zeros(len(self.size), np.uint32)
+        made = base.columns["kind"] == _ALLOC
+        lanes[base.columns["block"][made]] = base.columns["lane"][made]
+        return lanes
+
+    def warnings(self, best: Plan) -> Iterator[str]:
+        """What makes a second forward another one."""
+        chosen = np.zeros(len(self.tree.kind), np.bool_)
+        names = set(best.modules)
+        calls = np.flatnonzero(self.tree.kind == MODULE)
+        mine = [self.trace.strings[row] in names for row in self.tree.name[calls]]
+        chosen[calls[mine]] = True
+        inside: Mask = self.tree.nearest_context(chosen) != 0
+        ops = {self.trace.strings[row] for row in np.unique(self.tree.name[inside])}
+        if any(_BATCH_NORM in op for op in ops):
+            yield (
+                "BatchNorm in these modules updates its running statistics twice per step: set its "
+                "momentum to 1 - sqrt(1 - momentum), or leave these modules out."
+            )
+        if any(word in op for op in ops for word in _RANDOM):
+            yield (
+                "These modules draw random numbers: keep preserve_rng_state=True, which is the "
+                "default, or the second forward is another one."
+            )

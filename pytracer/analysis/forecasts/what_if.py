@@ -1,0 +1,350 @@
+"""What a program would need with another batch or length, from traces of it with small ones.
+
+The traces' allocations are matched by what made them: step, phase, module, op, the forward's module and
+op, and the order among those that are alike. Each gets a law: the simplest that gives its size in
+every trace to the byte. First those with one term: nothing, the batch, the length, both, both with
+the length squared; then each beside a constant. A law holds if at least one trace more than it has
+terms agrees; where several hold and differ, the answer is between them. What has no law, or cannot be matched, is an interval: from what the largest
+trace had to that size times the growth. So is a library's scratch, whose size follows no law.
+
+Then the largest trace is replayed with the sizes that the laws give.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors
+from pytracer._native import core
+from pytracer.analysis import views
+from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.facts import lifetimes, phases, sanitized, scopes
+from pytracer.analysis.facts.allocations import Allocations, allocations
+from pytracer.analysis.facts.categories import OWNED, ROLE
+from pytracer.analysis.forecasts.verified import Verified
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY, I64
+
+_MOST_FLAGGED = 5
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """What has no law: a part of the answer that is an interval. Sizes are bytes."""
+
+    category: str
+    module: str
+    op: str
+    lowest: int
+    highest: int
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The peak with another batch and length. Sizes are bytes; exact where both are equal."""
+
+    device: str
+    batch: int
+    length: int | None
+    lowest: int
+    highest: int
+    reserved: tuple[int, int] | None  # by CUDA's allocator
+    traces: int
+    with_law: float  # share of the bytes at the peak whose size follows a law
+    flagged: tuple[Flagged, ...]  # the largest
+    notes: tuple[str, ...] = ()  # what keeps .reserved from being exact
+    verified: Verified | None = None  # None: nobody asked
+
+    @property
+    def exact(self) -> bool:
+        """Whether every size follows a law."""
+        return self.lowest == self.highest
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of what a trace's model is given."""
+
+    batch: int
+    length: int | None
+
+
+def what_if(
+    traces: Sequence[Trace], batch: int | None, length: int | None, device: str | None = None
+) -> WhatIf:
+    """The peak of the same program with this batch and length.
+
+    Raises:
+        errors.UsageError: nothing is asked, or these are not traces of one program.
+    """
+    if batch is None and length is None:
+        raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
+    name = device or views.main_device(traces[0])
+    shapes = _shapes(traces, name, asks_batch=batch is not None and length is None)
+    order = sorted(range(len(traces)), key=lambda i: _volume(shapes[i]))
+    traces, shapes = [traces[i] for i in order], [shapes[i] for i in order]
+    largest = shapes[-1]
+    wanted = Shape(batch or largest.batch, length or largest.length)
+    _say_what_never_changed(shapes, wanted)
+    if length is not None and any(shape.length is None for shape in shapes):
+        raise errors.UsageError("seq=: the inputs of these traces have no length to change")
+    _same_program(traces, name)
+    low, high, law = _sizes(traces, shapes, wanted, name)
+    return _answer(traces, name, wanted, low, high, law)
+
+
+def _volume(shape: Shape) -> int:
+    return shape.batch * (shape.length or 1)
+
+
+def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[Shape]:
+    """Of each trace. If the batch is the same in all of them, it may be another input's first size."""
+    given = [_inputs(trace, device, number) for number, trace in enumerate(traces, 1)]
+    if asks_batch and len(traces) > 1:
+        leads = [list(dict.fromkeys(shape[0] for shape in shapes)) for shapes in given]
+        changing = [len(set(sizes)) > 1 for sizes in zip(*leads, strict=False)]
+        if True in changing and not changing[0]:
+            at = changing.index(True)
+            return [Shape(sizes[at], None) for sizes in leads]
+    return [Shape(most[0], most[1] if len(most) in (2, 3) else None) for most, *_ in given]
+
+
+def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
+    """The shapes of what the model is given, that with most bytes first."""
+    alloc = allocations(trace)
+    given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
+    called_with = given & (alloc.role != ROLE["target"])
+    if called_with.any():  # what a loss is given is seen as the loss has it: flattened
+        given = called_with
+    sizes: dict[tuple[int, ...], int] = {}
+    for row in views.holders(trace, "shape", given):
+        shape = tuple(int(part) for part in row.name.split("x") if part.isdecimal())
+        if shape:
+            sizes[shape] = sizes.get(shape, 0) + row.bytes
+    if not sizes:
+        raise errors.UsageError(
+            f"trace {number} does not show what its model is given, so its batch is not known: "
+            "record whole steps, with the batch made inside"
+        )
+    return sorted(sizes, key=lambda shape: -sizes[shape])
+
+
+def _same_program(traces: Sequence[Trace], device: str) -> None:
+    steps = [len(phases.timeline(trace).step_ends) for trace in traces]
+    if len(set(steps)) > 1:
+        raise errors.UsageError(
+            f"these traces have {', '.join(map(str, steps))} steps: record the same number of each"
+        )
+    parameters = {views.parameters(trace, device) for trace in traces}
+    if len(parameters) > 1:
+        listed = ", ".join(f"{count:,}" for count in sorted(parameters))
+        raise errors.UsageError(
+            f"these are traces of different programs: their models have {listed} parameters"
+        )
+    modules = [_modules(trace) for trace in traces]
+    shared, all_of_them = set.intersection(*modules), set.union(*modules)
+    if 2 * len(shared) < len(all_of_them):
+        raise errors.UsageError(
+            f"these are traces of different programs: of their {len(all_of_them)} modules "
+            f"{len(shared)} are in all of them"
+        )
+
+
+def _modules(trace: Trace) -> set[str]:
+    tree = scopes.tree(trace)
+    return {trace.strings[row] for row in np.unique(tree.name[tree.kind == scopes.MODULE])}
+
+
+def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
+    """Of what is the same in all traces they show no law."""
+    if len(shapes) == 1:
+        return  # then nothing has a law, and the answer is an interval
+    for name, of_traces, asked in (
+        ("batch", {shape.batch for shape in shapes}, wanted.batch),
+        ("seq", {shape.length for shape in shapes}, wanted.length),
+    ):
+        if len(of_traces) == 1 and asked not in of_traces:
+            raise errors.UsageError(
+                f"{name}={asked}: all these traces have {of_traces.pop()}, which shows no law; "
+                "record one with another"
+            )
+
+
+# ---------------------------------------------------------------- matching
+
+
+def _keys(trace: Trace, device: str) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
+    """The device's allocations in order, and what made each, with its number among those alike."""
+    alloc = allocations(trace)
+    own = np.flatnonzero(views.on_device(trace, device))
+    texts, seen = trace.strings, dict[tuple[Any, ...], int]()
+    keys = []
+    for i in own.tolist():
+        key = (*_made_by(trace, alloc, texts, i),)
+        count = seen[key] = seen.get(key, 0) + 1
+        keys.append((*key, count))
+    return own, keys
+
+
+def _made_by(trace: Trace, alloc: Allocations, texts: Sequence[str], i: int) -> Iterator[Any]:
+    yield int(alloc.step[i])
+    yield int(alloc.phase[i])
+    yield int(alloc.category[i])
+    for column in ("module", "op", "forward_module", "forward_op"):
+        yield texts[getattr(alloc, column)[i]]
+    yield texts[sanitized.labels(trace).name[alloc.label[i]]]
+
+
+def _sizes(
+    traces: Sequence[Trace], shapes: Sequence[Shape], wanted: Shape, device: str
+) -> tuple[I64, I64, NDArray[np.bool_]]:
+    """Of each allocation of the largest trace: the least, the most, and whether that is a law's."""
+    found = []
+    for trace in traces:
+        own, keys = _keys(trace, device)
+        sizes = allocations(trace).requested_bytes[own].tolist()
+        found.append(dict(zip(keys, sizes, strict=True)))
+    counts = [_counts(each) for each in found]
+    last = traces[-1]
+    size = allocations(last).requested_bytes.astype(np.int64)
+    low, high, law = size.copy(), size.copy(), np.ones(len(size), np.bool_)
+    growth = max(_volume(wanted) / _volume(shapes[-1]), 1.0)
+    growth *= max((wanted.length or 1) / (shapes[-1].length or 1), 1.0)
+    own, keys = _keys(last, device)
+    category = allocations(last).category
+    scratch = category == CATEGORY["workspaces"]
+    fixed = np.isin(category, OWNED)  # a model is as large as it is, whatever it is given
+    for i, key in zip(own.tolist(), keys, strict=True):
+        if fixed[i]:
+            continue
+        alike = all(each.get(key[:-1]) == counts[-1][key[:-1]] for each in counts)
+        seen = [each[key] for each in found] if alike else []
+        changes_as_it_likes = scratch[i] and len(set(seen)) > 1
+        told = set() if changes_as_it_likes or not alike else _law(seen, shapes, wanted)
+        if len(told) == 1:
+            low[i] = high[i] = told.pop()
+            continue
+        law[i] = False
+        bounds = told or {*seen, int(size[i])}
+        low[i] = min(bounds)
+        high[i] = max(bounds) if told else int(size[i] * growth)
+    return low, high, law
+
+
+def _counts(found: dict[tuple[Any, ...], int]) -> dict[tuple[Any, ...], int]:
+    counts: dict[tuple[Any, ...], int] = {}
+    for key in found:
+        counts[key[:-1]] = counts.get(key[:-1], 0) + 1
+    return counts
+
+
+# ---------------------------------------------------------------- laws
+
+
+def _terms(shape: Shape) -> tuple[int, ...]:
+    length = shape.length or 1
+    return (1, shape.batch, length, shape.batch * length, shape.batch * length * length, length**2)
+
+
+def _law(seen: Sequence[int], shapes: Sequence[Shape], wanted: Shape) -> set[int]:
+    """What the simplest laws that hold in all traces give: one size, or more if they differ."""
+    at, to = [_terms(shape) for shape in shapes], _terms(wanted)
+    distinct = len({(shape.batch, shape.length) for shape in shapes})
+    columns = [[row[term] for row in at] for term in range(len(to))]
+    if distinct > 1:
+        told = {_in_proportion(seen, column, to[term]) for term, column in enumerate(columns)}
+        if told - {None}:
+            return {size for size in told if size is not None}
+    if distinct > 2:
+        told = {_beside_a_constant(seen, column, to[term]) for term, column in enumerate(columns)}
+        return {size for size in told if size is not None}
+    return set()
+
+
+def _in_proportion(seen: Sequence[int], at: Sequence[int], to: int) -> int | None:
+    """Of c * x, if all agree and it is a whole number."""
+    if any(size * at[0] != seen[0] * x for size, x in zip(seen, at, strict=True)):
+        return None
+    return seen[0] * to // at[0] if seen[0] * to % at[0] == 0 else None
+
+
+def _beside_a_constant(seen: Sequence[int], at: Sequence[int], to: int) -> int | None:
+    """Of a + c * x, if all agree and it is a whole number."""
+    run = max(at) - min(at)
+    if run == 0:
+        return None
+    rise = seen[at.index(max(at))] - seen[at.index(min(at))]
+    pairs = zip(seen, at, strict=True)
+    if any((size - seen[0]) * run != rise * (x - at[0]) for size, x in pairs):
+        return None
+    grown = rise * (to - at[0])
+    return seen[0] + grown // run if grown % run == 0 else None
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _answer(
+    traces: Sequence[Trace],
+    device: str,
+    wanted: Shape,
+    low: I64,
+    high: I64,
+    law: NDArray[np.bool_],
+) -> WhatIf:
+    last = traces[-1]
+    lowest, _ = _peak(last, device, low)
+    highest, alive = _peak(last, device, high)
+    reserved = None
+    if device != "cpu":
+        reserved = (_reserved(last, device, low), _reserved(last, device, high))
+    at_peak = high[alive].sum()
+    return WhatIf(
+        device=device,
+        batch=wanted.batch,
+        length=wanted.length,
+        lowest=lowest,
+        highest=highest,
+        reserved=reserved,
+        traces=len(traces),
+        with_law=float(high[alive & law].sum() / at_peak) if at_peak else 1.0,
+        flagged=tuple(_flagged(last, low, high, alive & ~law)),
+        notes=tuple(replay.notes(last, device)),
+    )
+
+
+def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]:
+    """The highest level with these sizes, and what is alive there."""
+    changes, own = lifetimes.changes(trace), views.on_device(trace, device)
+    mine = own[changes.allocation]
+    delta = np.where(changes.bytes > 0, 1, -1) * size[changes.allocation]
+    before = own & (lifetimes.lifetimes(trace).start < 0)
+    levels = int(size[before].sum()) + np.cumsum(np.where(mine, delta, 0))
+    if not len(levels):
+        return int(size[before].sum()), before
+    at = int(levels.argmax())
+    return int(levels[at]), views.alive_at(trace, int(changes.position[at])) & own
+
+
+def _reserved(trace: Trace, device: str, size: I64) -> int:
+    columns = replay.steps(trace, device).columns
+    known = columns["block"] < len(size)
+    grown = np.where(known, size[np.minimum(columns["block"], len(size) - 1)], columns["bytes"])
+    settings = allocator_settings.parse(replay.recorded_settings(trace, device))
+    steps = {**columns, "bytes": grown.astype(np.uint64)}
+    return int(core.replay(steps, settings.rules(None, None), False)["peak_reserved"])
+
+
+def _flagged(trace: Trace, low: I64, high: I64, which: NDArray[np.bool_]) -> Iterator[Flagged]:
+    total: dict[tuple[str, str, str], list[int]] = {}
+    groups = [views.group(trace, key, which) for key in ("category", "module", "op")]
+    for n, i in enumerate(np.flatnonzero(which).tolist()):
+        names = [g.names[g.codes[n]] if g.codes[n] >= 0 else "" for g in groups]
+        entry = total.setdefault((names[0], names[1], names[2]), [0, 0])
+        entry[0] += int(low[i])
+        entry[1] += int(high[i])
+    for key in sorted(total, key=lambda key: -total[key][1])[:_MOST_FLAGGED]:
+        yield Flagged(*key, *total[key])

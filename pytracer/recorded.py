@@ -1,0 +1,190 @@
+"""A finished recording: frozen columns, and the file they are kept in."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pytracer import errors, schema
+from pytracer._native import core
+from pytracer.files import unfinished
+
+# The readings of both clocks closer together than this say nothing about the rate.
+_SHORTEST_SPAN_NS = 1_000_000
+_LONGEST_TICKS = 2**60  # decades: no recording is longer
+_LONGEST_NS = 2**61  # so that differences of times are numbers too
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What was recorded, as columns. Nothing here is interpreted yet."""
+
+    events: schema.Events
+    scopes: schema.Scopes
+    scope_ends: schema.ScopeEnds
+    stacks: schema.Stacks
+    places: schema.Places
+    labels: schema.Labels
+    threads: schema.Threads
+    clock: schema.Clock
+    strings: tuple[str, ...]
+    losses: Mapping[str, int]  # rows that could not be kept, by name
+    meta: Mapping[str, Any]
+    file_report: Mapping[str, Any] = field(default_factory=dict)  # of a loaded trace
+
+    @classmethod
+    def from_columns(
+        cls, columns: Mapping[str, Any], file_report: Mapping[str, Any] | None = None
+    ) -> "Trace":
+        """Takes over what the native side hands out.
+
+        That the file was not whole is among the losses: a trace that is saved again still says so.
+        """
+        report, losses = file_report or {}, dict(columns["losses"])
+        if (status := report.get("status", "complete")) != "complete":
+            losses[f"{status}_file"] = 1
+        meta = _parse_meta(columns["meta"])
+        if meta is None:
+            losses["unreadable_meta"] = 1
+        return cls(
+            **{name: _table(name, columns) for name in schema.TABLES},
+            strings=tuple(columns["strings"]),
+            losses=losses,
+            meta=meta or {},
+            file_report=report,
+        )
+
+    def to_columns(self) -> dict[str, Any]:
+        """The reverse of `from_columns`."""
+        columns: dict[str, Any] = {
+            f"{name}.{column}": values
+            for name in schema.TABLES
+            for column, values in getattr(self, name)._asdict().items()
+        }
+        columns["strings"] = list(self.strings)
+        columns["losses"] = dict(self.losses)
+        columns["meta"] = json.dumps(dict(self.meta))
+        return columns
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a finished `.pytrace` file.
+
+        Raises:
+            errors.PytracerError: the file exists already, or cannot be written.
+        """
+        target = Path(path)
+        if not overwrite and target.exists():
+            raise errors.FileIsThere(path)
+        # What is replaced is there until its successor is whole. What is no file is written to.
+        place = unfinished(target) if target.is_file() else nullcontext(target)
+        beside = target
+        try:
+            with place as beside:
+                core.write_file(os.fsencode(beside), self.to_columns(), overwrite)
+        except (core.FileError, OSError) as error:
+            raise errors.CannotWrite(str(error).replace(str(beside), str(target))) from None
+        return target
+
+    def time_ns(self, ticks: schema.U64) -> schema.I64:
+        """Ticks as nanoseconds since the trace began."""
+        return unix_ns(self.clock, ticks) - self.began_unix_ns
+
+    @property
+    def has_allocations(self) -> bool:
+        """Whether anything was allocated at all."""
+        return bool(np.any(self.events.action == schema.ACTION["alloc"]))
+
+    @property
+    def began_unix_ns(self) -> int:
+        """When the trace began, on the wall clock."""
+        return int(self.clock.unix_ns[0]) if len(self.clock.unix_ns) else 0
+
+
+def once_per_trace(function: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
+    """Keeps the result beside the trace's own fields, and as long: a Trace never changes."""
+    key = f"{function.__module__}.{function.__qualname__}"
+
+    @wraps(function)
+    def kept(trace: Trace) -> Result:
+        results: dict[str, Any] = vars(trace).setdefault("_results", {})
+        if key not in results:
+            results[key] = function(trace)
+        return results[key]  # type: ignore[no-any-return]
+
+    return kept
+
+
+def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
+    """Ticks on the wall clock, by the line through the first and the last reading."""
+    if len(clock.ticks) == 0:
+        return ticks.astype(np.int64)
+    first_ticks, first_ns = int(clock.ticks[0]), int(clock.unix_ns[0])
+    span_ticks = int(clock.ticks[-1]) - first_ticks
+    span_ns = int(clock.unix_ns[-1]) - first_ns
+    rate = span_ns / span_ticks if span_ticks > 0 and span_ns > _SHORTEST_SPAN_NS else 1.0
+    # Unsigned differences wrap without complaint; a damaged file may hold any number at all.
+    since = (ticks - np.uint64(first_ticks)).view(np.int64).clip(-_LONGEST_TICKS, _LONGEST_TICKS)
+    return first_ns + np.round(since * rate).clip(-_LONGEST_NS, _LONGEST_NS).astype(np.int64)
+
+
+def load(path: str | Path) -> Trace:
+    """Reads a `.pytrace` file, whole or as far as it was written.
+
+    Raises:
+        errors.UnreadableTrace: not a trace, damaged beyond reading, of a newer format, or missing.
+    """
+    try:
+        columns, report = core.read_file(os.fsencode(path))
+    except core.FileError as error:
+        raise errors.UnreadableTrace(str(error)) from None
+    trace = Trace.from_columns(columns, report)
+    if report["status"] != "complete" and not len(trace.events.ticks) + len(trace.scopes.ticks):
+        raise errors.UnreadableTrace(
+            f"{path}: the file is {report['status']} and nothing that happened is left in it; use "
+            "another copy of it, or record again"
+        )
+    return trace
+
+
+def _table(name: str, columns: Mapping[str, Any]) -> Any:
+    row_type, dtypes = schema.TABLES[name]
+    values = []
+    for column, dtype in zip(row_type._fields, dtypes, strict=True):
+        array = np.asarray(columns[f"{name}.{column}"], dtype=dtype)
+        array.flags.writeable = False
+        values.append(array)
+    return row_type(*values)
+
+
+def _parse_meta(text: str) -> dict[str, Any] | None:
+    """The meta document of a file may be anything; None if it is no object."""
+    try:
+        meta = json.loads(text) if text else {}
+    except ValueError:
+        return None
+    if not isinstance(meta, dict):
+        return None
+    return {_utf8(key): meta[key] if key in _FILE_NAMES else _utf8(meta[key]) for key in meta}
+
+
+# What Python read from the file system: a name that is not UTF-8 must stay as it is to be used again.
+_FILE_NAMES = frozenset({"command", "directory"})
+
+
+def _utf8(found: Any) -> Any:
+    r"""The same document, where half a character (`"\udcff"`, which JSON can hold) is written out."""
+    if isinstance(found, str):
+        return found.encode("utf-8", "backslashreplace").decode()
+    if isinstance(found, list):
+        return [_utf8(each) for each in found]
+    if isinstance(found, dict):
+        return {_utf8(key): _utf8(value) for key, value in found.items()}
+    return found
