@@ -19,8 +19,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout, not installed
 
-from pytracer.analysis import views
-from pytracer.analysis.facts import allocations, categories, lifetimes, owners, phases, scopes
+from pytracer.analysis.facts import (
+    allocations,
+    categories,
+    lifetimes,
+    owners,
+    phases,
+    scopes,
+    usage,
+)
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY, SCOPE_GRAD, SCOPE_KIND, TABLES
 
@@ -164,13 +171,13 @@ STAGES: dict[str, Callable[[Trace], object]] = {
     "categories": categories.categories,
     "owners": owners.owners,
     "allocations": allocations.allocations,
-    "timeline by category": lambda trace: views.level_columns(
+    "timeline by category": lambda trace: usage.level_columns(
         trace,
-        views.on_device(trace),
+        usage.on_device(trace),
         allocations.allocations(trace).category,
         len(categories.CATEGORY),
     ),
-    "peak": views.peak,
+    "peak": usage.peak,
 }
 
 

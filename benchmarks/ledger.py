@@ -313,7 +313,9 @@ def in_process(workload: str, condition: str, ask_smi: bool = False) -> dict[str
 def _context() -> Any:
     """Forks of a server that has torch imported and CUDA untouched: seconds less per run."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "pandas", "pytracer", "pytracer.analysis.allocator.ledger"])
+    context.set_forkserver_preload(
+        ["torch", "pandas", "pytracer", "pytracer.analysis.allocator.ledger"]
+    )
     return context
 
 

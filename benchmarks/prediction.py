@@ -322,14 +322,14 @@ def step_in(training: Training, way: Way) -> None:
 def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[float]:
     """What each way is predicted to take, of a trace with costs."""
     import pytracer
-    from pytracer.analysis import views
+    from pytracer.analysis.facts import usage
     from pytracer.analysis.forecasts.checkpoint_plans import _Work
 
     model, optimizer, _ = training
     with pytracer.trace(model, optimizer, devices=device, cost=True, report=False) as recorded:
         for _ in range(STEPS):
             step(training)
-    work = _Work(recorded.data, views.main_device(recorded.data))
+    work = _Work(recorded.data, usage.main_device(recorded.data))
     return [work.judge(tuple(each), tuple(moved), 1).time_ratio for each, moved in ways]
 
 
@@ -439,7 +439,7 @@ def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
 def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """What a person would ask for, from roomy to tight, and what is planned; at last, offloading."""
     import pytracer
-    from pytracer.analysis import views
+    from pytracer.analysis.facts import usage
     from pytracer.analysis.forecasts.checkpoint_plans import _Work
 
     recorded = pytracer.load(file)
@@ -447,7 +447,7 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
     least, most = smallest.peak_reserved or smallest.peak, base.get("reserved", base["peak"])
     asked = [int(least + share * (most - least)) for share in BUDGETS]
     chosen = [(budget, recorded.checkpoint_plan(budget).chosen) for budget in asked]
-    device = views.main_device(recorded.data)
+    device = usage.main_device(recorded.data)
     if device != "cpu":
         work = _Work(recorded.data, device)
         half = tuple(work.units)[: len(work.units) // 2]

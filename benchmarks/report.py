@@ -28,8 +28,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # from a checkout, not installed
 
 from benchmarks.analysis import Step
-from pytracer.analysis import views
-from pytracer.analysis.facts import lifetimes
+from pytracer.analysis.facts import lifetimes, usage
 from pytracer.export import report
 from pytracer.recorded import Trace
 
@@ -109,7 +108,7 @@ def measure(allocations: int, folder: Path) -> dict[str, Any]:
         "mb": round(page.stat().st_size / 1e6, 2),
         "written_cpu_s": round(wrote, 2),
     }
-    row |= _in_browser(page, views.peak(trace).bytes)
+    row |= _in_browser(page, usage.peak(trace).bytes)
     row["slowdown"] = round((before + slowdown()) / 2, 2)
     return row
 

@@ -1,11 +1,10 @@
 """What can be asked of a trace, and `load()`, which reads one back. Nothing here needs torch."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytracer import errors, health, snapshot
 from pytracer.recorded import Trace, load as load_trace
@@ -16,28 +15,14 @@ if TYPE_CHECKING:
 
     from pytracer.analysis.allocator.replay import Replay
     from pytracer.analysis.answers.budgets import Exceeded
+    from pytracer.analysis.facts.usage import Peak
     from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
     from pytracer.analysis.forecasts.fits import Fits
     from pytracer.analysis.forecasts.what_if import WhatIf
-    from pytracer.analysis.views import Peak
     from pytracer.export.chrome import Exported
     from pytracer.verify import Program
 
 At = Literal["peak", "end"] | int
-_Asked = ParamSpec("_Asked")
-
-
-def _table(view: "Callable[_Asked, pd.DataFrame]") -> "Callable[_Asked, pd.DataFrame]":
-    """Of a view: its table has `.pytracer.human()`."""
-
-    @wraps(view)
-    def made(*args: _Asked.args, **kwargs: _Asked.kwargs) -> "pd.DataFrame":
-        from pytracer.export import human
-
-        human.register()
-        return view(*args, **kwargs)
-
-    return made
 
 
 def _verify() -> Any:
@@ -62,32 +47,28 @@ class Views:
     @property
     def peak(self) -> "Peak":
         """The moment of greatest memory: .bytes .time_ns .step .phase .by_category."""
-        from pytracer.analysis import views
+        from pytracer.analysis.facts import usage
 
-        return views.peak(self.data)
+        return usage.peak(self.data)
 
-    @_table
     def summary(self) -> "pd.DataFrame":
         """One row per category: bytes at the peak, at its own peak and at the end."""
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import breakdown
 
-        return views.summary(self.data)
+        return breakdown.summary(self.data)
 
-    @_table
     def allocations(self) -> "pd.DataFrame":
         """One row per allocation, in order."""
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import breakdown
 
-        return views.allocations_frame(self.data)
+        return breakdown.allocations_frame(self.data)
 
-    @_table
     def timeline(self, by: str = "category") -> "pd.DataFrame":
         """Bytes over time, a column per category (or phase, device); index: time_ns."""
-        from pytracer.analysis import views
+        from pytracer.analysis.facts import usage
 
-        return views.timeline(self.data, by=by)
+        return usage.timeline(self.data, by=by)
 
-    @_table
     def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
         """Who holds memory at a moment.
 
@@ -96,28 +77,25 @@ class Views:
                 "name", "shape", "dtype", "step", "pool".
             at: "peak", "end" or a time in nanoseconds.
         """
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import breakdown
 
-        return views.by(self.data, keys, at=at)
+        return breakdown.by(self.data, keys, at=at)
 
-    @_table
     def steps(self) -> "pd.DataFrame":
         """One row per training step: its peak, what it left behind, how long it took.
 
         Step 0 is the first one that was recorded, whatever a schedule let pass before it.
         """
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import training_steps
 
-        return views.steps(self.data)
+        return training_steps.steps(self.data)
 
-    @_table
     def bytes_per_parameter(self) -> "pd.DataFrame":
         """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import breakdown
 
-        return views.bytes_per_parameter(self.data)
+        return breakdown.bytes_per_parameter(self.data)
 
-    @_table
     def ledger(
         self, at: Literal["peak", "end"] = "end", device: str | None = None
     ) -> "pd.DataFrame":
@@ -129,7 +107,6 @@ class Views:
 
         return ledger.frame(ledger.ledger(self.data, at, device))
 
-    @_table
     def fragmentation(
         self,
         at: At | Literal["oom"] = "peak",
@@ -252,19 +229,17 @@ class Views:
             found = replace(found, verified=_verify().what_if(traces, found, verify))
         return found
 
-    @_table
     def findings(self) -> "pd.DataFrame":
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
-        import pandas as pd
-
+        from pytracer import frames
         from pytracer.analysis.answers import findings
-        from pytracer.export.table import size_text
+        from pytracer.units import size_text
 
-        rows = [vars(row) for row in findings.findings(self.data, size_text)]
+        rows = findings.findings(self.data, size_text)
         # Texts inside: pandas leaves out middle columns where the screen is narrow.
         inside = ["evidence", "change"]
         outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]
-        return pd.DataFrame(rows, columns=[*outside[:3], *inside, *outside[3:]])
+        return frames.of_rows(rows, [*outside[:3], *inside, *outside[3:]])
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
         """Limits that do not hold: `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
@@ -287,7 +262,6 @@ class Views:
 
         return postmortem.render(self.data, width)
 
-    @_table
     def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
         """What each part cost, forward and backward: FLOPs, bytes, time, ratios and a verdict.
 
@@ -300,9 +274,9 @@ class Views:
 
     def health(self) -> "pd.DataFrame":
         """What was lost or could not be seen, and what to do about it."""
-        from pytracer.analysis import views
+        from pytracer.analysis.answers import recording_quality
 
-        return views.health(self.data)
+        return recording_quality.health(self.data)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a `.pytrace` file that `load` reads back equal."""
@@ -411,7 +385,6 @@ class Views:
 
         return plot.plot(self.data, ax)
 
-    @_table
     def diff(
         self,
         other: "Views | None" = None,
@@ -461,7 +434,7 @@ class Views:
         return f"<pytracer.{type(self).__name__}: {self._in_short()}>"
 
     def _in_short(self) -> str:
-        from pytracer.export.table import size_text
+        from pytracer.units import size_text
 
         peak, events = self.peak, len(self.data.events.ticks)
         return f"peak {size_text(peak.bytes)} on {peak.device}, {events:,} events"

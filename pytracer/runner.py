@@ -396,9 +396,9 @@ class Traced:
             return
         self._file.settle(recorded=True)
         if environment.rank() == 0 and self._plan.watch:
-            from pytracer.analysis import views
+            from pytracer.analysis.facts import usage
 
-            self._peak = views.highest_of_all(traced.data)
+            self._peak = usage.highest_of_all(traced.data)
         self._tell.recorded(traced, self._path, self._file.path, self._which())
 
     def _which(self) -> str:
@@ -414,10 +414,10 @@ class Traced:
         """Remembers the step that went highest, if that is higher than what was kept."""
         if self._peak is None:
             return
-        from pytracer.analysis import views
-        from pytracer.export.table import size_text
+        from pytracer.analysis.facts import usage
+        from pytracer.units import size_text
 
-        found = views.highest(traced.data, self._peak.device)
+        found = usage.highest(traced.data, self._peak.device)
         if found.bytes <= self._peak.bytes:
             return
         self._peak, step = found, first_step + found.step

@@ -64,6 +64,11 @@ CATEGORIES = (
 CATEGORY = {name: number for number, name in enumerate(CATEGORIES)}
 CATEGORY_ORDER = (*CATEGORIES[1:], "unknown")
 
+# What allocations can be grouped by.
+KEYS = tuple(
+    "module op line phase free_phase category role name shape dtype step pool".split()  # noqa: SIM905
+)
+
 
 class Events(NamedTuple):
     """What happened, in order: a row's position is its number and its place in time."""

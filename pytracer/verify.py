@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from pytracer import errors
-from pytracer.analysis import views
 from pytracer.analysis.allocator import replay, settings as allocator_settings
-from pytracer.analysis.facts import devices, phases
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import devices, phases, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan, Plan
 from pytracer.analysis.forecasts.fits import Fits
@@ -205,10 +205,10 @@ def _run(
     if done.returncode and not failed:
         said = _last_line(done.stderr)
         raise errors.UsageError(f"cannot verify: {shlex.join(program)} failed: {said}")
-    if device not in views.devices(again):
+    if device not in usage.devices(again):
         raise errors.UsageError(f"cannot verify: {shlex.join(program)} used nothing of {device}")
     return _Again(
-        peak=views.peak(again, device).bytes,
+        peak=usage.peak(again, device).bytes,
         reserved=devices.counted(again, device, "reserved_bytes.peak") or 0,
         ran=not failed,
         recomputed=bool((allocations(again).phase == PHASE["recompute"]).any()),
@@ -235,7 +235,7 @@ def _configuration(settings: str, limit: int | None, total: int | None) -> str:
 def _which_steps(trace: Trace) -> list[str]:
     """Those of the trace; and no more, if the trace ends with its last step."""
     ends = phases.timeline(trace).step_ends
-    first, steps = views.first_step(trace), len(ends)
+    first, steps = training_steps.first_step(trace), len(ends)
     made = trace.events.ticks[trace.events.action == ACTION["alloc"]]
     if not steps or (len(made) and made[-1] > ends[-1]):
         return ["--steps", "all"] if not first else ["--schedule", f"{first},0,{2**31}"]

@@ -432,8 +432,8 @@ def totals(loaded: Any) -> list[Any]:
 
 def ask_everything(loaded: Any) -> None:
     """Every view; a usage error says in words what a trace cannot tell."""
-    from pytracer.analysis.views import KEYS
     from pytracer.errors import PytracerError
+    from pytracer.schema import KEYS
 
     questions: list[Callable[[], Any]] = [
         lambda: str(loaded),

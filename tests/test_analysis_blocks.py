@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.table import render
 from tests.trace_builder import Block, TraceBuilder
 
@@ -124,7 +126,7 @@ def test_blocks_from_before_the_trace_are_known_too(seed: int) -> None:
     trace = b.trace()
     found = blocks.allocated_bytes(trace)
     assert (found != blocks.UNKNOWN).all()
-    recorded = views.allocations(trace).start >= 0
+    recorded = allocations(trace).start >= 0
     assert found[recorded].tolist() == allocator.history[40:]
 
 
@@ -133,7 +135,7 @@ def test_allocated_and_reserved_are_kept_apart(old: int) -> None:
     b, allocator = random_run(3, old=old)
     trace = b.trace()
     end = len(trace.events.ticks) - 1
-    found = blocks.device_bytes(trace, views.alive(trace, "end"), end, "cuda:0")
+    found = blocks.device_bytes(trace, usage.alive(trace, "end"), end, "cuda:0")
     pieces = [
         piece for kind in (True, False) for segment in allocator.segments[kind] for piece in segment
     ]
@@ -153,7 +155,7 @@ def test_what_the_allocator_counts_otherwise_is_not_claimed() -> None:
     b, _ = random_run(0)
     b.meta["counters"]["end"]["cuda:0"]["allocated_bytes.current"] += 512
     assert set(blocks.allocated_bytes(b.trace())) == {blocks.UNKNOWN}
-    assert views.allocations_frame(b.trace()).allocated_bytes.isna().all()
+    assert breakdown.allocations_frame(b.trace()).allocated_bytes.isna().all()
 
 
 @pytest.mark.parametrize("counters", [None, {}, {"end": None}, {"end": {"cuda:0": "?"}}, 7])

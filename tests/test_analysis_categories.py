@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.recorded import Trace
@@ -248,7 +249,7 @@ def test_a_whole_step_leaves_nothing_unknown() -> None:
     weight = b.seed(1000)
     b.label(weight, "weights", "parameter", "h.0.weight", "250", "float32")
     training_step(b, weight)
-    rows = {row.category: row.own_peak for row in views.category_rows(b.trace())}
+    rows = {row.category: row.own_peak for row in breakdown.category_rows(b.trace())}
     assert {name: amount for name, amount in rows.items() if amount} == {
         "weights": 1000,
         "gradients": 2000,
@@ -337,7 +338,7 @@ def test_a_frozen_weights_copy_is_known_by_its_size() -> None:
     a.backward(copy, casted_input, op, gradient=False)
     assert verdict(a.b, copy) == ("weights", "autocast_copy")
     assert verdict(a.b, casted_input) == ("activations", "saved")
-    frame = views.allocations_frame(a.b.trace()).set_index("address")
+    frame = breakdown.allocations_frame(a.b.trace()).set_index("address")
     assert frame.name[copy.address] == "fc.weight"
     assert frame.isna().loc[copy.address, "dtype"]  # half of float32 may be either type
 
@@ -478,16 +479,16 @@ def test_the_fast_rules_are_the_slow_ones(trace: Trace) -> None:
 
 @given(programs)
 def test_categories_sum_to_the_total_at_every_event(trace: Trace) -> None:
-    for device in views.devices(trace):
-        here = views.on_device(trace, device)
+    for device in usage.devices(trace):
+        here = usage.on_device(trace, device)
         found = allocations(trace)
-        positions, levels = views.level_columns(trace, here, found.category, len(CATEGORIES))
+        positions, levels = usage.level_columns(trace, here, found.category, len(CATEGORIES))
         total = np.zeros(len(positions), np.int64)
         for at, position in enumerate(positions):
-            alive = here & views.alive_at(trace, int(position))
+            alive = here & usage.alive_at(trace, int(position))
             total[at] = found.requested_bytes[alive].sum()
         assert np.sum(levels, axis=0).tolist() == total.tolist()
-        peak = views.peak(trace, device)
+        peak = usage.peak(trace, device)
         seeds = int(found.requested_bytes[here & (found.start < 0)].sum())
         assert peak.bytes == max([*total.tolist(), seeds])
         assert sum(peak.by_category.values()) == peak.bytes

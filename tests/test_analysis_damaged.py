@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import errors
-from pytracer.analysis import views
 from pytracer.analysis.allocator import replay
-from pytracer.analysis.answers import findings
-from pytracer.analysis.facts import devices
+from pytracer.analysis.answers import breakdown, findings, recording_quality, training_steps
+from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.forecasts import checkpoint_plans, what_if
 from pytracer.export import fits_text, postmortem
 from pytracer.export.table import render
@@ -50,17 +49,17 @@ def damaged(draw: st.DrawFn) -> Trace:
 @given(damaged())
 def test_every_view_answers(trace: Trace) -> None:
     render(trace)
-    views.summary(trace)
-    views.allocations_frame(trace)
-    views.timeline(trace)
-    views.steps(trace)
-    views.health(trace)
-    views.bytes_per_parameter(trace)
+    breakdown.summary(trace)
+    breakdown.allocations_frame(trace)
+    usage.timeline(trace)
+    training_steps.steps(trace)
+    recording_quality.health(trace)
+    breakdown.bytes_per_parameter(trace)
     findings.findings(trace, str)
     postmortem.render(trace)
     for key in ("module", "op", "line", "phase", "role", "name", "step"):
-        views.by(trace, key)
-    for device in views.devices(trace):
+        breakdown.by(trace, key)
+    for device in usage.devices(trace):
         with contextlib.suppress(errors.UsageError):
             checkpoint_plans.plan(trace, 1, 0, device, fits_text.render_plan)
             checkpoint_plans.plan(trace, 1, 2**40, device, fits_text.render_plan)
@@ -91,4 +90,4 @@ def test_a_lost_table_costs_only_what_it_said(table: str) -> None:
         columns[f"{table}.{column}"] = columns[f"{table}.{column}"][:0]
     trace = Trace.from_columns(columns)
     render(trace)
-    assert views.summary(trace).at_peak.sum() == views.peak(training().trace()).bytes
+    assert breakdown.summary(trace).at_peak.sum() == usage.peak(training().trace()).bytes

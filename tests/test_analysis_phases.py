@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from pytracer.analysis import views
+from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import phases
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
@@ -185,7 +185,7 @@ def test_a_step_ends_with_the_optimizer() -> None:
     for _ in range(3):
         training_step(b, weight)
     trace = b.trace()
-    rows = views.step_rows(trace)
+    rows = training_steps.step_rows(trace)
     assert [row.step for row in rows] == [0, 1, 2]
     assert [row.micro_steps for row in rows] == [1, 1, 1]
     assert steps_of(trace)[0] == -1  # it was there before
@@ -198,7 +198,7 @@ def test_accumulated_gradients_are_micro_steps_of_one_step() -> None:
     for _ in range(2):
         for micro in range(4):
             training_step(b, weight, optimizer=micro == 3)
-    assert [row.micro_steps for row in views.step_rows(b.trace())] == [4, 4]
+    assert [row.micro_steps for row in training_steps.step_rows(b.trace())] == [4, 4]
 
 
 def test_several_optimizers_in_a_row_end_one_step() -> None:
@@ -261,13 +261,13 @@ def test_what_follows_the_last_step_is_a_step_only_if_it_trains() -> None:
     weight = b.seed(10)
     training_step(b, weight)
     b.free(b.alloc(5))
-    assert len(views.step_rows(b.trace())) == 1
+    assert len(training_steps.step_rows(b.trace())) == 1
     with b.module("model"):
         b.alloc(5)
-    assert len(views.step_rows(b.trace())) == 1
+    assert len(training_steps.step_rows(b.trace())) == 1
     training_step(b, weight)
-    assert len(views.step_rows(b.trace())) == 2
+    assert len(training_steps.step_rows(b.trace())) == 2
 
 
 def test_a_trace_without_anything_has_no_steps() -> None:
-    assert views.step_rows(TraceBuilder().trace()) == []
+    assert training_steps.step_rows(TraceBuilder().trace()) == []

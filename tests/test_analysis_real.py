@@ -9,7 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import usage
 
 BATCH, LENGTH, WIDTH, WORDS = 4, 16, 32, 100
 
@@ -72,7 +73,7 @@ def bytes_of(tensors: Any) -> int:
 
 def peaks(recorded: Any) -> dict[str, int]:
     """Each category's own peak, of those that are not 0."""
-    rows = views.category_rows(recorded.data)
+    rows = breakdown.category_rows(recorded.data)
     return {row.category: row.own_peak for row in rows if row.own_peak}
 
 
@@ -99,7 +100,7 @@ def test_what_can_be_computed_is_exact(name: str, micro_steps: int) -> None:
     steps = 4 * len(list(model.parameters())) if states == 2 else 0  # Adam counts per tensor
     assert found.get("optimizer_state", 0) == states * parameters + steps
     assert "unknown" not in found
-    assert [row.micro_steps for row in views.step_rows(t.data)] == [micro_steps] * 2
+    assert [row.micro_steps for row in training_steps.step_rows(t.data)] == [micro_steps] * 2
 
 
 @pytest.mark.parametrize("checkpointed", [None, False, True])
@@ -110,7 +111,7 @@ def test_saved_tensors_inferred_are_those_that_hooks_see(checkpointed: bool | No
         optimizer = torch.optim.AdamW(model.parameters())
         with trace(model, optimizer, saved_tensors=how) as t:
             train(model, optimizer)
-        activations[how] = views.peak(t.data).by_category["activations"]
+        activations[how] = usage.peak(t.data).by_category["activations"]
     assert activations["auto"] == activations["hooks"] > 0
 
 
@@ -151,7 +152,7 @@ def test_detail_category_finds_the_same_categories() -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         with trace(model, optimizer, detail=detail) as t:
             train(model, optimizer)
-        by_category.append(views.peak(t.data).by_category)
+        by_category.append(usage.peak(t.data).by_category)
     assert by_category[0] == by_category[1]
 
 

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import pytracer
 from pytracer import errors
-from pytracer.analysis import views
-from pytracer.analysis.answers import hints
-from pytracer.analysis.facts import allocations, owners, phases
-from pytracer.export.table import size_text
+from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
+from pytracer.analysis.facts import allocations, owners, phases, usage
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
+from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
@@ -32,42 +32,47 @@ def trace() -> Trace:
 
 
 def test_the_peak_says_when_and_what(trace: Trace) -> None:
-    peak = views.peak(trace)
+    peak = usage.peak(trace)
     assert (peak.step, peak.phase, peak.device) == (0, "backward", "cpu")
     assert peak.bytes == 1000 + 100 + 2 * 5000 + 4 + 1000 + 5000
     assert peak.by_category["temporaries"] == 5000
     assert list(peak.by_category) == list(CATEGORY_ORDER)
-    assert views.timeline(trace).sum(axis=1).max() == peak.bytes
+    assert usage.timeline(trace).sum(axis=1).max() == peak.bytes
 
 
 def test_a_peak_before_the_first_event_is_what_was_there() -> None:
     b = TraceBuilder()
     b.free(b.seed(100))
-    peak = views.peak(b.trace())
+    peak = usage.peak(b.trace())
     assert (peak.bytes, peak.step, peak.phase, peak.time_ns) == (100, None, None, 0)
 
 
 def test_an_empty_trace_answers_everything() -> None:
     trace = TraceBuilder().trace()
-    assert views.peak(trace).bytes == 0
-    assert views.summary(trace).to_numpy().sum() == 0
-    for frame in (views.allocations_frame, views.timeline, views.steps, views.health):
+    assert usage.peak(trace).bytes == 0
+    assert breakdown.summary(trace).to_numpy().sum() == 0
+    for frame in (
+        breakdown.allocations_frame,
+        usage.timeline,
+        training_steps.steps,
+        recording_quality.health,
+    ):
         assert len(frame(trace)) == 0
-    assert len(views.by(trace, "module")) == 0
-    assert views.bytes_per_parameter(trace).bytes.sum() == 0
+    assert len(breakdown.by(trace, "module")) == 0
+    assert breakdown.bytes_per_parameter(trace).bytes.sum() == 0
 
 
 def test_summary_has_every_category_in_order(trace: Trace) -> None:
-    summary = views.summary(trace)
+    summary = breakdown.summary(trace)
     assert list(summary.index) == list(CATEGORY_ORDER)
-    assert summary.at_peak.sum() == views.peak(trace).bytes
+    assert summary.at_peak.sum() == usage.peak(trace).bytes
     assert summary.loc["gradients", "own_peak"] == 2000
     assert summary.loc["weights", "at_end"] == 1000
     assert summary.loc["activations", "allocations"] == 9
 
 
 def test_allocations_has_the_columns_of_the_contract(trace: Trace) -> None:
-    frame = views.allocations_frame(trace)
+    frame = breakdown.allocations_frame(trace)
     assert list(frame.columns) == [
         "id",
         "device",
@@ -101,7 +106,7 @@ def test_allocations_has_the_columns_of_the_contract(trace: Trace) -> None:
 
 
 def test_what_backward_made_names_the_forward_that_caused_it(trace: Trace) -> None:
-    frame = views.allocations_frame(trace)
+    frame = breakdown.allocations_frame(trace)
     gradient = frame[frame.category == "gradients"].iloc[0]
     assert pd.isna(gradient.module)
     assert gradient.op == "aten::mm"
@@ -117,7 +122,7 @@ def test_the_line_is_the_users_innermost_one() -> None:
         b.alloc(1)
     with b.op("aten::linear", at=(torch_file,)):
         b.alloc(1)
-    lines = views.allocations_frame(b.trace()).line
+    lines = breakdown.allocations_frame(b.trace()).line
     assert lines[0] == "/opt/lib/model.py:7"
     assert pd.isna(lines[1])
 
@@ -141,7 +146,7 @@ def test_which_files_are_the_users(path: str, is_users: bool) -> None:
 
 def test_files_of_ours_that_use_torch_are_not_the_users_but_for_the_demo() -> None:
     """In a checkout as well, which is no installed package."""
-    package = Path(owners.__file__).parents[1]
+    package = Path(pytracer.__file__).parent
     imports = re.compile(r"^ *import torch$", re.MULTILINE)
     using = [path for path in package.rglob("*.py") if imports.search(path.read_text())]
     names = {path.relative_to(package.parent).as_posix() for path in using}
@@ -156,31 +161,31 @@ def test_ops_that_only_allocate_own_nothing_for_others() -> None:
         b.alloc(1)
     with b.op("aten::empty"):
         b.alloc(1)
-    assert views.allocations_frame(b.trace()).op.tolist() == ["aten::addmm", "aten::empty"]
+    assert breakdown.allocations_frame(b.trace()).op.tolist() == ["aten::addmm", "aten::empty"]
 
 
 def test_by_splits_the_peak_and_loses_nothing(trace: Trace) -> None:
-    total = views.peak(trace).bytes
+    total = usage.peak(trace).bytes
     for keys in ("module", "op", "line", "phase", "role", ["module", "category"], "name", "step"):
-        assert views.by(trace, keys).bytes.sum() == total
-    modules = views.by(trace, "module").bytes
+        assert breakdown.by(trace, keys).bytes.sum() == total
+    modules = breakdown.by(trace, "module").bytes
     assert modules["h.0"] == 1000 + 1000 + 5000  # its weight, its gradient and its activation
 
 
 def test_by_answers_for_any_moment(trace: Trace) -> None:
-    assert views.by(trace, "category", at="end").bytes.to_dict() == {"weights": 1000}
-    assert views.by(trace, "category", at=0).bytes.to_dict() == {"weights": 1000}
-    peak = views.peak(trace)
-    assert views.by(trace, "category", at=peak.time_ns).bytes.sum() == peak.bytes
+    assert breakdown.by(trace, "category", at="end").bytes.to_dict() == {"weights": 1000}
+    assert breakdown.by(trace, "category", at=0).bytes.to_dict() == {"weights": 1000}
+    peak = usage.peak(trace)
+    assert breakdown.by(trace, "category", at=peak.time_ns).bytes.sum() == peak.bytes
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda t: views.by(t, "colour"),
-        lambda t: views.by(t, "module", at="noon"),
-        lambda t: views.timeline(t, by="moon"),
-        lambda t: views.peak(t, "cuda:3"),
+        lambda t: breakdown.by(t, "colour"),
+        lambda t: breakdown.by(t, "module", at="noon"),
+        lambda t: usage.timeline(t, by="moon"),
+        lambda t: usage.peak(t, "cuda:3"),
     ],
 )
 def test_what_does_not_exist_is_refused_by_name(ask, trace: Trace) -> None:
@@ -189,9 +194,9 @@ def test_what_does_not_exist_is_refused_by_name(ask, trace: Trace) -> None:
 
 
 def test_timelines_by_phase_and_device(trace: Trace) -> None:
-    total = views.timeline(trace).sum(axis=1).to_numpy()
+    total = usage.timeline(trace).sum(axis=1).to_numpy()
     for by in ("phase", "device"):
-        assert np.array_equal(views.timeline(trace, by=by).sum(axis=1).to_numpy(), total)
+        assert np.array_equal(usage.timeline(trace, by=by).sum(axis=1).to_numpy(), total)
 
 
 def test_devices_are_kept_apart_and_the_training_one_comes_first() -> None:
@@ -200,9 +205,9 @@ def test_devices_are_kept_apart_and_the_training_one_comes_first() -> None:
     b.alloc(10, device="cuda:0")
     b.alloc(100, device="cuda:1")
     trace = b.trace()
-    assert views.devices(trace) == ("cuda:1", "cuda:0", "cpu")
-    assert views.peak(trace).bytes == 100
-    assert views.peak(trace, "cpu").bytes == 10**6
+    assert usage.devices(trace) == ("cuda:1", "cuda:0", "cpu")
+    assert usage.peak(trace).bytes == 100
+    assert usage.peak(trace, "cpu").bytes == 10**6
 
 
 def test_a_block_that_a_stream_still_uses_counts_but_its_phase_ended_it() -> None:
@@ -212,7 +217,7 @@ def test_a_block_that_a_stream_still_uses_counts_but_its_phase_ended_it() -> Non
         b.request_free(block)
     b.free(b.alloc(10, device="cuda:0"))
     b.free(block)
-    peak = views.peak(b.trace())
+    peak = usage.peak(b.trace())
     assert peak.bytes == 110
     assert peak.by_category["temporaries"] == 110
 
@@ -223,15 +228,15 @@ def test_growth_is_what_a_step_leaves_behind() -> None:
     for _ in range(3):
         training_step(b, weight)
         b.alloc(7)
-    rows = views.step_rows(b.trace())
+    rows = training_steps.step_rows(b.trace())
     assert [row.growth_bytes for row in rows] == [2104, 7, 7]
     assert [row.allocations for row in rows] == [11, 12, 12]  # 7 bytes come after the step's end
     assert all(row.forward_ns > 0 and row.backward_ns > 0 for row in rows)
 
 
 def test_bytes_per_parameter(trace: Trace) -> None:
-    found = views.bytes_per_parameter(trace)
-    assert views.parameters(trace) == 250
+    found = breakdown.bytes_per_parameter(trace)
+    assert breakdown.parameters(trace) == 250
     assert found.per_parameter["weights"] == 4.0
     assert found.per_parameter["gradients"] == 8.0
     assert found.at_peak["gradients"] == 4.0
@@ -244,7 +249,7 @@ def test_what_was_lost_is_named_with_advice() -> None:
     b.free(block)
     b.free(block)
     b.losses = {"lost_alloc": 3, "lost_in_a_new_way": 1}
-    found = views.health(b.trace())
+    found = recording_quality.health(b.trace())
     assert found["count"].to_dict() == {
         "lost_alloc": 3,
         "lost_in_a_new_way": 1,
@@ -261,7 +266,7 @@ def test_a_free_of_something_unknown_is_an_alarm_only_where_all_was_known() -> N
         block = b.alloc(1, device=device)
         b.free(block)
         b.free(block)
-    assert views.health(b.trace()).severity.to_dict() == {
+    assert recording_quality.health(b.trace()).severity.to_dict() == {
         "unmatched_frees": "warning",
         "frees_from_before": "info",
     }
@@ -272,7 +277,7 @@ def test_frees_of_what_was_there_before_are_no_alarm() -> None:
     block = b.alloc(1)
     b.free(block)
     b.free(block)
-    assert views.health(b.trace()).severity.to_dict() == {"frees_from_before": "info"}
+    assert recording_quality.health(b.trace()).severity.to_dict() == {"frees_from_before": "info"}
 
 
 # ---------------------------------------------------------------- hints
@@ -333,7 +338,7 @@ def test_repeated_layers_are_what_to_checkpoint() -> None:
 
 
 def test_what_would_save_next_to_nothing_is_not_advised(trace: Trace) -> None:
-    assert views.peak(trace).by_category["activations"] > views.peak(trace).bytes // 10
+    assert usage.peak(trace).by_category["activations"] > usage.peak(trace).bytes // 10
     assert hint_of(trace) == ""  # 10 KB
     b = TraceBuilder()
     weight = b.seed(100 * MIB)
@@ -368,7 +373,7 @@ def test_layers_that_are_checkpointed_already_are_not_advised_to_be() -> None:
 
 
 def test_layers_are_taken_together_by_their_numbers(trace: Trace) -> None:
-    found = hints.repeated_modules(trace, views.alive(trace))
+    found = hints.repeated_modules(trace, usage.alive(trace))
     assert (found[0].pattern, found[0].modules) == ("h.*", 2)
 
 
@@ -377,16 +382,16 @@ def test_a_sum_that_is_not_the_allocators_is_told() -> None:
     building.snapshot(device="cuda")
     building.alloc(1000, device="cuda")
     building.meta["counters"] = {"end": {"cuda:0": {"requested_bytes.current": 1000}}}
-    assert not views.health_rows(building.trace())
+    assert not recording_quality.health_rows(building.trace())
     building.meta["counters"]["end"]["cuda:0"]["requested_bytes.current"] = 1024
-    (row,) = views.health_rows(building.trace())
+    (row,) = recording_quality.health_rows(building.trace())
     assert (row.name, row.count) == ("allocator_disagrees", 24)
 
 
 def test_an_allocator_without_events_is_told_in_its_own_words() -> None:
     building = TraceBuilder()
     building.meta["cuda_problem"] = "the CUDA allocator is cudaMallocAsync"
-    (row,) = views.health_rows(building.trace())
+    (row,) = recording_quality.health_rows(building.trace())
     assert (row.severity, row.meaning) == ("loss", "the CUDA allocator is cudaMallocAsync")
 
 
@@ -419,7 +424,7 @@ def test_rows_of_steps_are_what_a_plain_loop_says() -> None:
         changes.append((int(events.ticks[row]), sum(alive.values()), bool(made)))
     begin, level = -1, 0
     ends = [*phases.timeline(trace).step_ends.tolist(), int(events.ticks[-1])]
-    rows = views.step_rows(trace)
+    rows = training_steps.step_rows(trace)
     assert len(rows) >= 39
     for step, end in zip(rows, ends, strict=False):
         inside = [(now, made) for tick, now, made in changes if begin < tick <= end]
@@ -441,5 +446,5 @@ def test_rows_of_twenty_thousand_steps_take_a_moment() -> None:
     trace = b.trace()
     allocations.allocations(trace)
     began = time.process_time()
-    assert len(views.step_rows(trace)) >= 20_000
+    assert len(training_steps.step_rows(trace)) >= 20_000
     assert time.process_time() - began < 1

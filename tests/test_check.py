@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from pytracer import errors
-from pytracer.analysis.answers import budgets
+from pytracer import errors, units
 from pytracer.cli import main
 from pytracer.reading import read
 from tests.trace_builder import TraceBuilder, training_step
@@ -45,7 +44,7 @@ def saved(tmp_path: Path) -> Path:
     ],
 )
 def test_sizes_are_read_as_people_write_them(text, size) -> None:
-    assert budgets.parse_size(text) == size
+    assert units.parse_size(text) == size
 
 
 @pytest.mark.parametrize(
@@ -53,24 +52,24 @@ def test_sizes_are_read_as_people_write_them(text, size) -> None:
 )
 def test_what_is_no_size_is_refused(text) -> None:
     with pytest.raises(errors.UsageError, match="is not a size"):
-        budgets.parse_size(text)
+        units.parse_size(text)
 
 
 @given(st.integers(0, 2**50))
 def test_a_number_of_bytes_is_itself(number) -> None:
-    assert budgets.parse_size(number) == budgets.parse_size(f"{number} B") == number
+    assert units.parse_size(number) == units.parse_size(f"{number} B") == number
 
 
 @given(st.integers(1_000_000, 2**50))
 def test_a_large_number_needs_no_unit(number) -> None:
-    assert budgets.parse_size(str(number)) == number
+    assert units.parse_size(str(number)) == number
 
 
 @given(st.integers(1, 999_999))
 def test_a_small_number_without_a_unit_is_asked_about(number) -> None:
     """Who writes --max-peak 40 does not mean forty bytes."""
     with pytest.raises(errors.UsageError, match=f"say {number}GiB, {number}MiB or {number}B"):
-        budgets.parse_size(str(number))
+        units.parse_size(str(number))
 
 
 def test_within_the_budget_is_0_and_says_what_was_looked_at(saved, capsys) -> None:

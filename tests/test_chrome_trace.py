@@ -15,8 +15,9 @@ from hypothesis import given, strategies as st
 import pytracer
 from pytracer import errors, trace as record
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
 from pytracer.cli import main
 from pytracer.export import chrome
 from pytracer.recorded import Trace
@@ -70,9 +71,9 @@ def totals(events: list[Event], process: int = 10_000_000) -> dict[str, tuple[in
 
 
 def check_totals(trace: Trace, events: list[Event]) -> None:
-    for i, device in enumerate(views.devices(trace)):
+    for i, device in enumerate(usage.devices(trace)):
         found = totals(events, 10_000_000 + i)
-        for row in views.category_rows(trace, device):
+        for row in breakdown.category_rows(trace, device):
             expected = (row.at_peak, row.own_peak, row.at_end, row.allocations)
             assert found.get(row.category, (0, 0, 0, 0)) == expected, (device, row.category)
 
@@ -128,7 +129,7 @@ def test_a_gpus_totals_and_sums(tmp_path: Path) -> None:
     check_totals(trace, events)
     check_dialect(tmp_path / "run.json")
     last = len(trace.events.ticks) - 1
-    known = blocks.device_bytes(trace, views.alive(trace, "end", "cuda:0"), last, "cuda:0")
+    known = blocks.device_bytes(trace, usage.alive(trace, "end", "cuda:0"), last, "cuda:0")
     at_end = {
         e["name"]: e["args"]["bytes"]
         for e in of_kind(events, "C")
@@ -350,10 +351,10 @@ def test_limits_keep_the_largest_and_say_what_is_missing(tmp_path: Path) -> None
     assert len(document["traceEvents"]) == written.events
     assert document["pytracer"]["left_out"] == written.left_out
     made = of_kind(document["traceEvents"], "b")
-    assert len(made) + written.left_out["allocations"] == len(views.allocations_frame(trace))
+    assert len(made) + written.left_out["allocations"] == len(breakdown.allocations_frame(trace))
     assert max(e["args"]["bytes"] for e in made) == 10**9
     check_dialect(path)
-    found, expected = totals(document["traceEvents"]), views.category_rows(trace)
+    found, expected = totals(document["traceEvents"]), breakdown.category_rows(trace)
     for row in expected:
         assert found.get(row.category, (0, 0, 0))[1:3] == (row.own_peak, row.at_end)
 
@@ -511,7 +512,7 @@ def test_perfetto_reads_it_without_an_error(where: str, tmp_path: Path) -> None:
         assert viewer.query(STATS) == []
         assert perfetto_totals(viewer) == {
             row.category: (row.at_peak, row.own_peak, row.at_end, row.allocations)
-            for row in views.category_rows(traced.data)
+            for row in breakdown.category_rows(traced.data)
             if row.allocations or row.category == "unknown"
         }
         assert viewer.query("select count(*) from flow")[0][0] > 0

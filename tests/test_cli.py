@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytracer import cli, doctor, errors, load
-from pytracer.analysis import views
+from pytracer import cli, doctor, errors, load, schema
 from pytracer.cli import main, output
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
@@ -136,7 +135,7 @@ def test_every_option_has_a_help_text(capsys: pytest.CaptureFixture[str]) -> Non
         for option in commands.choices[name]._actions:
             assert option.help, (name, option.dest)
     text = run(capsys, "diff", "-h")[1]
-    assert all(key in text for key in views.KEYS)
+    assert all(key in text for key in schema.KEYS)
 
 
 def test_snapshots_are_taken_where_the_help_says_so(

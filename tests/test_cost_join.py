@@ -32,7 +32,7 @@ from pytracer.cost.calls import (
     module_calls,
 )
 from pytracer.export.cost_text import peaks_text, render
-from pytracer.export.table import time_text
+from pytracer.units import time_text
 
 # ---------------------------------------------------------------- by hand
 

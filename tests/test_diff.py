@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
-from pytracer.analysis import views
+from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.budgets import differences
 from pytracer.analysis.answers.diff import KEYS, diff
+from pytracer.analysis.facts import usage
 from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
 from pytracer.recorded import Trace
@@ -41,8 +42,8 @@ def test_a_trace_differs_in_nothing_from_itself() -> None:
 @given(programs, programs)
 def test_the_rows_add_up_to_what_changed(one: Trace, other: Trace) -> None:
     found = diff(one, other)
-    assert sum(row.before for row in found.rows) == found.before.bytes == views.peak(one).bytes
-    assert sum(row.after for row in found.rows) == found.after.bytes == views.peak(other).bytes
+    assert sum(row.before for row in found.rows) == found.before.bytes == usage.peak(one).bytes
+    assert sum(row.after for row in found.rows) == found.after.bytes == usage.peak(other).bytes
     sizes = [abs(row.change) for row in found.rows]
     assert sizes == sorted(sizes, reverse=True)
     back = {row.key: -row.change for row in diff(other, one).rows}
@@ -133,7 +134,7 @@ def test_two_steps_of_one_run_are_compared_at_their_peaks() -> None:
     b.free(kept)
     trace = b.trace()
     found = diff(trace, trace, KEYS, steps=(0, 1))
-    steps = views.step_rows(trace)
+    steps = training_steps.step_rows(trace)
     assert (found.before.step, found.after.step) == (0, 1)
     assert (found.before.bytes, found.after.bytes) == (steps[0].peak_bytes, steps[1].peak_bytes)
     assert found.after.bytes - found.before.bytes == sum(row.change for row in found.rows)
@@ -141,7 +142,7 @@ def test_two_steps_of_one_run_are_compared_at_their_peaks() -> None:
 
 @given(programs, st.data())
 def test_a_steps_peak_is_the_one_that_steps_says(trace: Trace, data: st.DataObject) -> None:
-    rows = views.step_rows(trace)
+    rows = training_steps.step_rows(trace)
     if rows:
         step = data.draw(st.integers(0, len(rows) - 1))
         assert diff(trace, trace, steps=(step, step)).before.bytes == rows[step].peak_bytes

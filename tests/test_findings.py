@@ -11,7 +11,7 @@ import torch
 
 from pytracer import trace
 from pytracer.analysis.answers import findings
-from pytracer.export.table import size_text
+from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20

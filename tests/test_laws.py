@@ -17,7 +17,7 @@ from torch import nn
 
 from pytracer import load, trace
 from pytracer._native import C, core
-from pytracer.analysis import views
+from pytracer.analysis.answers import training_steps
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
 
@@ -229,7 +229,7 @@ def test_a_trace_that_begins_within_a_forward_has_times_of_its_own(tmp_path):
         model(torch.randn(2, 4))
     own = model.inner.data
     whole = int(own.clock.unix_ns[-1] - own.clock.unix_ns[0])
-    assert sum(views._host_times(own, "forward", 1)) <= whole
+    assert sum(training_steps._host_times(own, "forward", 1)) <= whole
     model.inner.export_chrome_trace(tmp_path / "inner.json")
     events = json.loads((tmp_path / "inner.json").read_text())["traceEvents"]
     # Not since the machine was started; what was open already began a little earlier.

@@ -12,13 +12,17 @@ from torch import nn
 
 from pytracer import trace
 from pytracer._native import C
-from pytracer.analysis import views
+from pytracer.analysis.answers import recording_quality
 from pytracer.capture.hooks import HOOKS
 
 
 def named(t: Any) -> dict[str, int]:
     """The warnings of a trace and their counts."""
-    return {row.name: row.count for row in views.health_rows(t.data) if row.severity != "info"}
+    return {
+        row.name: row.count
+        for row in recording_quality.health_rows(t.data)
+        if row.severity != "info"
+    }
 
 
 def train(model: nn.Module, optimizer: Any, steps: int = 2, *, backward: bool = True) -> None:

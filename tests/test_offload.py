@@ -10,8 +10,8 @@ import pytracer
 from pytracer import errors
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.forecasts.checkpoint_plans import _Work
-from pytracer.export.table import size_text
 from pytracer.offload import _Waiting, offload
+from pytracer.units import size_text
 from tests.test_checkpoint_plans import Stack, transformer
 
 H200 = Path(__file__).parent / "data" / "h200.pytrace"

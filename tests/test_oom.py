@@ -10,7 +10,7 @@ import pytracer
 from pytracer import trace
 from pytracer.analysis.answers import postmortem
 from pytracer.export.postmortem import render
-from pytracer.export.table import size_text
+from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder
 
 MIB = 1 << 20

@@ -12,7 +12,7 @@ from hypothesis import given, strategies as st
 
 import pytracer
 from pytracer._native import C
-from pytracer.analysis import views
+from pytracer.analysis.answers import recording_quality
 from tests.test_table import training
 
 STEPS = 60
@@ -32,8 +32,8 @@ def traced(steps: int = STEPS) -> Any:
     return t
 
 
-def own_time(t: Any) -> views.OwnTime:
-    found = views.own_time(t.data)
+def own_time(t: Any) -> recording_quality.OwnTime:
+    found = recording_quality.own_time(t.data)
     assert found is not None
     return found
 
@@ -116,5 +116,5 @@ def test_the_share_is_never_more_than_all_of_it(own: dict[str, Any]) -> None:
     """Whatever a file says."""
     b = training(steps=20)
     b.meta["own_time"] = own
-    found = views.own_time(b.trace())
+    found = recording_quality.own_time(b.trace())
     assert found is None or 0 <= found.share <= 1

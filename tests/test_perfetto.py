@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 
 from benchmarks.analysis import Step
 from pytracer import LoadedTrace, errors, load
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
 from pytracer.cli import main
 from pytracer.export import chrome, perfetto as export
 from pytracer.recorded import Trace
@@ -156,7 +157,7 @@ def check(trace: Trace, path: Path) -> dict[int, Track]:
     top = [number for number, track in tracks.items() if track.parent == 0]
     assert len(top) == 1  # or Perfetto would not open it
     assert all(track.parent in tracks for track in tracks.values() if track.parent)
-    for number, device in enumerate(views.devices(trace)):
+    for number, device in enumerate(usage.devices(trace)):
         found = {name: totals(rows) for name, rows in bars(tracks, device).items()}
         assert found == expected(trace, device)
         group = (
@@ -165,7 +166,7 @@ def check(trace: Trace, path: Path) -> dict[int, Track]:
             else next(n for n, track in tracks.items() if track.name == f"memory of {device}")
         )
         counters = {t.name: t for t in tracks.values() if t.parent == group and t.values}
-        for row in views.category_rows(trace, device):
+        for row in breakdown.category_rows(trace, device):
             if row.category in counters:
                 values = [value for _, value in counters[row.category].values]
                 assert (max(values), values[-1]) == (row.own_peak, row.at_end), row.category
@@ -305,7 +306,7 @@ def assert_sums_are_the_summarys(viewer: Perfetto, trace: Trace, device: str) ->
             "join counter_track t on c.track_id = t.id group by 1"
         )
     )
-    for row in views.category_rows(trace, device):
+    for row in breakdown.category_rows(trace, device):
         assert highest.get(row.category, 0) == row.own_peak
 
 
@@ -319,7 +320,7 @@ def test_sums_in_perfetto_are_the_summarys_of_a_long_run_too(tmp_path: Path) -> 
     written = export.write(trace, tmp_path / "run.pftrace")
     assert written.folded
     with perfetto(tmp_path / "run.pftrace") as viewer:
-        assert_sums_are_the_summarys(viewer, trace, views.devices(trace)[0])
+        assert_sums_are_the_summarys(viewer, trace, usage.devices(trace)[0])
 
 
 @pytest.mark.ci

@@ -17,7 +17,7 @@ from torch import nn
 
 from pytracer import load, trace
 from pytracer._native import C
-from pytracer.analysis import views
+from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import device_times
 from pytracer.capture import phase_times, session
 from pytracer.capture.phase_times import PhaseTimes
@@ -37,7 +37,7 @@ PHASES = ("forward", "backward", "optimizer")
 @example(random_program([4, 0, 0, 0, 15, 0, 0, 4]))  # steps end before and after all events
 @example(random_program([0, 6, 0, 4, 4]))
 def test_the_phases_of_a_step_take_no_longer_than_the_step(program: Trace) -> None:
-    for row in views.step_rows(program):
+    for row in training_steps.step_rows(program):
         times = (row.forward_ns, row.backward_ns, row.optimizer_ns)
         assert min(times) >= 0
         assert sum(times) <= row.end_ns - row.start_ns
@@ -401,7 +401,7 @@ def test_times_that_cannot_be_are_as_if_not_measured(document: object) -> None:
     whole = b.trace()
     broken = replace(whole, meta={**whole.meta, "phase_times": document})
     assert len(device_times.device_times(broken).phase) == 0
-    assert views.steps(broken).device_forward_ns.isna().all()
+    assert training_steps.steps(broken).device_forward_ns.isna().all()
 
 
 # ---------------------------------------------------------------- on a GPU

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, errors
-from pytracer.analysis import views
+from pytracer.analysis.facts import usage
 from pytracer.export import html, parquet, series
 from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
@@ -26,7 +26,7 @@ def test_a_picture_with_few_points_loses_no_peak(trace: Trace, points: int) -> N
     """Of each slice of time its highest moment is drawn, and exactly as it was."""
     shown = series.series(trace, points)
     total = sum(shown.levels.values(), np.zeros(len(shown.times_ns), np.int64))
-    assert total.max() == views.peak(trace).bytes
+    assert total.max() == usage.peak(trace).bytes
     assert len(shown.times_ns) <= points + 2
     assert (np.diff(shown.times_ns) >= 0).all()
 

@@ -10,13 +10,16 @@ import pytest
 
 import pytracer
 from pytracer import errors
-from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.allocator import (
+    advice as allocator_advice,
+    replay,
+    settings as allocator_settings,
+)
 from pytracer.analysis.answers import postmortem
-from pytracer.analysis.forecasts import allocator_advice
 from pytracer.cli import main
-from pytracer.export.table import size_text
 from pytracer.reading import LoadedTrace
 from pytracer.recorded import Trace
+from pytracer.units import size_text
 from tests.test_snapshot import COUNTERS, read, recorded_bytes
 from tests.trace_builder import TraceBuilder
 

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, cli, errors
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
@@ -49,7 +50,7 @@ class Decoded:
 
 def decode(trace: Trace, most: int = packed.MOST) -> Decoded:
     strings = packed.Strings()
-    found = packed.pack(trace, views.main_device(trace), strings, most)
+    found = packed.pack(trace, usage.main_device(trace), strings, most)
     facts, columns = dict(found.facts), found.columns
     kind, life = (packed.unpacked(columns[name], "<u4") for name in ("kind", "life"))
     bits = np.frombuffer(packed.zlib.decompress(columns["begins"]), np.uint8)
@@ -66,33 +67,33 @@ def decode(trace: Trace, most: int = packed.MOST) -> Decoded:
 
 @given(programs)
 def test_what_is_alive_after_every_change_is_what_python_says(trace: Trace) -> None:
-    found, device = decode(trace), views.main_device(trace)
+    found, device = decode(trace), usage.main_device(trace)
     order = packed.order(trace, device)
     alloc = allocations(trace)
     for change, position in enumerate(order.position.tolist()):
         if change + 1 < len(order.position) and order.position[change + 1] == position:
             continue
-        there = views.alive_at(trace, position) & views.on_device(trace, device)
+        there = usage.alive_at(trace, position) & usage.on_device(trace, device)
         total = sum(found.by("category", change).values())
         assert total == int(alloc.requested_bytes[there].sum())
 
 
 @given(programs)
 def test_at_the_peak_every_grouping_is_that_of_python(trace: Trace) -> None:
-    found, peak = decode(trace), views.peak(trace)
+    found, peak = decode(trace), usage.peak(trace)
     at = found.facts["peak_change"]
     by_category = {name: size for name, size in peak.by_category.items() if size}
     assert {k: v for k, v in found.by("category", at).items() if v} == by_category
     for key in ("module", "op", "phase", "role", "name"):
-        there = views.alive(trace, "peak")
-        known = {row.name: row.bytes for row in views.holders(trace, key, there) if row.bytes}
+        there = usage.alive(trace, "peak")
+        known = {row.name: row.bytes for row in breakdown.holders(trace, key, there) if row.bytes}
         assert {k: v for k, v in found.by(key, at).items() if k and v} == known
 
 
 @given(programs, st.integers(1, 6))
 def test_of_too_many_allocations_the_sums_are_whole(trace: Trace, most: int) -> None:
     """What is alive at the peak is shown, and what is left out is summed up."""
-    found, peak = decode(trace, most), views.peak(trace)
+    found, peak = decode(trace, most), usage.peak(trace)
     facts = found.facts
     at = facts["peak_change"]
     assert sum(found.by("category", at).values()) == peak.bytes
@@ -102,7 +103,7 @@ def test_of_too_many_allocations_the_sums_are_whole(trace: Trace, most: int) -> 
         return
     assert rest["count"] == facts["allocations"] - facts["shown"] > 0
     last = sum(levels[-1] for levels in rest["levels"].values())
-    there = views.alive(trace, "end")
+    there = usage.alive(trace, "end")
     whole = int(allocations(trace).requested_bytes[there].sum())
     assert sum(found.by("category", facts["changes"] - 1).values()) + last == whole
 
@@ -195,7 +196,7 @@ def test_two_traces_are_on_one_page() -> None:
     page = report.page([report.Named(f"run {i}", trace) for i, trace in enumerate(traces)])
     sets = document_of(page)["sets"]
     assert [row["name"] for row in sets] == ["run 0", "run 1"]
-    assert [row["peak"]["bytes"] for row in sets] == [views.peak(t).bytes for t in traces]
+    assert [row["peak"]["bytes"] for row in sets] == [usage.peak(t).bytes for t in traces]
 
 
 @pytest.fixture

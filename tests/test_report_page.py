@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytracer import LoadedTrace, load
-from pytracer.analysis import views
+from pytracer.analysis.facts import usage
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
 from tests.browser import browser_page
@@ -119,7 +119,7 @@ def test_at_every_moment_the_page_says_what_python_says(recorded: Shown) -> None
     order = packed.order(trace, "cuda:0")
     for change in range(0, len(order.position), 211):
         recorded.open(f"#cursor={change}")
-        at = views.moment(trace, int(order.position[change]), "cuda:0")
+        at = usage.moment(trace, int(order.position[change]), "cuda:0")
         assert recorded.bytes == at.bytes
         levels = dict(zip(recorded.names(".sums"), recorded.cells(".sums"), strict=True))
         assert {n: row[0] for n, row in levels.items() if row[0]} == {
@@ -165,7 +165,7 @@ def test_what_grew_over_a_range_is_the_difference_of_its_ends(recorded: Shown) -
     first, last = 40, len(order.position) - 200
     recorded.open(f"#begin={first}&cursor={last}&measure=grew")
     recorded.settle()
-    ends = [views.moment(trace, int(order.position[k]), "cuda:0").bytes for k in (first, last)]
+    ends = [usage.moment(trace, int(order.position[k]), "cuda:0").bytes for k in (first, last)]
     found = recorded.tab.locator(".found").get_attribute("data-bytes")
     assert int(found) == ends[1] - ends[0]
 
@@ -174,7 +174,7 @@ def test_two_traces_are_compared_at_their_peaks(tab: Any, tmp_path: Path) -> Non
     traces = [training().trace(), training(layers=6).trace()]
     page = shown(tab, tmp_path, *traces).open()
     panel = page.show("compare")
-    change = views.peak(traces[1]).bytes - views.peak(traces[0]).bytes
+    change = usage.peak(traces[1]).bytes - usage.peak(traces[0]).bytes
     assert int(panel.locator("p[data-bytes]").get_attribute("data-bytes")) == change
     known = LoadedTrace(traces[0]).diff(LoadedTrace(traces[1]), by="module")
     differs = {str(row.module): int(row.change) for row in known.reset_index().itertuples()}
@@ -187,7 +187,7 @@ def test_of_a_sampled_trace_the_page_says_so_and_the_peak_is_exact(
     trace = training(steps=6).trace()
     page = shown(tab, tmp_path, trace, most=30).open()
     assert "are not drawn" in page.tab.locator(".notes").inner_text()
-    assert page.bytes == views.peak(trace).bytes
+    assert page.bytes == usage.peak(trace).bytes
 
 
 # ---------------------------------------------------------------- safe

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import pytracer
-from pytracer.analysis import views
+from pytracer.analysis.answers import training_steps
 from pytracer.cli import main
 from pytracer.cli.run import without_program
 from tests.tiers import first_of
@@ -240,7 +240,7 @@ def test_no_step_of_the_program_waits_for_the_table(tmp_path: Path) -> None:
     usual = statistics.median(took)
     assert max(took[1:]) < 3 * usual + analysis / 2, (took, analysis)
     # The pause comes after the step's end: it is in none that was recorded.
-    lasted = [row.end_ns - row.start_ns for row in views.step_rows(loaded.data)]
+    lasted = [row.end_ns - row.start_ns for row in training_steps.step_rows(loaded.data)]
     assert len(lasted) == 3
     assert lasted[2] < 3 * lasted[1] + 1e9 * analysis / 2, (lasted, analysis)
 

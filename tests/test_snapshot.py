@@ -22,9 +22,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch.cuda import _memory_viz
 
 from pytracer import LoadedTrace, errors, load, trace as record
-from pytracer.analysis import views
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import breakdown
 from pytracer.analysis.answers.diff import diff
-from pytracer.analysis.facts import devices
+from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.export import snapshot as export
@@ -71,8 +72,8 @@ def read(data: bytes | dict[str, Any], folder: Path) -> LoadedTrace:
 def levels(trace: Trace) -> dict[str, list[int]]:
     """Each device's bytes before the first change and after every one."""
     found = {}
-    for device in views.devices(trace):
-        _, changes, at_start = views.levels_of(trace, device)
+    for device in usage.devices(trace):
+        _, changes, at_start = usage.levels_of(trace, device)
         found[device] = [at_start, *changes.tolist()]
     return found
 
@@ -87,8 +88,8 @@ def test_what_is_alive_at_the_end_is_what_the_allocator_counted(
     trace, counted = recorded[name], COUNTERS[name]
     assert trace.summary()["at_end"].sum() == counted["requested_bytes.all.current"]
     data = trace.data
-    alive = views.alive(data, "end")
-    found = views.blocks.device_bytes(data, alive, len(data.events.ticks) - 1, "cuda:0")
+    alive = usage.alive(data, "end")
+    found = blocks.device_bytes(data, alive, len(data.events.ticks) - 1, "cuda:0")
     assert found.allocated == counted["allocated_bytes.all.current"]
     assert found.reserved == counted["reserved_bytes.all.current"]
     assert trace.health().empty
@@ -363,7 +364,7 @@ def written(trace: Trace, folder: Path) -> dict[str, Any]:
 def plain_entries(trace: Trace, device: str) -> list[dict[str, Any]]:
     """What the native side writes, in slow Python: every allocation, free, segment and failure."""
     alloc, events, places = allocations(trace), trace.events, trace.places
-    names = views.device_of_place(trace)
+    names = devices.device_of_place(trace)
     rows: list[tuple[int, int, int, str]] = []
     for row in range(len(alloc)):
         if names[alloc.place[row]] == device:
@@ -491,9 +492,9 @@ def test_frees_follow_their_requests(tmp_path: Path) -> None:
 
 def same_totals(trace: Trace, again: LoadedTrace) -> None:
     assert levels(again.data) == levels(trace)
-    for device in views.devices(trace):
-        before = {row.category: row for row in views.category_rows(trace, device)}
-        after = {row.category: row for row in views.category_rows(again.data, device)}
+    for device in usage.devices(trace):
+        before = {row.category: row for row in breakdown.category_rows(trace, device)}
+        after = {row.category: row for row in breakdown.category_rows(again.data, device)}
         assert after == before
 
 
@@ -534,7 +535,7 @@ def test_a_trace_of_the_cpu_comes_back(tmp_path: Path) -> None:
             optimizer.zero_grad()
     again = load(t.export_memory_snapshot(tmp_path / "x.pickle"))
     same_totals(t.data, again)
-    assert views.devices(again.data) == ("cpu",)
+    assert usage.devices(again.data) == ("cpu",)
     assert any("test_snapshot.py" in line for line in again.by("line").index.dropna())
 
 

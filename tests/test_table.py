@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from pytracer.analysis import views
+from pytracer.analysis.facts import usage
 from pytracer.export import words
-from pytracer.export.table import render, size_text, time_text
+from pytracer.export.table import render
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text, time_text
 from tests.test_analysis_categories import programs
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -112,8 +113,8 @@ def test_what_recording_took_is_shown_only_where_it_is_known() -> None:
 
 @given(programs)
 def test_the_quick_look_at_a_window_finds_the_peak(trace: Trace) -> None:
-    peak = views.peak(trace)
-    found = views.highest_of_all(trace)
+    peak = usage.peak(trace)
+    found = usage.highest_of_all(trace)
     assert found.device == peak.device
     assert (found.bytes, found.step) == (peak.bytes, peak.step or 0)
 

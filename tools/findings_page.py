@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pytracer.analysis.answers import hints  # noqa: E402
-from pytracer.export.table import size_text  # noqa: E402
+from pytracer.units import size_text  # noqa: E402
 from tests.conformance.cases import CASES  # noqa: E402
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from tests.conformance.programs import KEPT  # noqa: E402

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from pytracer.analysis import views
 from pytracer.analysis.allocator import ledger
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import usage
 from pytracer.api import trace
 from pytracer.gemm.statistics import Interval, median
 from pytracer.reading import Views, load
@@ -190,10 +191,10 @@ def ratio(name: str, above: list[float], below: list[float]) -> dict[str, Any]:
 def explained(traced: Views, device: str, file: str) -> dict[str, Any]:
     """A trace in numbers: its peak by category, what is unknown of it, and the device's view."""
     kind = torch.device(device).type
-    held = [name for name in views.devices(traced.data) if name.startswith(kind)]
+    held = [name for name in usage.devices(traced.data) if name.startswith(kind)]
     name = device if device in held else held[0] if held else None
-    peak = views.peak(traced.data, name)
-    rows = {row.category: row for row in views.category_rows(traced.data, name)}
+    peak = usage.peak(traced.data, name)
+    rows = {row.category: row for row in breakdown.category_rows(traced.data, name)}
     found: dict[str, Any] = {
         "file": file,
         "device": name or device,
@@ -201,7 +202,7 @@ def explained(traced: Views, device: str, file: str) -> dict[str, Any]:
         "peak_step": peak.step,
         "peak_phase": peak.phase,
         "unknown_share": peak.by_category["unknown"] / peak.bytes if peak.bytes else 0.0,
-        "parameters": views.parameters(traced.data, name),
+        "parameters": breakdown.parameters(traced.data, name),
         "categories": {
             each: {
                 "at_peak": rows[each].at_peak,

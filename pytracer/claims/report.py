@@ -14,9 +14,9 @@ from pytracer.claims.claim import DEPENDS, MOST_UNKNOWN, SOURCES, VERDICTS, Clai
 from pytracer.claims.runner import Outcome, Row
 from pytracer.export import html as html_export
 from pytracer.export.series import COLORS
-from pytracer.export.table import size_text
 from pytracer.files import write_whole
 from pytracer.reading import load
+from pytracer.units import size_text
 
 Document = Mapping[str, Any]
 

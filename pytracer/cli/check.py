@@ -38,6 +38,7 @@ def _check(options: argparse.Namespace) -> int:
     from pytracer import reading
     from pytracer.analysis.answers import budgets
     from pytracer.export import budget
+    from pytracer.units import parse_size
 
     limits = _limits(options)
     with output.patience(f"reading {options.file}"):
@@ -56,7 +57,7 @@ def _check(options: argparse.Namespace) -> int:
         output.print_json(
             {
                 "file": str(options.file),
-                "limits": {name: budgets.parse_size(size) for name, size in limits.items()},
+                "limits": {name: parse_size(size) for name, size in limits.items()},
                 "peak": loaded.peak.bytes,
                 "exceeded": [vars(row) for row in exceeded],
                 "differences": [vars(row) for row in changed],
@@ -97,7 +98,7 @@ def _require_whole(file: Path, loaded: Any) -> None:
 
 
 def _limits(options: argparse.Namespace) -> dict[str, int | str]:
-    from pytracer.analysis.answers.budgets import parse_size
+    from pytracer.units import parse_size
 
     limits: dict[str, int | str] = {}
     if options.max_peak is not None:
@@ -119,7 +120,7 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
 
 def _increase(text: str, before: int) -> int:
     """The peak that is allowed."""
-    from pytracer.analysis.answers.budgets import parse_size
+    from pytracer.units import parse_size
 
     if text.endswith("%"):
         try:

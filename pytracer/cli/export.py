@@ -112,7 +112,7 @@ def _export_timeline(options: argparse.Namespace, loaded: Any, target: Path, kin
     if options.json:
         output.print_json({**vars(written), "path": str(written.path)})
         return 0
-    from pytracer.export.table import size_text
+    from pytracer.units import size_text
 
     size = size_text(written.file_bytes)
     print(f"Written to {written.path}: {written.events:,} events, {size}.")
@@ -145,8 +145,8 @@ def add_report(commands: Any) -> None:
 
 def _report(options: argparse.Namespace) -> int:
     from pytracer.export import report
-    from pytracer.export.table import size_text
     from pytracer.files import refuse_to_overwrite
+    from pytracer.units import size_text
 
     target = options.output or options.file.parent / f"{options.file.stem}.html"
     given = [options.file, *([options.other] if options.other else [])]

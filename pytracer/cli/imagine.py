@@ -59,8 +59,8 @@ TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
 
 
 def _imagine(options: argparse.Namespace) -> int:
-    from pytracer.analysis.answers.budgets import parse_size
     from pytracer.imagined import cards, script
+    from pytracer.units import parse_size
 
     program = list(options.program)
     if "--on" in program[:-1]:
@@ -112,7 +112,8 @@ def _fits(card: Any, imagined: Any) -> Any:
 
 
 def _show(answers: Sequence[tuple[Any, Any, Any]]) -> None:
-    from pytracer.export.table import columns, size_text
+    from pytracer.export.table import columns
+    from pytracer.units import size_text
 
     first = next((imagined for _, imagined, _ in answers if imagined.trace is not None), None)
     if first is not None:

@@ -113,14 +113,16 @@ def say_if_damaged(file: Path, loaded: Any) -> None:
 
 def summary_document(loaded: Any) -> dict[str, Any]:
     """What the table says, for programs."""
-    from pytracer.analysis import views
+    from pytracer.analysis.answers import training_steps
 
     peak = loaded.peak
     return {
         "peak": {
             "bytes": peak.bytes,
             "time_ns": peak.time_ns,
-            "step": None if peak.step is None else peak.step + views.first_step(loaded.data),
+            "step": None
+            if peak.step is None
+            else peak.step + training_steps.first_step(loaded.data),
             "phase": peak.phase,
             "by_category": dict(peak.by_category),
         },

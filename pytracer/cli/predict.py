@@ -61,12 +61,12 @@ def _fits(options: argparse.Namespace) -> int:
 
 
 def _plan(options: argparse.Namespace, loaded: Any) -> int:
-    from pytracer.analysis import views
+    from pytracer.analysis.facts import usage
     from pytracer.analysis.forecasts import fits
 
     if options.on is None or options.settings is not None:
         raise errors.UsageError("--plan needs --on SIZE, and takes the settings of the recording")
-    device = options.device or views.main_device(loaded.data)
+    device = options.device or usage.main_device(loaded.data)
     with output.patience("planning"):
         room = fits.room(loaded.data, options.on, device)
         found = loaded.checkpoint_plan(room, device, pinned=options.pinned)

@@ -23,7 +23,8 @@ from typing import IO, Any
 from pytracer import driver, errors
 from pytracer.cli import output
 from pytracer.export import live
-from pytracer.export.table import Paint, size_text, wants_color
+from pytracer.export.table import Paint, wants_color
+from pytracer.units import size_text
 
 _LOOK_EVERY_S = 0.5
 _ASK_DRIVER_EVERY_S = 5.0

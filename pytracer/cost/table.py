@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from pytracer import errors
+from pytracer import errors, frames
 from pytracer.cost.measurements import CLASSES, PHASES, Direction, Measured, Rates, Record, measured
 from pytracer.cost.verdicts import NONE, judge
 from pytracer.recorded import Trace
@@ -127,18 +127,14 @@ def frame(
     trace: Trace, by: str = "module", peaks: Mapping[str, Any] | None = None
 ) -> "pd.DataFrame":
     """The table as a DataFrame, indexed by module, op or class; missing is NA."""
-    import pandas as pd
-
     found = measured(trace)
-    table = pd.DataFrame(
-        [vars(row) for row in rows(trace, by, peaks)], columns=[f.name for f in fields(Row)]
-    )
+    table = frames.of_rows(rows(trace, by, peaks), [f.name for f in fields(Row)])
     table = table.drop(columns="kind") if by == "class" else table
     for name in ("flop_ratio", "byte_ratio", "time_ratio", "expected_ratio", "flops_per_s"):
         table[name] = table[name].astype("Float64")
     for name in ("of_peak_flops", "bytes_per_s", "of_peak_bandwidth"):
         table[name] = table[name].astype("Float64")
-    table["verdict"] = table["verdict"].replace(NONE, pd.NA)
+    table["verdict"] = frames.without(table["verdict"], NONE)
     table = table.rename(columns={"name": by, "kind": "class"}).set_index(by)
     table.attrs = {
         "device": found.device_name,

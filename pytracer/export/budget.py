@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from pytracer.analysis.answers.budgets import Difference, Exceeded
 from pytracer.export.diff import module_text
-from pytracer.export.table import size_text
 from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text
 
 
 def exceeded_lines(rows: Sequence[Exceeded]) -> list[str]:

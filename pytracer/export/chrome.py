@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import (
     device_times,
     devices,
@@ -29,12 +29,12 @@ from pytracer.analysis.facts import (
     phases,
     sanitized,
     scopes,
+    usage,
 )
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE, role_text
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.cost import per_module
-from pytracer.export.table import size_text
 from pytracer.files import refuse_to_overwrite, write_whole
 from pytracer.recorded import Trace
 from pytracer.schema import (
@@ -48,6 +48,7 @@ from pytracer.schema import (
     SCOPE_RECOMPUTE,
     U64,
 )
+from pytracer.units import size_text
 
 # torch.profiler counts from the start of a quarter of a year of this many seconds: since 1970,
 # microseconds with a fraction no longer fit a double. The same grid puts both on one clock.
@@ -270,7 +271,7 @@ class Document:
         rank = trace.meta.get("rank")
         self.rank = rank if isinstance(rank, int) and 0 <= rank < 1_000_000 else 0
         self._program = _FIRST_PROCESS + _PROCESSES_PER_RANK * self.rank
-        self._devices = views.devices(trace) or (views.main_device(trace),)
+        self._devices = usage.devices(trace) or (usage.main_device(trace),)
         self._end_ns = int(self._times(_last_tick(trace)).max())
         self._room = options.max_events
         story = [self._steps(), self._phases(), self._markers()]
@@ -501,11 +502,11 @@ class Document:
         bounds = np.maximum.accumulate(_step_bounds(trace))
         times = self._times(bounds)
         asked = allocations(trace).requested_bytes.view(np.int64)
-        ticks, level = _levels(trace, views.on_device(trace, self._devices[0]), asked)
+        ticks, level = _levels(trace, usage.on_device(trace, self._devices[0]), asked)
         # What was allocated when a step began counts for its peak.
         cuts = np.searchsorted(ticks[1:], bounds, side="right")
         peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
-        began = views.first_step(trace)
+        began = training_steps.first_step(trace)
         texts = [self._texts.add(f"step {began + i}") for i in range(len(peaks))]
         names = np.array(texts, np.int64)
         return self._track(_STEPS, times[:-1], times[1:], names, ("peak bytes", _INTEGER, peaks))
@@ -572,7 +573,7 @@ class Document:
         marks: list[tuple[int, str, dict[str, int]]] = []
         ticks = self._trace.events.ticks
         for device in self._devices if len(ticks) else ():
-            peak = views.peak(self._trace, device)
+            peak = usage.peak(self._trace, device)
             at = self._times(ticks[max(peak.position, 0) : max(peak.position, 0) + 1])
             parts = {"bytes": peak.bytes, **peak.by_category}
             marks.append((int(at[0]), f"peak of {device}: {size_text(peak.bytes)}", parts))
@@ -601,9 +602,9 @@ class Document:
     def _counters(self, number: int, device: str) -> list[Rows]:
         """Bytes per category and in all, after every change."""
         trace, alloc = self._trace, allocations(self._trace)
-        here = views.on_device(trace, device)
-        positions, levels = views.level_columns(trace, here, alloc.category, len(CATEGORY))
-        start = views.bytes_before(trace, here, alloc.category, len(CATEGORY))
+        here = usage.on_device(trace, device)
+        positions, levels = usage.level_columns(trace, here, alloc.category, len(CATEGORY))
+        start = usage.bytes_before(trace, here, alloc.category, len(CATEGORY))
         used = np.bincount(alloc.category[here], minlength=len(CATEGORY)) > 0
         shown = [name for name in CATEGORY_ORDER if name in _ALWAYS or used[CATEGORY[name]]]
         columns = [
@@ -663,7 +664,7 @@ class Document:
     def _lifetimes(self, number: int, device: str) -> Rows:
         """A bar for each allocation, on a track of its category."""
         trace, alloc, texts = self._trace, allocations(self._trace), self._texts
-        which = np.flatnonzero(views.on_device(trace, device))
+        which = np.flatnonzero(usage.on_device(trace, device))
         share = self._share(6 * len(self._devices))
         if share is not None and len(which) > share:
             self._note("allocations", len(which) - share)
@@ -677,7 +678,7 @@ class Document:
             self._note("allocations", int(np.count_nonzero(~seen)))
             folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
             which, begin, end = which[seen], begin[seen], end[seen]
-        began = views.first_step(trace)
+        began = training_steps.first_step(trace)
         label, labels = alloc.label[which], sanitized.labels(trace)
         cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
 
@@ -818,7 +819,7 @@ class Document:
         kept = (alloc.category == CATEGORY["activations"]) & (alloc.start >= 0)
         made = found.row_of(alloc.scope)
         kept &= made >= 0
-        keeps = views.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
+        keeps = usage.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
         target = _largest(keeps[source], target, most)
         return Rows(
             _FLOW,
@@ -906,7 +907,7 @@ def _made_in(trace: Trace, found: _ScopeSlices) -> tuple[NDArray[Any], I64]:
     line = np.zeros(count, np.int64)
     is_op = scopes.tree(trace).kind[found.numbers] == scopes.OP
     line[row[inside]] = alloc.line[inside]
-    made = views.sums(row[inside], alloc.requested_bytes[inside], count)
+    made = usage.sums(row[inside], alloc.requested_bytes[inside], count)
     return np.where(is_op, line, 0), made
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from pytracer.analysis.facts import owners
 from pytracer.cost import measurements, table as cost_table
 from pytracer.cost.table import Row
-from pytracer.export.table import time_text
 from pytracer.recorded import Trace
+from pytracer.units import time_text
 
 _NAME = 28
 _MOST_ROWS = 24

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from pytracer.analysis.answers.diff import Diff, Row, Side
 from pytracer.analysis.facts import owners
-from pytracer.export.table import size_text
+from pytracer.units import size_text
 
 _MOST_ROWS = 6  # of one line or two each
 

@@ -8,7 +8,8 @@ from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
-from pytracer.export.table import cut_in_front, paragraph, size_text
+from pytracer.export.table import cut_in_front, paragraph
+from pytracer.units import size_text
 
 _MARGIN = 10
 _MOST_CHOICES = 8

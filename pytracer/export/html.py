@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import usage
 from pytracer.export.series import COLORS, LEAST_APART, Series, clock, series
-from pytracer.export.table import render as table, size_text, time_text
+from pytracer.export.table import render as table
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER, I64
+from pytracer.units import size_text, time_text
 
 _WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
 _LEFT, _TOP, _BOTTOM = 70, 18, 22
@@ -28,7 +30,7 @@ def fragment(trace: Trace, device: str | None = None) -> str:
     peak = shown.peak
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     if peak.phase is not None:
-        head += f", {views.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
+        head += f", {training_steps.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
     return "\n".join(
         [
             '<div style="font-family:sans-serif;font-size:13px">',
@@ -68,14 +70,14 @@ def _rest(trace: Trace, device: str | None) -> str:
     return without_folders(table(trace, 100, device=device).split("\n\n")[-1])
 
 
-def _rows(trace: Trace, peak: views.Peak) -> Iterator[str]:
+def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:
     yield '<table style="border-collapse:collapse;text-align:right">'
     heads = ("", "category", "at peak", "", "own peak", "at end", "allocations")
     cells = "".join(
         f'<th style="padding:1px 8px">{text}</th>' if text else "<td></td>" for text in heads
     )
     yield f"<tr>{cells}</tr>"
-    for row in views.category_rows(trace, peak.device if views.devices(trace) else None):
+    for row in breakdown.category_rows(trace, peak.device if usage.devices(trace) else None):
         if not (row.allocations or row.category in _ALWAYS):
             continue
         share = row.at_peak / peak.bytes if peak.bytes else 0.0

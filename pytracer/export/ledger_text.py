@@ -7,7 +7,7 @@ from typing import Any
 from pytracer.analysis.allocator.fragmentation import Layout
 from pytracer.analysis.allocator.ledger import Ledger, Row
 from pytracer.analysis.facts import devices
-from pytracer.export.table import size_text
+from pytracer.units import size_text
 
 
 def render(found: Ledger, layout: Layout | None = None, width: int = 80) -> str:

@@ -16,8 +16,9 @@ from unicodedata import east_asian_width
 from pytracer import errors
 from pytracer._native import core
 from pytracer.analysis.facts import owners
-from pytracer.export.table import Paint, category_color, cut_in_front, size_text, time_text
+from pytracer.export.table import Paint, category_color, cut_in_front
 from pytracer.schema import CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
+from pytracer.units import size_text, time_text
 
 _PIECE = 1 << 20  # of the file, between two looks at the keyboard
 _RECENT = 100  # steps that growth is told of

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import devices, owners
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import devices, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.chrome import alike
 from pytracer.export.html import printable
@@ -56,7 +56,7 @@ class Strings:
             self.texts.append(text)
         return self._numbers[text]
 
-    def numbers(self, group: views.Group) -> U32:
+    def numbers(self, group: breakdown.Group) -> U32:
         """One number per row; -1 is the empty text."""
         known = np.array([*map(self.number, group.names), 0], np.uint32)
         found: U32 = known[group.codes]
@@ -91,7 +91,7 @@ class Order:
 def order(trace: Trace, device: str) -> Order:
     """At one event what ends comes before what begins."""
     alloc = allocations(trace)
-    own = np.flatnonzero(views.on_device(trace, device))
+    own = np.flatnonzero(usage.on_device(trace, device))
     rows = own[np.argsort(alloc.start[own], kind="stable")]
     return _ordered(rows, alloc.start[rows], alloc.completed[rows])
 
@@ -134,7 +134,7 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
         "begin_ns": begin,
         "address_unit": layout.unit,
         "regions": layout.regions,
-        "peak_change": shown.change_at(views.peak(trace, device).position),
+        "peak_change": shown.change_at(usage.peak(trace, device).position),
         "rest": _rest(trace, whole, kept, shown),
         "first_row": int(shown.rows[0]) if len(shown.rows) else 0,
     }
@@ -182,7 +182,7 @@ def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
     if count <= most:
         return np.arange(count)
     alloc = allocations(trace)
-    peak = whole.change_at(views.peak(trace, device).position)
+    peak = whole.change_at(usage.peak(trace, device).position)
     needed = (whole.start <= peak) & (whole.end > peak) | (whole.end == len(whole.of))
     area = alloc.requested_bytes[whole.rows].astype(np.float64) * (whole.end - whole.start)
     area[needed] = np.inf
@@ -200,8 +200,8 @@ def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any
     left_out[kept] = False
     category = alloc.category[whole.rows]
     size = np.minimum(alloc.requested_bytes[whole.rows], LARGEST).astype(np.int64)
-    device = views.device_of_place(trace)[alloc.place[whole.rows[0]]]
-    peak = shown.change_at(views.peak(trace, str(device)).position)
+    device = devices.device_of_place(trace)[alloc.place[whole.rows[0]]]
+    peak = shown.change_at(usage.peak(trace, str(device)).position)
     last = len(shown.of) - 1
     at = np.unique(np.append(np.linspace(0, last, _SAMPLES).astype(np.int64), max(peak, 0)))
     until = np.searchsorted(whole.position, shown.position[at], side="right")
@@ -253,20 +253,22 @@ def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
     return kind, first[by_time]
 
 
-def _texts(trace: Trace, rows: Rows) -> dict[str, views.Group]:
+def _texts(trace: Trace, rows: Rows) -> dict[str, breakdown.Group]:
     alloc, freed = allocations(trace), owners.freed_by(trace)
     of_views = "category module op line phase free_phase role name shape dtype"
-    found = {key: views.group(trace, key, rows) for key in of_views.split()}
+    found = {key: breakdown.group(trace, key, rows) for key in of_views.split()}
     made = {"made_module": alloc.module, "made_op": alloc.op}
     left = {"freed_module": freed.module, "freed_op": freed.op}
     for key, column in {**made, **left}.items():
-        found[key] = views.grouped(column[rows], lambda row: trace.strings[row])
-    found["line"] = views.Group(found["line"].codes, [*map(relative, found["line"].names)])
-    found["made_line"] = views.grouped(
+        found[key] = breakdown.grouped(column[rows], lambda row: trace.strings[row])
+    found["line"] = breakdown.Group(found["line"].codes, [*map(relative, found["line"].names)])
+    found["made_line"] = breakdown.grouped(
         alloc.line[rows], lambda row: relative(owners.line_text(trace, row))
     )
-    found["place"] = views.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
-    found["thread"] = views.grouped(alloc.thread[rows], lambda number: _thread_text(trace, number))
+    found["place"] = breakdown.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
+    found["thread"] = breakdown.grouped(
+        alloc.thread[rows], lambda number: _thread_text(trace, number)
+    )
     return found
 
 
@@ -276,7 +278,7 @@ def relative(line: str) -> str:
 
 
 def _place_text(trace: Trace, place: int) -> str:
-    stream, pool = int(trace.places.stream[place]), views.pool_text(trace, place)
+    stream, pool = int(trace.places.stream[place]), devices.pool_text(trace, place)
     return ", ".join(
         [*([f"stream {stream}"] if stream else []), *([f"pool {pool}"] if pool else [])]
     )

@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import usage
 from pytracer.recorded import Trace
 
 TABLES: dict[str, Callable[[Trace], Any]] = {
-    "allocations": views.allocations_frame,
-    "timeline": views.timeline,
-    "steps": views.steps,
-    "summary": views.summary,
+    "allocations": breakdown.allocations_frame,
+    "timeline": usage.timeline,
+    "steps": training_steps.steps,
+    "summary": breakdown.summary,
 }
 
 

@@ -6,8 +6,8 @@ import numpy as np
 
 from pytracer import errors
 from pytracer.export.series import COLORS, LEAST_APART, Clock, clock, series
-from pytracer.export.table import size_text, time_text
 from pytracer.recorded import Trace
+from pytracer.units import size_text, time_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,19 +3,12 @@
 import textwrap
 from collections.abc import Iterator
 
-from pytracer.analysis import views
-from pytracer.analysis.answers import postmortem
+from pytracer.analysis.answers import postmortem, training_steps
 from pytracer.analysis.answers.postmortem import Change, Failure, Held
 from pytracer.analysis.facts import owners
-from pytracer.export.table import (
-    Paint,
-    category_lines,
-    cut_in_front,
-    paragraph,
-    size_text,
-    time_text,
-)
+from pytracer.export.table import Paint, category_lines, cut_in_front, paragraph
 from pytracer.recorded import Trace
+from pytracer.units import size_text, time_text
 
 _MARGIN = 10
 _MOST_CHANGES = 5
@@ -40,8 +33,8 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
 
 
 def _head(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
-    moment, began = failed.moment, views.first_step(trace)
-    when = f"{views.when(trace, moment)}, {time_text(moment.time_ns)} after the start"
+    moment, began = failed.moment, training_steps.first_step(trace)
+    when = f"{training_steps.when(trace, moment)}, {time_text(moment.time_ns)} after the start"
     yield f"out of memory on {moment.device}   {when}"[:width]
     yield ""
     asked = f"{'at least ' * failed.asked_is_least}{size_text(failed.asked)}"

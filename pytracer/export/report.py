@@ -18,17 +18,16 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer.analysis import views
 from pytracer.analysis.allocator import ledger
-from pytracer.analysis.answers import findings, hints
-from pytracer.analysis.facts import owners, sanitized
+from pytracer.analysis.answers import breakdown, findings, hints, recording_quality, training_steps
+from pytracer.analysis.facts import devices, owners, sanitized, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series
-from pytracer.export.table import size_text
 from pytracer.files import write_whole
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER, PHASES
+from pytracer.units import size_text
 from pytracer.version import __version__
 
 FORMAT = 1  # of the document and the columns
@@ -69,7 +68,7 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
     parts = [
         (each, device, packed.pack(each.trace, device, strings, most))
         for each in traces
-        for device in views.devices(each.trace) or (views.main_device(each.trace),)
+        for device in usage.devices(each.trace) or (usage.main_device(each.trace),)
     ]
     document = {
         "format": FORMAT,
@@ -163,22 +162,24 @@ def _facts(
     each: Named, device: str, strings: packed.Strings, order: packed.Order
 ) -> dict[str, Any]:
     """What the page says of a device beside its allocations."""
-    trace, peak = each.trace, views.peak(each.trace, device)
+    trace, peak = each.trace, usage.peak(each.trace, device)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     reserved = packed.reserved(trace, device)
-    known = bool(views.devices(trace))
+    known = bool(usage.devices(trace))
     return {
         "name": html.printable(each.name),
         "device": device,
         "end_ns": max(last, 0),
-        "first_step": views.first_step(trace),
+        "first_step": training_steps.first_step(trace),
         "peak": {
             "bytes": peak.bytes,
             "time_ns": peak.time_ns,
             "step": peak.step,
             "phase": peak.phase,
         },
-        "categories": [vars(row) for row in views.category_rows(trace, device if known else None)],
+        "categories": [
+            vars(row) for row in breakdown.category_rows(trace, device if known else None)
+        ],
         "steps": _steps(trace, device, order) if known else [],
         "phases": [
             [PHASES.index(band.name), band.begin_ns, band.end_ns]
@@ -193,14 +194,14 @@ def _facts(
         "device_use": [vars(use) for use in ledger.device_use(trace, device)],
         "failures": _failures(trace, device),
         **(_books(trace, device) if known else {}),
-        "health": [vars(row) for row in views.health_rows(trace)],
+        "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
     }
 
 
 def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any]]:
     """The rows of `t.steps()`, with the changes that each begins and ends with."""
-    rows = views.step_rows(trace, device)
+    rows = training_steps.step_rows(trace, device)
     times = trace.time_ns(trace.events.ticks[order.position])
     ends = np.searchsorted(times, [row.end_ns for row in rows], side="right") - 1
     return [{**vars(row), "last_change": end} for row, end in zip(rows, ends.tolist(), strict=True)]
@@ -213,7 +214,7 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
     return [
         {"time_ns": time, "bytes": min(int(events.bytes[row]), packed.LARGEST)}
         for row, time in zip(rows.tolist(), times, strict=True)
-        if views.device_of_event(trace, row) == device
+        if devices.device_of_event(trace, row) == device
     ]
 
 
@@ -222,10 +223,10 @@ def _books(trace: Trace, device: str) -> dict[str, Any]:
     found = findings.findings(trace, size_text, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
-        "parameters": views.parameters(trace, device),
+        "parameters": breakdown.parameters(trace, device),
         "per_parameter": [
             {key: _number(value) for key, value in vars(row).items()}
-            for row in views.parameter_rows(trace, device)
+            for row in breakdown.parameter_rows(trace, device)
         ],
         "findings": [
             {

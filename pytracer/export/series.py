@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis import views
-from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
@@ -48,7 +48,7 @@ class Series:
 
     times_ns: I64
     levels: dict[str, I64]  # only categories that ever had something
-    peak: views.Peak
+    peak: usage.Peak
     steps: tuple[Band, ...]
     phases: tuple[Band, ...]
 
@@ -58,10 +58,10 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
 
     So no peak is lost, and what is stacked is what was there at that moment.
     """
-    here, alloc = views.on_device(trace, device), allocations(trace)
+    here, alloc = usage.on_device(trace, device), allocations(trace)
     groups = alloc.category.astype(np.int64)
-    positions, levels = views.level_columns(trace, here, groups, len(CATEGORIES))
-    before = views.bytes_before(trace, here, groups, len(CATEGORIES))
+    positions, levels = usage.level_columns(trace, here, groups, len(CATEGORIES))
+    before = usage.bytes_before(trace, here, groups, len(CATEGORIES))
     times = trace.time_ns(trace.events.ticks[positions])
     kept = _highest_of_slices(times, np.sum(levels, axis=0), points)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
@@ -75,14 +75,14 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
         whole = np.concatenate([[at_start], column[kept], [at_end]]).astype(np.int64)
         if whole.any():
             shown[name] = whole
-    began = views.first_step(trace)
+    began = training_steps.first_step(trace)
     return Series(
         times_ns=shown_times,
         levels=shown,
-        peak=views.peak(trace, device),
+        peak=usage.peak(trace, device),
         steps=tuple(
             Band(str(began + row.step), row.start_ns, row.end_ns)
-            for row in views.step_rows(trace, device)
+            for row in training_steps.step_rows(trace, device)
         ),
         phases=phase_bands(trace, last),
     )

@@ -21,9 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import devices, sanitized, scopes
+from pytracer.analysis.facts import devices, sanitized, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.export.chrome import alike
@@ -89,17 +88,17 @@ def _text(text: str) -> bytes:
 def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
     """Address and words of every CUDA block that is alive at the end."""
     alloc, words = allocations(trace), _Words(trace)
-    for name in views.devices(trace):
+    for name in usage.devices(trace):
         if name == "cpu":
             continue
-        for row in np.flatnonzero(views.alive(trace, "end", name)).tolist():
+        for row in np.flatnonzero(usage.alive(trace, "end", name)).tolist():
             parts = words.all[words.of[row]][:2]
             yield int(alloc.address[row]), _SEPARATOR.join(part for part in parts if part)
 
 
 def _device_names(trace: Trace) -> list[str]:
     """By number, as the viewer wants them: CUDA's own first, the CPU after the last."""
-    used = set(views.device_of_place(trace)[np.unique(allocations(trace).place)])
+    used = set(devices.device_of_place(trace)[np.unique(allocations(trace).place)])
     cuda = [devices.split(name)[1] for name in used if name != "cpu"]
     names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
     return [*names, "cpu"] if "cpu" in used or not names else names

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from pytracer import health
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.answers import hints
-from pytracer.analysis.facts import owners
+from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
+from pytracer.analysis.facts import owners, usage
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text, time_text
 
 # Always shown, in this order; `unknown` is shown last even when it is 0.
 _ALWAYS = CATEGORY_ORDER[:5]
@@ -40,7 +40,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
     paint = Paint(color)
     if len(trace.events.ticks) == 0:
         return "\n".join([*_nothing(trace, width), *_file(trace, width), *_health(trace, width)])
-    peak = views.peak(trace, device)
+    peak = usage.peak(trace, device)
     lines = [
         *_head(trace, peak, width, paint),
         "",
@@ -84,32 +84,6 @@ def columns() -> int:
     return min(max(shutil.get_terminal_size().columns, 40), 80)
 
 
-def size_text(amount: int) -> str:
-    """Bytes as people read them: three digits and a binary unit, `3.57 MiB`."""
-    if amount < 0:
-        return "-" + size_text(-amount)
-    if amount < 1000:
-        return f"{amount} B"
-    units = ("KiB", "MiB", "GiB", "TiB")
-    power = 1
-    while amount / 1024**power >= 999.5 and power < len(units):
-        power += 1
-    return f"{_three_digits(amount / 1024**power)} {units[power - 1]}"
-
-
-def time_text(nanoseconds: int) -> str:
-    """A time as people read it: three digits, `591 ms`."""
-    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
-        value = nanoseconds / size
-        if value >= 0.9995:
-            return f"{_three_digits(value)} {unit}"
-    return f"{nanoseconds} ns"
-
-
-def _three_digits(value: float) -> str:
-    return f"{value:.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}"
-
-
 class Paint:
     """Colours, or nothing."""
 
@@ -133,22 +107,22 @@ def _nothing(trace: Trace, width: int) -> list[str]:
     )
 
 
-def _head(trace: Trace, peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
+def _head(trace: Trace, peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
     when = "before the first event"
     if peak.phase is not None:
-        when = f"{views.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
+        when = f"{training_steps.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
     if len(f"{head}   {when}") <= width:
         yield f"{paint(head, _BOLD)}   {when}"
     else:
         yield from (paint(head, _BOLD), *textwrap.wrap(when, width))
-    others = [name for name in views.devices(trace) if name != peak.device]
+    others = [name for name in usage.devices(trace) if name != peak.device]
     if others:
-        listed = (f"{size_text(views.peak(trace, name).bytes)} on {name}" for name in others)
+        listed = (f"{size_text(usage.peak(trace, name).bytes)} on {name}" for name in others)
         yield from (paint(line, _DIM) for line in textwrap.wrap(f"also {', '.join(listed)}", width))
 
 
-def category_lines(peak: views.Peak, width: int, paint: Paint) -> Iterator[str]:
+def category_lines(peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
     """A row and a bar per category."""
     room = width - 38
     largest = max(*peak.by_category.values(), 1)
@@ -166,7 +140,7 @@ def category_color(name: str) -> str:
     return _COLORS.get(name, "\x1b[37m")
 
 
-def shown_categories(peak: views.Peak) -> list[str]:
+def shown_categories(peak: usage.Peak) -> list[str]:
     """Those that have a row in the table."""
     always = (*_ALWAYS, "unknown")
     return [name for name, amount in peak.by_category.items() if amount or name in always]
@@ -181,8 +155,8 @@ def _block() -> str:
     return "\N{FULL BLOCK}"
 
 
-def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
-    there = views.alive(trace, "peak", peak.device)
+def _holders(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
+    there = usage.alive(trace, "peak", peak.device)
     modules = [
         f"{row.pattern} {size_text(row.bytes)}"
         for row in hints.repeated_modules(trace, there, depth=False)
@@ -190,16 +164,16 @@ def _holders(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
     ]
     lines = [
         f"{owners.short_line(row.name)} {size_text(row.bytes)}"
-        for row in views.holders(trace, "line", there)
+        for row in breakdown.holders(trace, "line", there)
         if row.bytes
     ]
     yield from _listed("modules", modules, width)
     yield from _listed("lines", lines, width)
 
 
-def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
+def _allocator(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
     """What the allocator adds to what was asked for."""
-    there = views.alive(trace, "peak", peak.device)
+    there = usage.alive(trace, "peak", peak.device)
     found = blocks.device_bytes(trace, there, peak.position, peak.device)
     parts = []
     if found.allocated is not None and found.allocated != found.requested:
@@ -214,9 +188,9 @@ def _allocator(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
 
 def _times(trace: Trace, width: int) -> Iterator[str]:
     """How long the phases of a step take, as medians; or why there are no steps."""
-    if views.updates_by_hand(trace):
+    if training_steps.updates_by_hand(trace):
         yield from paragraph("steps", _NO_STEPS, width)
-    found = None if "imported" in trace.meta else views.phase_medians(trace)
+    found = None if "imported" in trace.meta else training_steps.phase_medians(trace)
     if found is not None:
         parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]
         where = " on the GPU" if found.of_device else ""
@@ -232,22 +206,22 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
         yield f"{title:<{_MARGIN}}{cut_in_front(', '.join(shown), width - _MARGIN)}"
 
 
-def _advice(trace: Trace, peak: views.Peak, width: int) -> Iterator[str]:
-    found = hints.hint(trace, size_text, peak.device if views.devices(trace) else None)
+def _advice(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
+    found = hints.hint(trace, size_text, peak.device if usage.devices(trace) else None)
     if found is not None:
         yield from paragraph("hint", found.text, width)
 
 
 def _file(trace: Trace, width: int) -> Iterator[str]:
     """That the file is not whole; always, whatever else was lost."""
-    for row in views.health_rows(trace):
+    for row in recording_quality.health_rows(trace):
         if row.name in health.OF_FILES:
             yield from paragraph("file", f"{row.meaning}. {row.advice}", width)
 
 
 def _health(trace: Trace, width: int) -> Iterator[str]:
     """Only what can make the numbers wrong; `health()` has the rest."""
-    rows = [row for row in views.health_rows(trace) if row.name not in health.OF_FILES]
+    rows = [row for row in recording_quality.health_rows(trace) if row.name not in health.OF_FILES]
     bad = [row for row in rows if row.severity != "info"]
     for row in bad[:2]:
         text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
@@ -257,7 +231,7 @@ def _health(trace: Trace, width: int) -> Iterator[str]:
 def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
     events = len(trace.events.ticks)
     parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
-    taken = views.own_time(trace)
+    taken = recording_quality.own_time(trace)
     if taken is not None:
         parts.append(f"in about {time_text(taken.ns)} of CPU time ({taken.share:.1%})")
     yield from (paint(line, _DIM) for line in paragraph("recorded", ", ".join(parts), width))

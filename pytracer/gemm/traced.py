@@ -13,11 +13,13 @@ from math import prod
 import numpy as np
 
 from pytracer import errors
+from pytracer.analysis.answers.breakdown import parameter_rows
+from pytracer.analysis.answers.training_steps import step_rows
 from pytracer.analysis.facts import phases, sanitized
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.owners import layers_alike, numbers_text
-from pytracer.analysis.views import main_device, parameter_rows, step_rows
+from pytracer.analysis.facts.usage import main_device
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY
 

@@ -10,7 +10,6 @@ import torch
 from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
-from pytracer.analysis.answers.budgets import parse_size
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
 from pytracer.imagined import attention, recurrent, standins, surface
 from pytracer.imagined.adapter import Fakes, is_fake
@@ -18,6 +17,7 @@ from pytracer.imagined.cards import Card, find
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
 from pytracer.recorded import Trace
+from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     from typing_extensions import Self

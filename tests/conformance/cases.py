@@ -10,8 +10,9 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from pytracer import trace
-from pytracer.analysis import views
 from pytracer.analysis.allocator import blocks
+from pytracer.analysis.answers import breakdown, recording_quality
+from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.recorded import Trace
@@ -179,8 +180,8 @@ def conform(case: Case, size: str, device: str) -> Result:
     if "compile" in case.technique or "torchao" in case.optimizer:
         run(case, make(case, size, device))  # what is compiled is compiled once
     auto, training, _ = record(case, size, device, "auto")
-    peak = views.peak(auto)
-    rows = {row.category: row.own_peak for row in views.category_rows(auto)}
+    peak = usage.peak(auto)
+    rows = {row.category: row.own_peak for row in breakdown.category_rows(auto)}
     result.peak_bytes = peak.bytes
     result.at_peak = peak.by_category
     result.found = {name: rows[name] for name in EXACT}
@@ -189,7 +190,7 @@ def conform(case: Case, size: str, device: str) -> Result:
         result.expected |= {"gradients": 0, "optimizer_state": 0}
     result.unknown_share = peak.by_category["unknown"] / max(peak.bytes, 1)
     result.kept_by_program = storages(tree_leaves(training.kept))
-    at_end = {row.category: row.at_end for row in views.category_rows(auto)}
+    at_end = {row.category: row.at_end for row in breakdown.category_rows(auto)}
     result.functional_at_end = at_end["functional"]
     result.roles = _roles(auto)
     result.sums_hold = sums_hold(auto)
@@ -201,7 +202,7 @@ def conform(case: Case, size: str, device: str) -> Result:
     del training
     expected = reference.activations(seen)
     found = allocations(seen).category == CATEGORY["activations"]
-    there = views.alive(seen)
+    there = usage.alive(seen)
     result.agreement = agreement(seen, expected & there, found & there)
     result.reference_activations = int(allocations(seen).requested_bytes[expected & there].sum())
     result.agreement_ever = agreement(seen, expected, found)
@@ -213,17 +214,17 @@ def conform(case: Case, size: str, device: str) -> Result:
     result.same_with_reference = _at_peak(auto) == _at_peak(seen)
     for _ in range(3):  # cuDNN may choose otherwise in one run than in another, and then stay at it
         hooks, _, _ = record(case, size, device, "hooks")
-        if views.peak(hooks).bytes == views.peak(auto).bytes:
+        if usage.peak(hooks).bytes == usage.peak(auto).bytes:
             break
         auto, _, _ = record(case, size, device, "auto")
     result.auto, result.hooks = _at_peak(auto), _at_peak(hooks)
     for _ in range(3):
         category, _, _ = record(case, size, device, "category")
-        if views.peak(category).bytes == views.peak(auto).bytes:
+        if usage.peak(category).bytes == usage.peak(auto).bytes:
             break
     result.category, result.category_roles = _at_peak(category), _roles(category)
     result.only_category = dict(_words_at_peak(category) - _words_at_peak(auto))
-    hook_rows = {row.category: row.own_peak for row in views.category_rows(hooks)}
+    hook_rows = {row.category: row.own_peak for row in breakdown.category_rows(hooks)}
     result.inputs_with_hooks = hook_rows["inputs"]
     return result
 
@@ -234,12 +235,12 @@ def _roles(trace: Trace) -> list[str]:
 
 
 def _at_peak(trace: Trace) -> dict[str, int]:
-    return views.peak(trace).by_category
+    return usage.peak(trace).by_category
 
 
 def _words_at_peak(trace: Trace) -> Counter[str]:
     """How many blocks of each category and size there are."""
-    there, found = np.flatnonzero(views.alive(trace)), allocations(trace)
+    there, found = np.flatnonzero(usage.alive(trace)), allocations(trace)
     return Counter(f"{CATEGORIES[found.category[i]]} {found.requested_bytes[i]}" for i in there)
 
 
@@ -253,14 +254,14 @@ def agreement(trace: Trace, expected: Any, found: Any) -> float:
 def sums_hold(trace: Trace) -> bool:
     """Law 2: at every event the categories sum to the total, and allocated is requested and more."""
     found = allocations(trace)
-    for device in views.devices(trace):
-        here = views.on_device(trace, device)
-        _, levels = views.level_columns(trace, here, found.category, len(CATEGORIES))
-        _, total = views.level_columns(trace, here, np.zeros(len(found), np.int64), 1)
+    for device in usage.devices(trace):
+        here = usage.on_device(trace, device)
+        _, levels = usage.level_columns(trace, here, found.category, len(CATEGORIES))
+        _, total = usage.level_columns(trace, here, np.zeros(len(found), np.int64), 1)
         if not np.array_equal(np.sum(levels, axis=0), total[0]):
             return False
     allocated = blocks.allocated_bytes(trace)
     known = allocated != blocks.UNKNOWN
     rounding = allocated[known] - found.requested_bytes[known].astype(np.int64)
-    agrees = all(row.name != "allocator_disagrees" for row in views.health_rows(trace))
+    agrees = all(row.name != "allocator_disagrees" for row in recording_quality.health_rows(trace))
     return bool((rounding >= 0).all()) and agrees

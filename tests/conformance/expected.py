@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from pytracer._native import C
-from pytracer.analysis import views
+from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY
@@ -254,7 +254,7 @@ class Reference(Watch):
 
     def copies_at_peak(self, trace: Trace) -> int:
         """Bytes of what was kept and had the values of a weight in 16 bits."""
-        which = self._at(trace, self.copies) & views.alive(trace)
+        which = self._at(trace, self.copies) & usage.alive(trace)
         return int(allocations(trace).requested_bytes[which].sum())
 
     def _at(self, trace: Trace, tensors: list[tuple[int, int]]) -> np.ndarray[Any, Any]:

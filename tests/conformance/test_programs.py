@@ -13,9 +13,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
-from pytracer.analysis import views
-from pytracer.analysis.answers import findings
-from pytracer.export.table import size_text
+from pytracer.analysis.answers import breakdown, findings
+from pytracer.units import size_text
 from tests.conformance.cases import sums_hold
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own
 from tests.conformance.programs import KEPT, MODES, ON_THE_CPU, run
@@ -52,7 +51,7 @@ def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device
     assert says.told
     assert says.wrong() == []
     assert says.data is not None
-    rows = {row.category: row.own_peak for row in views.category_rows(says.data)}
+    rows = {row.category: row.own_peak for row in breakdown.category_rows(says.data)}
     assert rows["unknown"] == UNSEEN.get(name, 0)
     assert sums_hold(says.data)
     if device == "cpu" and mode == "default":

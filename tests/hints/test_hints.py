@@ -11,7 +11,7 @@ import torch
 
 from pytracer import trace
 from pytracer.analysis.answers import hints
-from pytracer.export.table import size_text
+from pytracer.units import size_text
 from tests.conformance.cases import CASES, make
 from tests.conformance.techniques import TECHNIQUES
 from tests.hints.healthy import HEALTHY

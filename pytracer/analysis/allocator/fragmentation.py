@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors
-from pytracer.analysis import views
+from pytracer import errors, frames
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import devices, lifetimes
-from pytracer.analysis.views import At
+from pytracer.analysis.facts import devices, lifetimes, usage
+from pytracer.analysis.facts.usage import At
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, ACTIONS
@@ -166,8 +165,8 @@ def layout(
     Raises:
         errors.UsageError: a moment or device that does not exist.
     """
-    name = device or views.main_device(trace)
-    views.on_device(trace, name)
+    name = device or usage.main_device(trace)
+    usage.on_device(trace, name)
     if request is not None and request < 1:
         raise errors.UsageError(f"request={request!r}: a request is a positive number of bytes")
     events = trace.events
@@ -180,7 +179,7 @@ def layout(
         failed = int(failures[-1])
         position = failed - 1
     else:
-        position = views.position_of(trace, at, name)  # type: ignore[arg-type]
+        position = usage.position_of(trace, at, name)  # type: ignore[arg-type]
     return _layout(trace, name, position, failed, request)
 
 
@@ -191,11 +190,11 @@ def _layout(
     here = devices.on(trace, device, events.place)
     snapshots = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
     sizes = blocks.allocated_bytes(trace)
-    alive = views.alive_at(trace, position) & views.on_device(trace, device)
+    alive = usage.alive_at(trace, position) & usage.on_device(trace, device)
     if device == "cpu" or len(snapshots) == 0 or (sizes[alive] == blocks.UNKNOWN).any():
         return None
     position = max(position, int(snapshots[0]))
-    alive = views.alive_at(trace, position) & views.on_device(trace, device)
+    alive = usage.alive_at(trace, position) & usage.on_device(trace, device)
     found = lifetimes.lifetimes(trace)
     order = np.argsort(found.address[alive], kind="stable")
     starts, lengths = found.address[alive][order].tolist(), sizes[alive][order].tolist()
@@ -284,7 +283,7 @@ def _segment(
 
 def _lane(trace: Trace, place: int, large: bool) -> Lane:
     stream = int(trace.places.stream[place])
-    return Lane(stream, views.pool_text(trace, place), "large" if large else "small")
+    return Lane(stream, devices.pool_text(trace, place), "large" if large else "small")
 
 
 def _asked(trace: Trace, device: str, failed: int, request: int | None) -> Request | None:
@@ -293,7 +292,7 @@ def _asked(trace: Trace, device: str, failed: int, request: int | None) -> Reque
         size, place = int(trace.events.bytes[failed]), int(trace.events.place[failed])
     else:
         found = lifetimes.lifetimes(trace)
-        own = np.flatnonzero(views.on_device(trace, device) & (found.start >= 0))
+        own = np.flatnonzero(usage.on_device(trace, device) & (found.start >= 0))
         if len(own) == 0:
             return None
         largest = own[int(found.bytes[own].argmax())]
@@ -323,8 +322,6 @@ def gap_sizes(found: Layout) -> list[tuple[int, int, int]]:
 
 def frame(found: Layout | None) -> "pd.DataFrame":
     """One row per segment, what is unusable first; what holds for all of them is in `attrs`."""
-    import pandas as pd
-
     rows = []
     for segment in found.segments if found else ():
         usable = segment.usable_by(found.request) if found and found.request else None
@@ -344,7 +341,7 @@ def frame(found: Layout | None) -> "pd.DataFrame":
             }
         )
     columns = ("address", "pool", "private_pool", "stream", "bytes", "used", "free", "gaps")
-    table = pd.DataFrame(rows, columns=[*columns, "largest_gap", "unusable", "free_pages"])
+    table = frames.of_rows(rows, [*columns, "largest_gap", "unusable", "free_pages"])
     table["unusable"] = table["unusable"].astype("Int64")
     table = table.sort_values(["unusable", "address"], ascending=[False, True], kind="stable")
     table.attrs = summary(found)

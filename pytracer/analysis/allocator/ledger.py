@@ -25,10 +25,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytracer import errors
-from pytracer.analysis import views
+from pytracer import errors, frames
 from pytracer.analysis.allocator import blocks, fragmentation
-from pytracer.analysis.facts import devices, lifetimes
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import devices, lifetimes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
@@ -91,8 +91,8 @@ def ledger(trace: Trace, at: Literal["peak", "end"] = "end", device: str | None 
     """
     if at not in ("peak", "end"):
         raise errors.UsageError(f'at={at!r}: a ledger is of the "peak" or of the "end"')
-    name = device or views.main_device(trace)
-    views.on_device(trace, name)
+    name = device or usage.main_device(trace)
+    usage.on_device(trace, name)
     return _host_ledger(trace, at) if name == "cpu" else _Gpu(trace, at, name).ledger()
 
 
@@ -120,9 +120,7 @@ def device_use(trace: Trace, device: str) -> list[DeviceUse]:
 
 def frame(found: Ledger) -> "pd.DataFrame":
     """One row per line; residual, limit and notes are in `attrs` as well."""
-    import pandas as pd
-
-    table = pd.DataFrame([vars(row) for row in found.rows], columns=list(Row.__dataclass_fields__))
+    table = frames.of_rows(found.rows, list(Row.__dataclass_fields__))
     table["bytes"] = table["bytes"].astype("Int64")
     table.attrs = {
         "device": found.device,
@@ -140,8 +138,8 @@ def frame(found: Ledger) -> "pd.DataFrame":
 
 def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) -> list[Row]:
     """A row per category of what is alive; those that are always shown even when they are 0."""
-    which = views.alive(trace, at, device)
-    held = {row.name: row.bytes for row in views.holders(trace, "category", which)}
+    which = usage.alive(trace, at, device)
+    held = {row.name: row.bytes for row in breakdown.holders(trace, "category", which)}
     return [
         Row(name, held.get(name, 0), level, "events", at)
         for name in CATEGORY_ORDER
@@ -220,8 +218,8 @@ class _Gpu:
 
     def _torch(self) -> Iterator[Row]:
         at = self.at
-        position = views.position_of(self.trace, at, self.device)
-        alive = views.alive(self.trace, at, self.device)
+        position = usage.position_of(self.trace, at, self.device)
+        alive = usage.alive(self.trace, at, self.device)
         found = blocks.device_bytes(self.trace, alive, position, self.device)
         allocated, known_by = found.allocated, "events"
         if allocated is None and at == "end":
@@ -444,7 +442,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
     tensors = sum(row.bytes or 0 for row in rows)
     begin, end = _host(trace, "begin"), _host(trace, "end")
     alloc = allocations(trace)
-    before = views.on_device(trace, "cpu") & (alloc.start < 0)
+    before = usage.on_device(trace, "cpu") & (alloc.start < 0)
     old = int(lifetimes.lifetimes(trace).bytes[before].sum())
     heap = _less(begin.get("anonymous"), old)
     parts = [

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors
+from pytracer import errors, frames
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.settings import MIB, Settings
-from pytracer.analysis.answers.budgets import parse_size
-from pytracer.analysis.facts import devices, lifetimes, owners
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import devices, lifetimes, owners, usage
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, I64
+from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,8 +111,6 @@ class Replay:
 
     def timeline(self) -> "pd.DataFrame":
         """Reserved, in use, and the largest free block, after each event; index: time_ns."""
-        import pandas as pd
-
         found = steps(self._trace, self.device)
         curves = core.replay(found.columns, self._rules, True)
         count = len(curves["reserved_after"])
@@ -124,7 +122,7 @@ class Replay:
             "largest_free": curves["largest_free_after"][known].astype(np.int64),
         }
         columns["unused"] = columns["reserved"] - columns["active"]
-        return pd.DataFrame(columns, index=pd.Index(self._trace.time_ns(ticks), name="time_ns"))
+        return frames.of_columns(columns, index=("time_ns", self._trace.time_ns(ticks)))
 
 
 def replay(
@@ -150,7 +148,7 @@ def replay(
     Raises:
         errors.UsageError: no such settings or device, or nothing of a GPU in the trace.
     """
-    name = device or views.main_device(trace)
+    name = device or usage.main_device(trace)
     found = steps(trace, name)
     chosen = allocator_settings.parse(
         recorded_settings(trace, name) if settings is None else settings
@@ -207,7 +205,7 @@ def steps(trace: Trace, device: str) -> Steps:
     """
     known = _steps_by_device(trace)
     if device not in known:
-        here = views.devices(trace)
+        here = usage.devices(trace)
         also = f"; it has {', '.join(here)}" if here else ""
         if device == "cpu" and here:
             raise errors.UsageError(
@@ -219,7 +217,7 @@ def steps(trace: Trace, device: str) -> Steps:
 
 @once_per_trace
 def _steps_by_device(trace: Trace) -> dict[str, Steps]:
-    return {name: _steps(trace, name) for name in views.devices(trace) if name != "cpu"}
+    return {name: _steps(trace, name) for name in usage.devices(trace) if name != "cpu"}
 
 
 def _steps(trace: Trace, device: str) -> Steps:
@@ -380,12 +378,12 @@ def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedReques
         return None
     position = int(found.position[at])
     place = owners.place_of(trace, int(trace.events.scope[position]) if position >= 0 else 0)
-    moment = views.moment(trace, max(position, 0), found.device)
+    moment = usage.moment(trace, max(position, 0), found.device)
     alive = alive_before(found, at)
     by_category = dict.fromkeys(moment.by_category, 0)
     which = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
     which[alive] = True
-    for row in views.holders(trace, "category", which):
+    for row in breakdown.holders(trace, "category", which):
         by_category[row.name] = row.bytes
     return FailedRequest(
         bytes=counted["failed_bytes"],

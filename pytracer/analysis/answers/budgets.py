@@ -1,45 +1,18 @@
 """Budgets: limits on a trace's memory, and what grew since a saved one."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from pytracer import errors
-from pytracer.analysis import views
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import usage
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
-
-_UNITS = {"": 1, "b": 1}
-_UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", 1)}
-_UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", 1)}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*")
-_MOST_BYTES = 2**63 - 1
-_CLEARLY_BYTES = 1_000_000  # who writes 40 without a unit means GiB
+from pytracer.units import parse_size
 
 LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes of "40 GiB", "1.5GB" (a billion and a half), "512B", or a number that is one already.
-
-    Raises:
-        errors.UsageError: it is none of these.
-    """
-    if isinstance(size, int) and not isinstance(size, bool):
-        return size
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
-        raise errors.UsageError(f"{size!r} is not a size: say 40GiB (of 1024) or 1.5 GB (of 1000)")
-    if not found[2] and 0 < float(found[1]) < _CLEARLY_BYTES:
-        number = found[1]
-        raise errors.UsageError(f"{size!r} has no unit: say {number}GiB, {number}MiB or {number}B")
-    amount = float(found[1]) * unit
-    if amount > _MOST_BYTES:
-        raise errors.UsageError(f"{size!r} is more than any memory has")
-    return round(amount)
 
 
 @dataclass(frozen=True)
@@ -66,11 +39,11 @@ def measured(
     Raises:
         errors.UsageError: there is no such limit, no such size, or too little to tell.
     """
-    own_peak = {row.category: row.own_peak for row in views.category_rows(trace, device)}
+    own_peak = {row.category: row.own_peak for row in breakdown.category_rows(trace, device)}
     rows = []
     for name, size in limits.items():
         if name == "peak":
-            found = views.peak(trace, device).bytes
+            found = usage.peak(trace, device).bytes
         elif name == "growth_per_step":
             found = growth_per_step(trace, device)
         elif name in own_peak:
@@ -83,7 +56,7 @@ def measured(
 
 def growth_per_step(trace: Trace, device: str | None = None) -> int:
     """The median over all steps but the first, which makes the optimizer's state."""
-    growth = [row.growth_bytes for row in views.step_rows(trace, device)[1:]]
+    growth = [row.growth_bytes for row in training_steps.step_rows(trace, device)[1:]]
     if len(growth) < 2:
         raise errors.UsageError(
             f"growth per step takes three steps to see, and this trace has {len(growth) + 1}; "
@@ -104,10 +77,10 @@ class Difference:
 
 def differences(trace: Trace, baseline: Trace, modules: int = 5) -> list[Difference]:
     """What is not as it was: every category, and the modules that changed most."""
-    before, now = views.peak(baseline).by_category, views.peak(trace).by_category
+    before, now = usage.peak(baseline).by_category, usage.peak(trace).by_category
     rows = [Difference("category", name, before[name], now[name]) for name in CATEGORY_ORDER]
     held = [
-        {row.name: row.bytes for row in views.holders(each, "module", views.alive(each))}
+        {row.name: row.bytes for row in breakdown.holders(each, "module", usage.alive(each))}
         for each in (baseline, trace)
     ]
     names = sorted({*held[0], *held[1]})

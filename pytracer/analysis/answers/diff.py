@@ -7,15 +7,15 @@ default its peak, on the device it trains on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pytracer import errors
-from pytracer.analysis import views
-from pytracer.analysis.facts import phases
+from pytracer import errors, frames
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import phases, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.views import At
+from pytracer.analysis.facts.usage import At
 from pytracer.recorded import Trace
 from pytracer.schema import WRAPPER_LEVELS
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 KEYS = ("category", "module", "op", "line", "phase")
 Kind = Literal["new", "gone", "grew", "shrank", "same"]
+_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Bytes and number of blocks, by what they have in common.
 _Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
@@ -116,44 +117,40 @@ def diff(
 
 def frame(found: Diff) -> "pd.DataFrame":
     """The rows as a table; a key that is not known is NA."""
-    import pandas as pd
-
     columns: dict[str, Any] = {
-        name: pd.array([row.key[i] or pd.NA for row in found.rows], dtype="string")
-        for i, name in enumerate(found.keys)
+        name: frames.texts(row.key[i] for row in found.rows) for i, name in enumerate(found.keys)
     }
     for name in ("before", "after", "change", "blocks_before", "blocks_after"):
         columns[name] = np.array([getattr(row, name) for row in found.rows], np.int64)
-    columns["kind"] = pd.Categorical(
-        [row.kind for row in found.rows], categories=["new", "gone", "grew", "shrank", "same"]
-    )
-    return pd.DataFrame(columns)
+    codes = np.array([_KINDS.index(row.kind) for row in found.rows], np.int64)
+    columns["kind"] = frames.categorical(codes, _KINDS)
+    return frames.of_columns(columns)
 
 
 def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
     """The event after which the trace is looked at."""
     if step is None:
-        return views.position_of(trace, at)
+        return usage.position_of(trace, at)
     if at != "peak":
         raise errors.UsageError(f"at={at!r}: steps are compared at their peaks")
-    positions, levels, at_start = views.levels_of(trace)
+    positions, levels, at_start = usage.levels_of(trace)
     of_position = phases.timeline(trace).step_at(trace.events.ticks[positions])
     own = np.flatnonzero(of_position == step)
-    count = len(views.step_rows(trace))
+    count = len(training_steps.step_rows(trace))
     if not 0 <= step < count or isinstance(step, bool):
         there = f"{count}, from 0" if count else "none"
         raise errors.UsageError(f"there is no step {step}: {name} has {there}")
     before = int(own[0]) - 1 if len(own) else int(np.searchsorted(of_position, step)) - 1
     start = int(levels[before]) if before >= 0 else at_start
     if len(own) == 0 or levels[own].max() <= start:
-        return int(positions[before]) if before >= 0 else views.BEFORE
+        return int(positions[before]) if before >= 0 else usage.BEFORE
     return int(positions[own[levels[own].argmax()]])
 
 
 def _side(trace: Trace, position: int) -> Side:
-    device = views.main_device(trace)
-    found = views.moment(trace, position, device)
-    in_a_step = found.step is not None and found.step < len(views.step_rows(trace))
+    device = usage.main_device(trace)
+    found = usage.moment(trace, position, device)
+    in_a_step = found.step is not None and found.step < len(training_steps.step_rows(trace))
     step = found.step if in_a_step else None  # after the last
     return Side(found.bytes, device, step, found.phase, found.by_category)
 
@@ -164,13 +161,13 @@ def _has_lines(trace: Trace) -> bool:
 
 def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
     """Bytes and blocks per key, at a moment."""
-    which = views.alive_at(trace, position) & views.on_device(trace)
-    groups = [views.group(trace, key, which) for key in keys]
+    which = usage.alive_at(trace, position) & usage.on_device(trace)
+    groups = [breakdown.group(trace, key, which) for key in keys]
     texts = [_comparable(key, found.names) for key, found in zip(keys, groups, strict=True)]
     table = np.column_stack([found.codes for found in groups])
     distinct, row = np.unique(table, axis=0, return_inverse=True)
     row = row.reshape(-1)
-    total = views.sums(row, allocations(trace).requested_bytes[which], len(distinct))
+    total = usage.sums(row, allocations(trace).requested_bytes[which], len(distinct))
     count = np.bincount(row, minlength=len(distinct))
     found_rows: _Rows = {}
     for codes, size, blocks in zip(distinct.tolist(), total.tolist(), count.tolist(), strict=True):

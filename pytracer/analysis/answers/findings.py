@@ -11,14 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import health
-from pytracer.analysis import views
-from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import owners, phases, scopes
+from pytracer.analysis.allocator import advice as allocator_advice, blocks
+from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.facts import owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import OWNED, ROLE, label_events
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask, Tree
-from pytracer.analysis.forecasts import allocator_advice
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, I64, U64
 
@@ -68,7 +67,7 @@ class Situation:
 
     def where(self, which: Mask) -> tuple[str, str]:
         """The line and the module that hold most of these; "" where not known."""
-        line, module = (views.holders(self.trace, key, which) for key in ("line", "module"))
+        line, module = (breakdown.holders(self.trace, key, which) for key in ("line", "module"))
         return line[0].name if line else "", module[0].name if module else ""
 
     def found(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
@@ -79,8 +78,8 @@ class Situation:
 
 def at_peak(trace: Trace, size: Size, device: str | None = None) -> Situation:
     """The device's peak."""
-    peak = views.peak(trace, device)
-    alive = views.alive(trace, "peak", device)
+    peak = usage.peak(trace, device)
+    alive = usage.alive(trace, "peak", device)
     return Situation(trace, peak.device, peak.position, peak.phase, alive, size)
 
 
@@ -136,7 +135,7 @@ def _growing(now: Situation) -> Iterator[_Growing]:
         return
     alloc, each = allocations(now.trace), int(np.median(turns.growth))
     there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
-    kept = there & views.on_device(now.trace, now.device)
+    kept = there & usage.on_device(now.trace, now.device)
     kept &= np.isin(turns.of_allocation, turns.settled)
     # Of layers whose turn comes later state is made later; that is no leak.
     kept &= alloc.category != CATEGORY["optimizer_state"]
@@ -159,7 +158,7 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
     if _longer_batches(now, turns):
         return
     ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
-    left = views.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
+    left = usage.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
     left &= (alloc.completed < 0) | (alloc.completed > ends)
     place = _kinds(now.trace, sizes=False)
     rows = np.flatnonzero(left)
@@ -181,7 +180,7 @@ def _longer_batches(now: Situation, turns: "_Turns") -> bool:
     alloc = allocations(now.trace)
     inputs = (alloc.category == CATEGORY["inputs"]) & np.isin(turns.of_allocation, turns.settled)
     of_turn = turns.of_allocation[inputs] - turns.settled[0]
-    sums = views.sums(of_turn, alloc.requested_bytes[inputs], len(turns.settled))
+    sums = usage.sums(of_turn, alloc.requested_bytes[inputs], len(turns.settled))
     return len(sums) > 1 and bool((np.diff(sums.astype(np.int64)) > 0).all())
 
 
@@ -204,7 +203,7 @@ def _growth(
     line, module = now.where(own)
     made = f", made in module {module}" if module else ""
     if line:
-        lines = views.holders(now.trace, "line", own)[:_MOST_LINES]
+        lines = breakdown.holders(now.trace, "line", own)[:_MOST_LINES]
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
@@ -233,11 +232,11 @@ def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
     Lines (or modules) with the same keeper are one leak: a graph keeps what many lines made. What
     is left of smaller ones goes with the largest.
     """
-    key = "line" if views.holders(now.trace, "line", kept) else "module"
-    found = views.group(now.trace, key, kept)
+    key = "line" if breakdown.holders(now.trace, "line", kept) else "module"
+    found = breakdown.group(now.trace, key, kept)
     groups: dict[str, Mask] = {}
     rest = kept.copy()
-    for holder in views.holders(now.trace, key, kept)[:_MOST_LINES]:
+    for holder in breakdown.holders(now.trace, key, kept)[:_MOST_LINES]:
         own = np.zeros(len(kept), np.bool_)
         own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
         rest &= ~own
@@ -318,7 +317,7 @@ class _Turns:
 def _turns(now: Situation) -> _Turns | None:
     trace, alloc = now.trace, allocations(now.trace)
     ticks, ends = trace.events.ticks, phases.timeline(trace).step_ends
-    rows = views.step_rows(trace, now.device)
+    rows = training_steps.step_rows(trace, now.device)
     if len(ends) >= 3:
         rows = rows[: len(ends)]  # what follows the last end is no whole step
     if len(rows) >= 3:
@@ -336,9 +335,9 @@ def _turns(now: Situation) -> _Turns | None:
     if len(rows) > 1 or len(calls) < 4:
         return None
     positions = np.searchsorted(ticks, scopes.tree(trace).begin[calls])
-    here = views.on_device(trace, now.device)
+    here = usage.on_device(trace, now.device)
     none = np.zeros(len(here), np.int64)
-    changes, (level,) = views.level_columns(trace, here, none, 1)
+    changes, (level,) = usage.level_columns(trace, here, none, 1)
     if len(changes) == 0:
         return None
     before = np.searchsorted(changes, positions)  # how many changes came before each call
@@ -452,7 +451,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     made_in = calls.of_scope[alloc.scope]
     freed = phases.moments(now.trace).freed_ticks
     outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
-    outlived &= views.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
+    outlived &= usage.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
     # What the call's last op returned is its result, which it would keep in any case.
     last = np.zeros(len(ends), np.uint32)
     np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
@@ -460,8 +459,8 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     if not outlived.any():
         return
     none = np.zeros(len(alloc), np.int64)
-    _, (level,) = views.level_columns(now.trace, outlived, none, 1)
-    per_call = views.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
+    _, (level,) = usage.level_columns(now.trace, outlived, none, 1)
+    per_call = usage.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
     most, each = int(level.max()), int(per_call.max())
     worst = made_in == int(per_call.argmax())
     line, module = now.where(outlived & worst)

@@ -6,14 +6,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer import health
-from pytracer.analysis import views
-from pytracer.analysis.allocator import blocks
-from pytracer.analysis.answers import findings
-from pytracer.analysis.facts import owners, phases, scopes
+from pytracer.analysis.allocator import advice as allocator_advice, blocks
+from pytracer.analysis.answers import breakdown, findings
+from pytracer.analysis.facts import devices, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.scopes import Mask
-from pytracer.analysis.forecasts import allocator_advice
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY, PHASE
 
@@ -43,7 +41,7 @@ class _Situation:
     """What the rules look at."""
 
     trace: Trace
-    peak: views.Peak
+    peak: usage.Peak
     at_peak: Mask
     size: Callable[[int], str]
 
@@ -65,8 +63,8 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
     """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
-    peak = views.peak(trace, device)
-    now = _Situation(trace, peak, views.alive(trace, "peak", device), size)
+    peak = usage.peak(trace, device)
+    now = _Situation(trace, peak, usage.alive(trace, "peak", device), size)
     if health.has_holes(trace.losses):  # anything else may come of what was lost
         return next(_out_of_memory(now), None)
     for mistake in (_out_of_memory, _unknown, _found):
@@ -97,8 +95,8 @@ def _out_of_memory(now: _Situation) -> Iterator[Hint]:
 
 def _rows_are_of(now: _Situation, position: int) -> bool:
     """Whether what was alive after that event, on its device, is what was alive at the peak."""
-    device = views.device_of_event(now.trace, position)
-    there = views.alive_at(now.trace, position) & views.on_device(now.trace, now.peak.device)
+    device = devices.device_of_event(now.trace, position)
+    there = usage.alive_at(now.trace, position) & usage.on_device(now.trace, now.peak.device)
     return device == now.peak.device and np.array_equal(there, now.at_peak)
 
 
@@ -144,9 +142,9 @@ def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
 
 def _without(now: _Situation, which: Mask) -> int:
     """What the peak would be lower by if these had never been there."""
-    here = views.on_device(now.trace, now.peak.device) & ~which
+    here = usage.on_device(now.trace, now.peak.device) & ~which
     none = np.zeros(len(here), np.int64)
-    _, (level,) = views.level_columns(now.trace, here, none, 1)
+    _, (level,) = usage.level_columns(now.trace, here, none, 1)
     before = int(
         allocations(now.trace).requested_bytes[here & (allocations(now.trace).start < 0)].sum()
     )
@@ -298,7 +296,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     where = "".join(
         f" {word} {owners.short_line(found[0].name)}"
         for key, word in (("op", "of"), ("line", "at"))
-        if (found := views.holders(now.trace, key, largest))
+        if (found := breakdown.holders(now.trace, key, largest))
     )
     yield Hint(
         f"The largest temporary at the peak is {now.size(amount)}{where}: work on it in pieces.",
@@ -326,7 +324,7 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     """
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
-    rows = views.holders(trace, "module", which)
+    rows = breakdown.holders(trace, "module", which)
     names = [owners.first_layer(row.name) if depth else row.name for row in rows]
     bare = {name for name in names if owners.layers_alike(name) == "*"}
     for row, name in zip(rows, names, strict=True):
@@ -346,7 +344,7 @@ def not_recomputed(trace: Trace, which: Mask) -> Mask:
     layers = _recomputed_layers(trace)
     result = which.copy()
     if layers:
-        found = views.group(trace, "module", which)
+        found = breakdown.group(trace, "module", which)
         again = np.array(
             [owners.first_layer(name) in layers for name in found.names] + [False], np.bool_
         )

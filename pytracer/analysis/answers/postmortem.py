@@ -6,14 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis import views
-from pytracer.analysis.allocator import blocks
-from pytracer.analysis.answers import findings, hints
+from pytracer.analysis.allocator import advice as allocator_advice, blocks
+from pytracer.analysis.answers import breakdown, findings, hints
 from pytracer.analysis.answers.findings import Situation, Size
-from pytracer.analysis.facts import devices, owners
+from pytracer.analysis.facts import devices, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import Mask
-from pytracer.analysis.forecasts import allocator_advice
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION
 
@@ -33,7 +31,7 @@ class Failure:
 
     asked: int
     place: owners.Place
-    moment: views.Peak  # what was alive then
+    moment: usage.Peak  # what was alive then
     alive: Mask
     allocated: int | None
     reserved: int | None
@@ -61,9 +59,9 @@ def failure(trace: Trace) -> Failure | None:
     if len(found) == 0:
         return None
     at = int(found[-1])
-    device = views.device_of_event(trace, at)
+    device = devices.device_of_event(trace, at)
     here = devices.on(trace, device, allocations(trace).place)
-    alive = here & views.alive_at(trace, at)
+    alive = here & usage.alive_at(trace, at)
     size = blocks.device_bytes(trace, alive, at, device)
     asked = int(events.bytes[at])
     limit = devices.counted(trace, device, "limit_bytes")
@@ -71,7 +69,7 @@ def failure(trace: Trace) -> Failure | None:
     return Failure(
         asked=asked,
         place=owners.place_of(trace, int(events.scope[at])),
-        moment=views.moment(trace, at, device),
+        moment=usage.moment(trace, at, device),
         alive=alive,
         allocated=size.allocated,
         reserved=size.reserved,
@@ -128,10 +126,10 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     size = allocations(trace).requested_bytes
     if not alive.any():
         return []
-    groups = [views.group(trace, key, alive) for key in _KEYS]
+    groups = [breakdown.group(trace, key, alive) for key in _KEYS]
     codes = np.stack([group.codes for group in groups], axis=1)
     distinct, which = np.unique(codes, axis=0, return_inverse=True)
-    total = views.sums(which.ravel(), size[alive], len(distinct))
+    total = usage.sums(which.ravel(), size[alive], len(distinct))
     count = np.bincount(which.ravel(), minlength=len(distinct))
     rows = []
     for i in np.argsort(-total, kind="stable")[:most]:
@@ -232,7 +230,7 @@ def _asks_for_a_batch(failed: Failure) -> bool:
 def _batch_size(now: Situation) -> int:
     """The first dimension that most input bytes share; 0: not known."""
     sizes: dict[int, int] = {}
-    for row in views.holders(now.trace, "shape", now.of_category("inputs")):
+    for row in breakdown.holders(now.trace, "shape", now.of_category("inputs")):
         first = row.name.partition("x")[0]
         if first.isdigit():
             sizes[int(first)] = sizes.get(int(first), 0) + row.bytes

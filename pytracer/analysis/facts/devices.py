@@ -1,5 +1,7 @@
 """A trace's devices: what is on one, and what its allocator itself counted."""
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -64,3 +66,25 @@ def expandable(trace: Trace, device: str) -> bool:
     return "expandable_segments:true" in asked or bool(
         (mapped & on(trace, device, trace.events.place)).any()
     )
+
+
+def device_of_place(trace: Trace) -> NDArray[Any]:
+    """Per place, `cpu` or `cuda:0`."""
+    places = trace.places
+    names = []
+    for kind, index in zip(places.device_type, places.device_index, strict=True):
+        name = DEVICE_TYPES[kind] if kind < len(DEVICE_TYPES) else f"device{kind}"
+        names.append("cpu" if name == "cpu" else f"{name}:{index}")
+    return np.array(names, dtype=object)
+
+
+def device_of_event(trace: Trace, position: int) -> str:
+    """The device that the event is of; a damaged trace may lack its place."""
+    names = device_of_place(trace)
+    return str(names[min(int(trace.events.place[position]), len(names) - 1)])
+
+
+def pool_text(trace: Trace, place: int) -> str:
+    """A private pool's id; empty for the allocator's own."""
+    high, low = trace.places.pool_high[place], trace.places.pool_low[place]
+    return f"{high}.{low}" if high or low else ""

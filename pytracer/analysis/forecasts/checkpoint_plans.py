@@ -36,12 +36,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors
+from pytracer import errors, frames
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import replay, settings as allocator_settings
-from pytracer.analysis.answers.budgets import parse_size
-from pytracer.analysis.facts import lifetimes, owners, phases, scopes
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import lifetimes, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE, Mask
@@ -49,6 +48,7 @@ from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, PHASE
+from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,10 +123,7 @@ class CheckpointPlan:
 
     def table(self) -> "pd.DataFrame":
         """The frontier, one row per plan."""
-        import pandas as pd
-
-        rows = [{**vars(plan), "count": len(plan.modules)} for plan in self.frontier]
-        return pd.DataFrame(rows)
+        return frames.of_rows({**vars(plan), "count": len(plan.modules)} for plan in self.frontier)
 
 
 def code_of(modules: Iterable[str]) -> str:
@@ -169,8 +166,8 @@ def plan(
     Raises:
         errors.UsageError: no such size or device, or no module whose activations a backward used.
     """
-    name = device or views.main_device(trace)
-    views.on_device(trace, name)
+    name = device or usage.main_device(trace)
+    usage.on_device(trace, name)
     size, host = parse_size(budget), parse_size(pinned) if pinned else 0
     if host and name == "cpu":
         raise errors.UsageError(
@@ -264,7 +261,7 @@ class _Work:
         self.trace, self.device = trace, device
         self.alloc = allocations(trace)
         self.tree = scopes.tree(trace)
-        self.own = views.on_device(trace, device)
+        self.own = usage.on_device(trace, device)
         self.size = self.alloc.requested_bytes.astype(np.int64)
         self.moments = phases.moments(trace)
         self.end = np.where(self.alloc.completed < 0, _LAST, self.alloc.completed)
@@ -281,7 +278,7 @@ class _Work:
 
     def _times(self) -> tuple[float, int, float]:
         """What a forward is of a step, by device where that was measured; one in ticks; a step."""
-        medians = views.phase_medians(self.trace)
+        medians = training_steps.phase_medians(self.trace)
         tree = self.tree
         outermost = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
         outermost = outermost[tree.end[outermost] != NEVER]

@@ -10,17 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytracer import errors
-from pytracer.analysis import views
-from pytracer.analysis.allocator import ledger, replay
+from pytracer import errors, frames
+from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
+from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
 from pytracer.analysis.answers import postmortem
-from pytracer.analysis.answers.budgets import parse_size
-from pytracer.analysis.facts import lifetimes, owners
-from pytracer.analysis.forecasts import allocator_advice
-from pytracer.analysis.forecasts.allocator_advice import Choice
+from pytracer.analysis.facts import lifetimes, owners, usage
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.recorded import Trace
+from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,13 +78,11 @@ class Fits:
 
     def settings(self) -> "pd.DataFrame":
         """One row per choice of settings, what needs least first."""
-        import pandas as pd
-
         rows = [
             {**vars(choice), "smallest_card": choice.smallest_room + self.beside}
             for choice in self.choices
         ]
-        return pd.DataFrame(rows)
+        return frames.of_rows(rows)
 
 
 def fits(
@@ -101,7 +97,7 @@ def fits(
     Raises:
         errors.UsageError: no such size, device or settings, or nothing of a GPU in the trace.
     """
-    name = device or views.main_device(trace)
+    name = device or usage.main_device(trace)
     replay.steps(trace, name)
     beside, notes = _beside(trace, name)
     card = None if on is None else parse_size(on)

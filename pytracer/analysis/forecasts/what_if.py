@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis import views
 from pytracer.analysis.allocator import replay, settings as allocator_settings
-from pytracer.analysis.facts import lifetimes, phases, sanitized, scopes
+from pytracer.analysis.answers import breakdown
+from pytracer.analysis.facts import lifetimes, phases, sanitized, scopes, usage
 from pytracer.analysis.facts.allocations import Allocations, allocations
 from pytracer.analysis.facts.categories import OWNED, ROLE
 from pytracer.analysis.forecasts.verified import Verified
@@ -82,7 +82,7 @@ def what_if(
     """
     if batch is None and length is None:
         raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
-    name = device or views.main_device(traces[0])
+    name = device or usage.main_device(traces[0])
     shapes = _shapes(traces, name, asks_batch=batch is not None and length is None)
     order = sorted(range(len(traces)), key=lambda i: _volume(shapes[i]))
     traces, shapes = [traces[i] for i in order], [shapes[i] for i in order]
@@ -115,12 +115,12 @@ def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[S
 def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
     """The shapes of what the model is given, that with most bytes first."""
     alloc = allocations(trace)
-    given = views.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
+    given = usage.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
     called_with = given & (alloc.role != ROLE["target"])
     if called_with.any():  # what a loss is given is seen as the loss has it: flattened
         given = called_with
     sizes: dict[tuple[int, ...], int] = {}
-    for row in views.holders(trace, "shape", given):
+    for row in breakdown.holders(trace, "shape", given):
         shape = tuple(int(part) for part in row.name.split("x") if part.isdecimal())
         if shape:
             sizes[shape] = sizes.get(shape, 0) + row.bytes
@@ -138,7 +138,7 @@ def _same_program(traces: Sequence[Trace], device: str) -> None:
         raise errors.UsageError(
             f"these traces have {', '.join(map(str, steps))} steps: record the same number of each"
         )
-    parameters = {views.parameters(trace, device) for trace in traces}
+    parameters = {breakdown.parameters(trace, device) for trace in traces}
     if len(parameters) > 1:
         listed = ", ".join(f"{count:,}" for count in sorted(parameters))
         raise errors.UsageError(
@@ -179,7 +179,7 @@ def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
 def _keys(trace: Trace, device: str) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
     """The device's allocations in order, and what made each, with its number among those alike."""
     alloc = allocations(trace)
-    own = np.flatnonzero(views.on_device(trace, device))
+    own = np.flatnonzero(usage.on_device(trace, device))
     texts, seen = trace.strings, dict[tuple[Any, ...], int]()
     keys = []
     for i in own.tolist():
@@ -318,7 +318,7 @@ def _answer(
 
 def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]:
     """The highest level with these sizes, and what is alive there."""
-    changes, own = lifetimes.changes(trace), views.on_device(trace, device)
+    changes, own = lifetimes.changes(trace), usage.on_device(trace, device)
     mine = own[changes.allocation]
     delta = np.where(changes.bytes > 0, 1, -1) * size[changes.allocation]
     before = own & (lifetimes.lifetimes(trace).start < 0)
@@ -326,7 +326,7 @@ def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]
     if not len(levels):
         return int(size[before].sum()), before
     at = int(levels.argmax())
-    return int(levels[at]), views.alive_at(trace, int(changes.position[at])) & own
+    return int(levels[at]), usage.alive_at(trace, int(changes.position[at])) & own
 
 
 def _reserved(trace: Trace, device: str, size: I64) -> int:
@@ -340,7 +340,7 @@ def _reserved(trace: Trace, device: str, size: I64) -> int:
 
 def _flagged(trace: Trace, low: I64, high: I64, which: NDArray[np.bool_]) -> Iterator[Flagged]:
     total: dict[tuple[str, str, str], list[int]] = {}
-    groups = [views.group(trace, key, which) for key in ("category", "module", "op")]
+    groups = [breakdown.group(trace, key, which) for key in ("category", "module", "op")]
     for n, i in enumerate(np.flatnonzero(which).tolist()):
         names = [g.names[g.codes[n]] if g.codes[n] >= 0 else "" for g in groups]
         entry = total.setdefault((names[0], names[1], names[2]), [0, 0])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pytracer import errors
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.replay import Replay, recorded_settings, replay, steps
-from pytracer.analysis.views import devices as devices_of
+from pytracer.analysis.facts.usage import devices as devices_of
 from pytracer.recorded import Trace, once_per_trace
 
 VARIABLE = "PYTORCH_ALLOC_CONF="

@@ -1,0 +1,309 @@
+"""Who holds the memory: by category, by any of the keys, per parameter, and one row per block."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors, frames
+from pytracer.analysis.allocator import blocks
+from pytracer.analysis.facts import owners, sanitized, scopes, usage
+from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
+from pytracer.analysis.facts.casts import elements
+from pytracer.analysis.facts.categories import ROLE, role_text
+from pytracer.analysis.facts.devices import device_of_place, pool_text
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.facts.usage import At
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, KEYS, PHASES, U8
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class CategoryRow:
+    """A category in numbers; sizes are bytes."""
+
+    category: str
+    at_peak: int
+    own_peak: int
+    at_end: int
+    allocations: int
+
+
+def category_rows(trace: Trace, device: str | None = None) -> list[CategoryRow]:
+    """One row per category, in the order in which people see them."""
+    alloc, here = allocations(trace), usage.on_device(trace, device)
+    at_peak = usage.bytes_by_category(trace, usage.alive(trace, "peak", device))
+    at_end = usage.bytes_by_category(trace, usage.alive(trace, "end", device))
+    count = np.bincount(alloc.category[here], minlength=len(CATEGORIES))
+    rows = []
+    for name in CATEGORY_ORDER:
+        number = CATEGORY[name]
+        own = (
+            usage.highest_where(trace, here & (alloc.category == number)).bytes
+            if count[number]
+            else 0
+        )
+        rows.append(
+            CategoryRow(name, int(at_peak[number]), own, int(at_end[number]), int(count[number]))
+        )
+    return rows
+
+
+def summary(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """One row per category: bytes at the peak, at its own peak, at the end; allocations."""
+    return frames.of_rows(category_rows(trace, device)).set_index("category")
+
+
+def allocations_frame(trace: Trace) -> "pd.DataFrame":
+    """One row per allocation, every device; missing is NA."""
+    alloc = allocations(trace)
+    texts, labels, places = _Texts(trace), sanitized.labels(trace), trace.places
+    device_names = device_of_place(trace)
+    columns: dict[str, Any] = {
+        "id": np.arange(len(alloc)),
+        "device": texts.of(alloc.place, lambda place: str(device_names[place])),
+        "address": alloc.address,
+        "requested_bytes": alloc.requested_bytes.astype(np.int64),
+        "allocated_bytes": frames.numbers(blocks.allocated_bytes(trace), blocks.UNKNOWN),
+        "start_ns": frames.numbers(times_ns(trace, alloc.start), MISSING_TIME),
+        "end_ns": frames.numbers(times_ns(trace, alloc.end), MISSING_TIME),
+        "step": frames.numbers(alloc.step, -1),
+        "phase": texts.phases(alloc.phase),
+        "category": frames.categorical(alloc.category.astype(np.int8), CATEGORIES),
+        "role": texts.roles(alloc.role),
+        "name": texts.strings(labels.name[alloc.label]),
+        "module": texts.strings(alloc.module),
+        "op": texts.strings(alloc.op),
+        "line": texts.lines(alloc.line),
+        "forward_module": texts.strings(alloc.forward_module),
+        "forward_op": texts.strings(alloc.forward_op),
+        "forward_line": texts.lines(alloc.forward_line),
+        "free_phase": texts.phases(alloc.free_phase),
+        "stream": places.stream[alloc.place],
+        "pool": texts.pools(alloc.place),
+        "thread": alloc.thread,
+        "shape": texts.strings(labels.shape[alloc.label]),
+        "dtype": texts.strings(_dtype_rows(trace)),
+    }
+    return frames.of_columns(
+        {
+            name: column.categorical() if isinstance(column, Group) else column
+            for name, column in columns.items()
+        }
+    )
+
+
+def _dtype_rows(trace: Trace) -> NDArray[Any]:
+    """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
+    alloc = allocations(trace)
+    cast = alloc.role == ROLE["autocast_copy"]
+    return np.where(cast, 0, sanitized.labels(trace).dtype[alloc.label])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts as codes: row i is `names[codes[i]]`; -1 is "not known"."""
+
+    codes: I64
+    names: list[str]
+
+    def categorical(self) -> Any:
+        """A column of a table; -1 becomes NA."""
+        return frames.categorical(self.codes, self.names)
+
+
+class _Texts:
+    """Turns columns of numbers into texts; an empty text is "not known"."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def of(self, numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+        return grouped(numbers, text)
+
+    def strings(self, rows: NDArray[Any]) -> Group:
+        return self.of(rows, lambda row: self._trace.strings[row])
+
+    def lines(self, rows: NDArray[Any]) -> Group:
+        return self.of(rows, lambda row: owners.line_text(self._trace, row))
+
+    def phases(self, numbers: U8) -> Group:
+        return self.of(numbers, lambda phase: PHASES[phase] if phase < len(PHASES) else "")
+
+    def roles(self, numbers: NDArray[Any]) -> Group:
+        return self.of(numbers, lambda role: role_text(self._trace, role))
+
+    def pools(self, places: NDArray[Any]) -> Group:
+        return self.of(places, lambda place: pool_text(self._trace, place))
+
+
+def by(
+    trace: Trace, keys: str | Sequence[str], at: At = "peak", device: str | None = None
+) -> "pd.DataFrame":
+    """Bytes and allocations alive at a moment by "module", "op", "line", "phase", "role", ...
+
+    A module holds what it made, what its backward made, and its own weights, gradients and
+    optimizer state. Likewise for op and line: what backward made counts for the forward that
+    caused it; what checkpointing made again, for where it was made again.
+
+    Raises:
+        errors.UsageError: a key that does not exist.
+    """
+    wanted = [keys] if isinstance(keys, str) else list(keys)
+    if not wanted:
+        raise errors.UsageError(f"by() needs a key to group by; there is: {', '.join(KEYS)}")
+    there = usage.alive(trace, at, device)
+    columns = {key: group(trace, key, there).categorical() for key in wanted}
+    size = allocations(trace).requested_bytes[there].astype(np.int64)
+    frame = frames.of_columns({**columns, "bytes": size, "allocations": 1})
+    grouped = frame.groupby(wanted, dropna=False, observed=True, sort=False)
+    return grouped.sum().sort_values("bytes", ascending=False, kind="stable")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds how much."""
+
+    name: str
+    bytes: int
+    allocations: int
+
+
+def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
+    """As `by` with one key, of any allocations, largest first; what is not known is left out."""
+    found = group(trace, key, which)
+    known = found.codes >= 0
+    size = allocations(trace).requested_bytes[which][known]
+    totals = usage.sums(found.codes[known], size, len(found.names))
+    counts = np.bincount(found.codes[known], minlength=len(found.names))
+    rows = [Holder(n, int(t), int(c)) for n, t, c in zip(found.names, totals, counts, strict=True)]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+    """Numbers as the texts they stand for; the text of each distinct one is asked for once."""
+    distinct, codes = np.unique(numbers, return_inverse=True)
+    texts = [text(int(number)) for number in distinct]
+    names = sorted(set(texts) - {""})
+    place = {name: code for code, name in enumerate(names)} | {"": -1}
+    to_code = np.array([place[name] for name in texts], np.int64)
+    return Group(to_code[codes], names)
+
+
+def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
+    """The key's value of each of these allocations."""
+    alloc, texts = allocations(trace), _Texts(trace)
+    if key == "module":
+        return texts.of(*_holding_modules(trace, which))
+    if key == "op":
+        return texts.strings(alloc.cause("op")[which])
+    if key == "line":
+        return texts.lines(alloc.cause("line")[which])
+    if key in ("phase", "free_phase"):
+        return texts.phases(getattr(alloc, key)[which])
+    if key == "category":
+        return texts.of(alloc.category[which], lambda number: CATEGORIES[number])
+    if key == "role":
+        return texts.roles(alloc.role[which])
+    if key == "dtype":
+        return texts.strings(_dtype_rows(trace)[which])
+    if key in ("name", "shape"):
+        return texts.strings(getattr(sanitized.labels(trace), key)[alloc.label[which]])
+    if key == "step":
+        return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
+    if key == "pool":
+        return texts.pools(alloc.place[which])
+    raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
+
+
+def _holding_modules(
+    trace: Trace, which: Mask | NDArray[np.intp]
+) -> tuple[NDArray[Any], Callable[[int], str]]:
+    """A number per allocation, and the module path that the number stands for."""
+    alloc = allocations(trace)
+    module = alloc.cause("module")[which]
+    name = sanitized.labels(trace).name[alloc.label[which]].astype(np.int64)
+    kept = np.isin(
+        alloc.category[which],
+        [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
+    )
+    count = len(trace.strings)
+    root = _first_root(trace)
+    # Numbers from `count` on: the module that the tensor of this name belongs to.
+    numbers = np.where(kept & (name != 0), name + count, module)
+
+    def path(number: int) -> str:
+        if number < count:
+            return trace.strings[number]
+        return trace.strings[number - count].rpartition(".")[0] or root
+
+    return numbers, path
+
+
+def _first_root(trace: Trace) -> str:
+    """What the first model is called: its own tensors' names have no path."""
+    tree = scopes.tree(trace)
+    roots = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0))
+    names = (trace.strings[row] for row in tree.name[roots])
+    return next((name for name in names if "." not in name), "")
+
+
+@dataclass(frozen=True)
+class PerParameter:
+    """A category beside the model's parameters; NaN where no parameter is known."""
+
+    category: str
+    bytes: int  # the most there were
+    per_parameter: float
+    textbook: str  # not last: pandas leaves out middle columns where the screen is narrow
+    at_peak: float  # per_parameter at the peak of all memory, and when the trace ended
+    at_rest: float
+
+
+# What papers and courses say for mixed precision with Adam, and for fp32.
+_TEXTBOOK = {
+    "weights": "4 (fp32), 6 (mixed: fp32 and a 16-bit copy), 2 (pure 16-bit)",
+    "gradients": "4 (fp32), 2 (16-bit)",
+    "optimizer_state": "8 (Adam), 4 (momentum), 2 (8-bit Adam), 0 (SGD)",
+}
+
+
+def parameters(trace: Trace, device: str | None = None) -> int:
+    """How many parameters the model has: the elements of every tensor labelled as one."""
+    alloc, labels = allocations(trace), sanitized.labels(trace)
+    is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
+    is_parameter &= labels.category == CATEGORY["weights"]
+    rows = np.unique(alloc.label[usage.on_device(trace, device)])
+    by_name = {
+        int(labels.name[r]): elements(trace.strings[labels.shape[r]])
+        for r in rows
+        if is_parameter[r]
+    }
+    return sum(by_name.values())
+
+
+def parameter_rows(trace: Trace, device: str | None = None) -> list[PerParameter]:
+    """Weights, gradients and optimizer state per parameter: at most, at the peak, at rest."""
+    count = parameters(trace, device) or float("nan")
+    rows = {row.category: row for row in category_rows(trace, device)}
+    return [
+        PerParameter(
+            category=name,
+            bytes=rows[name].own_peak,
+            per_parameter=rows[name].own_peak / count,
+            at_peak=rows[name].at_peak / count,
+            at_rest=rows[name].at_end / count,
+            textbook=textbook,
+        )
+        for name, textbook in _TEXTBOOK.items()
+    ]
+
+
+def bytes_per_parameter(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
+    return frames.of_rows(parameter_rows(trace, device)).set_index("category")

@@ -1,0 +1,97 @@
+"""How good the recording is: what it lost or could not see, and what it cost the program."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from pytracer import frames, health as counters
+from pytracer.analysis.allocator import agreement
+from pytracer.analysis.answers import misuse
+from pytracer.analysis.facts import device_times, lifetimes
+from pytracer.recorded import Trace, once_per_trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing
+
+
+class OwnTime(NamedTuple):
+    """What recording computed, and its share of the time from the first moment to the last.
+
+    Without the time in which other programs had the core: so the share is the same beside them.
+
+    A moment is a call of an outermost module, a backward pass or a step. Processor time: nothing
+    that its threads waited, for each other or for other programs. Without torch's own price for
+    telling of every operator.
+    """
+
+    ns: int
+    share: float
+
+
+def own_time(trace: Trace) -> OwnTime | None:
+    """None where it was not measured: in files by others, by killed programs, of too few calls."""
+    noted = trace.meta.get("own_time")
+    ticks, ns, lasted, waited = _whole_numbers(noted, "ticks", "ns", "of_ticks", "waited_ns")
+    clock = trace.clock.ticks
+    is_whole = trace.file_report.get("status", "complete") == "complete"
+    calls = len(trace.events.ticks) + len(trace.scopes.ticks)  # at least
+    if not is_whole or calls < _FEWEST_CALLS or len(clock) < 2 or clock[-1] <= clock[0]:
+        return None
+    if ticks + ns <= 0 or lasted <= 0:
+        return None
+    ns_per_tick = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0]) / int(clock[-1] - clock[0])
+    taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick - waited
+    # One thread computes no longer than it lasts. Of several side by side, it is all of it at most.
+    return OwnTime(round(taken), taken / max(taken, whole))
+
+
+def _whole_numbers(noted: object, *names: str) -> list[int]:
+    """Zeros where one of them is none: a file may say anything."""
+    found = [noted.get(name) for name in names] if isinstance(noted, dict) else []
+    numbers = [one for one in found if type(one) is int and 0 <= one < 2**63]
+    return numbers if len(numbers) == len(names) else [0] * len(names)
+
+
+@dataclass(frozen=True)
+class HealthRow:
+    """One thing that makes the trace less than whole."""
+
+    name: str
+    severity: counters.Severity
+    count: int
+    meaning: str
+    advice: str
+
+
+@once_per_trace
+def health_rows(trace: Trace) -> list[HealthRow]:
+    """Everything that was lost or did not match, the worst first; empty if nothing was."""
+    counts = dict(trace.losses)
+    for name, count in lifetimes.lifetimes(trace).counters.items():
+        counts[name] = counts.get(name, 0) + count
+    counts["allocator_disagrees"] = sum(
+        abs(total - counted) for _, total, counted in agreement.differences(trace)
+    )
+    counts.update(misuse.counts(trace))
+    counts["untimed_phases"] = device_times.missing(trace)
+    errors_counted = trace.meta.get("callback_errors")
+    counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
+    worst = ("loss", "warning", "info")
+    rows = []
+    for name, count in counts.items():
+        if count and name not in counters.HARMLESS:
+            known = counters.counter(name)
+            rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
+    for key, name in (("cuda_problem", "no_cuda_events"), ("calls_problem", "no_calls")):
+        if problem := str(trace.meta.get(key) or ""):
+            known = counters.counter(name)
+            rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
+    return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
+
+
+def health(trace: Trace) -> "pd.DataFrame":
+    """What was lost or could not be seen, and what to do about it."""
+    # Texts inside: pandas leaves out middle columns where the screen is narrow.
+    names = ["name", "severity", "meaning", "advice", "count"]
+    return frames.of_rows(health_rows(trace), names).set_index("name")

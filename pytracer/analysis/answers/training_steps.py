@@ -1,0 +1,181 @@
+"""The steps of the program: their peaks, what they leave behind, how long their phases take."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import frames
+from pytracer.analysis.facts import device_times, phases, scopes, usage
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.usage import Peak
+from pytracer.recorded import Trace
+from pytracer.schema import I64, PHASE, U64
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def first_step(trace: Trace) -> int:
+    """How many steps the program had made when the trace began; 0 where that is not known."""
+    known = trace.meta.get("first_step")
+    return known if isinstance(known, int) and 0 < known < 1 << 31 else 0
+
+
+def when(trace: Trace, peak: Peak) -> str:
+    """`step 3, in backward`; of what follows the last step, `after step 3, in evaluation`."""
+    step, line = peak.step or 0, phases.timeline(trace)
+    over = 0 < len(line.step_ends) <= step and not phases.trains_on(trace)
+    name = (
+        f"after step {first_step(trace) + step - 1}" if over else f"step {first_step(trace) + step}"
+    )
+    if peak.phase is None or peak.phase == "other":
+        return f"{name}, between phases"
+    stretch = line.stretch_at(trace.events.ticks[peak.position : peak.position + 1])
+    evaluates = peak.phase == "forward" and not line.of_training[stretch].all()
+    return f"{name}, in {'evaluation' if evaluates else peak.phase}"
+
+
+def updates_by_hand(trace: Trace) -> bool:
+    """Whether a program trains, by several backwards, and nothing says where its steps end."""
+    backwards = int((scopes.tree(trace).kind == scopes.BACKWARD).sum())
+    return backwards > 1 and len(phases.timeline(trace).step_ends) == 0
+
+
+def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
+    """One row per step: its peak, what it began and ended with, how long its phases took.
+
+    What comes after the last step's end is a step of its own if training went on; an evaluation is not.
+    A phase has two times: the host's, and on CUDA the device's, which is the one to look at: the
+    host runs ahead. The device's are NA where none were measured.
+    """
+    names = list(StepRow.__dataclass_fields__)
+    table = frames.of_rows(step_rows(trace, device), names).set_index("step")
+    return table.astype({f"device_{phase}_ns": "Int64" for phase in TIMED})
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step in numbers; sizes are bytes."""
+
+    # pandas leaves out middle columns where the screen is narrow: so what says most is outside.
+    step: int
+    peak_bytes: int
+    growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
+    start_bytes: int
+    end_bytes: int
+    allocations: int
+    micro_steps: int  # backwards that a forward preceded
+    start_ns: int
+    end_ns: int
+    device_forward_ns: int | None  # by CUDA's events, on the stream that was current
+    device_backward_ns: int | None
+    device_optimizer_ns: int | None
+    forward_ns: int  # by the host's clock; of training, where there is evaluation as well
+    backward_ns: int
+    optimizer_ns: int
+
+
+TIMED = ("forward", "backward", "optimizer")
+
+
+def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
+    """See `steps`."""
+    events, line = trace.events, phases.timeline(trace)
+    if len(events.ticks) == 0:
+        return []
+    which = usage.on_device(trace, device)
+    positions, levels, at_start = usage.levels_where(trace, which)
+    # Where each step ends: as a time, and as a number of changes.
+    ends = (
+        np.append(line.step_ends, events.ticks[-1]) if phases.trains_on(trace) else line.step_ends
+    )
+    ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
+    count = len(ends)
+    if count == 0:
+        return []
+    cuts = np.searchsorted(events.ticks[positions], ends, side="right")
+    firsts = np.append(0, cuts[:-1])
+    level = np.concatenate([[at_start], levels])[: cuts[-1] + 1]
+    # A step of views and the like may end before the first event.
+    bounds = np.append(np.minimum(events.ticks[0], ends[0]), ends)
+    times = trace.time_ns(bounds)
+    made = allocations(trace).step[which]
+    columns: dict[str, Iterable[int | None]] = {
+        "peak_bytes": np.maximum(np.maximum.reduceat(level, firsts), level[cuts]).tolist(),
+        "growth_bytes": np.diff(level[cuts], prepend=level[0]).tolist(),
+        "start_bytes": level[firsts].tolist(),
+        "end_bytes": level[cuts].tolist(),
+        "allocations": np.bincount(made[made >= 0], minlength=count)[:count].tolist(),
+        "micro_steps": _micro_steps(line, bounds).tolist(),
+        "start_ns": times[:-1].tolist(),
+        "end_ns": times[1:].tolist(),
+    }
+    for phase in TIMED:
+        columns[f"device_{phase}_ns"] = device_times.per_step(trace, phase, count)
+        columns[f"{phase}_ns"] = np.diff(_time_until(trace, phase, bounds)).tolist()
+    rows = zip(*columns.values(), strict=True)
+    return [StepRow(step, **dict(zip(columns, row, strict=True))) for step, row in enumerate(rows)]
+
+
+@dataclass(frozen=True)
+class PhaseMedians:
+    """How long a step's phases take, each the median of the steps that have it."""
+
+    by_phase: dict[str, int]  # nanoseconds
+    of_device: bool  # else of the host
+
+
+def phase_medians(trace: Trace) -> PhaseMedians | None:
+    """The device's times, or on the CPU the program's; None where no step was seen to end."""
+    count = len(phases.timeline(trace).step_ends)
+    of_device = usage.main_device(trace).startswith("cuda")
+    by_phase = {}
+    for phase in TIMED:
+        times = (device_times.per_step if of_device else _host_times)(trace, phase, count)
+        known = [each for each in times if each]
+        if known:
+            # The first step loads kernels and makes the optimizer's state.
+            by_phase[phase] = int(np.median(known[1:] if len(known) > 2 else known))
+    return PhaseMedians(by_phase, of_device) if by_phase else None
+
+
+def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
+    line, durations = phases.timeline(trace), _durations(trace)
+    step = line.step_at(line.ticks)
+    those = np.flatnonzero((line.phase == PHASE[phase]) & line.of_training & (step < steps))
+    sums = np.zeros(steps, np.int64)
+    np.add.at(sums, step[those], durations[those])
+    return [int(each) for each in sums]
+
+
+def _durations(trace: Trace) -> I64:
+    """Of each stretch of the timeline on the host, in ns; the last one ends with the last event."""
+    line = phases.timeline(trace)
+    last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
+    found: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
+    return found
+
+
+def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:
+    """How long the program had been in the phase, of training, by each of these times."""
+    line = phases.timeline(trace)
+    begins = trace.time_ns(line.ticks)
+    counts = (line.phase == PHASE[phase]) & line.of_training
+    before = np.append(0, np.cumsum(np.diff(begins) * counts[:-1]))
+    at = line.stretch_at(ticks)
+    found: I64 = before[at] + (trace.time_ns(ticks) - begins[at]) * counts[at]
+    return found
+
+
+def _micro_steps(line: phases.Timeline, bounds: U64) -> NDArray[np.intp]:
+    """Between each of these times and the next, the backwards that a forward preceded."""
+    turns = np.flatnonzero(np.isin(line.phase, (phases.FORWARD, phases.BACKWARD_PHASE)))
+    forward = line.phase[turns] == phases.FORWARD
+    pairs = np.flatnonzero(forward[:-1] & ~forward[1:])
+    at = line.stretch_at(bounds)
+    ended = np.searchsorted(turns[pairs + 1], at[1:], side="right")
+    found: NDArray[np.intp] = np.maximum(ended - np.searchsorted(turns[pairs], at[:-1]), 0)
+    return found

@@ -1,0 +1,107 @@
+"""DataFrames. Nothing else imports pandas, and this module only when somebody asks for a table."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.units import size_text, time_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Columns of bytes whose names do not end in "bytes".
+_BYTES = frozenset(
+    ("at_peak", "own_peak", "at_end", "before", "after", "change")  # a summary's, a diff's
+) | {"used", "free", "largest_gap", "unusable", "free_pages"}
+
+
+# ---------------------------------------------------------------- tables
+
+
+def of_rows(rows: Iterable[Any], columns: Sequence[str] | None = None) -> "pd.DataFrame":
+    """A row per dataclass, or per mapping. Without rows, only `columns` says which there are."""
+    pandas = _pandas()
+    found = [row if isinstance(row, Mapping) else vars(row) for row in rows]
+    return pandas.DataFrame(found, columns=None if columns is None else list(columns))
+
+
+def of_columns(
+    columns: Mapping[str, Any], index: tuple[str, NDArray[Any]] | None = None
+) -> "pd.DataFrame":
+    """A table of these columns; `index` is its name and its values."""
+    pandas = _pandas()
+    rows = None if index is None else pandas.Index(index[1], name=index[0])
+    return pandas.DataFrame(dict(columns), index=rows)
+
+
+def _pandas() -> Any:
+    """The package, with `.pytracer` on its DataFrames."""
+    import pandas as pd
+
+    if not hasattr(pd.DataFrame, "pytracer"):
+        pd.api.extensions.register_dataframe_accessor("pytracer")(Tables)
+    return pd
+
+
+# ---------------------------------------------------------------- columns
+
+
+def numbers(values: NDArray[Any], missing: int) -> Any:
+    """Whole numbers, NA where the value is `missing`."""
+    pandas = _pandas()
+    absent = values == missing
+    if not absent.any():
+        return pandas.array(values, dtype="Int64").copy()
+    return pandas.arrays.IntegerArray(values.astype(np.int64), absent)
+
+
+def categorical(codes: NDArray[Any], names: Sequence[str]) -> Any:
+    """Row i is `names[codes[i]]`, NA for the code -1."""
+    return _pandas().Categorical.from_codes(codes, categories=list(names))
+
+
+def texts(values: Iterable[str]) -> Any:
+    """Texts, NA where they are empty."""
+    pandas = _pandas()
+    return pandas.array([value or pandas.NA for value in values], dtype="string")
+
+
+def without(column: Any, value: object) -> Any:
+    """The column with NA in the value's place."""
+    return column.replace(value, _pandas().NA)
+
+
+# ---------------------------------------------------------------- `.pytracer`
+
+
+class Tables:
+    """The attribute `.pytracer` of a DataFrame."""
+
+    def __init__(self, table: "pd.DataFrame") -> None:
+        self._table = table
+
+    def human(self) -> "pd.DataFrame":
+        """A copy to read: bytes become `3.57 MiB`, nanoseconds `591 ms`."""
+        over_time = self._table.index.name == "time_ns"  # all its numbers are levels
+        shown = self._table.copy()
+        for name in shown.columns:
+            if shown[name].dtype.kind in "iu":
+                text = size_text if over_time else _text_for(str(name))
+                if text is not None:
+                    shown[name] = _written(shown[name], text)
+        if over_time:
+            shown.index = _written(shown.index.to_series(), time_text).rename("time")
+        return shown
+
+
+def _text_for(column: str) -> Callable[[int], str] | None:
+    if column in _BYTES or column.endswith("bytes"):
+        return size_text
+    return time_text if column.endswith("_ns") else None
+
+
+def _written(column: Any, text: Callable[[int], str]) -> Any:
+    """The numbers as texts; missing ones stay missing."""
+    return column.astype(object).map(lambda number: text(int(number)), na_action="ignore")
