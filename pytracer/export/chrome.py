@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis.allocator import blocks
+from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import (
     device_times,
-    devices,
     lifetimes,
     owners,
     phases,
@@ -987,19 +986,8 @@ def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
 
 def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
     """When the device's reserved bytes change, and what they are from then on."""
-    events = trace.events
-    taken = _is_action(trace, "segment_alloc", "segment_map", "seed_segment")
-    given = _is_action(trace, "segment_free", "segment_unmap")
-    here = devices.on(trace, device, trace.events.place)
-    position = np.flatnonzero((taken | given) & here)
-    snapshot = np.flatnonzero(_is_action(trace, "snapshot") & here)
-    if len(snapshot):
-        position = position[position > snapshot[0]]
-    size = events.bytes[position].astype(np.int64) * np.where(given[position], -1, 1)
-    # Seeds are written while the program goes on, but tell of what was there at the start.
-    seeds = events.action[position] == ACTION["seed_segment"]
-    level = np.cumsum(np.where(seeds, 0, size)) + size[seeds].sum()
-    return events.ticks[position], level
+    known = segments.changes(trace, device)
+    return trace.events.ticks[known.row], known.level
 
 
 def _is_action(trace: Trace, *names: str) -> Mask:

@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.allocator import blocks
+from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import devices, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.chrome import alike
 from pytracer.export.html import printable
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORIES, I64, U32
+from pytracer.schema import CATEGORIES, I64, U32
 
 Rows = NDArray[np.intp]
 
@@ -324,13 +324,12 @@ class _Addresses:
         trace: Trace, device: str, begin: NDArray[np.float64], rows: Rows
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         size = np.maximum(allocations(trace).requested_bytes[rows], 1).astype(np.float64)
-        events = trace.events
-        grown = ("seed_segment", "segment_alloc", "segment_map")
-        segments = np.isin(events.action, [ACTION[name] for name in grown])
-        segments &= devices.on(trace, device, events.place)
-        held = events.address[segments].astype(np.float64)
+        known = segments.changes(trace, device)
+        grown = known.row[known.bytes > 0]
+        held = trace.events.address[grown].astype(np.float64)
+        held_ends = held + trace.events.bytes[grown].astype(np.float64)
         starts = np.concatenate([begin, held])
-        ends = np.concatenate([begin + size, held + events.bytes[segments].astype(np.float64)])
+        ends = np.concatenate([begin + size, held_ends])
         by_address = np.argsort(starts, kind="stable")
         starts, ends = starts[by_address], np.maximum.accumulate(ends[by_address])
         first = np.flatnonzero(np.append(True, starts[1:] > ends[:-1] + _GAP)[: len(starts)])
@@ -351,19 +350,11 @@ class Curve:
 
 def reserved(trace: Trace, device: str) -> Curve:
     """What the device's allocator held from the driver; empty where that is not known."""
-    events = trace.events
-    here = devices.on(trace, device, events.place)
-    snapshot = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
-    if device == "cpu" or len(snapshot) == 0:
+    snapshot = segments.snapshot_of(trace, device)
+    if device == "cpu" or snapshot is None:
         return Curve([], [])
-    signs = np.zeros(len(ACTION), np.int64)
-    for name, sign in {"alloc": 1, "map": 1, "free": -1, "unmap": -1}.items():
-        signs[ACTION[f"segment_{name}"]] = sign
-    seeded = int(events.bytes[here & (events.action == ACTION["seed_segment"])].sum())
-    own = here & (signs[np.minimum(events.action, len(signs) - 1)] != 0)
-    own[: snapshot[0]] = False
-    rows = np.flatnonzero(own)
-    change = events.bytes[rows].astype(np.int64) * signs[events.action[rows]]
-    level = np.cumsum(np.concatenate([[seeded], change]))
-    times = trace.time_ns(events.ticks[np.concatenate([snapshot[:1], rows])])
+    known = segments.changes(trace, device)
+    later = ~known.is_seed
+    level = np.append(known.at_start, known.level[later])
+    times = trace.time_ns(trace.events.ticks[np.append(snapshot, known.row[later])])
     return Curve(times.tolist(), level.tolist())

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer._native import core
-from pytracer.analysis.allocator import blocks
+from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.facts import devices, sanitized, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
@@ -29,7 +29,7 @@ from pytracer.export.chrome import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
+from pytracer.schema import ACTION, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest that every version of the viewer reads
@@ -296,20 +296,13 @@ class _Device:
 
     def _recorded_segments(self) -> Ranges[_Segment]:
         """What the device's events say is held at the end."""
-        events, places = self.trace.events, self.trace.places
-        kinds = [ACTION[name] for name in ("seed_segment", *_SEGMENTS)]
-        here = devices.on(self.trace, self.name, events.place) & np.isin(events.action, kinds)
-        held: Ranges[_Segment] = Ranges()
-        for i in np.flatnonzero(here).tolist():
-            action, at = ACTIONS[events.action[i]], int(events.place[i])
-            begin = int(events.address[i])
-            end = begin + int(events.bytes[i])
-            held.remove(begin, end)
-            if action not in ("segment_free", "segment_unmap") and begin < end:
-                pool = (int(places.pool_high[at]), int(places.pool_low[at]))
-                stream, mapped = int(places.stream[at]), action == "segment_map"
-                held.add(begin, end, _Segment(begin, end, stream, pool, mapped))
-        return held
+        places = self.trace.places
+        recorded: Ranges[_Segment] = Ranges()
+        for begin, end, piece in segments.held(self.trace, self.name):
+            at, mapped = piece.place, piece.came_by == "segment_map"
+            pool = (int(places.pool_high[at]), int(places.pool_low[at]))
+            recorded.add(begin, end, _Segment(begin, end, int(places.stream[at]), pool, mapped))
+        return recorded
 
 
 def _touching(begins: U64, ends: U64) -> list[_Segment]:

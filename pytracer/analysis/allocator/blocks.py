@@ -20,11 +20,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer.analysis.allocator import segments
 from pytracer.analysis.facts import devices
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, DEVICE_TYPES, I64
+from pytracer.schema import ACTION, DEVICE_TYPES, I64, U64
 
 UNKNOWN = -1
 ROUND = 512  # bytes, of CUDA's allocator
@@ -50,24 +51,12 @@ def device_bytes(trace: Trace, alive: Mask, position: int, device: str) -> Devic
 
 def _reserved(trace: Trace, position: int, device: str) -> int | None:
     """The CPU's allocator holds nothing back; CUDA's is known from when its state was written."""
-    events = trace.events
-    if device == "cpu":
+    snapshot = segments.snapshot_of(trace, device)
+    if device == "cpu" or snapshot is None:
         return None
-    here = devices.on(trace, device, events.place)
-    snapshot = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
-    if len(snapshot) == 0:
-        return None
-    position = max(position, int(snapshot[0]))
-    total = int(events.bytes[here & (events.action == ACTION["seed_segment"])].sum())
-    now = here[: position + 1].copy()
-    now[: snapshot[0]] = False
-    for action, sign in _SEGMENT_CHANGES.items():
-        rows = now & (events.action[: position + 1] == ACTION[action])
-        total += sign * int(events.bytes[: position + 1][rows].sum())
-    return total
-
-
-_SEGMENT_CHANGES = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+    known = segments.changes(trace, device)
+    by_then = known.is_seed | (known.row <= max(position, snapshot))
+    return int(known.bytes[by_then].sum())
 
 
 @once_per_trace
@@ -92,18 +81,17 @@ def _cuda_blocks(
     trace: Trace, found: Lifetimes, device: str, own: NDArray[np.intp]
 ) -> NDArray[np.int64]:
     sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // ROUND) * ROUND, ROUND)
-    events = trace.events
-    here = devices.on(trace, device, events.place)
     if devices.expandable(trace, device):
         return sizes
     large = np.flatnonzero(sizes > SMALL)
     bounds = _Bounds()
     seeds = large[found.start[own[large]] < 0]
     bounds.add_all(found.address[own[seeds]])
-    bounds.add_all(_segment_ends(trace, here, "seed_segment"))
+    known = segments.changes(trace, device)
+    bounds.add_all(_ends(trace, known.row[known.is_seed]))
     for i in seeds:
         sizes[i] = bounds.reach(int(found.address[own[i]]), int(sizes[i]))
-    for begins, address, i in _history(trace, found, here, own, large):
+    for begins, address, i in _history(trace, found, known, own, large):
         if not begins:
             bounds.remove(address)
         elif i < 0:
@@ -138,28 +126,30 @@ class _Bounds:
         return room if size <= room <= size + SMALL else size
 
 
-def _segment_ends(trace: Trace, here: Mask, action: str) -> NDArray[np.uint64]:
-    events = trace.events
-    rows = here & (events.action == ACTION[action])
-    ends: NDArray[np.uint64] = events.address[rows] + events.bytes[rows]
+def _ends(trace: Trace, rows: NDArray[np.intp]) -> U64:
+    """Where these segments end."""
+    ends: U64 = trace.events.address[rows] + trace.events.bytes[rows]
     return ends
 
 
 def _history(
-    trace: Trace, found: Lifetimes, here: Mask, own: NDArray[np.intp], large: NDArray[np.intp]
+    trace: Trace,
+    found: Lifetimes,
+    known: segments.Changes,
+    own: NDArray[np.intp],
+    large: NDArray[np.intp],
 ) -> Iterator[tuple[bool, int, int]]:
     """What bounds appear and disappear, in order: whether, where, of which allocation (or -1)."""
-    events = trace.events
+    action = trace.events.action[known.row]
     numbers = own[large]
     made, freed = found.start[numbers] >= 0, found.completed[numbers] >= 0
     parts = [
         (found.start[numbers[made]], True, found.address[numbers[made]], large[made]),
         (found.completed[numbers[freed]], False, found.address[numbers[freed]], large[freed]),
     ]
-    for action, begins in (("segment_alloc", True), ("segment_free", False)):
-        rows = np.flatnonzero(here & (events.action == ACTION[action]))
-        ends = events.address[rows] + events.bytes[rows]
-        parts.append((rows, begins, ends, np.full(len(rows), -1)))
+    for name, begins in (("segment_alloc", True), ("segment_free", False)):
+        rows = known.row[action == ACTION[name]]
+        parts.append((rows, begins, _ends(trace, rows), np.full(len(rows), -1)))
     position = np.concatenate([part[0] for part in parts])
     begins_column = np.concatenate([np.full(len(part[0]), part[1]) for part in parts])
     address = np.concatenate([part[2] for part in parts])

@@ -18,20 +18,17 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytracer import errors, frames
-from pytracer.analysis.allocator import blocks
+from pytracer.analysis.allocator import blocks, segments as segment_events
 from pytracer.analysis.facts import devices, lifetimes, usage
 from pytracer.analysis.facts.usage import At
-from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS
+from pytracer.schema import ACTION
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_GROWS, _SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _PAGE = {"small": 2 << 20, "large": 20 << 20}  # what expandable segments map and unmap at once
 
 
@@ -187,22 +184,22 @@ def _layout(
     trace: Trace, device: str, position: int, failed: int, request: int | None
 ) -> Layout | None:
     events = trace.events
-    here = devices.on(trace, device, events.place)
-    snapshots = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
+    snapshot = segment_events.snapshot_of(trace, device)
     sizes = blocks.allocated_bytes(trace)
     alive = usage.alive_at(trace, position) & usage.on_device(trace, device)
-    if device == "cpu" or len(snapshots) == 0 or (sizes[alive] == blocks.UNKNOWN).any():
+    if device == "cpu" or snapshot is None or (sizes[alive] == blocks.UNKNOWN).any():
         return None
-    position = max(position, int(snapshots[0]))
+    position = max(position, snapshot)
     alive = usage.alive_at(trace, position) & usage.on_device(trace, device)
     found = lifetimes.lifetimes(trace)
     order = np.argsort(found.address[alive], kind="stable")
     starts, lengths = found.address[alive][order].tolist(), sizes[alive][order].tolist()
     expandable = devices.expandable(trace, device)
-    segments = tuple(
-        _segment(trace, held, starts, lengths, expandable)
-        for held in _held(trace, here, int(snapshots[0]), position)
-    )
+    pieces = [
+        _Piece(begin, end, piece.place, piece.came_by)
+        for begin, end, piece in segment_events.held(trace, device, position)
+    ]
+    segments = tuple(_segment(trace, held, starts, lengths, expandable) for held in _merged(pieces))
     asked = _asked(trace, device, failed, request)
     left = int(events.address[failed]) if failed >= 0 else None
     allowed = devices.allowed(trace, device)
@@ -214,7 +211,7 @@ def _layout(
 
 
 @dataclass(frozen=True)
-class _Held:
+class _Piece:
     """A piece of memory that the allocator holds."""
 
     address: int
@@ -223,27 +220,9 @@ class _Held:
     came_by: str  # the event's name
 
 
-def _held(trace: Trace, here: NDArray[np.bool_], snapshot: int, position: int) -> list[_Held]:
-    """What the allocator holds after the event at the position, by address."""
-    events = trace.events
-    is_seed = events.action == ACTION["seed_segment"]
-    changes = np.isin(events.action, [ACTION[name] for name in (*_GROWS, *_SHRINKS)])
-    changes[: snapshot + 1] = False
-    changes[position + 1 :] = False
-    seeds, changed = np.flatnonzero(here & is_seed), np.flatnonzero(here & changes)
-    held: Ranges[tuple[int, str]] = Ranges()
-    for row in (*seeds.tolist(), *changed.tolist()):
-        name, begin = ACTIONS[events.action[row]], int(events.address[row])
-        end = begin + int(events.bytes[row])
-        held.remove(begin, end)
-        if name not in _SHRINKS and begin < end:
-            held.add(begin, end, (int(events.place[row]), name))
-    return _merged([_Held(begin, end, *value) for begin, end, value in held])
-
-
-def _merged(pieces: list[_Held]) -> list[_Held]:
+def _merged(pieces: list[_Piece]) -> list[_Piece]:
     """An expandable segment is mapped piece by piece; a piece and what it touches are one."""
-    merged: list[_Held] = []
+    merged: list[_Piece] = []
     for piece in pieces:
         last = merged[-1] if merged else None
         mapped = "segment_map" in (piece.came_by, last.came_by if last else "")
@@ -256,7 +235,7 @@ def _merged(pieces: list[_Held]) -> list[_Held]:
 
 def _segment(
     trace: Trace,
-    held: _Held,
+    held: _Piece,
     starts: list[int],
     lengths: list[int],
     expandable: bool,

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pytracer import errors, frames
 from pytracer._native import core
 from pytracer.analysis.allocator import settings as allocator_settings
+from pytracer.analysis.allocator.segments import GROWS, SHRINKS
 from pytracer.analysis.allocator.settings import MIB, Settings
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import devices, lifetimes, owners, usage
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _ATTEMPT, _TRIM = range(5)
-_GIVEN_BACK = ("segment_free", "segment_unmap")
-_TAKEN = ("segment_alloc", "segment_map")
 LIMIT_STEP = 2 * MIB  # how finely the smallest limit is looked for
 
 
@@ -297,7 +296,7 @@ def _trims(
     events = trace.events
     numbers = {
         name: [ACTION[each] for each in each_of]
-        for name, each_of in (("back", _GIVEN_BACK), ("taken", _TAKEN))
+        for name, each_of in (("back", SHRINKS), ("taken", GROWS))
     }
     acts = np.flatnonzero(here & (events.action < ACTION["label"]))
     back = np.isin(events.action[acts], numbers["back"])
@@ -333,8 +332,8 @@ def _trims(
 def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
     """What the allocator held before each of these events of one device."""
     action, size = trace.events.action[rows], trace.events.bytes[rows].astype(np.int64)
-    grows = np.isin(action, [ACTION[name] for name in (*_TAKEN, "seed_segment")])
-    shrinks = np.isin(action, [ACTION[name] for name in _GIVEN_BACK])
+    grows = np.isin(action, [ACTION[name] for name in (*GROWS, "seed_segment")])
+    shrinks = np.isin(action, [ACTION[name] for name in SHRINKS])
     change = np.where(grows, size, np.where(shrinks, -size, 0))
     before: I64 = np.cumsum(change) - change
     return before
