@@ -8,53 +8,55 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 from pytracer.export.exporters import EXPORTERS, Exporter
 
 _LIMITS = ("max_events", "full")
 
 
-def add_export(commands: Any) -> None:
-    """Its arguments."""
-    export = commands.add_parser(
-        "export", help="a saved trace for a viewer, a notebook or a browser"
-    )
-    export.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    export.add_argument(
-        "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
-    )
-    export.add_argument(
-        "--format",
-        choices=tuple(EXPORTERS),
-        metavar="FORMAT",
-        help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
-        "parquet or pytrace; by default what the output's suffix says, or perfetto",
-    )
-    export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    export.add_argument(
-        "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
-    )
-    export.add_argument(
-        "--full", action="store_true", help="all of a large trace; else what is small is folded"
-    )
-    output.add_anonymous(export)
-    output.add_json(export)
-    export.set_defaults(run=_export)
+class Export(Command):
+    """A saved trace for a viewer, a notebook or a browser."""
 
+    name = "export"
 
-def _export(options: argparse.Namespace) -> int:
-    name, target = _export_target(options)
-    exporter = EXPORTERS[name]
-    with output.patience(f"exporting {options.file}"):
-        trace = output.read(options.file, anonymous=options.anonymous).data
-        if Path(target).exists() and Path(target).samefile(options.file):
-            raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
-        limits = _limits_of(exporter, options)
-        written = exporter.write(trace, target, overwrite=options.force, **limits)
-    if isinstance(written, Path):
-        _print_path(exporter, written, options)
-    else:
-        _print_timeline(exporter, written, options)
-    return 0
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument(
+            "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
+        )
+        parser.add_argument(
+            "--format",
+            choices=tuple(EXPORTERS),
+            metavar="FORMAT",
+            help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
+            "parquet or pytrace; by default what the output's suffix says, or perfetto",
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        parser.add_argument(
+            "--max-events",
+            type=output.positive,
+            help="keep the largest and longest of a large trace",
+        )
+        parser.add_argument(
+            "--full", action="store_true", help="all of a large trace; else what is small is folded"
+        )
+        output.add_anonymous(parser)
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        name, target = _export_target(options)
+        exporter = EXPORTERS[name]
+        with output.patience(f"exporting {options.file}"):
+            trace = output.read(options.file, anonymous=options.anonymous).data
+            if Path(target).exists() and Path(target).samefile(options.file):
+                raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+            limits = _limits_of(exporter, options)
+            written = exporter.write(trace, target, overwrite=options.force, **limits)
+        if isinstance(written, Path):
+            _print_path(exporter, written, options)
+        else:
+            _print_timeline(exporter, written, options)
+        return 0
 
 
 def _limits_of(exporter: Exporter, options: argparse.Namespace) -> dict[str, Any]:
@@ -111,38 +113,39 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
     print(f"The same on one screen:  pytracer summary {shlex.quote(str(options.file))}")
 
 
-def add_report(commands: Any) -> None:
-    """Its arguments."""
-    report = commands.add_parser(
-        "report", help="one offline page in which every allocation can be seen"
-    )
-    report.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    report.add_argument("other", type=Path, nargs="?", help="a second one, to be compared with it")
-    report.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
-    report.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    report.add_argument(
-        "--source", action="store_true", help="also put the source lines that allocated into it"
-    )
-    output.add_json(report)
-    report.set_defaults(run=_report)
+class Report(Command):
+    """One offline page in which every allocation can be seen."""
 
+    name = "report"
 
-def _report(options: argparse.Namespace) -> int:
-    from pytracer.export import report
-    from pytracer.files import refuse_to_overwrite
-    from pytracer.units import size_text
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument(
+            "other", type=Path, nargs="?", help="a second one, to be compared with it"
+        )
+        parser.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        parser.add_argument(
+            "--source", action="store_true", help="also put the source lines that allocated into it"
+        )
+        output.add_json(parser)
 
-    target = options.output or options.file.parent / f"{options.file.stem}.html"
-    given = [options.file, *([options.other] if options.other else [])]
-    if any(target.exists() and file.exists() and target.samefile(file) for file in given):
-        raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
-    refuse_to_overwrite(target, overwrite=options.force)
-    with output.patience(f"reading {options.file}"):
-        traces = [report.Named(file.name, output.read(file).data) for file in given]
-        written = report.write(traces, target, source=options.source, overwrite=options.force)
-    if options.json:
-        output.print_json({"path": str(written), "bytes": written.stat().st_size})
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.export import report
+        from pytracer.files import refuse_to_overwrite
+        from pytracer.units import size_text
+
+        target = options.output or options.file.parent / f"{options.file.stem}.html"
+        given = [options.file, *([options.other] if options.other else [])]
+        if any(target.exists() and file.exists() and target.samefile(file) for file in given):
+            raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+        refuse_to_overwrite(target, overwrite=options.force)
+        with output.patience(f"reading {options.file}"):
+            traces = [report.Named(file.name, output.read(file).data) for file in given]
+            written = report.write(traces, target, source=options.source, overwrite=options.force)
+        if options.json:
+            output.print_json({"path": str(written), "bytes": written.stat().st_size})
+            return 0
+        print(f"Written to {written}: {size_text(written.stat().st_size)}.")
+        print("Open it in any browser; it loads nothing, so it can be sent as it is.")
         return 0
-    print(f"Written to {written}: {size_text(written.stat().st_size)}.")
-    print("Open it in any browser; it loads nothing, so it can be sent as it is.")
-    return 0
