@@ -43,17 +43,19 @@ def written_by(module: str) -> Callable[..., Path]:
 
 
 def chrome(trace: Trace, path: str | Path, *, overwrite: bool = False, **limits: Any) -> Exported:
-    """Chrome trace JSON. `limits` are the fields of `chrome.Options`."""
+    """Chrome trace JSON. `limits` are the fields of `rows.Options`."""
     from pytracer.export import chrome
+    from pytracer.export.rows import Options
 
-    return chrome.write(trace, path, chrome.Options(**limits), overwrite=overwrite)
+    return chrome.write(trace, path, Options(**limits), overwrite=overwrite)
 
 
 def perfetto(trace: Trace, path: str | Path, *, overwrite: bool = False, **limits: Any) -> Exported:
-    """Perfetto's own format. `limits` are the fields of `chrome.Options`."""
-    from pytracer.export import chrome, perfetto
+    """Perfetto's own format. `limits` are the fields of `rows.Options`."""
+    from pytracer.export import perfetto
+    from pytracer.export.rows import Options
 
-    return perfetto.write(trace, path, chrome.Options(**limits), overwrite=overwrite)
+    return perfetto.write(trace, path, Options(**limits), overwrite=overwrite)
 
 
 def html(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
