@@ -18,6 +18,7 @@ from pytracer.cli import main
 from pytracer.export import chrome, perfetto as export, tracks
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text
 from tests.browser import Perfetto, chromium, perfetto
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
@@ -204,7 +205,7 @@ def test_what_is_folded_keeps_its_counts_and_bytes(folder: Path, trace: Trace) -
                 assert len(rows.begin) <= 3 + 2 * len(CATEGORY_ORDER)
         whole = chrome.Document(trace, chrome.Options(full=True), native=True)
         assert whole.folded == {}
-        assert document.folded.get("slices", 0) == max(len(whole._slices.numbers) - 4, 0)
+        assert document.folded.get("slices", 0) == max(len(whole.slices.numbers) - 4, 0)
 
 
 @given(damaged())
@@ -237,7 +238,7 @@ def test_bars_are_named_by_module_op_and_bytes(tmp_path: Path) -> None:
         name for _, _, name, _ in found
     }
     for _, _, name, arguments in found:
-        assert name.split(" · ")[-1] == tracks.size_text(arguments["bytes"])
+        assert name.split(" · ")[-1] == size_text(arguments["bytes"])
 
 
 def test_modules_have_their_own_bytes_and_those_with_what_is_inside(tmp_path: Path) -> None:
