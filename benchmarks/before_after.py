@@ -55,9 +55,7 @@ def measure(case: str, seconds: float, steps: int) -> dict[str, Any]:
 
     def block(options: dict[str, Any] | None) -> tuple[float, float]:
         traced = options is not None
-        tracing = pytracer.trace(
-            workload.model, workload.optimizer, report=False, **(options or {})
-        )
+        tracing = pytracer.trace(workload.model, workload.optimizer, table=False, **(options or {}))
         if traced:
             tracing.__enter__()
         workload.step()

@@ -713,7 +713,7 @@ def run_phases(model: Model) -> dict[str, Any]:
         }
 
     def by_trace(**options: Any) -> tuple[dict[str, list[float]], trace]:
-        with trace(model.module, model.optimizer, report=False, **options) as t:
+        with trace(model.module, model.optimizer, table=False, **options) as t:
             for _ in range(10):
                 model.step()
         steps = t.steps()

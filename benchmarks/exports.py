@@ -52,11 +52,11 @@ def record(path: Path, events: int) -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    with pytracer.trace(devices="cpu", report=False) as few:
+    with pytracer.trace(devices="cpu", table=False) as few:
         for _ in range(10):
             step()
     a_step = len(few.data.events.ticks) // 10
-    with pytracer.trace(devices="cpu", report=False, path=path):
+    with pytracer.trace(devices="cpu", table=False, path=path):
         for _ in range(events // a_step + 1):
             step()
 

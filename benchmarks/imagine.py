@@ -313,7 +313,7 @@ def real(name: str) -> dict[str, Any]:
     """On the GPU, traced."""
     import pytracer
 
-    with pytracer.trace(devices="cuda", report=False) as t:
+    with pytracer.trace(devices="cuda", table=False) as t:
         PROGRAMS[name]("cuda")
     stats = torch.cuda.memory_stats()
     return {

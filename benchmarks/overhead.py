@@ -109,7 +109,7 @@ def ours(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
         if chosen.get("path"):
             folder = tempfile.mkdtemp(prefix="overhead-")
             chosen["path"] = Path(folder) / "run.pytrace"
-        tracing = pytracer.trace(workload.model, workload.optimizer, report=False, **chosen)
+        tracing = pytracer.trace(workload.model, workload.optimizer, table=False, **chosen)
         tracing.__enter__()
 
         def stop() -> None:
@@ -384,7 +384,7 @@ def _round_s(samples: dict[str, Samples]) -> float:
 def measure_memory(case: Case, workload: models.Workload, **options: Any) -> dict[str, float]:
     """Host bytes an event: of the logs while recording, and of the finished trace's columns."""
     workload.step()
-    with pytracer.trace(workload.model, workload.optimizer, report=False, **options) as traced:
+    with pytracer.trace(workload.model, workload.optimizer, table=False, **options) as traced:
         steps = 0
         deadline = time.monotonic() + 30
         while C.status()["events"] < EVENTS_FOR_MEMORY and time.monotonic() < deadline:

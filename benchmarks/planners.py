@@ -38,7 +38,7 @@ def run(name: str, change: Callable[[Any], Any]) -> Any:
     import pytracer
 
     torch._dynamo.reset()
-    with pytracer.trace(devices="cpu", report=False) as recorded:
+    with pytracer.trace(devices="cpu", table=False) as recorded:
         model, _, loss = prediction.MODELS[name]("cpu")
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=False)
         forward = change(model)

@@ -264,7 +264,7 @@ def train_here(name: str, way: Way, limit: int | None, trace_to: str | None) -> 
     if limit is not None and device == "cuda":
         allow(limit)
     failed = False
-    with pytracer.trace(devices=device, report=False) as recorded:
+    with pytracer.trace(devices=device, table=False) as recorded:
         try:
             training = MODELS[name](device)
             changed(training[0], way)
@@ -326,7 +326,7 @@ def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[
     from pytracer.analysis.forecasts.checkpoint_plans import _Work
 
     model, optimizer, _ = training
-    with pytracer.trace(model, optimizer, devices=device, cost=True, report=False) as recorded:
+    with pytracer.trace(model, optimizer, devices=device, cost=True, table=False) as recorded:
         for _ in range(STEPS):
             step(training)
     work = _Work(recorded.data, usage.main_device(recorded.data))
@@ -535,7 +535,7 @@ def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
         optimizer.zero_grad()
 
     step()  # kernels and workspaces are there then, for every trace alike
-    with pytracer.trace(model, optimizer, devices=device, report=False) as recorded:
+    with pytracer.trace(model, optimizer, devices=device, table=False) as recorded:
         for _ in range(2):
             step()
     return recorded, part * copies
@@ -602,7 +602,7 @@ def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, An
         return False
 
     if trace_to:
-        with pytracer.trace(devices="cuda", report=False) as recorded:
+        with pytracer.trace(devices="cuda", table=False) as recorded:
             failed = work()
         recorded.save(trace_to, overwrite=True)
     else:

@@ -78,7 +78,7 @@ def one_round(
     for mode, options in MODES.items():
         tracing = None
         if options is not None:
-            tracing = pytracer.trace(*traced, report=False, **options)
+            tracing = pytracer.trace(*traced, table=False, **options)
             tracing.__enter__()
         C.listen_to_operators(mode == "operators heard")
         for name, (times, do) in all_things.items():

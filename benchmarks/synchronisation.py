@@ -95,7 +95,7 @@ def count(library: Path) -> None:
         if options is None:
             block(mode)
         else:
-            with pytracer.trace(*targets, report=False, **options):
+            with pytracer.trace(*targets, table=False, **options):
                 block(mode)
 
 
@@ -120,7 +120,7 @@ def clock() -> None:
             if options is None:
                 block(mode)
             else:
-                with pytracer.trace(*targets, report=False, **options):
+                with pytracer.trace(*targets, table=False, **options):
                     block(mode)
     medians = {
         mode: {name: round(statistics.median(each), 2) for name, each in rows.items()}

@@ -85,9 +85,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             the same trace records next (another call, block or cycle) goes to run.1.pytrace, ...
         max_events: how many events to keep in memory; more are counted and not kept.
         anonymous: leave out host, process numbers, command, folders and paths, in the file too.
-        report: print the table at the end (to stderr). By default only for a `with trace():`
+        table: print the table at the end (to stderr). By default only for a `with trace():`
             that gives the trace no name; and when the block is left because an allocation failed,
-            a page about that, with the trace saved. `report=False` does neither.
+            a page about that, with the trace saved. `table=False` does neither.
+        report: the former name of `table`; deprecated.
     """
 
     @_with_known_options
@@ -102,10 +103,15 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         devices: str | Sequence[str] | None = None,
         path: str | Path | None = None,
         max_events: int | None = None,
-        report: bool | None = None,
+        table: bool | None = None,
         anonymous: bool = False,
+        report: bool | None = None,
     ) -> None:
-        """Nothing is recorded yet; bad arguments are refused here."""
+        """Refuses bad arguments. The recording starts when the block is entered."""
+        if report is not None:
+            if table is not None:
+                raise errors.UsageError("report= is the former name of table=: drop report=")
+            table = of_former_name(report)
         _check_targets(targets)
         if schedule is not None and not callable(schedule):
             raise errors.UsageError(
@@ -131,8 +137,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._cost = cost
         self._measurement: Measurement | None = None
         self._schedule = schedule
-        self._report = report
-        self._report_now = bool(report)
+        self._table = table
+        self._prints_table = bool(table)
         self._session: Session | None = None
         self._data: Trace | None = None
         self._entered = False
@@ -157,8 +163,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._data = None
         self._step = self._cycle = 0
         self._user_steps = self._is_whole = False
-        if self._report is None:
-            self._report_now = _has_no_name(sys._getframe(1))
+        if self._table is None:
+            self._prints_table = _has_no_name(sys._getframe(1))
         try:
             if self._schedule is not None:
                 self._held.count_steps(self._optimizer_stepped)
@@ -186,10 +192,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             if error is None:
                 raise
             warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
-        if failed and self._report is not False and self._data is not None:
+        if failed and self._table is not False and self._data is not None:
             self._explain_out_of_memory()
-        elif self._report_now and self._data is not None:
-            self._print_report()
+        elif self._prints_table and self._data is not None:
+            self._print_table()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Traces each call of the function, each with a trace of its own.
@@ -212,8 +218,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         def traced(*args: P.args, **kwargs: P.kwargs) -> R:
             again = trace.__new__(trace)
             again.__dict__.update(self.__dict__, _held=Held())
-            again._report = True if self._report is None else self._report
-            again._report_now = bool(again._report)
+            again._table = True if self._table is None else self._table
+            again._prints_table = bool(again._table)
             traced.last = again  # type: ignore[attr-defined]  # of a call that raises, too
             with again:
                 return function(*args, **kwargs)
@@ -384,7 +390,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         except Exception as problem:  # the recording must end, whatever a profiler leaves
             warnings.warn(f"the costs could not be read: {problem!r}", RuntimeWarning, stacklevel=3)
 
-    def _print_report(self) -> None:
+    def _print_table(self) -> None:
         from pytracer.export import table
 
         # stderr, so that what the program prints to stdout stays its own.
@@ -408,6 +414,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write("\n" + text)
+
+
+def of_former_name(report: bool) -> bool:
+    """Warns that `table=` was given by its former name, and returns its value."""
+    errors.warn(f"report={report} is deprecated: write table={report}", DeprecationWarning)
+    return report
 
 
 def _check_targets(targets: Sequence[Any]) -> None:

@@ -57,7 +57,7 @@ def run(steps: int, device: str | None = None) -> trace:
     torch.manual_seed(0)
     model = Transformer().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    with trace(model, optimizer, stacks=True, report=False) as traced:
+    with trace(model, optimizer, stacks=True, table=False) as traced:
         for _ in range(steps):
             tokens = torch.randint(VOCABULARY, (BATCH, LENGTH), device=device)
             logits = model(tokens)

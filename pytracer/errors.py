@@ -65,9 +65,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def warn(text: str) -> None:
-    """A RuntimeWarning at the line of the program's that called us, however far away it is."""
+def warn(text: str, category: type[Warning] = RuntimeWarning) -> None:
+    """Warns at the line of the program that called pytracer, however far up the stack it is."""
     level, frame = 1, sys._getframe().f_back
     while frame is not None and frame.f_globals.get("__name__", "").startswith("pytracer."):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, RuntimeWarning, stacklevel=level + 1)
+    warnings.warn(text, category, stacklevel=level + 1)

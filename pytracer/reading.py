@@ -314,10 +314,17 @@ class Views:
             full: all of it. Else what is too small to see in a large trace is folded: its counts
                 and bytes are there, in one bar for many.
         """
-        from pytracer.export import chrome
+        from pytracer.export import exporters
 
-        options = chrome.Options(max_events, round(min_dt_us * 1000), arrows, full)
-        return chrome.write(self.data, path, options, overwrite=overwrite)
+        return exporters.chrome(
+            self.data,
+            path,
+            overwrite=overwrite,
+            max_events=max_events,
+            min_dt_ns=round(min_dt_us * 1000),
+            arrows=arrows,
+            full=full,
+        )
 
     def export_perfetto(
         self, path: str | Path, *, overwrite: bool = False, arrows: int = 1000, full: bool = False
@@ -331,10 +338,9 @@ class Views:
             full: all of it. Else what is too small to see in a large trace is folded: its counts
                 and bytes are there, in one bar for many.
         """
-        from pytracer.export import chrome, perfetto
+        from pytracer.export import exporters
 
-        options = chrome.Options(arrows=arrows, full=full)
-        return perfetto.write(self.data, path, options, overwrite=overwrite)
+        return exporters.perfetto(self.data, path, overwrite=overwrite, arrows=arrows, full=full)
 
     def export_memory_snapshot(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a `.pickle` for https://pytorch.org/memory_viz, with the categories."""
@@ -371,7 +377,9 @@ class Views:
 
     def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """The same as `report`; its table and picture need no scripts."""
-        return self.report(path, overwrite=overwrite)
+        from pytracer.export import exporters
+
+        return exporters.html(self.data, path, overwrite=overwrite)
 
     def to_parquet(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Writes allocations, timeline, steps and summary as Parquet (needs pyarrow)."""

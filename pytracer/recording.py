@@ -110,7 +110,7 @@ class Recording:
 
     def _start(self, **more: Any) -> Any:
         try:
-            return self._make(report=False, **more).__enter__()
+            return self._make(table=False, **more).__enter__()
         except errors.PytracerError as problem:
             self._problem(str(problem))
             return None

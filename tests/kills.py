@@ -141,7 +141,7 @@ def _record(path: Path, steps: int | None) -> None:
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(4)))
     optimizer = torch.optim.Adam(model.parameters())
     batch, kept = torch.randn(4, 32), []
-    with pytracer.trace(model, optimizer, path=path, devices="cpu", stacks=True, report=False):
+    with pytracer.trace(model, optimizer, path=path, devices="cpu", stacks=True, table=False):
         while steps is None or len(kept) < steps:
             model(batch).square().mean().backward()
             optimizer.step()

@@ -592,7 +592,7 @@ def _record(folder: Path) -> None:
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
         optimizer, kept = torch.optim.Adam(model.parameters()), []
-        with pytracer.trace(model, optimizer, devices="cpu", report=False, **options) as traced:
+        with pytracer.trace(model, optimizer, devices="cpu", table=False, **options) as traced:
             for step in range(steps):
                 model(torch.ones(2, 8)).square().mean().backward()
                 optimizer.step()

@@ -230,7 +230,7 @@ def test_what_checkpointing_makes_again_is_held_by_the_module_that_makes_it(
     reentrant: bool,
 ) -> None:
     model = Model(checkpointed=reentrant)
-    with trace(model, report=False, stacks=True) as t:
+    with trace(model, table=False, stacks=True) as t:
         loss_of(model).backward()
     frame = t.allocations()
     again = frame[(frame.phase == "recompute") & (frame.category == "activations")]
@@ -261,11 +261,11 @@ def test_a_trace_inside_a_trace_knows_what_was_there_before_it(given: bool, devi
         optimizer.step()
 
     step()
-    with trace(*targets, devices=device, report=False) as outer:
+    with trace(*targets, devices=device, table=False) as outer:
         step()
-        with trace(*targets, devices=device, report=False) as inner:
+        with trace(*targets, devices=device, table=False) as inner:
             step()
-    with trace(*targets, devices=device, report=False) as alone:
+    with trace(*targets, devices=device, table=False) as alone:
         step()
     held = ["weights", "gradients", "optimizer_state"]
     weights = bytes_of([*model.parameters(), *model.buffers()])
@@ -280,7 +280,7 @@ def test_gradients_from_before_a_trace_are_known_though_it_begins_by_freeing_the
     model = Model()
     optimizer = torch.optim.SGD(model.parameters())
     loss_of(model).backward()
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         optimizer.zero_grad()
         loss_of(model).backward()
     own_peak = t.summary().own_peak
@@ -303,7 +303,7 @@ def test_a_parameter_has_its_modules_name_though_its_optimizer_is_met_first(stac
         return loss
 
     model(torch.randn(2, 8)).sum().backward()
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         for _ in range(2):
             for optimizer in optimizers:
                 optimizer.step()  # of gradients that are older than the trace
@@ -330,7 +330,7 @@ def test_a_parameter_has_its_modules_name_though_its_optimizer_is_met_first(stac
 def test_two_optimizers_of_plain_tensors_do_not_share_names() -> None:
     tensors = [torch.randn(size, requires_grad=True) for size in (10, 20)]
     optimizers = [torch.optim.SGD([tensor]) for tensor in tensors]
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         for tensor, optimizer in zip(tensors, optimizers, strict=True):
             tensor.sum().backward()
             optimizer.step()
@@ -363,7 +363,7 @@ def test_what_deepspeeds_optimizers_hold_is_what_it_is() -> None:
 
     engine = nn.Sequential(nn.Linear(5, 5, bias=False))
     engine.__dict__["optimizer"] = Zero()
-    with trace(report=False, devices="cpu") as t:
+    with trace(table=False, devices="cpu") as t:
         engine(torch.ones(2, 5)).sum().backward()
     rows = t.allocations()
     known = rows[
@@ -386,7 +386,7 @@ def test_what_the_program_has_on_the_gpu_from_before_the_trace_is_known() -> Non
     optimizer = torch.optim.AdamW(model.parameters())
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
     data = torch.randint(0, WORDS, (1000, BATCH, LENGTH), device="cuda")
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         for step in range(3):
             model(data[step]).square().mean().backward()
             optimizer.step()
@@ -427,7 +427,7 @@ class ChecksForward(nn.Module):
 
 def test_what_a_checkpoint_runs_again_by_forward_belongs_to_its_layer() -> None:
     model = ChecksForward()
-    with trace(model, report=False) as t:
+    with trace(model, table=False) as t:
         model.layers[0](torch.ones(4, 8))
         model.layers[1](torch.ones(4, 8))
         model(torch.ones(4, 8)).sum().backward()

@@ -54,7 +54,7 @@ def test_batches_that_another_thread_makes_are_inputs(saved_tensors: str) -> Non
             batches.put(fetch())
         batches.put(None)
 
-    with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+    with trace(model, optimizer, table=False, saved_tensors=saved_tensors) as t:
         thread = threading.Thread(target=prefetch)
         thread.start()
         while (batch := batches.get()) is not None:
@@ -108,7 +108,7 @@ def test_a_batch_in_an_object_of_its_own_is_inputs(kind: Any, saved_tensors: str
         x = torch.randn(32, 64)
         return kind({"x": x, "rest": inner}) if kind is collections.UserDict else kind(x, inner)
 
-    with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+    with trace(model, optimizer, table=False, saved_tensors=saved_tensors) as t:
         for _ in range(4):
             loss = model(fetched(), (other, optimizer)) + other(torch.zeros(1, 64)).sum()
             loss.backward()
@@ -125,7 +125,7 @@ def test_a_batch_that_is_fetched_before_backward_is_the_next_forwards_input(
 ) -> None:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+    with trace(model, optimizer, table=False, saved_tensors=saved_tensors) as t:
         following = fetch()
         for _ in range(20):
             features, wanted = following
@@ -142,7 +142,7 @@ def test_targets_of_any_size_are_inputs() -> None:
     """Graphs are not read before every backward, and no two batches need be alike."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         for rows in range(20, 50):
             learn(model, optimizer, fetch(rows))
     assert categories(t.allocations(), "aten::randn", "aten::randint") == {"inputs"}
@@ -151,7 +151,7 @@ def test_targets_of_any_size_are_inputs() -> None:
 def test_a_copy_of_the_weights_is_no_target() -> None:
     """Though a weight may have been made by the same operator, and autograd saves that."""
     original, best = net(), {}
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         model = copy.deepcopy(original)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for step in range(40):
@@ -183,7 +183,7 @@ class HandWritten(torch.optim.Optimizer):
 def test_state_that_is_made_anew_in_each_step_is_state_from_the_first() -> None:
     model = net()
     optimizer = HandWritten(model.parameters())
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         for _ in range(3):
             learn(model, optimizer, fetch())
     assert t.summary().own_peak.functional == 0
@@ -199,7 +199,7 @@ def test_state_that_was_made_anew_from_before_the_trace_is_state() -> None:
     model = net()
     optimizer = HandWritten(model.parameters())
     learn(model, optimizer, fetch())
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         for _ in range(3):
             learn(model, optimizer, fetch())
     assert t.summary().own_peak.functional == 0
@@ -225,7 +225,7 @@ def test_state_that_is_loaded_in_between_is_state(at: int, from_file: bool) -> N
                 del loaded
         return sum(t.nbytes for entry in optimizer.state.values() for t in entry.values())
 
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         state = train(net())
     # What copy.deepcopy takes is in no event: where it was met it was there, maybe from the begin.
     first = 0 if from_file else at + 1
@@ -256,7 +256,7 @@ def test_state_that_is_made_anew_now_and_then_is_state() -> None:
         for _ in range(11):
             learn(model, optimizer, fetch())
 
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         train(model := net())
     assert t.summary().own_peak.functional == 0
     expected = sum(2 * 4 * p.shape[0] ** 2 for p in model.parameters())
@@ -282,7 +282,7 @@ def test_lbfgs_copies_of_all_parameters_are_not_saved_by_autograd() -> None:
         loss.backward()
         return loss
 
-    with trace(model, report=False) as t:
+    with trace(model, table=False) as t:
         for _ in range(3):
             closure()
             adam.step()
@@ -301,7 +301,7 @@ def test_a_penalty_that_comes_late_keeps_activations() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(64, 64), nn.Softplus(), nn.Linear(64, 64), nn.Softplus())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        with trace(model, optimizer, report=False, saved_tensors=saved_tensors) as t:
+        with trace(model, optimizer, table=False, saved_tensors=saved_tensors) as t:
             for step in range(6):
                 optimizer.zero_grad()
                 x = torch.randn(32, 64, requires_grad=step == 5)
@@ -340,7 +340,7 @@ def test_gradients_in_a_buffer_from_before_the_trace_are_gradients() -> None:
     step()
     for _ in range(2):  # each trace for itself
         optimizer.zero_grad()
-        with trace(report=False) as t:
+        with trace(table=False) as t:
             for _ in range(3):
                 step()
         assert t.summary().at_peak.gradients == flat.nbytes
@@ -351,7 +351,7 @@ def test_sparse_gradients_are_gradients() -> None:
     """Their indices and their values, each a tensor of its own."""
     words = nn.Embedding(1000, 64, sparse=True)
     optimizer = torch.optim.SparseAdam(words.parameters())
-    with trace(words, optimizer, report=False) as t:
+    with trace(words, optimizer, table=False) as t:
         for _ in range(2):
             words(torch.randint(0, 1000, (50,))).sum().backward()
             optimizer.step()
@@ -376,7 +376,7 @@ def test_a_sparse_buffer_is_weights(layout: torch.layout) -> None:
 
     model = Graph()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         model(torch.randn(200, 16)).sum().backward()
         optimizer.step()
     rows = t.allocations()
@@ -394,7 +394,7 @@ def test_a_buffer_that_the_first_forward_makes_is_weights() -> None:
 
     model = nn.Sequential(nn.Linear(16, 16), Rotary())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         for _ in range(2):
             model(torch.randn(8, 16)).sum().backward()
             optimizer.step()
@@ -410,7 +410,7 @@ def named_state(t: trace) -> set[str]:
 
 def test_parameters_that_take_others_places_have_their_names() -> None:
     model = net()
-    with trace(model, report=False) as t:
+    with trace(model, table=False) as t:
         model(torch.randn(2, 64)).sum().backward()
         model.load_state_dict({k: 2 * v for k, v in model.state_dict().items()}, assign=True)
         optimizer = torch.optim.Adam(model.parameters())
@@ -422,7 +422,7 @@ def test_parameters_that_take_others_places_have_their_names() -> None:
 def test_a_parameter_that_a_module_gets_later_has_its_name() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         for step in range(4):
             if step == 2:
                 model[0].scale = nn.Parameter(torch.ones(64))
@@ -449,7 +449,7 @@ def test_a_frozen_teacher_needs_no_no_grad() -> None:
 
     teacher, student = Teacher().requires_grad_(requires_grad=False), Teacher()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.1)
-    with trace(student, optimizer, report=False) as t:
+    with trace(student, optimizer, table=False) as t:
         for _ in range(4):
             x = torch.randn(256, 64)
             pairs = zip(teacher(x), student(x), strict=True)
@@ -467,7 +467,7 @@ def test_a_batch_that_was_fetched_and_not_used_yet_is_an_input() -> None:
     copying = torch.utils.data.DataLoader(data, batch_size=None, collate_fn=copy_of)
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         batches = iter(copying)
         following = next(batches)
         for _ in range(5):
@@ -491,7 +491,7 @@ def test_an_evaluation_in_between_is_no_part_of_a_steps_forward() -> None:
             for _ in range(30):
                 layer(rows)
 
-    with trace(layer, optimizer, devices="cpu", report=False) as t:
+    with trace(layer, optimizer, devices="cpu", table=False) as t:
         for _ in range(4):
             layer(rows).square().mean().backward()
             optimizer.step()
@@ -499,7 +499,7 @@ def test_an_evaluation_in_between_is_no_part_of_a_steps_forward() -> None:
     forward = t.steps().forward_ns.iloc[1:4]
     turns = t.steps().end_ns.iloc[1:4] - t.steps().start_ns.iloc[1:4]
     assert (forward < 0.5 * turns).all()
-    with trace(layer, devices="cpu", report=False) as t:
+    with trace(layer, devices="cpu", table=False) as t:
         evaluate()
     assert t.steps().forward_ns.sum() > 0
 
@@ -523,7 +523,7 @@ class Positions(nn.Module):
 def copies(use: Any, saved_tensors: str, *, batch: int = 1, autocast: bool = True) -> set[str]:
     """The parameters of which there are copies; each must be half as large."""
     model = Positions(use)
-    with trace(model, report=False, saved_tensors=saved_tensors) as t:
+    with trace(model, table=False, saved_tensors=saved_tensors) as t:
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(torch.randn(batch, 32, 16))
@@ -592,7 +592,7 @@ def test_what_a_saved_tensor_hook_packs_is_no_copy_that_autocast_made() -> None:
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         return tensor if tensor.data_ptr() in weights else tensor.bfloat16()
 
-    with trace(model, report=False) as t:
+    with trace(model, table=False) as t:
         for _ in range(3):
             with torch.autograd.graph.saved_tensors_hooks(pack, lambda packed: packed.float()):
                 y = model(torch.randn(64, 64))
@@ -609,7 +609,7 @@ def test_detail_category_tells_a_batch_that_follows_a_call_without_grad(keeps: b
     found, model = {}, net()
     for detail in ("op", "category"):
         optimizer, kept = torch.optim.SGD(model.parameters(), lr=0.1), []
-        with trace(model, optimizer, detail=detail, report=False) as t:
+        with trace(model, optimizer, detail=detail, table=False) as t:
             for _ in range(4):
                 state = torch.randn(1, 64)
                 kept.append(state if keeps else None)
@@ -627,7 +627,7 @@ def test_detail_category_keeps_a_forward_of_several_models_one() -> None:
     optimizer = torch.optim.SGD([*encoder.parameters(), *decoder.parameters()], lr=0.1)
     found = {}
     for detail in ("op", "category"):
-        with trace(encoder, decoder, optimizer, detail=detail, report=False) as t:
+        with trace(encoder, decoder, optimizer, detail=detail, table=False) as t:
             for _ in range(4):
                 features, wanted = fetch(512)
                 functional.cross_entropy(decoder(encoder(features).exp()), wanted).backward()

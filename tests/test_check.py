@@ -199,7 +199,7 @@ def test_a_trace_that_lost_allocations_is_not_within_any_budget(tmp_path, capsys
 
     from pytracer import trace
 
-    with trace(devices="cpu", max_events=10, report=False) as t:
+    with trace(devices="cpu", max_events=10, table=False) as t:
         for _ in range(100):
             torch.ones(100)
     t.save(tmp_path / "lost.pytrace")

@@ -60,7 +60,7 @@ def run(model: nn.Module, x: torch.Tensor, chosen: tuple[str, ...], cast: bool =
         module = model.get_submodule(name)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with trace(model, optimizer, devices="cpu", report=False) as t:
+    with trace(model, optimizer, devices="cpu", table=False) as t:
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16, enabled=cast):
                 loss = model(x).float().square().mean()

@@ -362,7 +362,7 @@ def test_limits_keep_the_largest_and_say_what_is_missing(tmp_path: Path) -> None
 def test_a_file_too_large_for_a_browser_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chrome, "_HEAVY", 1000)
+    monkeypatch.setattr(chrome, "HEAVY", 1000)
     (warning,) = chrome.write(training().trace(), tmp_path / "run.json").warnings
     assert "max_events" in warning
 
@@ -371,7 +371,7 @@ def test_a_file_too_large_for_a_browser_is_said(
 
 
 def test_gzip_holds_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chrome, "_CHUNK", 1000)  # many members of one stream
+    monkeypatch.setattr(chrome, "CHUNK", 1000)  # many members of one stream
     trace = training().trace()
     chrome.write(trace, tmp_path / "a.json")
     written = chrome.write(trace, tmp_path / "a.json.gz")

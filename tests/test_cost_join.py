@@ -813,7 +813,7 @@ def test_measuring_allocates_nothing_on_the_device() -> None:
         return torch.cuda.max_memory_allocated()
 
     peak(nullcontext)
-    assert peak(nullcontext) == peak(lambda: trace(model, cost=True, report=False))
+    assert peak(nullcontext) == peak(lambda: trace(model, cost=True, table=False))
 
 
 @pytest.mark.cuda

@@ -120,7 +120,7 @@ def test_an_event_takes_at_most_64_bytes_of_host_memory() -> None:
     """Of the worst case: a step on the CPU that is mostly small operators."""
     workload = models.tiny()
     workload.step()
-    with pytracer.trace(workload.model, workload.optimizer, report=False) as traced:
+    with pytracer.trace(workload.model, workload.optimizer, table=False) as traced:
         for _ in range(60):
             workload.step()
         held = C.status()["host_bytes"]
@@ -162,7 +162,7 @@ def test_tracing_costs_a_fraction_of_a_step() -> None:
         plain = processor_time(workload.step)
         traced = again = float("inf")
         for _ in range(3):  # against the step before any trace: others slow the machine for seconds
-            with pytracer.trace(workload.model, workload.optimizer, stacks=True, report=False):
+            with pytracer.trace(workload.model, workload.optimizer, stacks=True, table=False):
                 workload.step()
                 traced = min(traced, processor_time(workload.step))
             again = min(again, processor_time(workload.step))

@@ -23,7 +23,7 @@ from pytracer import trace
 
 way, store, rank, ranks = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
-with trace(devices="cpu", report=False) as t:
+with trace(devices="cpu", table=False) as t:
     net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
     if way == "first_fsdp":
         wrap = ModuleWrapPolicy({nn.Linear})
@@ -161,7 +161,7 @@ engine, *_ = deepspeed.initialize(
         "zero_allow_untested_optimizer": True,
     },
 )
-with trace(devices="cpu", report=False) as t:
+with trace(devices="cpu", table=False) as t:
     for _ in range(3):
         engine.backward(engine(torch.randn(4, 256, dtype=torch.bfloat16)).sum())
         engine.step()
@@ -221,7 +221,7 @@ def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
     base = torch.nn.Sequential(*[torch.nn.Linear(512, 512, bias=False) for _ in range(4)]).cuda()
     net = torch.nn.DataParallel(base, device_ids=[0, 1])
     optimizer = torch.optim.AdamW(base.parameters())
-    with trace(net, optimizer, report=False) as t:
+    with trace(net, optimizer, table=False) as t:
         for _ in range(3):
             net(torch.randn(16, 512, device="cuda:0")).sum().backward()
             optimizer.step()

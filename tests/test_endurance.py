@@ -93,7 +93,7 @@ def test_ten_thousand_steps_written_to_a_file_do_not_grow_the_process(tmp_path: 
         + TINY_STEPS
         + """
 import sys
-with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
+with pytracer.trace(model, optimizer, path=sys.argv[1], table=False):
     for _ in range(2_000):  # every table and every spare chunk is there by then
         step()
     warm = rss()
@@ -122,7 +122,7 @@ from pytracer._native import C
 torch.set_num_threads(1)
 empty = torch.empty
 highest = before = rss()
-with pytracer.trace(path=sys.argv[1], devices="cpu", detail="category", report=False):
+with pytracer.trace(path=sys.argv[1], devices="cpu", detail="category", table=False):
     for _ in range(500):
         for _ in range(10_000):
             empty(64)
@@ -155,9 +155,9 @@ def allocate(count: int) -> None:
 
 
 def test_max_events_bounds_what_is_kept_and_names_what_is_lost() -> None:
-    with pytracer.trace(devices="cpu", report=False) as whole:
+    with pytracer.trace(devices="cpu", table=False) as whole:
         allocate(3_000)
-    with pytracer.trace(devices="cpu", max_events=1_000, report=False) as bounded:
+    with pytracer.trace(devices="cpu", max_events=1_000, table=False) as bounded:
         allocate(3_000)
     kept, lost = bounded.data.events, bounded.data.losses
     assert not whole.data.losses
@@ -175,9 +175,9 @@ def test_max_events_bounds_what_is_kept_and_names_what_is_lost() -> None:
 
 
 def test_a_trace_inside_a_full_one_records_its_own_and_blames_nobody() -> None:
-    with pytracer.trace(devices="cpu", max_events=50, report=False) as outer:
+    with pytracer.trace(devices="cpu", max_events=50, table=False) as outer:
         allocate(200)
-        with pytracer.trace(devices="cpu", report=False) as inner:
+        with pytracer.trace(devices="cpu", table=False) as inner:
             large = torch.ones(1_000_000)
             allocate(100)
         allocate(200)
@@ -190,7 +190,7 @@ def test_a_trace_inside_a_full_one_records_its_own_and_blames_nobody() -> None:
 
 
 def test_losses_are_saved_with_the_trace(tmp_path: Path) -> None:
-    with pytracer.trace(devices="cpu", max_events=100, report=False) as bounded:
+    with pytracer.trace(devices="cpu", max_events=100, table=False) as bounded:
         allocate(200)
     loaded = pytracer.load(bounded.save(tmp_path / "run.pytrace"))
     assert loaded.data.losses == bounded.data.losses != {}
@@ -198,7 +198,7 @@ def test_losses_are_saved_with_the_trace(tmp_path: Path) -> None:
 
 def test_losses_are_streamed_with_the_trace(tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
-    with pytracer.trace(devices="cpu", max_events=100, path=path, report=False) as bounded:
+    with pytracer.trace(devices="cpu", max_events=100, path=path, table=False) as bounded:
         allocate(200)
     loaded = pytracer.load(path)
     assert len(loaded.data.events.ticks) == 100
@@ -210,7 +210,7 @@ def test_losses_are_streamed_with_the_trace(tmp_path: Path) -> None:
 def test_a_full_log_costs_no_more_memory() -> None:
     """Two million refused events need no room."""
     most = 100_000
-    with pytracer.trace(devices="cpu", max_events=most, report=False):
+    with pytracer.trace(devices="cpu", max_events=most, table=False):
         allocate(most)
         full = C.status()["host_bytes"]
         allocate(1_000_000)
@@ -243,7 +243,7 @@ print(*[step().hex() for _ in range(4_000)])
 TRACED_LOSSES = """
 import sys
 losses = []
-with pytracer.trace(model, optimizer, path=sys.argv[1], report=False) as t:
+with pytracer.trace(model, optimizer, path=sys.argv[1], table=False) as t:
     for _ in range(4_000):
         losses.append(step().hex())
 print(*losses)
@@ -287,7 +287,7 @@ def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path)
     ended = limited(
         """
         import sys
-        with pytracer.trace(model, optimizer, path=sys.argv[1], report=False):
+        with pytracer.trace(model, optimizer, path=sys.argv[1], table=False):
             for _ in range(4_000):
                 step()
             raise ZeroDivisionError("the program's own")
@@ -306,7 +306,7 @@ def test_a_forked_child_does_not_wait_and_the_file_is_its_parents(way: str, tmp_
     import os, signal, sys, time
     import torch
     import pytracer
-    t = pytracer.trace(devices="cpu", path=sys.argv[1], report=False)
+    t = pytracer.trace(devices="cpu", path=sys.argv[1], table=False)
     t.__enter__()
     torch.ones(1_000)
     time.sleep(0.2)  # the thread that writes waits for its next round
@@ -333,7 +333,7 @@ def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
 
     def interrupted() -> None:
-        with pytracer.trace(path=path, devices="cpu", report=False):
+        with pytracer.trace(path=path, devices="cpu", table=False):
             allocate(10)
             signal.raise_signal(signal.SIGINT)
             time.sleep(10)
@@ -364,7 +364,7 @@ def test_threads_that_train_for_long_do_not_meet_in_each_others_gradients() -> N
                 model(torch.ones(2, 4)).sum().backward()
                 optimizer.step()
 
-        with pytracer.trace(devices="cpu", report=False) as t:
+        with pytracer.trace(devices="cpu", table=False) as t:
             threads = [threading.Thread(target=train) for _ in range(4)]
             [thread.start() for thread in threads]
             [thread.join() for thread in threads]
@@ -392,7 +392,7 @@ def run(count):
         thread = threading.Thread(target=lambda: model(x).sum())
         thread.start()
         thread.join()
-with pytracer.trace(model, report=False, devices="cpu", max_events=100_000):
+with pytracer.trace(model, table=False, devices="cpu", max_events=100_000):
     run(200)
     before = rss()
     run(600)
@@ -426,7 +426,7 @@ def test_modules_made_for_one_call_do_not_make_the_models_be_walked_again(
 
     monkeypatch.setattr(Labels, "_walk", counted)
     model = Attention()
-    with pytracer.trace(model, report=False, devices="cpu") as t:
+    with pytracer.trace(model, table=False, devices="cpu") as t:
         for _ in range(20):
             model(torch.ones(2, 8)).sum().backward()
     assert walks <= 3

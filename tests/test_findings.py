@@ -71,7 +71,7 @@ def test_nothing_is_held_where_another_thread_is_in_the_midst_of_its_forward() -
     other = threading.Thread(target=second.step)
     second.model[0].register_forward_hook(wait)
     first.model[0].register_forward_hook(let_the_other_go)
-    with trace(first.model, second.model, devices="cpu", report=False) as t:
+    with trace(first.model, second.model, devices="cpu", table=False) as t:
         first.step()
         over.set()
         other.join()
@@ -259,7 +259,7 @@ def test_naming_variables_keeps_nothing_alive() -> None:
     """Looking at a function's variables leaves no copy of them behind in its frame."""
     import weakref
 
-    with trace(devices="cpu", report=False):
+    with trace(devices="cpu", table=False):
         tensor = torch.zeros(10)
     ended = weakref.ref(tensor)
     del tensor
@@ -269,7 +269,7 @@ def test_naming_variables_keeps_nothing_alive() -> None:
 def test_a_dictionary_that_the_program_took_of_its_variables_is_left_alone() -> None:
     tensor = torch.zeros(10)
     mine = locals()
-    with trace(devices="cpu", report=False):
+    with trace(devices="cpu", table=False):
         pass
     assert mine["tensor"] is tensor
 
@@ -388,7 +388,7 @@ def test_gradients_that_outlive_the_forward_ask_for_an_earlier_zero_grad() -> No
     optimizer = torch.optim.SGD(model.parameters())
 
     def run(*, late: bool) -> trace:
-        with trace(model, optimizer, devices="cpu", report=False) as t:
+        with trace(model, optimizer, devices="cpu", table=False) as t:
             for _ in range(3):
                 if not late:
                     optimizer.zero_grad()
@@ -496,7 +496,7 @@ def test_nothing_recorded_nothing_found() -> None:
 def test_looking_at_variables_makes_no_copy_of_a_lazy_clone() -> None:
     original = torch.zeros(1000)
     lazy = torch._lazy_clone(original)
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         pass
     assert torch._C._is_cow_tensor(lazy)
     assert not t.data.has_allocations
@@ -504,7 +504,7 @@ def test_looking_at_variables_makes_no_copy_of_a_lazy_clone() -> None:
 
 def test_a_long_list_costs_no_more_than_its_end() -> None:
     long = [0] * 5_000_000
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         history = [torch.zeros(4) for _ in range(1000)]
     (row,) = [row for row in t.data.meta["variables"] if row["name"] == "history"]
     assert 0 < len(row["addresses"]) <= 300
@@ -515,7 +515,7 @@ def leak(keep: Callable[[torch.Tensor], object]) -> str:
     """The evidence for a leak in training that `keep` has a hand in, beside an honest `loss`."""
     layer = torch.nn.Linear(64, 64)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with trace(layer, optimizer, devices="cpu", report=False) as t:
+    with trace(layer, optimizer, devices="cpu", table=False) as t:
         for _ in range(6):
             out = layer(torch.randn(64, 64))
             keep(out)
@@ -546,7 +546,7 @@ def test_a_deque_is_looked_into() -> None:
 def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:
     """What it holds itself is one number."""
     layer = torch.nn.Linear(64, 64)
-    with trace(layer, devices="cpu", report=False) as t:
+    with trace(layer, devices="cpu", table=False) as t:
         total = torch.zeros(())
         for _ in range(6):
             loss = layer(torch.randn(64, 64)).square().mean()
@@ -561,7 +561,7 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
     layer = torch.nn.Linear(64, 64)
     evidence = {}
     for reduction in ("mean", "none"):
-        with trace(layer, devices="cpu", report=False) as t:
+        with trace(layer, devices="cpu", table=False) as t:
             for _ in range(3):
                 out = layer(torch.randn(512, 64))
                 loss = torch.nn.functional.mse_loss(out, torch.rand(512, 64), reduction=reduction)
@@ -580,7 +580,7 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
 def test_detaching_is_not_advised_where_a_backward_has_let_the_graph_go() -> None:
     """The tensor itself is what is kept, and would be kept detached as well."""
     layer, kept = torch.nn.Linear(64, 64), []
-    with trace(layer, devices="cpu", report=False) as t:
+    with trace(layer, devices="cpu", table=False) as t:
         for _ in range(6):
             out = layer(torch.randn(64, 64))
             out.square().mean().backward()
@@ -598,7 +598,7 @@ def test_a_variable_that_cannot_be_asked_for_its_graph_hides_no_other() -> None:
     base.mul_(layer.weight[0])
     with pytest.raises(RuntimeError):
         view.grad_fn  # noqa: B018
-    with trace(layer, devices="cpu", report=False) as t:
+    with trace(layer, devices="cpu", table=False) as t:
         history = [layer(torch.randn(8, 8)) for _ in range(3)]
     names = {row["name"] for row in t.data.meta["variables"]}
     assert {"history", "view"} <= names
@@ -766,7 +766,7 @@ def test_what_a_transform_keeps_for_its_own_backward_is_nobodys_fault(saved_tens
         output: torch.Tensor = torch.func.functional_call(model, parameters, (x,))
         return output.square().mean()
 
-    with trace(report=False, devices="cpu", saved_tensors=saved_tensors) as t:
+    with trace(table=False, devices="cpu", saved_tensors=saved_tensors) as t:
         for _ in range(4):
             slopes = torch.func.grad(loss)(parameters)
             parameters = {name: p - 0.1 * slopes[name] for name, p in parameters.items()}
@@ -788,7 +788,7 @@ def test_the_last_result_of_larger_and_larger_ones_is_no_leak() -> None:
         optimizer.step()
         return restored.detach()
 
-    with trace(model, optimizer, report=False, stacks=True, devices="cpu") as t:
+    with trace(model, optimizer, table=False, stacks=True, devices="cpu") as t:
         for i in range(12):
             size = 16 + 4 * (i // 2)
             x = torch.rand(8, 3, size, size)

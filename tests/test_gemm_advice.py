@@ -237,7 +237,7 @@ def traced(path: Path, *, autocast: bool, batch: int = 3, length: int = 31) -> P
     model = models.Transformer(config)
     optimizer = torch.optim.AdamW(model.parameters())
     ids = torch.randint(257, (batch, length))
-    with pytracer.trace(model, optimizer, report=False) as t:
+    with pytracer.trace(model, optimizer, table=False) as t:
         for _ in range(3):
             with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
                 loss = model(ids, ids)
@@ -270,7 +270,7 @@ def test_a_trace_shows_its_linear_layers(tmp_path: Path, autocast: bool) -> None
 def test_the_layers_of_a_sequential_are_named_by_their_numbers() -> None:
     sizes = ((8, 16), (16, 16), (16, 16), (16, 4))
     model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
-    with pytracer.trace(model, report=False) as t:
+    with pytracer.trace(model, table=False) as t:
         model(torch.randn(32, 8)).sum().backward()
     found = linear_layers(t.data).layers
     assert [(one.name, one.count) for one in found] == [("[0]", 1), ("[1, 2]", 2), ("[3]", 1)]
@@ -291,7 +291,7 @@ class Attention(torch.nn.Module):
 @pytest.mark.parametrize("head", [False, True], ids=["alone", "with a head"])
 def test_both_products_of_an_attention_are_layers(head: bool) -> None:
     model = torch.nn.Sequential(Attention(), *([torch.nn.Linear(32, 50)] if head else []))
-    with pytracer.trace(model, report=False) as t:
+    with pytracer.trace(model, table=False) as t:
         model(torch.randn(4, 16, 32)).sum().backward()
     found = linear_layers(t.data)
     assert found.rows == 64
@@ -319,7 +319,7 @@ def test_a_model_of_a_trace_is_that_model(tmp_path: Path) -> None:
 def test_of_an_evaluation_only_forward_products_are_measured() -> None:
     """And padding costs no gradients and no optimizer state there."""
     layer = torch.nn.Linear(64, 33)
-    with pytracer.trace(layer, report=False) as t, torch.no_grad():
+    with pytracer.trace(layer, table=False) as t, torch.no_grad():
         layer(torch.randn(64, 64))
     model = presets.traced(linear_layers(t.data), "bf16", "cpu")
     assert [use.role for use in uses(model)] == ["forward"]
@@ -333,7 +333,7 @@ def test_of_an_evaluation_only_forward_products_are_measured() -> None:
 
 def test_a_trace_without_linear_layers_is_refused() -> None:
     """With what is needed instead."""
-    with pytracer.trace(report=False) as t:
+    with pytracer.trace(table=False) as t:
         torch.ones(10) + 1
     with pytest.raises(errors.UsageError, match="no linear layer"):
         linear_layers(t.data)
@@ -342,7 +342,7 @@ def test_a_trace_without_linear_layers_is_refused() -> None:
 def test_rows_that_a_trace_does_not_show_exactly_are_asked_for() -> None:
     """Two different batches in one step have no one number of rows."""
     layer = torch.nn.Linear(8, 8)
-    with pytracer.trace(layer, report=False) as t:
+    with pytracer.trace(layer, table=False) as t:
         (layer(torch.randn(5, 8)).sum() + layer(torch.randn(7, 8)).sum()).backward()
     with pytest.raises(errors.UsageError, match="--batch and --seq"):
         linear_layers(t.data)

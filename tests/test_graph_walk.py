@@ -108,7 +108,7 @@ def what_is_kept(program: Callable[[nn.Module], None], mode: Any, device: str) -
         model.to(device)
         program(model)  # what is made only once (workspaces, caches) is made here
         model.zero_grad()
-        with trace(model, saved_tensors=mode, devices=device, report=False) as t:
+        with trace(model, saved_tensors=mode, devices=device, table=False) as t:
             program(model)
     assert t.health().empty
     kept = t.allocations().query("category in ['activations', 'inputs', 'weights', 'gradients']")
@@ -125,7 +125,7 @@ def test_auto_says_what_hooks_say(program: Callable[[nn.Module], None], device: 
 
 def test_what_a_variable_holds_and_autograd_does_not_need_is_held() -> None:
     model = nn.Linear(1000, 500)
-    with trace(model, devices="cpu", report=False) as t:
+    with trace(model, devices="cpu", table=False) as t:
         hidden = model(torch.ones(200, 1000))
         needless = hidden * 2  # whose backward needs the number alone
         loss = needless.sum()

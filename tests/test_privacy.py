@@ -37,7 +37,7 @@ platform.node = lambda: {HOST!r}
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.Adam(model.parameters())
 options = {"path": sys.argv[1]} if len(sys.argv) > 1 else {}
-t = pytracer.trace(model, optimizer, stacks=True, devices="cpu", report=False, cost=not options,
+t = pytracer.trace(model, optimizer, stacks=True, devices="cpu", table=False, cost=not options,
                    anonymous="plain" not in sys.argv[0], **options)
 with t:
     for _ in range(2):
@@ -227,7 +227,7 @@ def test_files_are_nobody_elses_where_the_umask_says_so(
     loaded = pytracer.load(house / "plain.pytrace")
     for name in EXPORTS:
         main(["export", str(house / "plain.pytrace"), "-o", name])
-    with pytracer.trace(path="streamed.pytrace", devices="cpu", report=False):
+    with pytracer.trace(path="streamed.pytrace", devices="cpu", table=False):
         torch.ones(10)
     loaded.save("saved.pytrace")
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), pytracer.trace(devices="cpu"):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytracer
 from pytracer import errors, load, trace
 from pytracer._native import core
 from pytracer.cli import output
+from pytracer.integrations.callback import Callback
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -34,7 +36,7 @@ def train(model: torch.nn.Module, optimizer: Any, steps: int = 1) -> None:
 @pytest.fixture
 def traced() -> trace:
     model, optimizer = model_and_optimizer()
-    with trace(model, optimizer, devices="cpu", report=False) as t:
+    with trace(model, optimizer, devices="cpu", table=False) as t:
         train(model, optimizer, 2)
     return t
 
@@ -67,7 +69,7 @@ def test_an_optimizer_that_is_not_torchs_is_one_all_the_same() -> None:
     class Own:
         param_groups, state = OPTIMIZER.param_groups, {}
 
-    with trace(MODEL, Own(), devices="cpu", report=False) as t:
+    with trace(MODEL, Own(), devices="cpu", table=False) as t:
         train(MODEL, OPTIMIZER)
     assert t.peak.by_category["weights"] > 0
 
@@ -103,7 +105,7 @@ def test_a_folder_that_goes_away_between_two_cycles_does_not_end_the_training(
         model,
         optimizer,
         devices="cpu",
-        report=False,
+        table=False,
         schedule=schedule,
         path=folder / "run.pytrace",
     ) as t:
@@ -134,7 +136,7 @@ def test_a_trace_that_cannot_be_saved_leaves_the_one_that_it_would_have_replaced
 
 
 def test_a_prompt_shows_one_line(tmp_path: Path) -> None:
-    t = trace(MODEL, devices="cpu", report=False)
+    t = trace(MODEL, devices="cpu", table=False)
     assert repr(t) == "<pytracer.trace: not started>"
     with t:
         train(MODEL, OPTIMIZER)
@@ -187,7 +189,7 @@ def test_a_file_to_record_into_is_never_replaced(tmp_path: Path) -> None:
     path.write_text("mine")
     with (
         pytest.raises(errors.CannotWrite, match="delete it, or name another"),
-        trace(devices="cpu", path=path, report=False),
+        trace(devices="cpu", path=path, table=False),
     ):
         pass
     assert path.read_text() == "mine"
@@ -196,7 +198,7 @@ def test_a_file_to_record_into_is_never_replaced(tmp_path: Path) -> None:
 def test_each_call_of_a_traced_function_has_a_file_of_its_own(tmp_path: Path) -> None:
     """A decorated function never fails because it is called again, and replaces no file."""
 
-    @trace(devices="cpu", path=tmp_path / "run.pytrace", report=False)
+    @trace(devices="cpu", path=tmp_path / "run.pytrace", table=False)
     def work(size: int) -> torch.Tensor:
         return torch.ones(size)
 
@@ -214,7 +216,7 @@ def test_each_call_of_a_traced_function_has_a_file_of_its_own(tmp_path: Path) ->
 def test_each_block_of_one_trace_has_files_of_its_own(tmp_path: Path) -> None:
     """Numbered on through the cycles of a schedule."""
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=2)
-    t = trace(devices="cpu", path=tmp_path / "run.pytrace", schedule=schedule, report=False)
+    t = trace(devices="cpu", path=tmp_path / "run.pytrace", schedule=schedule, table=False)
     for block in range(2):
         with t:
             for cycle in range(2):
@@ -230,7 +232,7 @@ def test_each_block_of_one_trace_has_files_of_its_own(tmp_path: Path) -> None:
 def test_a_file_that_was_refused_is_the_next_blocks_once_it_is_free(tmp_path: Path) -> None:
     path = tmp_path / "run.pytrace"
     path.write_text("mine")
-    t = trace(devices="cpu", path=path, report=False)
+    t = trace(devices="cpu", path=path, table=False)
     with pytest.raises(errors.CannotWrite), t:
         pass
     path.unlink()
@@ -247,7 +249,7 @@ def test_a_rank_that_is_no_number_does_not_end_the_program(
 ) -> None:
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, text)
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         torch.ones(10)
     assert (t.data.meta["rank"], t.data.meta["world_size"]) == (0, 1)
 
@@ -257,14 +259,14 @@ def test_a_program_whose_folder_is_deleted_keeps_its_recording(
 ) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
-    with trace(devices="cpu", stacks=True, report=False) as t:
+    with trace(devices="cpu", stacks=True, table=False) as t:
         torch.ones(10)
         (tmp_path / "gone").rmdir()
     assert t.data.meta["directory"] == ""
     assert "test_public_face.py" in t.by("line").index[0]
     with (
         pytest.raises(errors.CannotWrite, match=r"^run\.pytrace"),
-        trace(devices="cpu", path="run.pytrace", report=False),
+        trace(devices="cpu", path="run.pytrace", table=False),
     ):
         pass
 
@@ -278,7 +280,7 @@ def test_a_number_of_events_that_is_none_is_refused_at_once(count: Any) -> None:
 def test_a_narrow_screen_leaves_out_what_says_least() -> None:
     model, optimizer = model_and_optimizer()
     total: Any = 0
-    with trace(model, optimizer, devices="cpu", stacks=True, report=False) as t:
+    with trace(model, optimizer, devices="cpu", stacks=True, table=False) as t:
         for _ in range(5):
             total = total + model(torch.ones(64, 8)).square().mean()
             train(model, optimizer)
@@ -294,21 +296,21 @@ def test_a_narrow_screen_leaves_out_what_says_least() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_asking_for_cuda_where_there_is_none_is_told_at_the_start() -> None:
-    t = trace(devices="cuda", report=False)
+    t = trace(devices="cuda", table=False)
     with pytest.warns(RuntimeWarning, match="no CUDA device here") as told:
         t.__enter__()
     assert told[0].filename == __file__
     t.__exit__(None, None, None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with trace(devices=("cpu", "cuda"), report=False):
+        with trace(devices=("cpu", "cuda"), table=False):
             pass
 
 
 def test_steps_are_counted_from_the_first_that_was_recorded() -> None:
     model, optimizer = model_and_optimizer()
     schedule = torch.profiler.schedule(wait=2, warmup=1, active=2, repeat=1)
-    with trace(model, optimizer, devices="cpu", schedule=schedule, report=False) as t:
+    with trace(model, optimizer, devices="cpu", schedule=schedule, table=False) as t:
         train(model, optimizer, 6)
     assert list(t.steps().index) == [0, 1]
 
@@ -344,6 +346,29 @@ def test_every_key_of_the_meta_document_is_documented(traced: trace, tmp_path: P
     written = traced.data.meta.keys() | load(snapshot).data.meta.keys()
     assert written <= documented
     assert documented - written == {"cost", "first_step"}
+
+
+@pytest.mark.parametrize("report", [True, False])
+def test_the_former_name_of_table_works(report: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.warns(DeprecationWarning, match="table="):
+        t = trace(devices="cpu", report=report)
+    with t:
+        torch.ones(8)
+    assert ("on cpu" in capsys.readouterr().err) == report
+    assert t.peak.bytes == 32
+
+
+@pytest.mark.parametrize("kind", [trace, Callback])
+def test_the_former_name_of_table_warns_at_the_callers_line(kind: type) -> None:
+    line = sys._getframe().f_lineno + 2
+    with pytest.warns(DeprecationWarning, match="report=False .*write table=False") as warned:
+        kind(devices="cpu", report=False)
+    assert [(each.filename, each.lineno) for each in warned] == [(__file__, line)]
+
+
+def test_a_name_and_its_former_name_are_refused_together() -> None:
+    with pytest.raises(errors.UsageError, match="drop report="):
+        trace(devices="cpu", table=True, report=False)
 
 
 def test_dir_shows_what_there_is() -> None:

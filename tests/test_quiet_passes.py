@@ -25,7 +25,7 @@ SAYS += ["forward_op", "free_phase", "pool"]
 
 
 def traced(step: Callable[[], object], *targets: Any, steps: int = STEPS) -> tuple[Any, int]:
-    with trace(*targets, report=False) as t:
+    with trace(*targets, table=False) as t:
         for _ in range(steps):
             step()
         quiet = C.status()["quiet_passes"]
@@ -213,7 +213,7 @@ def test_a_profiler_in_a_hook_records_however_many_passes_were_quiet() -> None:
             gradient.exp()
         recorded.append({row.key for row in profiler.key_averages()})
 
-    with trace(report=False):
+    with trace(table=False):
         for i in range(6):
             out = x * 2
             if i >= 3:
@@ -278,7 +278,7 @@ def test_a_profiler_hears_every_operator_of_a_traced_backward() -> None:
         return {row.key: row.count for row in profiler.key_averages()}
 
     plain = heard_by_the_profiler()
-    with trace(model, optimizer, report=False):
+    with trace(model, optimizer, table=False):
         assert heard_by_the_profiler() == plain
         assert C.status()["quiet_passes"] == 3
         assert torch._C._get_tracing_state() is None
@@ -288,7 +288,7 @@ def test_a_profiler_hears_every_operator_of_a_traced_backward() -> None:
 def test_an_exception_leaves_record_function_on() -> None:
     model, _ = small()
     x = torch.randn(32, 64)
-    with trace(model, report=False) as t:
+    with trace(model, table=False) as t:
         out = model(x)
         with torch.no_grad():
             model[2].weight.zero_()

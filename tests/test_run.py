@@ -125,7 +125,7 @@ def test_a_program_that_knows_nothing_of_us_gives_the_same_categories(tmp_path: 
     program: dict[str, Any] = {}
     exec(TRAIN, program)
     targets = program["model"], program["optimizer"]
-    with pytracer.trace(*targets, devices="cpu", report=False) as theirs:
+    with pytracer.trace(*targets, devices="cpu", table=False) as theirs:
         for _ in range(5):
             program["step"]()
     ours = pytracer.load(tmp_path / "plain.pytrace")
@@ -661,7 +661,7 @@ def test_a_schedule_counts_the_optimizers_steps_where_nobody_calls_step(schedule
         last = step == wait + warmup + active - 1
         return getattr(torch.profiler.ProfilerAction, "RECORD_AND_SAVE" if last else "RECORD")
 
-    with pytracer.trace(model, optimizer, schedule=action, devices="cpu", report=False) as t:
+    with pytracer.trace(model, optimizer, schedule=action, devices="cpu", table=False) as t:
         for _ in range(8):
             optimizer.zero_grad()
             model(torch.ones(2, 8)).sum().backward()

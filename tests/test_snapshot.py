@@ -528,7 +528,7 @@ def test_a_trace_of_the_cpu_comes_back(tmp_path: Path) -> None:
 
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.Adam(model.parameters())
-    with record(model, optimizer, devices="cpu", stacks=True, report=False) as t:
+    with record(model, optimizer, devices="cpu", stacks=True, table=False) as t:
         for _ in range(2):
             model(torch.randn(4, 8)).sum().backward()
             optimizer.step()

@@ -30,7 +30,7 @@ class Work:
 
 
 def recorded(run: Callable[[trace], object], **options: object) -> trace:
-    with trace(devices="cpu", report=False, **options) as t:  # type: ignore[arg-type]
+    with trace(devices="cpu", table=False, **options) as t:  # type: ignore[arg-type]
         run(t)
     return t
 
@@ -107,7 +107,7 @@ def test_a_schedule_counts_a_gans_two_optimizers_once(wait: int) -> None:
     """In the first step nobody knows of the second one: what waits for one step begins within it."""
     gan = Gan()
     schedule = torch.profiler.schedule(wait=wait, warmup=0, active=3, repeat=1)
-    with trace(devices="cpu", report=False, schedule=schedule) as t:
+    with trace(devices="cpu", table=False, schedule=schedule) as t:
         for _ in range(wait + 5):
             gan.learn()
     assert len(t.steps()) == 3

@@ -24,7 +24,7 @@ def says(sentence: str) -> Callable[[Any], Any]:
 
 
 def a_trace(**options: Any) -> pytracer.trace:
-    return pytracer.trace(devices="cpu", report=False, **options)
+    return pytracer.trace(devices="cpu", table=False, **options)
 
 
 def in_a_thread(work: Callable[[], Any]) -> Any:

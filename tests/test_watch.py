@@ -54,7 +54,7 @@ def train():
 if path == "-":
     train()
     sys.exit(7)
-with trace(model, optimizer, path=path, report=False):
+with trace(model, optimizer, path=path, table=False):
     train()
 """
 
@@ -66,7 +66,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("watch") / "trained.pytrace"
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    with trace(model, optimizer, path=path, stacks=True, report=False):
+    with trace(model, optimizer, path=path, stacks=True, table=False):
         for _ in range(STEPS):
             model(torch.randn(4, 16, 32)).square().mean().backward()
             optimizer.step()
@@ -82,7 +82,7 @@ def gan(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("watch") / "gan.pytrace"
     generator, critic = nn.Linear(8, 16), nn.Linear(16, 1)
     optimizers = [torch.optim.Adam(model.parameters()) for model in (generator, critic)]
-    with trace(generator, critic, *optimizers, path=path, report=False):
+    with trace(generator, critic, *optimizers, path=path, table=False):
         for i in range(STEPS):
             critic(generator(torch.randn(32, 8)).detach()).sum().backward()
             optimizers[1].step()

@@ -15,7 +15,7 @@ from tests.test_checkpoint_plans import Residual, Stack
 
 def run(model: nn.Module, *shape: int, steps: int = 2, cast: bool = False) -> trace:
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
-    with trace(model, optimizer, devices="cpu", report=False) as t:
+    with trace(model, optimizer, devices="cpu", table=False) as t:
         for _ in range(steps):
             x = torch.randn(*shape)
             with torch.autocast("cpu", torch.bfloat16, enabled=cast):
@@ -109,7 +109,7 @@ def test_the_batch_is_that_of_what_the_model_is_called_with() -> None:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Embedding(50, 32), nn.Linear(32, 50))
         optimizer = torch.optim.SGD(model.parameters(), foreach=False)
-        with trace(model, optimizer, devices="cpu", report=False) as t:
+        with trace(model, optimizer, devices="cpu", table=False) as t:
             for _ in range(2):
                 target = torch.randint(50, (rows, 16)).flatten()
                 ids = torch.randint(50, (rows, 16))
@@ -141,7 +141,7 @@ def test_tables_of_ids_do_not_hide_the_batch() -> None:
 
         model = Sum()
         optimizer = torch.optim.SGD(model.parameters(), foreach=False)
-        with trace(model, optimizer, devices="cpu", report=False) as t:
+        with trace(model, optimizer, devices="cpu", table=False) as t:
             for _ in range(2):
                 dense, ids = torch.randn(rows, 13), torch.randint(40, (2, rows, 9))
                 model(dense, ids).square().mean().backward()

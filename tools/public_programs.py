@@ -668,7 +668,7 @@ def block_of(mode: str) -> Any:
         return contextlib.nullcontext()
     from pytracer import trace
 
-    return trace(report=False, **ALL_MODES[mode])
+    return trace(table=False, **ALL_MODES[mode])
 
 
 def variables_of(script: Path) -> dict[str, Any]:

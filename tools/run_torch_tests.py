@@ -116,8 +116,8 @@ def blocks(mode: str) -> tuple[Any, Callable[[], Any]]:
     from pytracer import trace
 
     if mode == WHOLE:
-        return trace(report=False), contextlib.nullcontext
-    return contextlib.nullcontext(), lambda: trace(report=False, **MODES[mode])
+        return trace(table=False), contextlib.nullcontext
+    return contextlib.nullcontext(), lambda: trace(table=False, **MODES[mode])
 
 
 def hooks_of_the_identity() -> Any:

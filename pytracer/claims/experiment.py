@@ -107,7 +107,7 @@ class Lab:
         kind = torch.device(self.device).type
         if self.cuda and torch.cuda.is_initialized():
             torch.cuda.reset_peak_memory_stats()
-        with trace(*targets, devices=kind, report=False, **options) as recorded:
+        with trace(*targets, devices=kind, table=False, **options) as recorded:
             yield recorded
             self.wait()
         recorded.save(path)

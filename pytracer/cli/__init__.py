@@ -23,7 +23,27 @@ from pytracer.cli import (
     show,
     watch,
 )
+from pytracer.cli.command import Command
 from pytracer.version import __version__
+
+COMMANDS: tuple[Command, ...] = (
+    show.Demo(),
+    show.Summary(),
+    run.Run(),
+    watch.Watch(),
+    check.Check(),
+    predict.Fits(),
+    predict.WhatIf(),
+    imagine.Imagine(),
+    show.Diff(),
+    export.Export(),
+    export.Report(),
+    show.Ledger(),
+    measure.Gemm(),
+    measure.Cost(),
+    measure.Confirm(),
+    show.Doctor(),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,11 +68,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command is None:
         parser.print_help()
         return errors.UsageError.exit_code
-    if options.command == "run":
-        return run.run(options, program)
     options.program = program
-    output.ready_streams()
     command: Callable[[argparse.Namespace], int] = options.run
+    if options.command == "run":
+        return command(options)  # Python prints the program's exceptions and exits
+    output.ready_streams()
     try:
         code = command(options)
         sys.stdout.flush()
@@ -79,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Any]:
-    """The whole, and the commands' own."""
+    """The parser of `pytracer`, and its subparsers, one for each command."""
     parser = argparse.ArgumentParser(
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
@@ -89,23 +109,6 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
     )
     parser.add_argument("-V", "--version", action="version", version=f"pytracer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for add in (
-        show.add_demo,
-        show.add_summary,
-        run.add_run,
-        watch.add_watch,
-        check.add_check,
-        predict.add_fits,
-        predict.add_what_if,
-        imagine.add_imagine,
-        show.add_diff,
-        export.add_export,
-        export.add_report,
-        show.add_ledger,
-        measure.add_gemm,
-        measure.add_cost,
-        measure.add_confirm,
-        show.add_doctor,
-    ):
-        add(commands)
+    for command in COMMANDS:
+        command.add_to(commands)
     return parser, commands

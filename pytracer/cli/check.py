@@ -7,74 +7,79 @@ from typing import Any
 
 from pytracer import errors, health
 from pytracer.cli import output
+from pytracer.cli.command import Command
 
 
-def add_check(commands: Any) -> None:
-    """Its arguments."""
-    check = commands.add_parser(
-        "check",
-        help="hold a saved trace against a budget; exit code 3 if it is exceeded",
-        description="Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000B.",
-    )
-    check.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    check.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
-    check.add_argument(
-        "--max",
-        action="append",
-        default=[],
-        metavar="CATEGORY=SIZE",
-        help="of one category at its own peak, say activations=10GiB; may be repeated",
-    )
-    check.add_argument("--max-growth", metavar="SIZE", help="per step, once the first is over")
-    check.add_argument("--baseline", type=Path, metavar="FILE", help="show what grew since this")
-    check.add_argument(
-        "--max-increase", metavar="SIZE|PERCENT", help="of the peak over the baseline's, say 5%%"
-    )
-    output.add_json(check)
-    check.set_defaults(run=_check)
+class Check(Command):
+    """Hold a saved trace against a budget; exit code 3 if it is exceeded.
 
+    Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000B.
+    """
 
-def _check(options: argparse.Namespace) -> int:
-    from pytracer import reading
-    from pytracer.analysis.answers import budgets
-    from pytracer.export import budget
-    from pytracer.units import parse_size
+    name = "check"
 
-    limits = _limits(options)
-    with output.patience(f"reading {options.file}"):
-        loaded = reading.read(options.file)
-        baseline = output.read(options.baseline) if options.baseline else None
-        if options.max_increase is not None:
-            assert baseline is not None
-            allowed = _increase(options.max_increase, baseline.peak.bytes)
-            limits["peak"] = min(limits.get("peak", allowed), allowed)
-        measured = budgets.measured(loaded.data, limits)
-        exceeded = [row for row in measured if row.found > row.limit]
-        if not exceeded:
-            _require_whole(options.file, loaded)
-        changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
-    if options.json:
-        output.print_json(
-            {
-                "file": str(options.file),
-                "limits": {name: parse_size(size) for name, size in limits.items()},
-                "peak": loaded.peak.bytes,
-                "exceeded": [vars(row) for row in exceeded],
-                "differences": [vars(row) for row in changed],
-            }
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
+        parser.add_argument(
+            "--max",
+            action="append",
+            default=[],
+            metavar="CATEGORY=SIZE",
+            help="of one category at its own peak, say activations=10GiB; may be repeated",
         )
-        return errors.BudgetExceeded.exit_code if exceeded else 0
-    if exceeded:
-        print(f"{loaded.table()}\n")
-    if baseline is not None:
-        print("\n".join((*budget.difference_lines(changed), "")))
-    if exceeded:
-        print("\n".join(budget.exceeded_lines(exceeded)))
-        closer = ["diff", str(options.baseline)] if options.baseline else ["export"]
-        print(f"Look closer with:  pytracer {shlex.join([*closer, str(options.file)])}")
-        return errors.BudgetExceeded.exit_code
-    print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
-    return 0
+        parser.add_argument("--max-growth", metavar="SIZE", help="per step, once the first is over")
+        parser.add_argument(
+            "--baseline", type=Path, metavar="FILE", help="show what grew since this"
+        )
+        parser.add_argument(
+            "--max-increase",
+            metavar="SIZE|PERCENT",
+            help="of the peak over the baseline's, say 5%%",
+        )
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer import reading
+        from pytracer.analysis.answers import budgets
+        from pytracer.export import budget
+        from pytracer.units import parse_size
+
+        limits = _limits(options)
+        with output.patience(f"reading {options.file}"):
+            loaded = reading.read(options.file)
+            baseline = output.read(options.baseline) if options.baseline else None
+            if options.max_increase is not None:
+                assert baseline is not None
+                allowed = _increase(options.max_increase, baseline.peak.bytes)
+                limits["peak"] = min(limits.get("peak", allowed), allowed)
+            measured = budgets.measured(loaded.data, limits)
+            exceeded = [row for row in measured if row.found > row.limit]
+            if not exceeded:
+                _require_whole(options.file, loaded)
+            changed = [] if baseline is None else budgets.differences(loaded.data, baseline.data)
+        if options.json:
+            output.print_json(
+                {
+                    "file": str(options.file),
+                    "limits": {name: parse_size(size) for name, size in limits.items()},
+                    "peak": loaded.peak.bytes,
+                    "exceeded": [vars(row) for row in exceeded],
+                    "differences": [vars(row) for row in changed],
+                }
+            )
+            return errors.BudgetExceeded.exit_code if exceeded else 0
+        if exceeded:
+            print(f"{loaded.table()}\n")
+        if baseline is not None:
+            print("\n".join((*budget.difference_lines(changed), "")))
+        if exceeded:
+            print("\n".join(budget.exceeded_lines(exceeded)))
+            closer = ["diff", str(options.baseline)] if options.baseline else ["export"]
+            print(f"Look closer with:  pytracer {shlex.join([*closer, str(options.file)])}")
+            return errors.BudgetExceeded.exit_code
+        print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
+        return 0
 
 
 def _require_whole(file: Path, loaded: Any) -> None:

@@ -3,115 +3,102 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
+from pytracer.export.exporters import EXPORTERS, Exporter
 
-# What each export is called, and which suffixes stand for it; the first is its own.
-_SUFFIXES = {
-    "chrome": (".json.gz", ".json"),
-    "perfetto": (".pftrace",),
-    "snapshot": (".pickle", ".pkl"),
-    "html": (".html", ".htm"),
-    "parquet": (".parquet", "/"),
-    "pytrace": (".pytrace",),
-}
-
-_OPENED_WITH = {
-    "snapshot": "Open it at https://pytorch.org/memory_viz (the file stays on your machine).",
-    "html": "Open it in any browser; it loads nothing.",
-    "parquet": "Read it with pandas.read_parquet('{}/allocations.parquet').",
-    "pytrace": "Look at it with pytracer summary.",
-}
+_LIMITS = ("max_events", "full")
 
 
-def add_export(commands: Any) -> None:
-    """Its arguments."""
-    export = commands.add_parser(
-        "export", help="a saved trace for a viewer, a notebook or a browser"
-    )
-    export.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    export.add_argument(
-        "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
-    )
-    export.add_argument(
-        "--format",
-        choices=tuple(_SUFFIXES),
-        metavar="FORMAT",
-        help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
-        "parquet or pytrace; by default what the output's suffix says, or perfetto",
-    )
-    export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    export.add_argument(
-        "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
-    )
-    export.add_argument(
-        "--full", action="store_true", help="all of a large trace; else what is small is folded"
-    )
-    output.add_anonymous(export)
-    output.add_json(export)
-    export.set_defaults(run=_export)
+class Export(Command):
+    """A saved trace for a viewer, a notebook or a browser."""
 
+    name = "export"
 
-def _export(options: argparse.Namespace) -> int:
-    kind, target = _export_target(options)
-    with output.patience(f"exporting {options.file}"):
-        loaded = output.read(options.file, anonymous=options.anonymous)
-        if Path(target).exists() and Path(target).samefile(options.file):
-            raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
-        return _export_as(kind, target, loaded, options)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument(
+            "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
+        )
+        parser.add_argument(
+            "--format",
+            choices=tuple(EXPORTERS),
+            metavar="FORMAT",
+            help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
+            "parquet or pytrace; by default what the output's suffix says, or perfetto",
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        parser.add_argument(
+            "--max-events",
+            type=output.positive,
+            help="keep the largest and longest of a large trace",
+        )
+        parser.add_argument(
+            "--full", action="store_true", help="all of a large trace; else what is small is folded"
+        )
+        output.add_anonymous(parser)
+        output.add_json(parser)
 
-
-def _export_as(kind: str, target: str, loaded: Any, options: argparse.Namespace) -> int:
-    if options.max_events is not None and kind != "chrome":
-        raise errors.UsageError("--max-events is for --format chrome")
-    if kind in ("chrome", "perfetto"):
-        return _export_timeline(options, loaded, Path(target), kind)
-    if options.full:
-        raise errors.UsageError("--full is for --format perfetto and chrome")
-    writers: dict[str, Callable[..., Path]] = {
-        "snapshot": loaded.export_memory_snapshot,
-        "html": loaded.export_html,
-        "parquet": loaded.to_parquet,
-        "pytrace": loaded.save,
-    }
-    written = writers[kind](target, overwrite=options.force)
-    if options.json:
-        output.print_json({"format": kind, "path": str(written)})
+    def run(self, options: argparse.Namespace) -> int:
+        name, target = _export_target(options)
+        exporter = EXPORTERS[name]
+        with output.patience(f"exporting {options.file}"):
+            trace = output.read(options.file, anonymous=options.anonymous).data
+            if Path(target).exists() and Path(target).samefile(options.file):
+                raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+            limits = _limits_of(exporter, options)
+            written = exporter.write(trace, target, overwrite=options.force, **limits)
+        if isinstance(written, Path):
+            _print_path(exporter, written, options)
+        else:
+            _print_timeline(exporter, written, options)
         return 0
-    print(f"Written to {written}.")
-    print(_OPENED_WITH[kind].format(written))
-    return 0
+
+
+def _limits_of(exporter: Exporter, options: argparse.Namespace) -> dict[str, Any]:
+    """The limits that the user gave, if the exporter takes them."""
+    limits = {name: value for name in _LIMITS if (value := getattr(options, name))}
+    for name in limits:
+        if name not in exporter.limits:
+            takers = [each.name for each in EXPORTERS.values() if name in each.limits]
+            raise errors.UsageError(
+                f"--{name.replace('_', '-')} is for --format {' and '.join(takers)}"
+            )
+    return limits
 
 
 def _export_target(options: argparse.Namespace) -> tuple[str, str]:
-    """The format and where it goes."""
+    """The exporter's name, and the path to write to."""
     if options.output is None:
-        kind = options.format or ("perfetto" if options.max_events is None else "chrome")
-        # Not with_suffix, which refuses "." before it is read and called a folder.
-        return kind, str(options.file.parent / f"{options.file.stem}{_SUFFIXES[kind][0]}")
+        name = options.format or ("perfetto" if options.max_events is None else "chrome")
+        # with_suffix would refuse the path ".", and the user should hear that it is a folder.
+        return name, str(options.file.parent / f"{options.file.stem}{EXPORTERS[name].suffixes[0]}")
     if options.format is not None:
         return options.format, options.output
-    for kind, suffixes in _SUFFIXES.items():
-        if options.output.endswith(suffixes):
-            return kind, options.output
-    known = ", ".join(suffix for suffixes in _SUFFIXES.values() for suffix in suffixes)
+    for exporter in EXPORTERS.values():
+        if options.output.endswith(exporter.suffixes):
+            return exporter.name, options.output
+    known = ", ".join(suffix for each in EXPORTERS.values() for suffix in each.suffixes)
     raise errors.UsageError(f"{options.output}: say --format, or end it with one of {known}")
 
 
-def _export_timeline(options: argparse.Namespace, loaded: Any, target: Path, kind: str) -> int:
-    if kind == "chrome":
-        written = loaded.export_chrome_trace(
-            target, overwrite=options.force, max_events=options.max_events, full=options.full
-        )
-    else:
-        written = loaded.export_perfetto(target, overwrite=options.force, full=options.full)
+def _print_path(exporter: Exporter, written: Path, options: argparse.Namespace) -> None:
+    if options.json:
+        output.print_json({"format": exporter.name, "path": str(written)})
+        return
+    print(f"Written to {written}.")
+    print(exporter.opened_with.format(written))
+
+
+def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespace) -> None:
+    """Prints the counts of a timeline, and what it leaves out."""
     if options.json:
         output.print_json({**vars(written), "path": str(written.path)})
-        return 0
+        return
     from pytracer.units import size_text
 
     size = size_text(written.file_bytes)
@@ -122,43 +109,43 @@ def _export_timeline(options: argparse.Namespace, loaded: Any, target: Path, kin
         print(f"Folded, as too small to see: {folded}. --full has all.", file=sys.stderr)
     for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
         print(note, file=sys.stderr)
-    print("Open it at https://ui.perfetto.dev (the file stays on your machine).")
+    print(exporter.opened_with.format(written.path))
     print(f"The same on one screen:  pytracer summary {shlex.quote(str(options.file))}")
-    return 0
 
 
-def add_report(commands: Any) -> None:
-    """Its arguments."""
-    report = commands.add_parser(
-        "report", help="one offline page in which every allocation can be seen"
-    )
-    report.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    report.add_argument("other", type=Path, nargs="?", help="a second one, to be compared with it")
-    report.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
-    report.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    report.add_argument(
-        "--source", action="store_true", help="also put the source lines that allocated into it"
-    )
-    output.add_json(report)
-    report.set_defaults(run=_report)
+class Report(Command):
+    """One offline page in which every allocation can be seen."""
 
+    name = "report"
 
-def _report(options: argparse.Namespace) -> int:
-    from pytracer.export import report
-    from pytracer.files import refuse_to_overwrite
-    from pytracer.units import size_text
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument(
+            "other", type=Path, nargs="?", help="a second one, to be compared with it"
+        )
+        parser.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        parser.add_argument(
+            "--source", action="store_true", help="also put the source lines that allocated into it"
+        )
+        output.add_json(parser)
 
-    target = options.output or options.file.parent / f"{options.file.stem}.html"
-    given = [options.file, *([options.other] if options.other else [])]
-    if any(target.exists() and file.exists() and target.samefile(file) for file in given):
-        raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
-    refuse_to_overwrite(target, overwrite=options.force)
-    with output.patience(f"reading {options.file}"):
-        traces = [report.Named(file.name, output.read(file).data) for file in given]
-        written = report.write(traces, target, source=options.source, overwrite=options.force)
-    if options.json:
-        output.print_json({"path": str(written), "bytes": written.stat().st_size})
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.export import report
+        from pytracer.files import refuse_to_overwrite
+        from pytracer.units import size_text
+
+        target = options.output or options.file.parent / f"{options.file.stem}.html"
+        given = [options.file, *([options.other] if options.other else [])]
+        if any(target.exists() and file.exists() and target.samefile(file) for file in given):
+            raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
+        refuse_to_overwrite(target, overwrite=options.force)
+        with output.patience(f"reading {options.file}"):
+            traces = [report.Named(file.name, output.read(file).data) for file in given]
+            written = report.write(traces, target, source=options.source, overwrite=options.force)
+        if options.json:
+            output.print_json({"path": str(written), "bytes": written.stat().st_size})
+            return 0
+        print(f"Written to {written}: {size_text(written.stat().st_size)}.")
+        print("Open it in any browser; it loads nothing, so it can be sent as it is.")
         return 0
-    print(f"Written to {written}: {size_text(written.stat().st_size)}.")
-    print("Open it in any browser; it loads nothing, so it can be sent as it is.")
-    return 0

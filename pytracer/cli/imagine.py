@@ -3,90 +3,98 @@
 import argparse
 import tempfile
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 
-_HELP = """\
-Runs the first steps of a script on a card that is not there. No GPU is needed and no memory: its
-tensors have shapes only. What would be allocated is recorded, and held against each card.
-
-  pytracer imagine train.py --on A100-40GB,H100,RTX4090
-  pytracer imagine --on H100 --capacity 64GiB train.py --batch 32
-  pytracer imagine --on RTX4090 --keep traces -m my.training
-
-Options for pytracer come before the script, --on may also follow it; what else comes after the
-script is the script's own. It runs in a process of its own, in which torch.cuda describes the
-card, and is stopped after two steps of its optimizer. Values are stand-ins: one that is read for a
-log is listed, and where the program decides by one, its line is named.
-"""
 _UNKNOWN_BESIDE = "not measured for this card"
 
 
-def add_imagine(commands: Any) -> None:
-    """Its arguments."""
-    parser = commands.add_parser(
-        "imagine",
-        help="run a script on cards that are not there: would it fit? exit code 3 if on none",
-        description=_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="pytracer imagine [options] (SCRIPT | -m MODULE) [arguments]",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
-    parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it is another")
-    parser.add_argument(
-        "--steps", type=output.positive, default=2, metavar="N", help="of its optimizer (default 2)"
-    )
-    parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
-    parser.add_argument(
-        "--assume",
-        action="append",
-        default=[],
-        metavar="LINE=VALUE",
-        help="what a decision is to be taken for: train.py:12=false",
-    )
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
-    output.add_json(parser)
-    parser.set_defaults(run=_imagine)
+class Imagine(Command):
+    """Run a script on cards that are not there: would it fit? exit code 3 if on none.
+
+    Runs the first steps of a script on a card that is not there. No GPU is needed and no memory: its
+    tensors have shapes only. What would be allocated is recorded, and held against each card.
+
+      pytracer imagine train.py --on A100-40GB,H100,RTX4090
+      pytracer imagine --on H100 --capacity 64GiB train.py --batch 32
+      pytracer imagine --on RTX4090 --keep traces -m my.training
+
+    Options for pytracer come before the script, --on may also follow it; what else comes after the
+    script is the script's own. It runs in a process of its own, in which torch.cuda describes the
+    card, and is stopped after two steps of its optimizer. Values are stand-ins: one that is read for a
+    log is listed, and where the program decides by one, its line is named.
+    """
+
+    name = "imagine"
+    parser_options: ClassVar[Mapping[str, Any]] = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "usage": "pytracer imagine [options] (SCRIPT | -m MODULE) [arguments]",
+        "allow_abbrev": False,
+    }
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
+        parser.add_argument(
+            "--capacity", metavar="SIZE", help="the cards' memory, if it is another"
+        )
+        parser.add_argument(
+            "--steps",
+            type=output.positive,
+            default=2,
+            metavar="N",
+            help="of its optimizer (default 2)",
+        )
+        parser.add_argument(
+            "--stacks", action="store_true", help="also the Python line of everything"
+        )
+        parser.add_argument(
+            "--assume",
+            action="append",
+            default=[],
+            metavar="LINE=VALUE",
+            help="what a decision is to be taken for: train.py:12=false",
+        )
+        parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.imagined import cards, script
+        from pytracer.units import parse_size
+
+        program = list(options.program)
+        if "--on" in program[:-1]:
+            at = program.index("--on")
+            options.on = program[at + 1]
+            del program[at : at + 2]
+        as_module = program[:1] == ["-m"]
+        words = tuple(program[1:] if as_module else program)
+        if not words:
+            raise errors.UsageError("imagine what? pytracer imagine train.py --on H100")
+        size = None if options.capacity is None else parse_size(options.capacity)
+        wanted = [cards.find(name, size) for name in options.on.split(",")]
+        assume = dict(_assumed(text) for text in options.assume)
+        with ExitStack() as stack:
+            keep = options.keep
+            if keep is None:
+                keep = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            keep.mkdir(parents=True, exist_ok=True)
+            found = []
+            for card in wanted:
+                with output.patience(f"imagining {card.name}"):
+                    plan = script.Plan(
+                        words, as_module, card.name, size, options.steps, options.stacks, assume
+                    )
+                    found.append((card, script.imagine(plan, keep)))
+            return _tell(found, as_json=options.json)
 
 
 TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
-
-
-def _imagine(options: argparse.Namespace) -> int:
-    from pytracer.imagined import cards, script
-    from pytracer.units import parse_size
-
-    program = list(options.program)
-    if "--on" in program[:-1]:
-        at = program.index("--on")
-        options.on = program[at + 1]
-        del program[at : at + 2]
-    as_module = program[:1] == ["-m"]
-    words = tuple(program[1:] if as_module else program)
-    if not words:
-        raise errors.UsageError("imagine what? pytracer imagine train.py --on H100")
-    size = None if options.capacity is None else parse_size(options.capacity)
-    wanted = [cards.find(name, size) for name in options.on.split(",")]
-    assume = dict(_assumed(text) for text in options.assume)
-    with ExitStack() as stack:
-        keep = options.keep
-        if keep is None:
-            keep = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        keep.mkdir(parents=True, exist_ok=True)
-        found = []
-        for card in wanted:
-            with output.patience(f"imagining {card.name}"):
-                plan = script.Plan(
-                    words, as_module, card.name, size, options.steps, options.stacks, assume
-                )
-                found.append((card, script.imagine(plan, keep)))
-        return _tell(found, as_json=options.json)
 
 
 def _assumed(text: str) -> tuple[str, bool]:

@@ -7,38 +7,38 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 
 
-def add_gemm(commands: Any) -> None:
-    """Its arguments."""
-    from pytracer.gemm import arguments
+class Gemm(Command):
+    """Which matrix shapes this device likes, and what padding yours would gain."""
 
-    gemm = commands.add_parser(
-        "gemm", help="which matrix shapes this device likes, and what padding yours would gain"
-    )
-    arguments.add(gemm)
-    gemm.set_defaults(run=_gemm)
+    name = "gemm"
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from pytracer.gemm import arguments
 
-def _gemm(options: argparse.Namespace) -> int:
-    from pytracer.files import refuse_to_overwrite
-    from pytracer.gemm import commands
+        arguments.add(parser)
 
-    if options.output is not None:
-        refuse_to_overwrite(options.output, overwrite=options.force)
-    traced = _traced_model(options) if options.what == "advise" and options.file else None
-    done = commands.run(
-        options,
-        traced,
-        progress=lambda text: print(text, file=sys.stderr),
-        keep=lambda document: output.write_json(options.output, document),
-    )
-    output.write_json(options.output, done.document)
-    if options.json:
-        output.print_json(done.document)
-    else:
-        print(done.text)
-    return 0
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.files import refuse_to_overwrite
+        from pytracer.gemm import commands
+
+        if options.output is not None:
+            refuse_to_overwrite(options.output, overwrite=options.force)
+        traced = _traced_model(options) if options.what == "advise" and options.file else None
+        done = commands.run(
+            options,
+            traced,
+            progress=lambda text: print(text, file=sys.stderr),
+            keep=lambda document: output.write_json(options.output, document),
+        )
+        output.write_json(options.output, done.document)
+        if options.json:
+            output.print_json(done.document)
+        else:
+            print(done.text)
+        return 0
 
 
 def _traced_model(options: argparse.Namespace) -> Any:
@@ -62,50 +62,51 @@ def _traced_model(options: argparse.Namespace) -> Any:
     return presets.traced(linear_layers(output.read(options.file).data, rows), options.dtype, kind)
 
 
-def add_cost(commands: Any) -> None:
-    """Its arguments."""
-    cost = commands.add_parser(
-        "cost", help="what each part cost, forward and backward, beside the textbook's ratios"
-    )
-    cost.add_argument(
-        "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
-    )
-    cost.add_argument("--by", choices=("class", "module", "op"), help="default: class")
-    cost.add_argument("--each", action="store_true", help="by module, a row for every layer")
-    cost.add_argument(
-        "--measure-peaks", action="store_true", help="measure what this device can do, and keep it"
-    )
-    output.add_json(cost)
-    cost.set_defaults(run=_cost)
+class Cost(Command):
+    """What each part cost, forward and backward, beside the textbook's ratios."""
 
+    name = "cost"
 
-def _cost(options: argparse.Namespace) -> int:
-    if options.each and options.by not in (None, "module"):
-        raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
-    by = options.by or ("module" if options.each else "class")
-    if options.file is None and not options.measure_peaks:
-        raise errors.UsageError(
-            "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
         )
-    measured = _measure_peaks() if options.measure_peaks else {}
-    if options.file is None:
-        if options.json:
-            output.print_json({"peaks": measured})
-        return 0
-    from pytracer.cost import measurements, peaks as device_peaks, table as cost_table
-    from pytracer.export.cost_text import render
+        parser.add_argument("--by", choices=("class", "module", "op"), help="default: class")
+        parser.add_argument("--each", action="store_true", help="by module, a row for every layer")
+        parser.add_argument(
+            "--measure-peaks",
+            action="store_true",
+            help="measure what this device can do, and keep it",
+        )
+        output.add_json(parser)
 
-    trace = output.read(options.file).data
-    name = measurements.measured(trace).device_name
-    peaks = measured.get(name) or device_peaks.cached(name)
-    if options.json:
-        rows = [vars(row) for row in cost_table.rows(trace, by, peaks)]
-        missing = [vars(each) for each in cost_table.uncounted(trace)]
-        found = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
-        output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
+    def run(self, options: argparse.Namespace) -> int:
+        if options.each and options.by not in (None, "module"):
+            raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
+        by = options.by or ("module" if options.each else "class")
+        if options.file is None and not options.measure_peaks:
+            raise errors.UsageError(
+                "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
+            )
+        measured = _measure_peaks() if options.measure_peaks else {}
+        if options.file is None:
+            if options.json:
+                output.print_json({"peaks": measured})
+            return 0
+        from pytracer.cost import measurements, peaks as device_peaks, table as cost_table
+        from pytracer.export.cost_text import render
+
+        trace = output.read(options.file).data
+        name = measurements.measured(trace).device_name
+        peaks = measured.get(name) or device_peaks.cached(name)
+        if options.json:
+            rows = [vars(row) for row in cost_table.rows(trace, by, peaks)]
+            missing = [vars(each) for each in cost_table.uncounted(trace)]
+            found = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
+            output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
+            return 0
+        print(render(trace, by, peaks, each=options.each))
         return 0
-    print(render(trace, by, peaks, each=options.each))
-    return 0
 
 
 def _measure_peaks() -> dict[str, Any]:
@@ -121,23 +122,22 @@ def _measure_peaks() -> dict[str, Any]:
     return {name: found}
 
 
-def add_confirm(commands: Any) -> None:
-    """Its arguments."""
-    from pytracer.claims import arguments
+class Confirm(Command):
+    """Published claims about training memory, measured again on this machine."""
 
-    confirm = commands.add_parser(
-        "confirm", help="published claims about training memory, measured again on this machine"
-    )
-    arguments.add(confirm)
-    confirm.set_defaults(run=_confirm)
+    name = "confirm"
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        from pytracer.claims import arguments
 
-def _confirm(options: argparse.Namespace) -> int:
-    from pytracer.claims import commands
+        arguments.add(parser)
 
-    done = commands.run(options, progress=lambda text: print(text, file=sys.stderr))
-    if options.json:
-        output.print_json(done.document)
-    else:
-        print(done.text)
-    return done.exit_code
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.claims import commands
+
+        done = commands.run(options, progress=lambda text: print(text, file=sys.stderr))
+        if options.json:
+            output.print_json(done.document)
+        else:
+            print(done.text)
+        return done.exit_code

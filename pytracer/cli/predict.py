@@ -7,36 +7,53 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 
 
-def add_fits(commands: Any) -> None:
-    """Its arguments."""
-    parser = commands.add_parser(
-        "fits",
-        help="whether a traced run fits on a card, what fails first, which setting helps; "
-        "exit code 3 if it does not fit",
-        description="Replays the recorded requests through a model of CUDA's allocator. Sizes are "
-        "written 24GiB (of 1024), 24GB (of 1000), 5000B.",
-    )
-    parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    parser.add_argument(
-        "--on", metavar="SIZE", help="the card's memory (default: find the smallest)"
-    )
-    parser.add_argument(
-        "--settings", metavar="TEXT", help="PYTORCH_ALLOC_CONF to try (default: as recorded)"
-    )
-    parser.add_argument("--device", help="default: the one that the program trained on")
-    parser.add_argument(
-        "--plan",
-        action="store_true",
-        help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
-    )
-    parser.add_argument(
-        "--pinned", metavar="SIZE", default=0, help="of the host's memory, for what --plan offloads"
-    )
-    _add_verify(parser, "with what the card has as its limit")
-    output.add_json(parser)
-    parser.set_defaults(run=_fits)
+class Fits(Command):
+    """Whether a traced run fits on a card, what fails first, which setting helps; exit code 3 if
+    it does not fit.
+
+    Replays the recorded requests through a model of CUDA's allocator. Sizes are written 24GiB
+    (of 1024), 24GB (of 1000), 5000B.
+    """  # noqa: D205 - the line in the list of commands is long
+
+    name = "fits"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        parser.add_argument(
+            "--on", metavar="SIZE", help="the card's memory (default: find the smallest)"
+        )
+        parser.add_argument(
+            "--settings", metavar="TEXT", help="PYTORCH_ALLOC_CONF to try (default: as recorded)"
+        )
+        parser.add_argument("--device", help="default: the one that the program trained on")
+        parser.add_argument(
+            "--plan",
+            action="store_true",
+            help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
+        )
+        parser.add_argument(
+            "--pinned",
+            metavar="SIZE",
+            default=0,
+            help="of the host's memory, for what --plan offloads",
+        )
+        _add_verify(parser, "with what the card has as its limit")
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        loaded = output.read(options.file)
+        if options.plan:
+            return _plan(options, loaded)
+        with output.patience("replaying"):
+            found = loaded.fits(options.on, options.settings, options.device)
+        verified = None
+        if options.verify:
+            verified = _verified(options, found, lambda verify: verify.fits, loaded.data)
+        _show(options, found, str(found), _document(found), verified)
+        return _code(found, verified)
 
 
 def _add_verify(parser: Any, how: str) -> None:
@@ -45,19 +62,6 @@ def _add_verify(parser: Any, how: str) -> None:
         action="store_true",
         help=f"also run it, {how}, and show both: --verify -- train.py --epochs 1",
     )
-
-
-def _fits(options: argparse.Namespace) -> int:
-    loaded = output.read(options.file)
-    if options.plan:
-        return _plan(options, loaded)
-    with output.patience("replaying"):
-        found = loaded.fits(options.on, options.settings, options.device)
-    verified = None
-    if options.verify:
-        verified = _verified(options, found, lambda verify: verify.fits, loaded.data)
-    _show(options, found, str(found), _document(found), verified)
-    return _code(found, verified)
 
 
 def _plan(options: argparse.Namespace, loaded: Any) -> int:
@@ -143,32 +147,32 @@ def _document(found: Any) -> dict[str, Any]:
     }
 
 
-def add_what_if(commands: Any) -> None:
-    """Its arguments."""
-    what_if = commands.add_parser(
-        "what-if",
-        help="the peak with another batch or length, from traces of the program with small ones",
-        description="Learns how each allocation grows. Two traces with different batches are "
-        "enough for most programs, three for all laws; for --seq also one with another length.",
-    )
-    what_if.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".pytrace files")
-    what_if.add_argument("--batch", type=output.positive, help="default: the largest trace's")
-    what_if.add_argument("--seq", type=output.positive, help="default: the largest trace's")
-    what_if.add_argument("--device", help="default: the one that the program trained on")
-    _add_verify(what_if, "as it is with that batch and length")
-    output.add_json(what_if)
-    what_if.set_defaults(run=_what_if)
+class WhatIf(Command):
+    """The peak with another batch or length, from traces of the program with small ones.
 
+    Learns how each allocation grows. Two traces with different batches are enough for most
+    programs, three for all laws; for --seq also one with another length.
+    """
 
-def _what_if(options: argparse.Namespace) -> int:
-    from pytracer.export.fits_text import render_what_if
+    name = "what-if"
 
-    first, *others = (output.read(file) for file in options.files)
-    found = first.what_if(*others, batch=options.batch, seq=options.seq, device=options.device)
-    verified = None
-    if options.verify:
-        data = [first.data, *(other.data for other in others)]
-        verified = _verified(options, found, lambda verify: verify.what_if, data)
-    document = {**asdict(found), "exact": found.exact}
-    _show(options, found, render_what_if(found), document, verified)
-    return _code(True, verified)
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("files", type=Path, nargs="+", metavar="FILE", help=".pytrace files")
+        parser.add_argument("--batch", type=output.positive, help="default: the largest trace's")
+        parser.add_argument("--seq", type=output.positive, help="default: the largest trace's")
+        parser.add_argument("--device", help="default: the one that the program trained on")
+        _add_verify(parser, "as it is with that batch and length")
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.export.fits_text import render_what_if
+
+        first, *others = (output.read(file) for file in options.files)
+        found = first.what_if(*others, batch=options.batch, seq=options.seq, device=options.device)
+        verified = None
+        if options.verify:
+            data = [first.data, *(other.data for other in others)]
+            verified = _verified(options, found, lambda verify: verify.what_if, data)
+        document = {**asdict(found), "exact": found.exact}
+        _show(options, found, render_what_if(found), document, verified)
+        return _code(True, verified)

@@ -5,103 +5,149 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pytracer import errors
 from pytracer.cli import autostart, imagine, output
-
-_RUN_HELP = """\
-Runs a script as Python would, with its arguments, and records its memory:
-
-  pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
-                                              (the next time into train.1.pytrace)
-  pytracer run -o run.pytrace -m my.training  a module, as python -m
-  pytracer run --steps 50 --stacks train.py   more steps, and Python lines
-  torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
-  accelerate launch -m pytracer run train.py
-
-A step ends at optimizer.step(), of several that take turns at the last one's. The first steps are
-written to the file as they happen, so that a killed process leaves one. The rest is watched, 20
-steps at a time and without keeping them: if an allocation fails later on, it is explained and saved
-as well, and a step that went higher than the first ones is named. --no-watch stops tracing after
-the first steps. A program without steps is recorded to its end; of one that makes no tensors no
-file is left.
-
-Options for pytracer come before the script; what comes after it is the script's own. Its exit
-code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
-rank 0 talks.
-"""
+from pytracer.cli.command import Command
 
 
-def add_run(commands: Any) -> None:
-    """Its arguments."""
-    parser = commands.add_parser(
-        "run",
-        help="run a script or module and record its memory",
-        description=_RUN_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
-        allow_abbrev=False,  # without_program knows the whole words only
-    )
-    parser.add_argument(
-        "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
-    )
-    parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    which = parser.add_mutually_exclusive_group()
-    which.add_argument(
-        "--steps",
-        type=_steps,
-        default=_UNSAID,
-        metavar="N",
-        help='steps to keep (default 5; or "all")',
-    )
-    which.add_argument(
-        "--schedule",
-        type=_schedule,
-        metavar="WAIT,WARMUP,ACTIVE",
-        help="which steps to keep instead, as torch.profiler.schedule counts them",
-    )
-    parser.add_argument(
-        "--no-watch", action="store_true", help="do not trace the steps after those"
-    )
-    parser.add_argument(
-        "--live",
-        action="store_true",
-        help="record every step, and show that on this terminal while the program runs",
-    )
-    parser.add_argument(
-        "--stop", action="store_true", help="end the program after the steps to keep"
-    )
-    parser.add_argument(
-        "--checkpoint",
-        metavar="NAMES",
-        default="",
-        help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
-    )
-    parser.add_argument(
-        "--offload", metavar="NAMES", default="", help="likewise: their activations to the host"
-    )
-    parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
-    parser.add_argument(
-        "--detail",
-        choices=("op", "category"),
-        default="op",
-        help="category: no operators, at a fraction of the cost (default: op)",
-    )
-    parser.add_argument(
-        "--saved-tensors",
-        choices=("auto", "hooks"),
-        default="auto",
-        help="hooks: see each tensor autograd saves as it is saved, rather than read the graph "
-        "(default: auto)",
-    )
-    output.add_anonymous(parser)
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, where CUDA is")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also the summary as JSON, there")
-    parser.set_defaults(run=None)
+class Run(Command):
+    """Run a script or module and record its memory.
+
+    Runs a script as Python would, with its arguments, and records its memory:
+
+      pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
+                                                  (the next time into train.1.pytrace)
+      pytracer run -o run.pytrace -m my.training  a module, as python -m
+      pytracer run --steps 50 --stacks train.py   more steps, and Python lines
+      torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
+      accelerate launch -m pytracer run train.py
+
+    A step ends at optimizer.step(), of several that take turns at the last one's. The first steps are
+    written to the file as they happen, so that a killed process leaves one. The rest is watched, 20
+    steps at a time and without keeping them: if an allocation fails later on, it is explained and saved
+    as well, and a step that went higher than the first ones is named. --no-watch stops tracing after
+    the first steps. A program without steps is recorded to its end; of one that makes no tensors no
+    file is left.
+
+    Options for pytracer come before the script; what comes after it is the script's own. Its exit
+    code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
+    rank 0 talks.
+    """
+
+    name = "run"
+    parser_options: ClassVar[Mapping[str, Any]] = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+        "usage": "pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
+        "allow_abbrev": False,  # without_program knows the whole words only
+    }
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        which = parser.add_mutually_exclusive_group()
+        which.add_argument(
+            "--steps",
+            type=_steps,
+            default=_UNSAID,
+            metavar="N",
+            help='steps to keep (default 5; or "all")',
+        )
+        which.add_argument(
+            "--schedule",
+            type=_schedule,
+            metavar="WAIT,WARMUP,ACTIVE",
+            help="which steps to keep instead, as torch.profiler.schedule counts them",
+        )
+        parser.add_argument(
+            "--no-watch", action="store_true", help="do not trace the steps after those"
+        )
+        parser.add_argument(
+            "--live",
+            action="store_true",
+            help="record every step, and show that on this terminal while the program runs",
+        )
+        parser.add_argument(
+            "--stop", action="store_true", help="end the program after the steps to keep"
+        )
+        parser.add_argument(
+            "--checkpoint",
+            metavar="NAMES",
+            default="",
+            help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
+        )
+        parser.add_argument(
+            "--offload", metavar="NAMES", default="", help="likewise: their activations to the host"
+        )
+        parser.add_argument(
+            "--stacks", action="store_true", help="also the Python line of everything"
+        )
+        parser.add_argument(
+            "--detail",
+            choices=("op", "category"),
+            default="op",
+            help="category: no operators, at a fraction of the cost (default: op)",
+        )
+        parser.add_argument(
+            "--saved-tensors",
+            choices=("auto", "hooks"),
+            default="auto",
+            help="hooks: see each tensor autograd saves as it is saved, rather than read the graph "
+            "(default: auto)",
+        )
+        output.add_anonymous(parser)
+        parser.add_argument(
+            "--device", choices=("cpu", "cuda"), help="default: both, where CUDA is"
+        )
+        parser.add_argument(
+            "--json", type=Path, metavar="FILE", help="also the summary as JSON, there"
+        )
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs the program. Its exceptions pass through, as they do without pytracer."""
+        program: list[str] = options.program
+        from pytracer import runner
+
+        if options.live:
+            return _run_live(options, program)
+        steps = _FIRST_STEPS if options.steps == _UNSAID else options.steps
+        as_module = program[:1] == ["-m"]
+        words = program[1:] if as_module else program
+        if not words:
+            output.tell("pytracer: run what? pytracer run train.py, or pytracer run -h")
+            return errors.UsageError.exit_code
+        plan = runner.Plan(
+            program=tuple(words),
+            as_module=as_module,
+            output=options.output,
+            force=options.force,
+            skip=sum(options.schedule[:2]) if options.schedule else 0,
+            steps=options.schedule[2] if options.schedule else steps,
+            watch=not options.no_watch,
+            devices=(options.device,) if options.device else (),
+            checkpoint=_names(options.checkpoint),
+            offload=_names(options.offload),
+            options={
+                "stacks": options.stacks,
+                "detail": options.detail,
+                "saved_tensors": options.saved_tensors,
+                "anonymous": options.anonymous,
+            },
+        )
+        prepared: Callable[[], int]
+        try:
+            tell = Teller(options.json, options.force, stop=options.stop)
+            prepared = runner.prepare(plan, tell)
+        except errors.PytracerError as error:
+            output.tell(f"pytracer: {output.in_words(error)}")
+            return error.exit_code
+        return prepared()
 
 
 _UNSAID = -1
@@ -152,46 +198,6 @@ def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             return given[:at], given[at:]
         at += 2 if given[at] in take_a_value else 1
     return given, []
-
-
-def run(options: argparse.Namespace, program: list[str]) -> int:
-    """What the program raises is not caught: Python ends as it would without us."""
-    from pytracer import runner
-
-    if options.live:
-        return _run_live(options, program)
-    steps = _FIRST_STEPS if options.steps == _UNSAID else options.steps
-    as_module = program[:1] == ["-m"]
-    words = program[1:] if as_module else program
-    if not words:
-        output.tell("pytracer: run what? pytracer run train.py, or pytracer run -h")
-        return errors.UsageError.exit_code
-    plan = runner.Plan(
-        program=tuple(words),
-        as_module=as_module,
-        output=options.output,
-        force=options.force,
-        skip=sum(options.schedule[:2]) if options.schedule else 0,
-        steps=options.schedule[2] if options.schedule else steps,
-        watch=not options.no_watch,
-        devices=(options.device,) if options.device else (),
-        checkpoint=_names(options.checkpoint),
-        offload=_names(options.offload),
-        options={
-            "stacks": options.stacks,
-            "detail": options.detail,
-            "saved_tensors": options.saved_tensors,
-            "anonymous": options.anonymous,
-        },
-    )
-    prepared: Callable[[], int]
-    try:
-        tell = Teller(options.json, options.force, stop=options.stop)
-        prepared = runner.prepare(plan, tell)
-    except errors.PytracerError as error:
-        output.tell(f"pytracer: {output.in_words(error)}")
-        return error.exit_code
-    return prepared()
 
 
 def _run_live(options: argparse.Namespace, program: list[str]) -> int:

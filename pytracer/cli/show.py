@@ -3,132 +3,164 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pytracer import errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 from pytracer.version import __version__
 
 _DEMO_FILE = Path("pytracer-demo.pytrace")
 
 
-def add_demo(commands: Any) -> None:
-    """Its arguments."""
-    demo = commands.add_parser(
-        "demo", help="trace a small transformer's training steps and show the table"
-    )
-    demo.add_argument(
-        "-o", "--output", type=Path, help=f"default: {_DEMO_FILE}, which each demo replaces"
-    )
-    demo.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-    demo.add_argument("--steps", type=output.positive, default=3, help="training steps (default 3)")
-    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: the GPU if there is one")
-    output.add_json(demo)
-    demo.set_defaults(run=_demo)
+class Demo(Command):
+    """Trace a small transformer's training steps and show the table."""
 
+    name = "demo"
 
-def _demo(options: argparse.Namespace) -> int:
-    import torch
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "-o", "--output", type=Path, help=f"default: {_DEMO_FILE}, which each demo replaces"
+        )
+        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+        parser.add_argument(
+            "--steps", type=output.positive, default=3, help="training steps (default 3)"
+        )
+        parser.add_argument(
+            "--device", choices=("cpu", "cuda"), help="default: the GPU if there is one"
+        )
+        output.add_json(parser)
 
-    from pytracer.demo import run
-    from pytracer.export.table import wants_color
-    from pytracer.files import refuse_to_overwrite
+    def run(self, options: argparse.Namespace) -> int:
+        import torch
 
-    target = options.output or _DEMO_FILE
-    refuse_to_overwrite(target, overwrite=options.force or options.output is None)
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise errors.UsageError("--device cuda: there is no CUDA device here")
+        from pytracer.demo import run
+        from pytracer.export.table import wants_color
+        from pytracer.files import refuse_to_overwrite
 
-    with output.patience("tracing"):
-        traced = run(options.steps, options.device)
-    written = traced.save(target, overwrite=True)
-    if options.json:
-        output.print_json({**output.summary_document(traced), "path": str(written)})
+        target = options.output or _DEMO_FILE
+        refuse_to_overwrite(target, overwrite=options.force or options.output is None)
+        if options.device == "cuda" and not torch.cuda.is_available():
+            raise errors.UsageError("--device cuda: there is no CUDA device here")
+
+        with output.patience("tracing"):
+            traced = run(options.steps, options.device)
+        written = traced.save(target, overwrite=True)
+        if options.json:
+            output.print_json({**output.summary_document(traced), "path": str(written)})
+            return 0
+        print(traced.table(color=wants_color(sys.stdout)))
+        again = shlex.join(["pytracer", "summary", str(written)])
+        print(f"\nWritten to {written}. Look again with:  {again}")
         return 0
-    print(traced.table(color=wants_color(sys.stdout)))
-    again = shlex.join(["pytracer", "summary", str(written)])
-    print(f"\nWritten to {written}. Look again with:  {again}")
-    return 0
 
 
-_SUMMARY_HELP = """\
-Shows where the memory was at the peak: by category, the modules and lines that
-held most, what the allocator adds, how long a step takes, and one hint.
+class Summary(Command):
+    """Show a saved trace on one screen.
 
-  pytracer summary run.pytrace                the screen
-  pytracer summary run.pytrace --words        and what its words mean
-  pytracer summary snapshot.pickle            torch's own memory history
-  pytracer summary run.pytrace --json | jq .peak.bytes
-"""
+    Shows where the memory was at the peak: by category, the modules and lines that
+    held most, what the allocator adds, how long a step takes, and one hint.
 
+      pytracer summary run.pytrace                the screen
+      pytracer summary run.pytrace --words        and what its words mean
+      pytracer summary snapshot.pickle            torch's own memory history
+      pytracer summary run.pytrace --json | jq .peak.bytes
+    """
 
-def add_summary(commands: Any) -> None:
-    """Its arguments."""
-    summary = commands.add_parser(
-        "summary",
-        help="show a saved trace on one screen",
-        description=_SUMMARY_HELP,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    summary.add_argument(
-        "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
-    )
-    summary.add_argument(
-        "--words", action="store_true", help="say what the words on the screen mean"
-    )
-    output.add_anonymous(summary)
-    output.add_json(summary)
-    summary.set_defaults(run=_summary)
+    name = "summary"
+    parser_options: ClassVar[Mapping[str, Any]] = {
+        "formatter_class": argparse.RawDescriptionHelpFormatter,
+    }
 
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
+        )
+        parser.add_argument(
+            "--words", action="store_true", help="say what the words on the screen mean"
+        )
+        output.add_anonymous(parser)
+        output.add_json(parser)
 
-def _summary(options: argparse.Namespace) -> int:
-    from pytracer import reading
-    from pytracer.export import words
-    from pytracer.export.table import columns, shown_categories, wants_color
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer import reading
+        from pytracer.export import words
+        from pytracer.export.table import columns, shown_categories, wants_color
 
-    if options.file is None:
-        if not options.words:
-            raise errors.UsageError("say which file: pytracer summary run.pytrace")
-        print(words.legend(width=columns()))
+        if options.file is None:
+            if not options.words:
+                raise errors.UsageError("say which file: pytracer summary run.pytrace")
+            print(words.legend(width=columns()))
+            return 0
+        with output.patience(f"reading {options.file}"):
+            loaded = reading.read(options.file)
+            loaded = loaded.anonymous() if options.anonymous else loaded
+            table = loaded.table(color=wants_color(sys.stdout))
+        if options.json:
+            output.print_json(output.summary_document(loaded))
+            return 0
+        print(table)
+        if options.words:
+            print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
+        if loaded.data.meta.get("failed"):
+            print(f"\n{loaded.post_mortem(columns())}")
+        output.say_if_damaged(options.file, loaded)
+        file = shlex.quote(str(options.file))
+        print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
+        print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
         return 0
-    with output.patience(f"reading {options.file}"):
-        loaded = reading.read(options.file)
-        loaded = loaded.anonymous() if options.anonymous else loaded
-        table = loaded.table(color=wants_color(sys.stdout))
-    if options.json:
-        output.print_json(output.summary_document(loaded))
+
+
+class Diff(Command):
+    """What grew and what is new: two traces, or two steps of one."""
+
+    name = "diff"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "before", type=Path, help="a .pytrace file or a memory snapshot of torch"
+        )
+        parser.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
+        parser.add_argument(
+            "--by",
+            default="category,module,op,line,phase",
+            metavar="KEY,...",
+            help="what to tell apart (default: category,module,op,line,phase); also role, name, shape, "
+            "dtype, step, pool, free_phase",
+        )
+        parser.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
+        parser.add_argument(
+            "--steps", type=_two_steps, metavar="A,B", help="a step of each, from 0: 1,3"
+        )
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        if options.after is None and options.steps is None:
+            raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
+        from pytracer.analysis.answers import diff
+        from pytracer.export.diff import render
+
+        after_path = options.after or options.before
+        before = output.read(options.before)
+        after = output.read(options.after) if options.after else before
+        names = str(options.before), str(after_path)
+        found = diff.diff(
+            before.data, after.data, options.by.split(","), options.at, options.steps, names
+        )
+        if options.json:
+            output.print_json(
+                {
+                    "keys": found.keys,
+                    "before": vars(found.before),
+                    "after": vars(found.after),
+                    "rows": [{**vars(row), "kind": row.kind} for row in found.rows],
+                }
+            )
+            return 0
+        print(render(found, names))
         return 0
-    print(table)
-    if options.words:
-        print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
-    if loaded.data.meta.get("failed"):
-        print(f"\n{loaded.post_mortem(columns())}")
-    output.say_if_damaged(options.file, loaded)
-    file = shlex.quote(str(options.file))
-    print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
-    print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
-    return 0
-
-
-def add_diff(commands: Any) -> None:
-    """Its arguments."""
-    diff = commands.add_parser(
-        "diff", help="what grew and what is new: two traces, or two steps of one"
-    )
-    diff.add_argument("before", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    diff.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
-    diff.add_argument(
-        "--by",
-        default="category,module,op,line,phase",
-        metavar="KEY,...",
-        help="what to tell apart (default: category,module,op,line,phase); also role, name, shape, "
-        "dtype, step, pool, free_phase",
-    )
-    diff.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
-    diff.add_argument("--steps", type=_two_steps, metavar="A,B", help="a step of each, from 0: 1,3")
-    output.add_json(diff)
-    diff.set_defaults(run=_diff)
 
 
 def _two_steps(text: str) -> tuple[int, int]:
@@ -138,77 +170,49 @@ def _two_steps(text: str) -> tuple[int, int]:
     return int(first), int(second)
 
 
-def _diff(options: argparse.Namespace) -> int:
-    if options.after is None and options.steps is None:
-        raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
-    from pytracer.analysis.answers import diff
-    from pytracer.export.diff import render
+class Ledger(Command):
+    """A device's bytes row by row, from tensors to what nvidia-smi shows."""
 
-    after_path = options.after or options.before
-    before = output.read(options.before)
-    after = output.read(options.after) if options.after else before
-    names = str(options.before), str(after_path)
-    found = diff.diff(
-        before.data, after.data, options.by.split(","), options.at, options.steps, names
-    )
-    if options.json:
-        output.print_json(
-            {
-                "keys": found.keys,
-                "before": vars(found.before),
-                "after": vars(found.after),
-                "rows": [{**vars(row), "kind": row.kind} for row in found.rows],
-            }
+    name = "ledger"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "file",
+            type=Path,
+            nargs="?",
+            help="a .pytrace file or a memory snapshot of torch (default: the devices as they are now)",
         )
+        parser.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
+        parser.add_argument("--device", help="default: the one that the program trained on")
+        parser.add_argument(
+            "--probe", action="store_true", help="measure what a bare CUDA context costs here"
+        )
+        output.add_json(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        if options.file is None:
+            return _ledger_now(options)
+        from pytracer.analysis.allocator import fragmentation, ledger
+        from pytracer.export.ledger_text import render
+
+        trace = output.read(options.file).data
+        found = ledger.ledger(trace, options.at, options.device)
+        layout = fragmentation.layout(trace, options.at, found.device)
+        probed = _probe() if options.probe else None
+        if options.json:
+            document = {
+                **vars(found),
+                "rows": [vars(row) for row in found.rows],
+                "closes": found.closes,
+                "fragmentation": fragmentation.summary(layout),
+            }
+            output.print_json({**document, "probe": probed} if probed else document)
+            return 0
+        print(f"Ledger of {found.device} at the {found.at}")
+        print(render(found, layout))
+        if probed:
+            _print_probe(probed)
         return 0
-    print(render(found, names))
-    return 0
-
-
-def add_ledger(commands: Any) -> None:
-    """Its arguments."""
-    ledger = commands.add_parser(
-        "ledger", help="a device's bytes row by row, from tensors to what nvidia-smi shows"
-    )
-    ledger.add_argument(
-        "file",
-        type=Path,
-        nargs="?",
-        help="a .pytrace file or a memory snapshot of torch (default: the devices as they are now)",
-    )
-    ledger.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
-    ledger.add_argument("--device", help="default: the one that the program trained on")
-    ledger.add_argument(
-        "--probe", action="store_true", help="measure what a bare CUDA context costs here"
-    )
-    output.add_json(ledger)
-    ledger.set_defaults(run=_ledger)
-
-
-def _ledger(options: argparse.Namespace) -> int:
-    if options.file is None:
-        return _ledger_now(options)
-    from pytracer.analysis.allocator import fragmentation, ledger
-    from pytracer.export.ledger_text import render
-
-    trace = output.read(options.file).data
-    found = ledger.ledger(trace, options.at, options.device)
-    layout = fragmentation.layout(trace, options.at, found.device)
-    probed = _probe() if options.probe else None
-    if options.json:
-        document = {
-            **vars(found),
-            "rows": [vars(row) for row in found.rows],
-            "closes": found.closes,
-            "fragmentation": fragmentation.summary(layout),
-        }
-        output.print_json({**document, "probe": probed} if probed else document)
-        return 0
-    print(f"Ledger of {found.device} at the {found.at}")
-    print(render(found, layout))
-    if probed:
-        _print_probe(probed)
-    return 0
 
 
 def _ledger_now(options: argparse.Namespace) -> int:
@@ -247,31 +251,30 @@ def _print_probe(probed: dict[str, Any]) -> None:
     print(f"\n{render_probe(probed)}")
 
 
-def add_doctor(commands: Any) -> None:
-    """Its arguments."""
-    doctor = commands.add_parser(
-        "doctor", help="what works here, what does not, and what to do about it"
-    )
-    output.add_json(doctor)
-    doctor.set_defaults(run=_doctor)
+class Doctor(Command):
+    """What works here, what does not, and what to do about it."""
 
+    name = "doctor"
 
-def _doctor(options: argparse.Namespace) -> int:
-    from pytracer import doctor
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        output.add_json(parser)
 
-    found = {"pytracer": __version__, **doctor.machine()}
-    if not options.json:
-        for name, value in found.items():
-            shown = ", ".join(value) if isinstance(value, list) else value
-            print(f"{name:20} {shown or 'none'}")
-    results = []
-    for check in doctor.checks():
-        results.append(vars(check))
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer import doctor
+
+        found = {"pytracer": __version__, **doctor.machine()}
         if not options.json:
-            print(f"{check.name:20} {check.verdict:7} {check.detail}")
-    failed = any(check["verdict"] == "failed" for check in results)
-    if options.json:
-        output.print_json({**found, "checks": results})
-    elif not failed:
-        print("\nTry it:  pytracer demo", file=sys.stderr)
-    return 1 if failed else 0
+            for name, value in found.items():
+                shown = ", ".join(value) if isinstance(value, list) else value
+                print(f"{name:20} {shown or 'none'}")
+        results = []
+        for check in doctor.checks():
+            results.append(vars(check))
+            if not options.json:
+                print(f"{check.name:20} {check.verdict:7} {check.detail}")
+        failed = any(check["verdict"] == "failed" for check in results)
+        if options.json:
+            output.print_json({**found, "checks": results})
+        elif not failed:
+            print("\nTry it:  pytracer demo", file=sys.stderr)
+        return 1 if failed else 0

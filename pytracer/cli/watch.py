@@ -22,6 +22,7 @@ from typing import IO, Any
 
 from pytracer import driver, errors
 from pytracer.cli import output
+from pytracer.cli.command import Command
 from pytracer.export import live
 from pytracer.export.table import Paint, wants_color
 from pytracer.units import size_text
@@ -33,27 +34,27 @@ _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _MOST_PROGRAM_BYTES = 4096  # of the program's output that are looked at for its last line
 
 
-def add_watch(commands: Any) -> None:
-    """Its arguments."""
-    watch = commands.add_parser(
-        "watch",
-        help="show a recording while it goes on",
-        description="Shows a trace that is still being written: categories now and at the peak, "
-        "steps, growth, modules, lines, the device's other users. q leaves. Where the output is no "
-        "terminal, or TERM is dumb, it prints a line for each step.",
-    )
-    watch.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
-    watch.set_defaults(run=_watch)
+class Watch(Command):
+    """Show a recording while it goes on.
 
+    Shows a trace that is still being written: categories now and at the peak, steps, growth,
+    modules, lines, the device's other users. q leaves. Where the output is no terminal, or TERM
+    is dumb, it prints a line for each step.
+    """
 
-def _watch(options: argparse.Namespace) -> int:
-    following = live.Following(options.file)
-    if has_screen(sys.stdout):
-        Screen(following).show()
-        print(_last_words(following))
-    else:
-        print_steps(following, lambda text: print(text, flush=True))
-    return 0
+    name = "watch"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
+
+    def run(self, options: argparse.Namespace) -> int:
+        following = live.Following(options.file)
+        if has_screen(sys.stdout):
+            Screen(following).show()
+            print(_last_words(following))
+        else:
+            print_steps(following, lambda text: print(text, flush=True))
+        return 0
 
 
 def has_screen(stream: Any) -> bool:

@@ -21,8 +21,8 @@ from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import devices, owners, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.export.chrome import alike
 from pytracer.export.html import printable
+from pytracer.export.rows import alike
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, I64, U32
 

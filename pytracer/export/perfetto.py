@@ -10,7 +10,8 @@ from typing import BinaryIO
 
 from pytracer import errors
 from pytracer._native import core
-from pytracer.export.chrome import Document, Exported, Options
+from pytracer.export.chrome import Document, Exported
+from pytracer.export.rows import Options
 from pytracer.files import refuse_to_overwrite, write_whole
 from pytracer.recorded import Trace
 
@@ -33,7 +34,7 @@ def write(
     refuse_to_overwrite(path, overwrite=overwrite)  # before the work
     document = Document(trace, options or Options(), native=True)
     tracks, tables = document.tracks()
-    native = core.PerfettoTrace(document.texts(), tracks, tables, document.rank + 1)
+    native = core.PerfettoTrace(document.texts.encoded(), tracks, tables, document.rank + 1)
     written = 0
 
     def fill(file: BinaryIO) -> None:

@@ -25,7 +25,7 @@ from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.facts import devices, sanitized, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
-from pytracer.export.chrome import alike
+from pytracer.export.rows import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytracer import environment, errors
-from pytracer.api import free_name, is_out_of_memory, trace
+from pytracer.api import free_name, is_out_of_memory, of_former_name, trace
 from pytracer.integrations import scalars
 from pytracer.recording import Recording
 
@@ -31,10 +31,11 @@ class Callback:
         skip: steps before those.
         path: write the trace there, one file per rank (run.rank3.pytrace).
         watch: also trace later steps, 20 at a time, so that running out of memory is explained.
-        report: show the table on rank 0, and what is to be said if memory runs out.
+        table: show the table on rank 0, and a page if memory runs out.
         writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry are
             written to where the program has imported them.
         log: a file that gets a JSON line for each step that was kept.
+        report: the former name of `table`; deprecated.
         **options: of `pytracer.trace`: stacks, detail, devices, ...
     """
 
@@ -45,15 +46,18 @@ class Callback:
         skip: int = 0,
         path: str | Path | None = None,
         watch: bool = True,
-        report: bool = True,
+        table: bool = True,
         writer: Any = None,
         log: str | Path | None = None,
+        report: bool | None = None,
         **options: Any,
     ) -> None:
-        """Nothing is recorded until `begin`."""
+        """Recording starts at `begin`."""
+        if report is not None:
+            table = of_former_name(report)
         self._steps, self._skip, self._watch = steps, skip, watch
         self._path = None if path is None else _of_this_rank(Path(path))
-        self._report, self._writer, self._log, self._options = report, writer, log, options
+        self._table, self._writer, self._log, self._options = table, writer, log, options
         self._recording: Recording | None = None
         self._attempt = 0
         self.trace: trace | None = None  # of the steps to keep, once they are over
@@ -87,7 +91,7 @@ class Callback:
         recording.end(error)
         if error is not None and recording.last is not None:
             self.trace = recording.last
-            if self._report and is_out_of_memory(error):
+            if self._table and is_out_of_memory(error):
                 path = free_name("pytracer-oom")
                 self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
 
@@ -99,7 +103,7 @@ class Callback:
         self.trace = traced
         if environment.rank() != 0:
             return
-        if self._report:
+        if self._table:
             self._say(traced.table())
         scalars.log(traced, writer=self._writer)
         if self._log is not None:

@@ -35,7 +35,7 @@ class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
             options[name] = value
         targets = [] if cell is None else [_variable(shell, name) for name in line.split()]
         code = line if cell is None else cell
-        tracing = trace(*targets, report=False, **options)
+        tracing = trace(*targets, table=False, **options)
         try:
             with tracing, _untold(shell):
                 shell.run_cell(code).raise_error()

@@ -38,7 +38,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
     options = {k: v for k, v in mark.kwargs.items() if k in _TRACE_OPTIONS}
     if mark.args or not limits:
         pytest.fail(f'{_MARK} takes limits by name, say peak="2 GiB"', pytrace=False)
-    traced = trace(report=False, **options)
+    traced = trace(table=False, **options)
     with traced:
         outcome = yield
     pyfuncitem.stash[_TABLE] = traced.post_mortem() or str(traced)

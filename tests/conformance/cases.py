@@ -156,7 +156,7 @@ def record(case: Case, size: str, device: str, how: str) -> tuple[Trace, Trainin
     mode: Any = "hooks" if how == "hooks" else "auto"
     detail: Any = "category" if how == "category" else "op"
     options: Any = {"saved_tensors": mode, "detail": detail, "devices": training.kind}
-    with trace(*given, **options, report=False) as t:
+    with trace(*given, **options, table=False) as t:
         if how == "reference":
             again = [m.layer for m in training.model.modules() if isinstance(m, Checkpointed)]
             training.watch = reference

@@ -45,7 +45,7 @@ class Says:
 
     @contextmanager
     def traced(self, *targets: Any) -> Iterator[None]:
-        with trace(*targets, devices=self.device, report=False, **MODES[self.mode]) as t:
+        with trace(*targets, devices=self.device, table=False, **MODES[self.mode]) as t:
             yield
         self.data = t.data
 

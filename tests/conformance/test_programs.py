@@ -96,7 +96,7 @@ def test_what_is_recomputed_between_modules_is_known_without_operators(
     for mode in MODES.values():
         torch.manual_seed(0)
         model = Stack(reentrant).to(device)
-        with trace(model, devices=device, report=False, **mode) as t:
+        with trace(model, devices=device, table=False, **mode) as t:
             for _ in range(3):
                 model(torch.randn(20, 64, device=device)).square().mean().backward()
                 model.zero_grad()
@@ -124,7 +124,7 @@ def categories_of_a_run(seconds: float) -> list[tuple[str, str, int]]:
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 64))
     optimizer = torch.optim.Adam(model.parameters())
     kept = []
-    with trace(model, optimizer, report=False) as t:
+    with trace(model, optimizer, table=False) as t:
         for step in range(24):
             x, y = torch.randn(33, 64), torch.randn(33, 64)
             kept.append(torch.randn(33, 64))

@@ -31,7 +31,7 @@ class Work:
 
     def traced(self, *more: Any) -> Any:
         targets = (self.model, self.optimizer, *more)
-        return trace(*targets, stacks=True, devices="cpu", report=False)
+        return trace(*targets, stacks=True, devices="cpu", table=False)
 
     def learn(self, x: Tensor) -> float:
         loss: Tensor = (self.model(x) - x).square().mean()
@@ -80,7 +80,7 @@ def a_curriculum_with_larger_images(_: Path) -> trace:
         nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 10)
     )
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for side in (16, 16, 16, 24, 24, 24, 32, 32, 32):
             x, y = torch.randn(8, 3, side, side), torch.randint(0, 10, (8,))
             nn.functional.cross_entropy(model(x), y).backward()
@@ -135,7 +135,7 @@ def an_average_of_the_weights(_: Path) -> trace:
 def generation_with_a_cache(_: Path) -> trace:
     torch.manual_seed(0)
     model = nn.MultiheadAttention(WIDTH, 4, batch_first=True).eval()
-    with trace(model, stacks=True, devices="cpu", report=False) as t, torch.inference_mode():
+    with trace(model, stacks=True, devices="cpu", table=False) as t, torch.inference_mode():
         for _prompt in range(4):
             cache = torch.randn(2, 1, WIDTH)
             for _word in range(5):
@@ -166,7 +166,7 @@ def a_frozen_backbone(_: Path) -> trace:
         nn.Linear(512, 8),
     )
     optimizer = torch.optim.Adam(head.parameters())
-    with trace(backbone, head, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(backbone, head, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _step in range(5):
             head(backbone(torch.randn(32, WIDTH))).logsumexp(-1).mean().backward()
             optimizer.step()
@@ -182,7 +182,7 @@ def a_generator_and_a_critic(_: Path) -> trace:
         nn.Linear(WIDTH, 1),
     )
     of_maker, of_critic = (torch.optim.Adam(m.parameters()) for m in (maker, critic))
-    with trace(maker, critic, of_maker, of_critic, stacks=True, devices="cpu", report=False) as t:
+    with trace(maker, critic, of_maker, of_critic, stacks=True, devices="cpu", table=False) as t:
         for _step in range(6):
             made = maker(torch.randn(32, 16))
             of_critic.zero_grad()
@@ -210,7 +210,7 @@ def a_recurrent_state_that_is_detached(_: Path) -> trace:
     torch.manual_seed(0)
     cell = nn.GRUCell(32, 64)
     optimizer = torch.optim.SGD(cell.parameters(), 0.01)
-    with trace(cell, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(cell, optimizer, stacks=True, devices="cpu", table=False) as t:
         state = torch.zeros(16, 64)
         for _step in range(6):
             for _word in range(4):
@@ -235,7 +235,7 @@ def lbfgs_with_a_closure(_: Path) -> trace:
         loss.backward()
         return loss
 
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _step in range(5):
             optimizer.step(closure)
     return t
@@ -253,7 +253,7 @@ def an_optimizer_in_backward(_: Path) -> trace:
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(step)
-    with trace(model, *optimizers.values(), stacks=True, devices="cpu", report=False) as t:
+    with trace(model, *optimizers.values(), stacks=True, devices="cpu", table=False) as t:
         for _step in range(5):
             model(torch.randn(32, WIDTH)).square().mean().backward()
     return t
@@ -264,7 +264,7 @@ def a_policy_gradient(_: Path) -> trace:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
     optimizer = torch.optim.Adam(policy.parameters())
-    with trace(policy, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(policy, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _episode in range(5):
             chances, rewards = [], []
             for _turn in range(10):
@@ -283,7 +283,7 @@ def fast_weights_of_an_inner_loop(_: Path) -> trace:
     torch.manual_seed(0)
     model = nn.Linear(32, 32)
     optimizer = torch.optim.Adam(model.parameters())
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _task in range(5):
             fast = dict(model.named_parameters())
             for _turn in range(2):
@@ -359,7 +359,7 @@ def a_trainer_of_transformers(folder: Path) -> trace:
     trainer = transformers.Trainer(
         transformers.GPT2LMHeadModel(config), arguments, train_dataset=Words(), eval_dataset=Words()
     )
-    with trace(stacks=True, devices="cpu", report=False) as t:
+    with trace(stacks=True, devices="cpu", table=False) as t:
         trainer.train()
     return t
 
@@ -389,6 +389,6 @@ def a_trainer_of_lightning(folder: Path) -> trace:
         default_root_dir=folder, accelerator="cpu", max_epochs=2, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
-    with trace(stacks=True, devices="cpu", report=False) as t:
+    with trace(stacks=True, devices="cpu", table=False) as t:
         trainer.fit(Module(), data, data)
     return t

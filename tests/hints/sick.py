@@ -52,7 +52,7 @@ class Work:
 
     def traced(self, *more: Any) -> Any:
         targets = (self.model, self.optimizer, *more)
-        return trace(*targets, stacks=True, devices="cpu", report=False)
+        return trace(*targets, stacks=True, devices="cpu", table=False)
 
     def loss(self, out: Tensor) -> Tensor:
         return out.square().mean()
@@ -220,7 +220,7 @@ def a_recurrent_state_that_is_never_detached() -> trace:
     torch.manual_seed(0)
     cell = nn.GRUCell(32, 64)
     optimizer = torch.optim.SGD(cell.parameters(), 0.01)
-    with trace(cell, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(cell, optimizer, stacks=True, devices="cpu", table=False) as t:
         state = torch.zeros(ROWS, 64)
         for _ in range(6):
             state = cell(torch.randn(ROWS, 32), state)  # here
@@ -372,7 +372,7 @@ def a_module_that_keeps_its_hidden_layer() -> trace:
     torch.manual_seed(0)
     model = KeepsHidden()
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _ in range(4):
             model(torch.randn(ROWS, WIDTH)).square().mean().backward()
             optimizer.step()
@@ -434,7 +434,7 @@ def gradients_that_live_through_the_forward() -> trace:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(3)), nn.Linear(512, 4096))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _ in range(4):
             out = model(torch.randn(1024, 512))
             loss = out.exp().sum()  # here
@@ -453,7 +453,7 @@ def an_optimizer_with_temporaries_of_its_own() -> trace:
     torch.manual_seed(0)
     model = nn.Linear(2048, 2048, bias=False)
     optimizer = torch.optim.AdamW(model.parameters())
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _ in range(3):
             model(torch.randn(4, 2048)).square().mean().backward()
             optimizer.step()
@@ -473,7 +473,7 @@ def a_gelu_by_hand() -> trace:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 1024), ByHand(), nn.Linear(1024, 8))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    with trace(model, optimizer, stacks=True, devices="cpu", report=False) as t:
+    with trace(model, optimizer, stacks=True, devices="cpu", table=False) as t:
         for _ in range(3):
             model(torch.randn(1024, 64)).square().mean().backward()
             optimizer.step()

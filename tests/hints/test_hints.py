@@ -40,7 +40,7 @@ def test_nothing_is_found_in_a_case_of_the_conformance_suite(name: str) -> None:
     training = make(case, "tiny", "cpu")
     targets = [training.model, training.average, training.optimizer]
     given = [target for target in targets if target is not None]
-    with trace(*given, devices="cpu", stacks=True, report=False) as t:
+    with trace(*given, devices="cpu", stacks=True, table=False) as t:
         for _ in range(5):
             TECHNIQUES[case.technique].step(training)
     assert t.findings().to_dict("records") == []
@@ -74,7 +74,7 @@ def test_the_first_hint_for_a_default_adamw_is_what_fused_saves() -> None:
         torch.manual_seed(0)
         model = torch.nn.Linear(1024, 1024, bias=False)
         optimizer = torch.optim.AdamW(model.parameters(), fused=fused)
-        with trace(model, optimizer, devices="cpu", report=False) as t:
+        with trace(model, optimizer, devices="cpu", table=False) as t:
             for _ in range(3):
                 model(torch.randn(4, 1024)).square().mean().backward()
                 optimizer.step()
@@ -94,7 +94,7 @@ def test_nothing_is_advised_that_cannot_be_done_on_a_cpu() -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(512, 1024), torch.nn.ReLU())
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
-    with trace(model, optimizer, devices="cpu", stacks=True, report=False) as t:
+    with trace(model, optimizer, devices="cpu", stacks=True, table=False) as t:
         for _ in range(3):
             model(torch.randn(2048, 512)).sum().backward()
             optimizer.step()

@@ -45,7 +45,7 @@ def test_it_traces_on_after_its_steps_if_it_watches_and_until_its_end(watch: boo
     model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     memory = MemoryTrace(
-        accelerate.Accelerator(cpu=True), devices="cpu", steps=2, watch=watch, report=False
+        accelerate.Accelerator(cpu=True), devices="cpu", steps=2, watch=watch, table=False
     )
     for _ in range(2):
         model(torch.ones(1, 8)).sum().backward()

@@ -14,7 +14,7 @@ from pytracer.integrations import scalars
 
 @pytest.fixture
 def traced() -> pytracer.trace:
-    with pytracer.trace(devices="cpu", report=False) as traced:
+    with pytracer.trace(devices="cpu", table=False) as traced:
         torch.ones(100)
     return traced
 
@@ -83,7 +83,7 @@ def test_opentelemetry_exports_them(traced) -> None:
 def test_a_file_gets_a_json_line_for_each_step(tmp_path) -> None:
     weight = torch.nn.Parameter(torch.ones(100))
     optimizer = torch.optim.SGD([weight])
-    with pytracer.trace(devices="cpu", report=False) as traced:
+    with pytracer.trace(devices="cpu", table=False) as traced:
         for _ in range(3):
             (weight * 2).sum().backward()
             optimizer.step()

@@ -72,7 +72,7 @@ def test_a_training_that_fails_fails_as_without_us_and_can_be_tried_again(tmp_pa
             if state.global_step == 2:
                 torch.empty(1 << 44)
 
-    memory = MemoryTrace(devices="cpu", report=False)
+    memory = MemoryTrace(devices="cpu", table=False)
     trainer = a_trainer(tmp_path, callbacks=[memory, Greedy()])
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
         trainer.train()
@@ -87,7 +87,7 @@ def test_trainings_leave_the_excepthook_as_it_was(tmp_path, monkeypatch) -> None
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *error: seen.append(error))
     before = sys.excepthook
-    memory = MemoryTrace(devices="cpu", report=False)
+    memory = MemoryTrace(devices="cpu", table=False)
     trainer = a_trainer(tmp_path, callbacks=[memory])
     trainer.train()
     assert sys.excepthook is before
@@ -104,7 +104,7 @@ def test_an_excepthook_of_somebody_elses_stays_and_a_failed_training_is_let_go(m
     from pytracer.integrations.transformers import MemoryTrace
 
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)
-    memory = MemoryTrace(devices="cpu", report=False)
+    memory = MemoryTrace(devices="cpu", table=False)
     memory.on_train_begin(None, None, None)
     ours = sys.excepthook
     theirs = lambda *error: ours(*error)  # noqa: E731

@@ -123,7 +123,7 @@ def left_behind(before: dict[str, Any]) -> list[str]:
 
 def wrong_with_a_trace() -> list[str]:
     model = torch.nn.Linear(4, 4)
-    with pytracer.trace(model, report=False) as recorded:
+    with pytracer.trace(model, table=False) as recorded:
         model(torch.ones(2, 4)).sum().backward()
         inside = torch.empty(1001)
     del inside
@@ -173,7 +173,7 @@ def train(*, options: dict[str, Any], looks: bool) -> None:
     """Enters a trace, trains for two steps, may look at it meanwhile, and leaves."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    with pytracer.trace(model, optimizer, report=False, **options) as recorded:
+    with pytracer.trace(model, optimizer, table=False, **options) as recorded:
         for _ in range(2):
             optimizer.zero_grad()
             model(torch.randn(2, 4)).sum().backward()
@@ -203,7 +203,7 @@ def two_steps_and_a_look(_: Interrupter) -> None:
 
 def models_that_die(_: Interrupter) -> None:
     """What is forgotten of the dead is forgotten in callbacks, out of which nothing comes."""
-    with pytracer.trace(report=False):
+    with pytracer.trace(table=False):
         for _ in range(2):
             model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
             optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -219,7 +219,7 @@ def first_optimizer(_: Interrupter) -> None:
 
 
 def first_optimizer_in_a_trace(interrupter: Interrupter) -> None:
-    with pytracer.trace(report=False):
+    with pytracer.trace(table=False):
         first_optimizer(interrupter)
 
 

@@ -48,7 +48,7 @@ class Block:
     def __call__(self, *targets: Any, **options: Any) -> contextlib.AbstractContextManager[Any]:
         if self.mode == UNTRACED:
             return contextlib.nullcontext()
-        self.traces.append(trace(*targets, report=False, **MODES[self.mode] | options))
+        self.traces.append(trace(*targets, table=False, **MODES[self.mode] | options))
         return self.traces[-1]
 
 

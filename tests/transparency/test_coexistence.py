@@ -690,7 +690,7 @@ import torch
 import pytracer
 mode = sys.argv[1]
 def block():
-    return contextlib.nullcontext() if mode == "untraced" else pytracer.trace(report=False)
+    return contextlib.nullcontext() if mode == "untraced" else pytracer.trace(table=False)
 torch.manual_seed(0)
 """
 

@@ -1244,7 +1244,7 @@ def test_a_backward_started_at_the_engine_is_a_backward(detail: str) -> None:
     def phases(direct: bool) -> set[str]:
         model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with trace(model, optimizer, detail=detail, devices="cpu", report=False) as t:
+        with trace(model, optimizer, detail=detail, devices="cpu", table=False) as t:
             for _ in range(2):
                 loss = model(torch.randn(4, 8)).square().mean()
                 if direct:
@@ -1270,13 +1270,13 @@ def test_modules_are_seen_once_whoever_wraps_their_call_meanwhile() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
 
     def seen() -> list[str]:
-        with trace(model, devices="cpu", report=False) as t:
+        with trace(model, devices="cpu", table=False) as t:
             model(torch.randn(4, 8)).sum().backward()
         return module_calls(t)
 
     before = seen()
     try:
-        with trace(model, devices="cpu", report=False):
+        with trace(model, devices="cpu", table=False):
             original = nn.Module.__call__
             nn.Module.__call__ = lambda *args: original(*args)  # type: ignore[method-assign]
             model(torch.randn(4, 8))
@@ -1299,7 +1299,7 @@ def module_calls(recorded: trace) -> list[str]:
 
 def test_a_module_called_by_hand_is_seen_as_one_that_is_called() -> None:
     """`super().__call__`, `model.__call__(x)` and `nn.Module.__call__(model, x)`."""
-    with trace(devices="cpu", report=False) as t:
+    with trace(devices="cpu", table=False) as t:
         CallsSuper()(torch.ones(2, 8))
         ByHand()(torch.ones(2, 4))
     calls = module_calls(t)

@@ -202,7 +202,7 @@ def around_an_allocation(recorded: pytracer.trace, size: int) -> list[str]:
 
 def scopes_after_an_annotation(detail: Any) -> list[list[str]]:
     kept = []
-    with pytracer.trace(detail=detail, devices="cpu", report=False) as recorded:
+    with pytracer.trace(detail=detail, devices="cpu", table=False) as recorded:
         annotation = record_function("FSDP::all_gather")
         annotation.__enter__()
         kept.append(annotation.record)  # alive, and ended all the same
@@ -223,12 +223,12 @@ def test_what_follows_an_annotation_that_ended_elsewhere_is_outside_of_it(
 
 
 def scopes_of_later_traces(detail: Any) -> list[list[str]]:
-    with pytracer.trace(detail=detail, devices="cpu", report=False):
+    with pytracer.trace(detail=detail, devices="cpu", table=False):
         ended_by_another_thread("a block of some length, of the first trace")
     reuse_memory()
     found = []
     for _ in range(3):
-        with pytracer.trace(detail=detail, devices="cpu", report=False) as recorded:
+        with pytracer.trace(detail=detail, devices="cpu", table=False) as recorded:
             kept = torch.zeros(1001)
         found.append(around_an_allocation(recorded, 4004))
         del kept
@@ -274,7 +274,7 @@ def what_a_child_records(traced_parent: bool) -> Any:
             model(torch.randn(4, 16)).sum().backward()
 
     def child() -> Any:
-        with pytracer.trace(*models[::-1], devices="cpu", stacks=True, report=False) as recorded:
+        with pytracer.trace(*models[::-1], devices="cpu", stacks=True, table=False) as recorded:
             use(models[::-1])
         rows = recorded.allocations()[["requested_bytes", "module", "op", "line", "phase"]]
         return [[str(value) for value in row] for row in rows.itertuples(index=False)]
@@ -282,7 +282,7 @@ def what_a_child_records(traced_parent: bool) -> Any:
     if not traced_parent:
         use(models)
         return interrupts.in_a_child(child)
-    with pytracer.trace(*models, devices="cpu", stacks=True, report=False):
+    with pytracer.trace(*models, devices="cpu", stacks=True, table=False):
         use(models)
         return interrupts.in_a_child(child)
 
@@ -300,13 +300,13 @@ def grandchildren() -> list[Any]:
     """A trace in a child of a child, each forked inside a trace; and the parent's goes on."""
 
     def child() -> Any:
-        with pytracer.trace(devices="cpu", report=False) as recorded:
+        with pytracer.trace(devices="cpu", table=False) as recorded:
             kept = [torch.empty(2001)]
             answer = interrupts.in_a_child(lambda: sizes_of_a_trace(3001))
             kept.append(torch.empty(2002))
         return [answer, sizes_in(recorded)]
 
-    with pytracer.trace(devices="cpu", report=False) as recorded:
+    with pytracer.trace(devices="cpu", table=False) as recorded:
         kept = [torch.empty(1001)]
         answer = interrupts.in_a_child(child)
         kept.append(torch.empty(1002))
@@ -314,7 +314,7 @@ def grandchildren() -> list[Any]:
 
 
 def sizes_of_a_trace(elements: int) -> list[int]:
-    with pytracer.trace(devices="cpu", report=False) as recorded:
+    with pytracer.trace(devices="cpu", table=False) as recorded:
         kept = torch.empty(elements)
     del kept
     return sizes_in(recorded)
@@ -381,7 +381,7 @@ import pytracer
 mode, path = sys.argv[1:]
 options = {"default": {}, "a file": {"path": path}}.get(mode)
 def block():
-    return contextlib.nullcontext() if options is None else pytracer.trace(report=False, **options)
+    return contextlib.nullcontext() if options is None else pytracer.trace(table=False, **options)
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

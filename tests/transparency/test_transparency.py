@@ -67,9 +67,9 @@ def sizes(recorded: trace) -> set[int]:
 
 
 def test_each_of_nested_traces_sees_its_own_block() -> None:
-    with trace(report=False) as outer:
+    with trace(table=False) as outer:
         first = torch.empty(1001)
-        with trace(report=False) as inner:
+        with trace(table=False) as inner:
             second = torch.empty(1002)
         third = torch.empty(1003)
 
@@ -79,7 +79,7 @@ def test_each_of_nested_traces_sees_its_own_block() -> None:
 
 
 def test_each_of_overlapping_traces_sees_its_own_block() -> None:
-    one, two = trace(report=False), trace(report=False)
+    one, two = trace(table=False), trace(table=False)
     one.__enter__()
     kept = [torch.empty(1001)]
     two.__enter__()

@@ -17,7 +17,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, batch: torch.Tenso
     return loss.item()
 
 
-@trace(report=False)
+@trace(table=False)
 def evaluated(model: nn.Module, batch: torch.Tensor) -> int:
     """Its types are those of the function."""
     with torch.no_grad():
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
     """Every view that has a type of its own."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters())
-    with trace(model, optimizer, detail="category", devices=["cpu"], report=False) as t:
+    with trace(model, optimizer, detail="category", devices=["cpu"], table=False) as t:
         value: float = train(model, optimizer, torch.ones(2, 4))
         t.step()
     peak: int = t.peak.bytes

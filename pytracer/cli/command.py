@@ -1,0 +1,42 @@
+"""The interface of a command. Its docstring is its help: one line for the list, then the page."""
+
+import argparse
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+
+class Command:
+    """A command: subclasses are listed in `pytracer.cli.COMMANDS`.
+
+    - The docstring's first paragraph is the line in `pytracer --help`.
+    - The rest of it heads `pytracer NAME --help`.
+    - `add_arguments` declares the options, and `run` answers them.
+    """
+
+    name: ClassVar[str]
+    parser_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of argparse's `add_parser`
+
+    @classmethod
+    def texts(cls) -> tuple[str, str]:
+        """The line in the list of commands, and the text above the command's options."""
+        line, _, page = (inspect.getdoc(cls) or "").partition("\n\n")
+        line = " ".join(line.split()).removesuffix(".")
+        return line[:1].lower() + line[1:], page
+
+    def add_to(self, commands: Any) -> None:
+        """Adds the command's parser to argparse's subparsers."""
+        line, page = self.texts()
+        parser = commands.add_parser(
+            self.name, help=line, description=page or None, **self.parser_options
+        )
+        self.add_arguments(parser)
+        parser.set_defaults(run=self.run)
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declares the command's options."""
+        raise NotImplementedError
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Runs the command and returns the exit code."""
+        raise NotImplementedError

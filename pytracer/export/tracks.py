@@ -1,0 +1,538 @@
+"""The tracks of a timeline: each is a function from the sink to its rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer._native import core
+from pytracer.analysis.allocator import blocks, segments
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import (
+    device_times,
+    lifetimes,
+    owners,
+    phases,
+    sanitized,
+    scopes,
+    usage,
+)
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import ROLE, role_text
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.cost import per_module
+from pytracer.export.rows import (
+    ALLOCATIONS,
+    ALWAYS,
+    COSTS,
+    COUNTER,
+    COUNTER_BUCKETS,
+    FIRST_THREAD,
+    FLAG,
+    FLOW,
+    FOLDS,
+    GAP_NS,
+    HEX,
+    INSTANT,
+    INTEGER,
+    LIFETIME,
+    MARKERS_THREAD,
+    MOST_BARS,
+    MOST_SAMPLES,
+    NO_VALUE,
+    PHASES_THREAD,
+    SLICE,
+    STEPS_THREAD,
+    TEXT,
+    THOUSANDTHS,
+    Rows,
+    ScopeSlices,
+    Sink,
+    alike,
+    largest,
+    last_tick,
+    or_none,
+)
+from pytracer.recorded import Trace
+from pytracer.schema import (
+    ACTION,
+    CATEGORIES,
+    CATEGORY,
+    CATEGORY_ORDER,
+    I64,
+    PHASES,
+    SCOPE_KINDS,
+    SCOPE_RECOMPUTE,
+    U64,
+)
+from pytracer.units import size_text
+
+
+def scope_slices(sink: Sink) -> Rows:
+    """Modules, autograd nodes, outermost ops, ...: a track for each thread."""
+    trace, found, texts = sink.trace, sink.slices, sink.texts
+    tree = scopes.tree(trace)
+    begin = sink.times(found.begin)
+    thread = found.thread.astype(np.int64) + sink.thread(FIRST_THREAD)
+    kinds = np.array([texts.add(kind) for kind in SCOPE_KINDS])
+    kind = np.minimum(tree.kind[found.numbers], len(SCOPE_KINDS) - 1)
+    line, made = _made_in(trace, found)
+    inside = _with_what_is_inside(made, found.row_of(tree.parent[found.numbers]))
+    own = _own_of_modules(trace, found)
+    forward = tree.name[tree.forward[found.numbers]]
+    return Rows(
+        SLICE,
+        "scope",
+        sink.program,
+        begin=begin,
+        end=core.nest_slices(thread, begin, sink.times(found.end)),
+        name=sink.known(tree.name[found.numbers]),
+        thread=thread,
+        arguments=[
+            ("kind", TEXT, kinds[kind]),
+            ("line", TEXT, texts.each(line, lambda row: owners.line_text(trace, row))),
+            ("bytes allocated", INTEGER, or_none(made, made == 0)),
+            ("own bytes", INTEGER, own),
+            ("inclusive bytes", INTEGER, or_none(inside, (inside == 0) & (own == NO_VALUE))),
+            ("slices folded", INTEGER, or_none(found.folded, found.folded == 0)),
+            ("forward", TEXT, sink.known(forward)),
+            ("recompute", FLAG, tree.flags[found.numbers] & SCOPE_RECOMPUTE),
+            *_costs(sink),
+        ],
+    )
+
+
+def _costs(sink: Sink) -> Iterator[tuple[str, int, I64]]:
+    """What one call of each module costs, with all that is inside; from trace(cost=True)."""
+    found = per_module.per_call(sink.trace)
+    if not found:
+        return
+    tree = scopes.tree(sink.trace)
+    name = sink.known(tree.name[sink.slices.numbers])
+    is_module = tree.kind[sink.slices.numbers] == scopes.MODULE
+    texts = {text: number for number, text in enumerate(sink.trace.strings)}
+    for key, (kind, scale) in COSTS.items():
+        by_name = np.full(max(len(sink.trace.strings), 1), NO_VALUE)
+        for module, cost in found.items():
+            value = getattr(cost, key)
+            if value is not None and module in texts:
+                by_name[texts[module]] = round(value * scale)
+        yield key.replace("_", " "), kind, np.where(is_module, by_name[name], NO_VALUE)
+
+
+def step_slices(sink: Sink) -> Rows:
+    """A slice for each step, with its peak."""
+    trace = sink.trace
+    # A step cut short may end, by its own events, before it begins: it is empty then.
+    bounds = np.maximum.accumulate(_step_bounds(trace))
+    times = sink.times(bounds)
+    asked = allocations(trace).requested_bytes.view(np.int64)
+    ticks, level = _levels(trace, usage.on_device(trace, sink.devices[0]), asked)
+    # What was allocated when a step began counts for its peak.
+    cuts = np.searchsorted(ticks[1:], bounds, side="right")
+    peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
+    began = training_steps.first_step(trace)
+    texts = [sink.texts.add(f"step {began + i}") for i in range(len(peaks))]
+    names = np.array(texts, np.int64)
+    return _track(sink, STEPS_THREAD, times[:-1], times[1:], names, ("peak bytes", INTEGER, peaks))
+
+
+def phase_slices(sink: Sink) -> Rows:
+    """What the main thread was doing; `other` is left blank."""
+    line = phases.timeline(sink.trace)
+    begin = sink.times(line.begins)
+    end = np.append(begin[1:], sink.end_ns)
+    names = np.array([sink.texts.add(name) for name in PHASES])
+    shown = (line.phase != phases.OTHER) & (end > begin)
+    device_us = _device_us(sink, line)[shown].tolist()
+    return _track(
+        sink,
+        PHASES_THREAD,
+        begin[shown],
+        end[shown],
+        names[line.phase[shown]],
+        ("device ms", THOUSANDTHS, device_us),
+    )
+
+
+def _device_us(sink: Sink, line: phases.Timeline) -> I64:
+    """Per stretch of the timeline what the device worked on it; of a cut one, in its first."""
+    found = device_times.device_times(sink.trace)
+    _, first = np.unique(line.interval, return_index=True)
+    stretch = first[line.interval[found.stretch]]
+    sums = np.zeros(len(line.ticks), np.int64)
+    known = line.phase[stretch] == found.phase
+    np.add.at(sums, stretch[known], found.device_ns[known])
+    return np.where(sums > 0, sums // 1000, NO_VALUE)
+
+
+def _track(
+    sink: Sink,
+    number: int,
+    begin: I64,
+    end: I64,
+    name: I64,
+    argument: tuple[str, int, Sequence[int]],
+) -> Rows:
+    """Slices of one track; of too many the longest."""
+    key, kind, values = argument
+    most = sink.share(8)
+    if most is not None and len(begin) > most:
+        sink.note("steps and phases", len(begin) - most)
+        kept = largest(end - begin, np.arange(len(begin)), most)
+        begin, end, name = begin[kept], end[kept], name[kept]
+        values = [values[i] for i in kept.tolist()]
+    thread = np.full(len(begin), sink.thread(number))
+    # Each begins where another ends, and viewers read times as floating point numbers, which
+    # are a nanosecond off by now: two slices that overlap by one are an error to them.
+    end = np.maximum(begin, end - GAP_NS)
+    return Rows(
+        SLICE,
+        "pytracer",
+        sink.program,
+        begin=begin,
+        end=core.nest_slices(thread, begin, end),
+        name=name,
+        thread=thread,
+        arguments=[(key, kind, np.array(values, np.int64))],
+    )
+
+
+def marks(sink: Sink) -> Rows:
+    """The peak of each device, and allocations that failed."""
+    marks: list[tuple[int, str, dict[str, int]]] = []
+    ticks = sink.trace.events.ticks
+    for device in sink.devices if len(ticks) else ():
+        peak = usage.peak(sink.trace, device)
+        at = sink.times(ticks[max(peak.position, 0) : max(peak.position, 0) + 1])
+        parts = {"bytes": peak.bytes, **peak.by_category}
+        marks.append((int(at[0]), f"peak of {device}: {size_text(peak.bytes)}", parts))
+    events = sink.trace.events
+    for row in np.flatnonzero(events.action == ACTION["oom"]).tolist():
+        asked = int(events.bytes[row])
+        text = f"out of memory: {size_text(asked)} asked for"
+        parts = {"bytes": asked, "free on the device": int(events.address[row])}
+        marks.append((int(sink.times(ticks[row : row + 1])[0]), text, parts))
+    keys = list(dict.fromkeys(key for _, _, parts in marks for key in parts))
+    return Rows(
+        INSTANT,
+        "pytracer",
+        sink.program,
+        begin=np.array([time for time, _, _ in marks], np.int64),
+        name=np.array([sink.texts.add(text) for _, text, _ in marks], np.int64),
+        thread=np.full(len(marks), sink.thread(MARKERS_THREAD)),
+        arguments=[
+            (key, INTEGER, np.array([m[2].get(key, NO_VALUE) for m in marks], np.int64))
+            for key in keys
+        ],
+    )
+
+
+def counters(sink: Sink, number: int, device: str) -> list[Rows]:
+    """Bytes per category and in all, after every change."""
+    trace, alloc = sink.trace, allocations(sink.trace)
+    here = usage.on_device(trace, device)
+    positions, levels = usage.level_columns(trace, here, alloc.category, len(CATEGORY))
+    start = usage.bytes_before(trace, here, alloc.category, len(CATEGORY))
+    used = np.bincount(alloc.category[here], minlength=len(CATEGORY)) > 0
+    shown = [name for name in CATEGORY_ORDER if name in ALWAYS or used[CATEGORY[name]]]
+    columns = [
+        np.concatenate([start[CATEGORY[name], None], levels[CATEGORY[name]]]) for name in shown
+    ]
+    ticks = np.concatenate([trace.events.ticks[:1], trace.events.ticks[positions]])
+    # The digit is for the order in which Perfetto shows them.
+    keys = [f"{i} {name}" for i, name in enumerate(shown, 1)]
+    counters = [_counter(sink, number, "mem", ticks, dict(zip(keys, columns, strict=True)))]
+    blocks_known = blocks.allocated_bytes(trace)
+    asked = alloc.requested_bytes.view(np.int64)
+    sizes = {}
+    if not (blocks_known[here] == blocks.UNKNOWN).any():
+        sizes["allocated"] = blocks_known
+    if not np.array_equal(blocks_known[here], asked[here]):
+        sizes["requested"] = asked  # a CPU's allocator gives what it is asked for
+    for name, size in sizes.items():
+        counters.append(_counter(sink, number, name, *_levels(trace, here, size)))
+    return counters
+
+
+def _counter(sink: Sink, device: int, name: str, ticks: U64, values: dict[str, I64] | I64) -> Rows:
+    """Samples of one or more values; of many only as many as there may be."""
+    columns = values if isinstance(values, dict) else {"bytes": values}
+    count = min(len(ticks), *(len(column) for column in columns.values()))
+    times = sink.times(ticks[:count])
+    columns = {key: column[:count] for key, column in columns.items()}
+    kept = core.thin_samples(times, list(columns.values()), _bucket_ns(sink, times, len(columns)))
+    sink.note("counter samples", count - len(kept))
+    return Rows(
+        COUNTER,
+        "pytracer",
+        sink.program + device,
+        begin=times[kept],
+        name=np.full(len(kept), sink.texts.add(name)),
+        arguments=[(key, INTEGER, column[kept]) for key, column in columns.items()],
+    )
+
+
+def _bucket_ns(sink: Sink, times: I64, columns: int) -> int:
+    """How long a bucket is: each leaves a sample for each column's highest, and the last."""
+    share = sink.share(12 * len(sink.devices))
+    least = sink.options.min_dt_ns
+    if sink.folds and least == 0 and len(times) > MOST_SAMPLES:
+        return int(times[-1] - times[0]) // COUNTER_BUCKETS + 1
+    if share is None or len(times) <= share:
+        return least
+    buckets = max(share // (columns + 1), 1)
+    return max(least, int(times[-1] - times[0]) // buckets + 1)
+
+
+def reserved(sink: Sink, number: int, device: str) -> Rows:
+    """What the allocator holds from the driver, where it has segments."""
+    return _counter(sink, number, "reserved", *_segments(sink.trace, device))
+
+
+def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
+    """A bar for each allocation, on a track of its category."""
+    trace, alloc, texts = sink.trace, allocations(sink.trace), sink.texts
+    which = np.flatnonzero(usage.on_device(trace, device))
+    share = sink.share(6 * len(sink.devices))
+    if share is not None and len(which) > share:
+        sink.note("allocations", len(which) - share)
+        which = np.sort(largest(alloc.requested_bytes, which, share))
+    begin, end = _lives(sink, which)
+    folded = which[:0]
+    if sink.folds and len(which) > MOST_BARS:
+        area = (end - begin).astype(np.float64) * alloc.requested_bytes[which]
+        seen = np.zeros(len(which), np.bool_)
+        seen[np.argsort(area, kind="stable")[-MOST_BARS:]] = True
+        sink.note("allocations", int(np.count_nonzero(~seen)))
+        folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
+        which, begin, end = which[seen], begin[seen], end[seen]
+    began = training_steps.first_step(trace)
+    label, labels = alloc.label[which], sanitized.labels(trace)
+    cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
+
+    def lines(rows: NDArray[Any]) -> I64:
+        return texts.each(rows[which], lambda row: owners.line_text(trace, row))
+
+    rows = Rows(
+        LIFETIME,
+        "alloc",
+        sink.program + ALLOCATIONS + number,
+        begin=begin,
+        end=end,
+        name=_bar_names(sink, which),
+        id=which,
+        thread=lifetime_track(sink.program + number, alloc.category[which]),
+        arguments=[
+            ("bytes", INTEGER, alloc.requested_bytes[which]),
+            ("address", HEX, alloc.address[which].view(np.int64)),
+            ("role", TEXT, texts.each(alloc.role[which], lambda r: role_text(trace, r))),
+            ("name", TEXT, sink.known(labels.name[label])),
+            ("shape", TEXT, sink.known(labels.shape[label])),
+            ("dtype", TEXT, sink.known(np.where(cast, 0, labels.dtype[label]))),
+            ("module", TEXT, sink.known(alloc.module[which])),
+            ("op", TEXT, sink.known(alloc.op[which])),
+            ("line", TEXT, lines(alloc.line)),
+            ("forward module", TEXT, sink.known(alloc.forward_module[which])),
+            ("forward op", TEXT, sink.known(alloc.forward_op[which])),
+            ("forward line", TEXT, lines(alloc.forward_line)),
+            ("step", INTEGER, or_none(alloc.step[which] + began, alloc.step[which] < 0)),
+            ("alive_at_start", FLAG, alloc.start[which] < 0),
+            ("alive_at_end", FLAG, alloc.completed[which] < 0),
+            ("allocations", INTEGER, np.full(len(which), NO_VALUE)),
+        ],
+    )
+    return rows if len(folded) == 0 else _with_folded(sink, rows, folded, *folded_lives)
+
+
+def _bar_names(sink: Sink, which: NDArray[np.intp]) -> I64:
+    """Module, op and bytes; in JSON the category, since there a bar's name is its track's."""
+    trace, alloc, texts = sink.trace, allocations(sink.trace), sink.texts
+    if not sink.native:
+        return texts.each(alloc.category[which], CATEGORIES.__getitem__)
+    module, op = sink.known(alloc.cause("module")[which]), sink.known(alloc.op[which])
+    size = alloc.requested_bytes[which]
+    number, firsts = alike([module, op, size])
+    names = []
+    for row in firsts.tolist():
+        parts = (trace.strings[module[row]], trace.strings[op[row]], size_text(int(size[row])))
+        names.append(texts.add(" · ".join(part for part in parts if part)))
+    return np.array(names, np.int64)[number] if names else np.zeros(0, np.int64)
+
+
+def _with_folded(sink: Sink, rows: Rows, which: NDArray[np.intp], begin: I64, end: I64) -> Rows:
+    """One more bar for all that are folded of a category and a slice of time."""
+    alloc, texts = allocations(sink.trace), sink.texts
+    span = max(sink.end_ns - int(begin.min()), 1)
+    key = (begin - begin.min()) * FOLDS // (span + 1) * len(CATEGORIES)
+    key += np.minimum(alloc.category[which], len(CATEGORIES) - 1)
+    order = np.argsort(key, kind="stable")
+    firsts = np.flatnonzero(np.append(True, np.diff(key[order]) != 0))
+    counts = np.diff(np.append(firsts, len(order)))
+    sizes = np.add.reduceat(alloc.requested_bytes[which][order].astype(np.int64), firsts)
+    category = (key[order][firsts] % len(CATEGORIES)).astype(np.uint8)
+    if sink.native:
+        pairs = zip(counts.tolist(), sizes.tolist(), strict=True)
+        names = [texts.add(f"{n:,} small ones · {size_text(size)}") for n, size in pairs]
+    else:
+        names = [texts.add(CATEGORIES[each]) for each in category.tolist()]
+    none = np.full(len(firsts), NO_VALUE)
+    empty = {INTEGER: none, HEX: none * 0, TEXT: none * 0, FLAG: none * 0}
+    known = {"bytes": sizes, "allocations": counts}
+    more: dict[str, Any] = {
+        "begin": np.minimum.reduceat(begin[order], firsts),
+        "end": np.maximum.reduceat(end[order], firsts),
+        "name": np.array(names, np.int64),
+        "id": which[order][firsts],
+        "thread": lifetime_track(rows.process - ALLOCATIONS, category),
+    }
+    both: dict[str, Any] = {
+        name: np.concatenate([getattr(rows, name), values]) for name, values in more.items()
+    }
+    return replace(
+        rows,
+        **both,
+        arguments=[
+            (name, kind, np.concatenate([values, known.get(name, empty[kind])]))
+            for name, kind, values in rows.arguments
+        ],
+    )
+
+
+def _lives(sink: Sink, which: NDArray[np.intp]) -> tuple[I64, I64]:
+    """From when to when the allocator counts these."""
+    ticks = np.append(sink.trace.events.ticks, np.uint64(0))
+    first = sink.times(ticks[:1])[0]
+    alloc = allocations(sink.trace)
+    start, completed = alloc.start[which], alloc.completed[which]
+    times = sink.times(ticks)
+    begin = np.where(start < 0, first, times[start])
+    end = np.where(completed < 0, sink.end_ns, times[completed])
+    return begin, end
+
+
+def arrows(sink: Sink, slices: Rows) -> list[Rows]:
+    """Arrows from allocations to their frees, and from forward ops to their nodes."""
+    most = min(sink.options.arrows, sink.share(100) or sink.options.arrows)
+    return [_frees(sink, most), _backwards(sink, slices, most)]
+
+
+def _frees(sink: Sink, most: int) -> Rows:
+    """From where the largest were made to where they were freed, if that is another slice."""
+    trace, alloc = sink.trace, allocations(sink.trace)
+    moments = phases.moments(trace)
+    made = sink.slices.row_of(moments.made_scope)
+    freed = sink.slices.row_of(moments.freed_scope)
+    which = np.flatnonzero((made >= 0) & (freed >= 0) & (made != freed))
+    which = largest(alloc.requested_bytes, which, most)
+    ticks = trace.events.ticks
+    return Rows(
+        FLOW,
+        "allocation",
+        sink.program,
+        begin=sink.times(ticks[alloc.start[which]]),
+        end=sink.times(ticks[alloc.end[which]]),
+        name=np.full(len(which), sink.texts.add("freed")),
+        id=sink.unique(which),
+        source=made[which],
+        target=freed[which],
+    )
+
+
+def _backwards(sink: Sink, slices: Rows, most: int) -> Rows:
+    """From the forward ops that keep most to the nodes that they made."""
+    trace, found = sink.trace, sink.slices
+    tree, alloc = scopes.tree(trace), allocations(trace)
+    source = found.row_of(tree.forward[found.numbers])
+    target = np.flatnonzero(source >= 0)
+    kept = (alloc.category == CATEGORY["activations"]) & (alloc.start >= 0)
+    made = found.row_of(alloc.scope)
+    kept &= made >= 0
+    keeps = usage.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
+    target = largest(keeps[source], target, most)
+    return Rows(
+        FLOW,
+        "backward",
+        sink.program,
+        begin=slices.begin[source[target]],
+        end=slices.begin[target],
+        name=np.full(len(target), sink.texts.add("backward")),
+        id=sink.unique(found.numbers[target]),
+        source=source[target],
+        target=target,
+    )
+
+
+def _made_in(trace: Trace, found: ScopeSlices) -> tuple[NDArray[Any], I64]:
+    """Of each slice: the line that called it, if it allocated, and the bytes that it allocated."""
+    alloc = allocations(trace)
+    row = found.row_of(alloc.scope)
+    inside = (row >= 0) & (alloc.start >= 0)
+    count = len(found.numbers)
+    line = np.zeros(count, np.int64)
+    is_op = scopes.tree(trace).kind[found.numbers] == scopes.OP
+    line[row[inside]] = alloc.line[inside]
+    made = usage.sums(row[inside], alloc.requested_bytes[inside], count)
+    return np.where(is_op, line, 0), made
+
+
+def _own_of_modules(trace: Trace, found: ScopeSlices) -> I64:
+    """Of each module's call the bytes that it allocated and no module inside of it did."""
+    alloc, tree = allocations(trace), scopes.tree(trace)
+    of_call = np.zeros(len(tree.kind), np.int64)
+    made = alloc.start >= 0
+    np.add.at(of_call, tree.module[alloc.scope[made]], alloc.requested_bytes[made].astype(np.int64))
+    is_module = tree.kind[found.numbers] == scopes.MODULE
+    own: I64 = np.where(is_module, of_call[found.numbers], NO_VALUE)
+    return own
+
+
+def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
+    """Each slice's sum with those of all slices inside it; parents come before their children."""
+    depth = np.zeros(len(own), np.int64)
+    above = parent.copy()
+    while (deeper := above >= 0).any():
+        depth += deeper
+        above = np.where(deeper, parent[above], -1)
+    total = own.copy()
+    by_depth = np.argsort(depth, kind="stable")
+    cuts = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
+    for begin, end in reversed(list(pairwise(cuts.tolist()))):
+        rows = by_depth[begin:end]
+        np.add.at(total, parent[rows], total[rows])
+    return total
+
+
+def lifetime_track(process: int, category: NDArray[Any]) -> I64:
+    """The first of a category's tracks: lives that overlap have one each, numbered from it on."""
+    tracks: I64 = (np.int64(process) << 32) + (category.astype(np.int64) + 1 << 24)
+    return tracks
+
+
+def _step_bounds(trace: Trace) -> U64:
+    """The first event, and the end of each step; the last one may have been cut short."""
+    line = phases.timeline(trace)
+    bounds = np.concatenate([trace.events.ticks[:1], line.step_ends])
+    training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
+    if len(bounds) and (line.ticks[training] > bounds[-1]).any():
+        bounds = np.append(bounds, last_tick(trace))
+    return bounds if len(trace.events.ticks) else bounds[:0]
+
+
+def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
+    """What these allocations sum to: at the first event, and after each change."""
+    changes, alloc = lifetimes.changes(trace), allocations(trace)
+    own = which[changes.allocation]
+    amounts = np.sign(changes.bytes[own]) * size[changes.allocation[own]]
+    level = np.cumsum(np.append(size[which & (alloc.start < 0)].sum(), amounts))
+    ticks = trace.events.ticks
+    return np.concatenate([ticks[:1], ticks[changes.position[own]]]), level
+
+
+def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
+    """When the device's reserved bytes change, and what they are from then on."""
+    known = segments.changes(trace, device)
+    return trace.events.ticks[known.row], known.level
