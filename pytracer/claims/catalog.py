@@ -3,17 +3,23 @@
 from collections.abc import Sequence
 
 from pytracer import errors
-from pytracer.claims import compute, documents, kernels, parallel, rules
 from pytracer.claims.claim import Claim
 from pytracer.claims.experiment import EXPERIMENTS, Experiment
+from pytracer.claims.subjects import (
+    device_memory,
+    operators,
+    optimizers,
+    sharding,
+    training_table,
+)
 
 # In the order in which the documents come to them.
 CLAIMS: tuple[Claim, ...] = (
-    *kernels.CLAIMS,
-    *documents.CLAIMS,
-    *rules.CLAIMS,
-    *compute.CLAIMS,
-    *parallel.CLAIMS,
+    *device_memory.CLAIMS,
+    *training_table.CLAIMS,
+    *optimizers.CLAIMS,
+    *operators.CLAIMS,
+    *sharding.CLAIMS,
 )
 
 

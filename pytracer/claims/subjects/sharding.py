@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytracer.claims import models
 from pytracer.claims.claim import CONFIRMED, DEPENDS, REFUTED, Claim, Measured, Verdict, mib
 from pytracer.claims.experiment import Lab, experiment, explained, spread
+from pytracer.claims.subjects import models
 
 _RANKS = 2
 _WAYS = ("ddp", "ddp_bucket_view", "zero1", "zero2", "zero3", "zero3_offload")

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pytracer.analysis import cost, measured_costs
-from pytracer.claims import models
 from pytracer.claims.claim import (
     CONFIRMED,
     DEPENDS,
@@ -24,6 +23,7 @@ from pytracer.claims.claim import (
     ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, ratio, spread
+from pytracer.claims.subjects import models
 from pytracer.gemm import shapes
 from pytracer.gemm.device import pick
 from pytracer.gemm.timer import Settings, Timer

@@ -12,7 +12,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from pytracer.capture.device_memory import read_host
-from pytracer.claims import models
 from pytracer.claims.claim import (
     CONFIRMED,
     DEPENDS,
@@ -26,6 +25,7 @@ from pytracer.claims.claim import (
     ranged,
 )
 from pytracer.claims.experiment import Lab, experiment, ratio, spread
+from pytracer.claims.subjects import models
 from pytracer.gemm import shapes
 from pytracer.gemm.device import facts, pick
 from pytracer.gemm.timer import Settings, Timer

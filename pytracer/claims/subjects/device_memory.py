@@ -12,7 +12,6 @@ from torch import nn
 
 from pytracer.capture import probe
 from pytracer.capture.device_memory import read_host
-from pytracer.claims import documents
 from pytracer.claims.claim import (
     CONFIRMED,
     DEPENDS,
@@ -26,6 +25,7 @@ from pytracer.claims.claim import (
     ranged,
 )
 from pytracer.claims.experiment import Lab, Missing, experiment, ratio, spread
+from pytracer.claims.subjects import training_table
 from pytracer.driver import bare_uuid, open_nvml, read_gpus
 
 # ---------------------------------------------------------------------- experiments
@@ -74,7 +74,7 @@ class Gauge:
 def weights_load(lab: Lab) -> dict[str, Any]:
     """BERT-large goes to the device: what each of the three counters says of it."""
     with torch.device("meta"):
-        described = documents.model("full")
+        described = training_table.model("full")
     tensors = [*described.parameters(), *described.buffers()]
     found: dict[str, Any] = {
         "bert_large_parameters": sum(p.numel() for p in described.parameters()),
@@ -82,10 +82,10 @@ def weights_load(lab: Lab) -> dict[str, Any]:
     }
     if not lab.cuda:
         with lab.traced("load"):
-            net = documents.model(lab.scale)
+            net = training_table.model(lab.scale)
             net(torch.randint(100, 1000, (1, 8)))
         return found | _weights(lab, net)
-    net = documents.model(lab.scale)
+    net = training_table.model(lab.scale)
     with lab.traced("load"):
         torch.ones(1, 1, device=lab.device)
         gauge = Gauge()
