@@ -1,11 +1,11 @@
-"""The words of `pytracer confirm`: what can be asked, and nothing of how it is answered."""
+"""The arguments of `pytracer confirm`. Importing this module does not import torch."""
 
 import argparse
 from pathlib import Path
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    """Adds them to a parser."""
+    """Adds the arguments to a parser."""
     parser.add_argument("ids", nargs="*", metavar="ID", help="claims, say K1 O2 (default: all)")
     parser.add_argument(
         "--list", action="store_true", help="the claims, and what each is judged by"

@@ -1,32 +1,57 @@
-"""Every claim and every experiment, from the files of their groups."""
+"""Every claim and every experiment, from the files of their subjects."""
 
 from collections.abc import Sequence
 
 from pytracer import errors
-from pytracer.claims import compute, documents, kernels, parallel, rules
-from pytracer.claims.claim import Claim
+from pytracer.claims.claim import Claim, claims_of
 from pytracer.claims.experiment import EXPERIMENTS, Experiment
+from pytracer.claims.subjects import (
+    autocast,
+    batches,
+    beams,
+    compilers,
+    data_loading,
+    device_memory,
+    experts,
+    number_formats,
+    operators,
+    optimizers,
+    sharding,
+    training_table,
+    variables,
+)
 
-# In the order in which the documents come to them.
-CLAIMS: tuple[Claim, ...] = (
-    *kernels.CLAIMS,
-    *documents.CLAIMS,
-    *rules.CLAIMS,
-    *compute.CLAIMS,
-    *parallel.CLAIMS,
+# Reports show the subjects in this order, and the claims of a subject from the top of its file.
+SUBJECTS = (
+    device_memory,
+    data_loading,
+    training_table,
+    optimizers,
+    batches,
+    number_formats,
+    variables,
+    operators,
+    autocast,
+    compilers,
+    experts,
+    beams,
+    sharding,
+)
+CLAIMS: tuple[Claim, ...] = tuple(
+    claim for subject in SUBJECTS for claim in claims_of(subject.__name__)
 )
 
 
 def experiments() -> dict[str, Experiment]:
-    """All of them, by name."""
+    """All experiments, by name."""
     return EXPERIMENTS
 
 
 def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
-    """Those claims, or all.
+    """The claims with these ids; all claims if no id is given.
 
     Raises:
-        errors.UsageError: there is no such claim.
+        errors.UsageError: no claim has such an id.
     """
     known = {claim.id.upper(): claim for claim in CLAIMS}
     unknown = [each for each in ids if each.upper() not in known]

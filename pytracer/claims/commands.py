@@ -1,4 +1,4 @@
-"""What `pytracer confirm` does, without printing."""
+"""Does the work of `pytracer confirm`. The command line prints it."""
 
 import argparse
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from pytracer.files import refuse_to_overwrite
 
 @dataclass(frozen=True)
 class Done:
-    """What is to be shown, and how to exit."""
+    """The output of the command, and its exit code."""
 
     document: dict[str, Any]
     text: str
@@ -22,10 +22,10 @@ class Done:
 
 
 def run(options: argparse.Namespace, progress: Callable[[str], None]) -> Done:
-    """Lists the claims, or confirms them.
+    """Lists the claims, or measures and judges them.
 
     Raises:
-        errors.UsageError: an unknown claim, or a device that is not there.
+        errors.UsageError: the claim is unknown, the device is missing, or options exclude each other.
     """
     claims = catalog.chosen(options.ids)
     if options.list:
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, progress: Callable[[str], None]) -> Done:
 
 
 def _exit_code(outcome: runner.Outcome) -> int:
-    """A refuted document is a finding; a failed experiment and unexplained memory are faults."""
+    """A failed experiment and unexplained memory are faults. A refuted claim is not."""
     if outcome.failed:
         return errors.PytracerError.exit_code
     return errors.BudgetExceeded.exit_code if outcome.unexplained else 0

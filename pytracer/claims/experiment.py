@@ -1,7 +1,7 @@
-"""What an experiment is given, and how its traces and times become figures.
+"""The lab of an experiment, which turns traces and times into figures.
 
 An experiment is a function from a `Lab` to a flat dictionary of figures. It runs in a process of
-its own. What it traces is saved beside its figures and explained by category.
+its own. The lab saves its traces beside its figures, and explains each trace by category.
 """
 
 import gc
@@ -25,31 +25,31 @@ from pytracer.schema import CATEGORY_ORDER
 
 Run = Callable[["Lab"], dict[str, Any]]
 
-# Packages that have another name where they are installed from.
+# Packages whose name on PyPI is not the name they are imported by.
 _DISTRIBUTIONS = {"pynvml": "nvidia-ml-py"}
 
 
 def how_to_install(package: str) -> str:
-    """The command that brings a package."""
+    """The command that installs a package."""
     return f"pip install {_DISTRIBUTIONS.get(package, package)}"
 
 
 class Missing(Exception):
-    """Something is not here; the text says what, and how to get it."""
+    """The machine lacks something. The text names it, and says how to get it."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A function, what it needs, and how long it may take (seconds, small and full)."""
+    """A function, its needs, and the seconds it may take at small and at full scale."""
 
     run: Run
     needs: tuple[str, ...] = ()
     gpus: int = 0
     seconds: tuple[int, int] = (120, 240)
-    several: bool = False  # sees every GPU; else only the first, which a Trainer trains on
+    several: bool = False  # sees every GPU; otherwise only the first, on which a Trainer trains
 
     def missing(self, device: str) -> str:
-        """What it lacks on this machine; "" if nothing."""
+        """The reason why it cannot run on this machine; "" if it can."""
         if self.gpus and device == "cpu":
             return "needs a CUDA device: run it on a machine with an NVIDIA GPU"
         if self.gpus > 1 and torch.cuda.device_count() < self.gpus:
@@ -71,7 +71,7 @@ def experiment(
     seconds: tuple[int, int] = (120, 240),
     several: bool = False,
 ) -> Callable[[Run], Run]:
-    """Registers a function under a name."""
+    """Registers the decorated function under this name."""
 
     def add(run: Run) -> Run:
         EXPERIMENTS[name] = Experiment(run, needs, gpus, seconds, several)
@@ -82,7 +82,7 @@ def experiment(
 
 @dataclass
 class Lab:
-    """Where an experiment works, and what it has traced."""
+    """The device, the scale and the folder of an experiment, and what its traces hold."""
 
     device: str
     scale: str  # "small" or "full"
@@ -92,16 +92,16 @@ class Lab:
 
     @property
     def cuda(self) -> bool:
-        """Whether it is a GPU."""
+        """Whether the device is a GPU."""
         return self.device != "cpu"
 
     def pick(self, small: Any, full: Any) -> Any:
-        """By scale."""
+        """The value for the scale of this run."""
         return full if self.scale == "full" else small
 
     @contextmanager
     def traced(self, label: str, *targets: Any, **options: Any) -> Iterator[trace]:
-        """Records a block, keeps the trace beside the figures and what explains it in `traces`."""
+        """Records a block. Saves the trace to the folder, and its explanation to `traces`."""
         path = self.path(label)
         path.unlink(missing_ok=True)
         kind = torch.device(self.device).type
@@ -114,28 +114,28 @@ class Lab:
         self.traces[label] = explained(recorded, self.device, path.name)
 
     def read(self, label: str, path: Path) -> None:
-        """The same of a trace that another process wrote."""
+        """Explains a trace that another process wrote, as `traced` does."""
         self.traces[label] = explained(load(path), self.device, path.name)
 
     def path(self, label: str) -> Path:
-        """Where a trace is kept."""
+        """The file of a trace."""
         return self.folder / f"{self.name}.{label}.pytrace"
 
     def figures(self, label: str, prefix: str = "") -> dict[str, Any]:
         """A trace's sizes, flat: peak_bytes, activations_bytes at the peak, activations_most, ..."""
-        found = self.traces[label]
-        flat: dict[str, Any] = {f"{prefix}peak_bytes": found["peak_bytes"]}
-        for name, row in found["categories"].items():
+        explanation = self.traces[label]
+        flat: dict[str, Any] = {f"{prefix}peak_bytes": explanation["peak_bytes"]}
+        for name, row in explanation["categories"].items():
             flat[f"{prefix}{name}_bytes"] = row["at_peak"]
             flat[f"{prefix}{name}_most"] = row["most"]
             flat[f"{prefix}{name}_end"] = row["at_end"]
         for name in ("parameters", "allocated_peak", "reserved_peak", "nvml_used"):
-            if found.get(name) is not None:
-                flat[f"{prefix}{name}"] = found[name]
+            if explanation.get(name) is not None:
+                flat[f"{prefix}{name}"] = explanation[name]
         return flat
 
     def seconds(self, step: Callable[[], Any], *, warm: int = 2, rounds: int = 7) -> list[float]:
-        """How long each call took, without a trace."""
+        """The seconds of each call, without a trace."""
         for _ in range(warm):
             step()
         self.wait()
@@ -150,7 +150,7 @@ class Lab:
     def alternating(
         self, steps: Mapping[str, Callable[[], Any]], *, warm: int = 2, rounds: int = 7
     ) -> dict[str, list[float]]:
-        """The same of several, one after the other in each round: slow moments hit all of them."""
+        """The seconds of several steps, each once per round, so slow moments hit all of them."""
         taken: dict[str, list[float]] = {name: [] for name in steps}
         for _ in range(warm):
             for step in steps.values():
@@ -161,12 +161,12 @@ class Lab:
         return taken
 
     def wait(self) -> None:
-        """Until the device has done everything."""
+        """Waits until the device is idle."""
         if self.cuda:
             torch.cuda.synchronize()
 
     def forget(self) -> None:
-        """Gives back what is not used any more."""
+        """Frees unused memory."""
         gc.collect()
         if self.cuda:
             torch.cuda.empty_cache()
@@ -174,22 +174,22 @@ class Lab:
 
 def spread(name: str, samples: list[float]) -> dict[str, Any]:
     """A median with its interval: name, name_low, name_high, name_samples."""
-    found: Interval = median(samples)
+    interval: Interval = median(samples)
     return {
-        name: found.median,
-        f"{name}_low": found.low,
-        f"{name}_high": found.high,
+        name: interval.median,
+        f"{name}_low": interval.low,
+        f"{name}_high": interval.high,
         f"{name}_samples": len(samples),
     }
 
 
 def ratio(name: str, above: list[float], below: list[float]) -> dict[str, Any]:
-    """Of samples that were taken in pairs, one of each in a round."""
+    """The spread of quotients of samples from the same rounds."""
     return spread(name, [a / b for a, b in zip(above, below, strict=True)])
 
 
 def explained(traced: Views, device: str, file: str) -> dict[str, Any]:
-    """A trace in numbers: its peak by category, what is unknown of it, and the device's view."""
+    """A trace in numbers: its peak by category, the unknown share, and the device's view."""
     kind = torch.device(device).type
     held = [name for name in usage.devices(traced.data) if name.startswith(kind)]
     name = device if device in held else held[0] if held else None
@@ -224,8 +224,8 @@ def _ledger(traced: Views, device: str | None) -> dict[str, Any]:
 
 
 def _allocator(traced: Views, device: str | None) -> dict[str, Any]:
-    """What torch's allocator held at most, and what NVML said when the trace ended."""
-    found = {
+    """The most that torch's allocator held, and NVML's figure at the end of the trace."""
+    figures = {
         "allocated_peak": torch.cuda.max_memory_allocated(device),
         "reserved_peak": torch.cuda.max_memory_reserved(device),
     }
@@ -234,5 +234,5 @@ def _allocator(traced: Views, device: str | None) -> dict[str, Any]:
     gpu = gpus.get(document.get("devices", {}).get(device), {})
     if gpu.get("used") is not None:
         # As nvidia-smi shows it: without the driver's reserve.
-        found["nvml_used"] = gpu["used"] - (gpu.get("driver_reserve") or 0)
-    return found
+        figures["nvml_used"] = gpu["used"] - (gpu.get("driver_reserve") or 0)
+    return figures

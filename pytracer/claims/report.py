@@ -1,6 +1,6 @@
-"""What was found, as a screen of text, a JSON document, and a page without scripts.
+"""The verdicts as text for a terminal, as a JSON document, and as a page without scripts.
 
-Pages are made from the document; only the pictures of memory over time need its traces.
+The pages need only the document. The pictures of memory over time also need the traces.
 """
 
 import html
@@ -28,12 +28,12 @@ _WIDTH = 80
 
 
 def listed(claims: Sequence[Claim]) -> dict[str, Any]:
-    """The claims, without measurements."""
+    """The document of `--list`: the claims, without measurements."""
     return {"claims": [_described(claim) for claim in claims], "sources": dict(SOURCES)}
 
 
 def document(outcome: Outcome) -> dict[str, Any]:
-    """Everything: rows, the results behind them, the systems, and what it was measured on."""
+    """The whole document: rows, results, systems, device and software."""
     done = [r for r in outcome.results.values() if r["status"] == "done"]
     counts = {v: sum(row.verdict.verdict == v for row in outcome.rows) for v in VERDICTS}
     return {
@@ -63,17 +63,17 @@ def _described(claim: Claim) -> dict[str, Any]:
 
 
 def _row(row: Row, device: str) -> dict[str, Any]:
-    found = _described(row.claim)
+    described = _described(row.claim)
     if device != "cpu":
-        found["without_gpu"] = ""
-    return found | vars(row.verdict) | {"unknown_share": row.unknown_share}
+        described["without_gpu"] = ""
+    return described | vars(row.verdict) | {"unknown_share": row.unknown_share}
 
 
 # ---------------------------------------------------------------------- text
 
 
 def list_text(claims: Sequence[Claim]) -> str:
-    """The claims for a terminal."""
+    """The claims as text for a terminal."""
     lines = []
     for claim in claims:
         lines += [f"{claim.id:4} {' '.join(claim.sources):9} " + _cut(claim.quote, _WIDTH - 15)]
@@ -82,25 +82,25 @@ def list_text(claims: Sequence[Claim]) -> str:
     return "\n".join(lines)
 
 
-def text(found: Document) -> str:
-    """The verdicts for a terminal."""
+def text(document: Document) -> str:
+    """The verdicts as text for a terminal."""
     lines = [
-        f"{found['device_name']}, {found['scale']} scale, {found['seconds']:.0f} s of experiments",
+        f"{document['device_name']}, {document['scale']} scale, {document['seconds']:.0f} s of experiments",
         "",
     ]
-    for row in found["claims"]:
+    for row in document["claims"]:
         lines.append(f"{row['id']:4} {row['verdict']:10} {_cut(row['quote'], _WIDTH - 16)}")
         lines += _wrapped(row["measured"], 16)
         lines += _wrapped(_because(row), 16)
-    counts = ", ".join(f"{n} {v}" for v, n in found["verdicts"].items() if n)
-    lines += ["", f"{counts}. Measurements and traces are in {found['folder']}."]
+    counts = ", ".join(f"{n} {v}" for v, n in document["verdicts"].items() if n)
+    lines += ["", f"{counts}. Measurements and traces are in {document['folder']}."]
     lines += [
         f"unknown is {row['unknown_share']:.2%} of a peak of {row['id']}: more than the 0.1 % that "
         "may be"
-        for row in found["claims"]
+        for row in document["claims"]
         if (row["unknown_share"] or 0.0) > MOST_UNKNOWN
     ]
-    if found["device"] == "cpu":
+    if document["device"] == "cpu":
         lines += _wrapped(_SMALL, 0)
     return "\n".join(lines)
 
@@ -130,7 +130,7 @@ def _cut(words: str, width: int) -> str:
 
 
 def write(path: Path, page: str, *, overwrite: bool) -> None:
-    """Whole or not at all."""
+    """Writes the whole page or nothing."""
 
     def fill(file: BinaryIO) -> None:
         file.write(page.encode())
@@ -138,30 +138,30 @@ def write(path: Path, page: str, *, overwrite: bool) -> None:
     write_whole(path, fill, overwrite=overwrite)
 
 
-def markdown_page(found: Document) -> str:
+def markdown_page(document: Document) -> str:
     """The page as Markdown."""
-    lines = [f"# {_TITLE}", "", _made_on(found), ""]
+    lines = [f"# {_TITLE}", "", _made_on(document), ""]
     lines += ["| | verdict | the documents | here |", "|---|---|---|---|"]
-    for row in found["claims"]:
+    for row in document["claims"]:
         here = ". ".join(each for each in (row["measured"], _because(row)) if each)
         said = f"{row['quote']} ({', '.join(row['sources'])})"
         lines.append(f"| {row['id']} | {row['verdict']} | {_cell(said)} | {_cell(here)} |")
     lines += ["", "## The rules", ""]
-    for row in found["claims"]:
+    for row in document["claims"]:
         arithmetic = (
             f" The documents' own numbers: {row['arithmetic']}." if row["arithmetic"] else ""
         )
         lines.append(f"- **{row['id']}**: {row['rule']}.{arithmetic}")
         if row["without_gpu"]:
             lines.append(f"  Without a GPU: {row['without_gpu']}")
-    if any(_traces(found)):
-        lines += ["", "## Where the memory was", "", *_memory_rows(found)]
-    ledgers = [(n, t) for n, t in _traces(found) if t["device"] != "cpu" and _is_a_training(n)]
+    if any(_traces(document)):
+        lines += ["", "## Where the memory was", "", *_memory_rows(document)]
+    ledgers = [(n, t) for n, t in _traces(document) if t["device"] != "cpu" and _is_a_training(n)]
     if ledgers:
         lines += ["", "## From the tensors to nvidia-smi", "", *_ledger_rows(ledgers)]
     lines += ["", "## The systems that the documents name", ""]
     lines += ["| system | how | claims | here |", "|---|---|---|---|"]
-    for each in found["systems"]:
+    for each in document["systems"]:
         cells = (each["name"], each["how"], ", ".join(each["claims"]), each["status"])
         lines.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     lines += ["", "## The documents", ""]
@@ -169,29 +169,29 @@ def markdown_page(found: Document) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _made_on(found: Document) -> str:
-    software = ", ".join(f"{name} {version}" for name, version in found["software"].items())
-    counts = ", ".join(f"{n} {v}" for v, n in found["verdicts"].items() if n)
-    text = f"Measured by `pytracer confirm` on {found['device_name']} ({software}): {counts}."
-    return f"{text} {_SMALL}" if found["device"] == "cpu" else text
+def _made_on(document: Document) -> str:
+    software = ", ".join(f"{name} {version}" for name, version in document["software"].items())
+    counts = ", ".join(f"{n} {v}" for v, n in document["verdicts"].items() if n)
+    text = f"Measured by `pytracer confirm` on {document['device_name']} ({software}): {counts}."
+    return f"{text} {_SMALL}" if document["device"] == "cpu" else text
 
 
-def _memory_text(found: Document) -> str:
-    worst = max(t["unknown_share"] for _, t in _traces(found))
+def _memory_text(document: Document) -> str:
+    worst = max(t["unknown_share"] for _, t in _traces(document))
     return f"Bytes at the peak of each trace. Of no trace more than {worst:.3%} is unknown."
 
 
-def _memory_rows(found: Document) -> Iterator[str]:
-    names = _shown_categories(found)
-    yield from (_memory_text(found), "")
+def _memory_rows(document: Document) -> Iterator[str]:
+    names = _shown_categories(document)
+    yield from (_memory_text(document), "")
     yield from (f"| trace | peak | {' | '.join(names)} |", "|---|" + "---:|" * (len(names) + 1))
-    for name, trace in _traces(found):
+    for name, trace in _traces(document):
         sizes = [_size(each, trace["categories"][each]["at_peak"]) for each in names]
         yield f"| {name} | {size_text(trace['peak_bytes'])} | {' | '.join(sizes)} |"
 
 
-def _traces(found: Document) -> Iterator[tuple[str, dict[str, Any]]]:
-    for name, result in found["experiments"].items():
+def _traces(document: Document) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, result in document["experiments"].items():
         for label, trace in result["traces"].items():
             yield f"{name}.{label}", trace
 
@@ -200,9 +200,9 @@ def _is_a_training(name: str) -> bool:
     return name.startswith(("trainer_", "accelerate_", "weights_load", "sharding"))
 
 
-def _shown_categories(found: Document) -> list[str]:
-    """Those of which some trace has something at its peak; unknown is always shown."""
-    traces = [trace for _, trace in _traces(found)]
+def _shown_categories(document: Document) -> list[str]:
+    """The categories that some trace has at its peak, and always `unknown`."""
+    traces = [trace for _, trace in _traces(document)]
     return [
         name
         for name in COLORS
@@ -214,14 +214,18 @@ def _ledger_rows(ledgers: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[str]
     yield "When each trace ended; the rows of a level add up to the one above."
     for name, trace in ledgers:
         yield from ("", f"`{name}`", "", "```")
-        for row in trace["ledger"]["rows"]:
-            size = "not known" if row["bytes"] is None else f"{row['bytes']:,}"
-            yield f"{'  ' * row['level'] + row['name']:44}{size:>20}"
+        yield from _ledger_lines(trace)
         yield "```"
 
 
+def _ledger_lines(trace: Mapping[str, Any]) -> Iterator[str]:
+    for row in trace["ledger"]["rows"]:
+        size = "not known" if row["bytes"] is None else f"{row['bytes']:,}"
+        yield f"{'  ' * row['level'] + row['name']:44}{size:>20}"
+
+
 def _size(category: str, amount: int) -> str:
-    """Empty for nothing, but of what is unknown it is said that there is nothing."""
+    """Empty when there are no bytes, except for `unknown`, whose zero is printed."""
     return size_text(amount) if amount or category == "unknown" else ""
 
 
@@ -241,17 +245,17 @@ vertical-align:top;border-bottom:1px solid #8884}pre{font-size:12px;overflow:aut
 """
 
 
-def html_page(found: Document, pictures: Mapping[str, str]) -> str:
-    """The page: no scripts, no links to elsewhere, light and dark."""
+def html_page(document: Document, pictures: Mapping[str, str]) -> str:
+    """The page, in light and dark. It has no scripts, and links only to itself."""
     parts = [
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width">',
         '<meta name="color-scheme" content="light dark">',
         f"<title>{_TITLE}</title><style>{_STYLE}</style></head><body>",
-        f"<h1>{_TITLE}</h1><p>{_safe(_made_on(found))}</p>",
-        *_claims_html(found),
-        *_memory_html(found, pictures),
-        *_systems_html(found),
+        f"<h1>{_TITLE}</h1><p>{_safe(_made_on(document))}</p>",
+        *_claims_html(document),
+        *_memory_html(document, pictures),
+        *_systems_html(document),
         "<h2>The documents</h2><ul>",
         *(f"<li>{_safe(name)}: {_safe(title)}</li>" for name, title in SOURCES.items()),
         "</ul></body></html>",
@@ -259,19 +263,19 @@ def html_page(found: Document, pictures: Mapping[str, str]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def pictures(found: Document) -> dict[str, str]:
-    """Memory over time in the trainings whose traces are still in the folder."""
+def pictures(document: Document) -> dict[str, str]:
+    """A picture of memory over time for each training whose trace is still in the folder."""
     drawn = {}
-    for name, trace in _traces(found):
-        path = Path(found["folder"]) / trace["file"]
+    for name, trace in _traces(document):
+        path = Path(document["folder"]) / trace["file"]
         if _is_a_training(name) and path.exists():
             drawn[name] = html_export.picture(load(path).data, trace["device"])
     return drawn
 
 
-def _claims_html(found: Document) -> Iterator[str]:
+def _claims_html(document: Document) -> Iterator[str]:
     yield "<table><tr><th></th><th>verdict</th><th>the documents</th><th>here</th></tr>"
-    for row in found["claims"]:
+    for row in document["claims"]:
         here = [f"<div>{_safe(row['measured'])}</div>"] if row["measured"] else []
         here += [f"<div><b>{_safe(_because(row))}</b></div>"] if row["because"] else []
         details = [f"Rule: {row['rule']}."]
@@ -281,7 +285,7 @@ def _claims_html(found: Document) -> Iterator[str]:
         links = " ".join(
             f'<a href="#{_safe(name)}">{_safe(name)}</a>'
             for name in row["experiments"]
-            if found["experiments"].get(name, {}).get("traces")
+            if document["experiments"].get(name, {}).get("traces")
         )
         here += [f'<div class="small">Memory: {links}</div>'] if links else []
         said = f"{_safe(row['quote'])} <span class=small>{' '.join(row['sources'])}</span>"
@@ -293,75 +297,80 @@ def _claims_html(found: Document) -> Iterator[str]:
     yield "</table>"
 
 
-def _memory_html(found: Document, pictures: Mapping[str, str]) -> Iterator[str]:
-    if not any(_traces(found)):
+def _memory_html(document: Document, pictures: Mapping[str, str]) -> Iterator[str]:
+    if not any(_traces(document)):
         return
-    yield f"<h2>Where the memory was</h2><p>{_safe(_memory_text(found))}</p>"
-    yield from _legend(found)
-    for name, trace in _traces(found):
+    yield f"<h2>Where the memory was</h2><p>{_safe(_memory_text(document))}</p>"
+    yield from _legend(document)
+    for name, trace in _traces(document):
         yield _trace_html(name, trace, pictures.get(name, ""))
 
 
-def _legend(found: Document) -> Iterator[str]:
+def _legend(document: Document) -> Iterator[str]:
     yield '<p class="small">'
-    for name in _shown_categories(found):
+    for name in _shown_categories(document):
         yield f'<span style="color:{COLORS[name]}">&#9632;</span> {name.replace("_", " ")} '
     yield "</p>"
 
 
 def _trace_html(name: str, trace: Mapping[str, Any], picture: str) -> str:
+    """One trace: its peak as a bar, its picture over time, its categories and its ledger."""
     experiment_name, _, label = name.partition(".")
-    peak = max(trace["peak_bytes"], 1)
-    parts, at = [], 0.0
-    rows = []
-    for category, color in COLORS.items():
-        row = trace["categories"][category]
-        width = 760 * row["at_peak"] / peak
-        if width:
-            title = f"{category} {size_text(row['at_peak'])}"
-            parts.append(
-                f'<rect x="{at:.1f}" width="{width:.1f}" height="18" fill="{color}">'
-                f"<title>{_safe(title)}</title></rect>"
-            )
-        at += width
-        if row["most"] or category == "unknown":
-            cells = (row["at_peak"], row["most"], row["at_end"])
-            rows.append(
-                f"<tr><td>{category}</td>"
-                + "".join(f"<td>{size_text(size)}</td>" for size in cells)
-                + "</tr>"
-            )
-    bar = f'<svg viewBox="0 0 760 18" width="100%" role="img">{"".join(parts)}</svg>'
-    seen = ", ".join(
-        f"{shown} {size_text(trace[key])}"
-        for key, shown in (
-            ("allocated_peak", "allocated at most"),
-            ("reserved_peak", "reserved at most"),
-            ("nvml_used", "NVML at the end"),
-        )
-        if trace.get(key) is not None
-    )
-    table = "<tr><th></th><th>at the peak</th><th>most</th><th>at the end</th></tr>" + "".join(rows)
-    lines = [
-        f"{'  ' * row['level'] + row['name']:44}"
-        f"{'not known' if row['bytes'] is None else format(row['bytes'], ','):>20}"
-        for row in trace["ledger"]["rows"]
-    ]
-    ledger = f"<pre>{_safe(chr(10).join(lines))}</pre>"
     where = f"in {trace['peak_phase']}" if trace["peak_phase"] else "before the first event"
+    counters = ", ".join(f"{shown} {size_text(trace[key])}" for key, shown in _counters(trace))
+    counters = f"; {counters}" if counters else ""
+    ledger = f"<pre>{_safe(chr(10).join(_ledger_lines(trace)))}</pre>"
     return (
         f'<h3 id="{_safe(experiment_name)}">{_safe(experiment_name)}: {_safe(label)}</h3>'
         f"<div>{size_text(trace['peak_bytes'])} {_safe(where)}; {trace['unknown_share']:.3%} unknown"
-        f"{'; ' + seen if seen else ''}; <code>{_safe(trace['file'])}</code></div>{bar}{picture}"
-        f"<details><summary>by category, and the ledger</summary><table>{table}</table>{ledger}"
-        "</details>"
+        f"{counters}; <code>{_safe(trace['file'])}</code></div>{_bar(trace)}{picture}"
+        f"<details><summary>by category, and the ledger</summary><table>{_category_rows(trace)}"
+        f"</table>{ledger}</details>"
     )
 
 
-def _systems_html(found: Document) -> Iterator[str]:
+def _counters(trace: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The device's own counters that this trace has, and the words for them."""
+    for key, shown in (
+        ("allocated_peak", "allocated at most"),
+        ("reserved_peak", "reserved at most"),
+        ("nvml_used", "NVML at the end"),
+    ):
+        if trace.get(key) is not None:
+            yield key, shown
+
+
+def _bar(trace: Mapping[str, Any]) -> str:
+    """The categories at the peak, side by side."""
+    peak = max(trace["peak_bytes"], 1)
+    parts, left = [], 0.0
+    for category, color in COLORS.items():
+        at_peak = trace["categories"][category]["at_peak"]
+        width = 760 * at_peak / peak
+        if width:
+            parts.append(
+                f'<rect x="{left:.1f}" width="{width:.1f}" height="18" fill="{color}">'
+                f"<title>{_safe(f'{category} {size_text(at_peak)}')}</title></rect>"
+            )
+        left += width
+    return f'<svg viewBox="0 0 760 18" width="100%" role="img">{"".join(parts)}</svg>'
+
+
+def _category_rows(trace: Mapping[str, Any]) -> str:
+    rows = ["<tr><th></th><th>at the peak</th><th>most</th><th>at the end</th></tr>"]
+    for category in COLORS:
+        row = trace["categories"][category]
+        if row["most"] or category == "unknown":
+            sizes = (row["at_peak"], row["most"], row["at_end"])
+            cells = "".join(f"<td>{size_text(size)}</td>" for size in sizes)
+            rows.append(f"<tr><td>{category}</td>{cells}</tr>")
+    return "".join(rows)
+
+
+def _systems_html(document: Document) -> Iterator[str]:
     yield "<h2>The systems that the documents name</h2><table>"
     yield "<tr><th>system</th><th>how</th><th>claims</th><th>here</th></tr>"
-    for each in found["systems"]:
+    for each in document["systems"]:
         links = ", ".join(f'<a href="#{_safe(c)}">{_safe(c)}</a>' for c in each["claims"])
         name, how, status = (_safe(each[key]) for key in ("name", "how", "status"))
         yield f"<tr><td>{name}</td><td>{how}</td><td>{links}</td><td>{status}</td></tr>"

@@ -1,7 +1,7 @@
-"""Runs the experiments that claims need, one process each, and has the claims judged.
+"""Runs the experiments of the claims, each in a process of its own, and asks the judges.
 
-A result that is in the folder already is used again, so a run can be cut short and taken up. An
-experiment that dies, hangs or runs out of memory leaves a result that says so.
+Results in the folder are used again, so an interrupted run can go on later. An experiment that dies,
+hangs or runs out of memory leaves a result that says so.
 """
 
 import contextlib
@@ -28,28 +28,28 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """Where and how to run."""
+    """The folder, the device and the scale of a run."""
 
     folder: Path
     device: str
     scale: str
     again: bool = False
-    kept_only: bool = False  # what was not measured yet stays so
+    kept_only: bool = False  # runs no experiment; judges the kept results
     command: tuple[str, ...] = (sys.executable, "-m", "pytracer.claims.worker")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A claim and what became of it."""
+    """A claim and its verdict."""
 
     claim: Claim
     verdict: Verdict
-    unknown_share: float | None  # the worst of its traces; None if there are none
+    unknown_share: float | None  # of its worst trace; None if it has no traces
 
 
 @dataclass
 class Outcome:
-    """All rows, and the results behind them."""
+    """All rows, and the results that they come from."""
 
     plan: Plan
     rows: list[Row]
@@ -57,13 +57,13 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether an experiment failed, or a judge had nothing to go by."""
+        """Whether an experiment failed, or a judge missed a figure."""
         ended = any(result["status"] == "failed" for result in self.results.values())
         return ended or any(row.verdict.verdict == FAILED for row in self.rows)
 
     @property
     def unexplained(self) -> list[Row]:
-        """Claims with a trace of whose peak more is unknown than may be."""
+        """Claims with a trace that leaves too much of its peak unknown."""
         return [row for row in self.rows if (row.unknown_share or 0.0) > MOST_UNKNOWN]
 
 
@@ -73,10 +73,10 @@ def run(
     plan: Plan,
     progress: Progress = lambda _: None,
 ) -> Outcome:
-    """Runs what these claims need, in the order they need it.
+    """Runs the experiments of these claims, in the order of the claims.
 
     Raises:
-        errors.UsageError: only what is kept is wanted, and nothing is.
+        errors.UsageError: only kept results are wanted, and the folder does not exist.
         errors.CannotWrite: the folder cannot be made.
     """
     if plan.kept_only and not plan.folder.is_dir():
@@ -103,12 +103,12 @@ def run(
 
 
 def judged(claim: Claim, results: Mapping[str, Result]) -> Row:
-    """What the claim's rule makes of the results."""
+    """The claim's verdict on the results."""
     share = _unknown_share(claim, results)
-    for status, verdict in (("failed", FAILED), ("skipped", SKIPPED)):
+    for status, without in (("failed", FAILED), ("skipped", SKIPPED)):
         for name in claim.experiments:
             if results[name]["status"] == status:
-                return Row(claim, Verdict(verdict, "", f"{name}: {results[name]['reason']}"), share)
+                return Row(claim, Verdict(without, "", f"{name}: {results[name]['reason']}"), share)
     names = (*claim.experiments, *claim.welcome)
     common = ("device", "scale")
     measured = {
@@ -117,17 +117,18 @@ def judged(claim: Claim, results: Mapping[str, Result]) -> Row:
         if results[name]["status"] == "done"
     }
     try:
-        found = claim.judge(measured)
+        verdict = claim.judge(measured)
     except (KeyError, ZeroDivisionError) as error:
         reason = f"the measurements do not have what the rule reads ({error!r})"
         return Row(claim, Verdict(FAILED, "", reason), share)
     lost = [name for name in claim.welcome if results[name]["status"] == "failed"]
-    notes = [found.because] if found.because else []
+    notes = [verdict.because] if verdict.because else []
     notes += [f"without {name}, which failed: {results[name]['reason']}" for name in lost]
-    return Row(claim, replace(found, because="; ".join(notes)), share)
+    return Row(claim, replace(verdict, because="; ".join(notes)), share)
 
 
 def _unknown_share(claim: Claim, results: Mapping[str, Result]) -> float | None:
+    """The unknown share of the claim's worst trace."""
     shares = [
         trace["unknown_share"]
         for name in (*claim.experiments, *claim.welcome)
@@ -167,7 +168,7 @@ def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -
 
 
 def _kept(path: Path, identity: Mapping[str, Any], good: tuple[str, ...]) -> Result | None:
-    """A result of the same experiment on the same software, if there is one that is good enough."""
+    """The kept result of the same experiment on the same software, if its status is good."""
     try:
         result = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -177,13 +178,13 @@ def _kept(path: Path, identity: Mapping[str, Any], good: tuple[str, ...]) -> Res
 
 
 def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Plan) -> Result:
-    """Runs the worker; without a result of its own it gets one that says how it ended."""
+    """Runs the worker. If it leaves no result, makes one that says how it ended."""
     path, log = plan.folder / f"{name}.json", plan.folder / f"{name}.log"
     path.unlink(missing_ok=True)
     words = [*plan.command, name, "--device", plan.device, "--scale", plan.scale]
     words += ["--out", str(plan.folder)]
     began = time.monotonic()
-    # A session of its own, so that what it starts ends with it, and with us.
+    # A session of its own, so that its child processes end with it, and with this process.
     with log.open("wb") as output, _ends_when_terminated():
         process = subprocess.Popen(
             words,
@@ -218,7 +219,7 @@ def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Pla
 
 @contextlib.contextmanager
 def _ends_when_terminated() -> Iterator[None]:
-    """SIGTERM ends a Python program on the spot; here what it has started is to end first."""
+    """Turns SIGTERM into SystemExit, so that the worker ends before this process does."""
 
     def end(*_: Any) -> None:
         raise SystemExit(128 + signal.SIGTERM)
@@ -233,9 +234,9 @@ def _ends_when_terminated() -> Iterator[None]:
 
 
 def _environment(several: bool, device: str) -> dict[str, str]:
-    """The same from wherever it is run."""
+    """The environment of the worker."""
     if device == "cpu":
-        # Threads that spin while they wait for each other take the cores of those they wait for.
+        # Threads that spin while they wait take cores from the threads they wait for.
         return {"OMP_WAIT_POLICY": "PASSIVE", **os.environ}
     if several:
         return dict(os.environ)

@@ -1,4 +1,4 @@
-"""Every system that the documents name, and what of this stands for it."""
+"""Every system that the documents name, and the claims that cover it."""
 
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -11,7 +11,7 @@ from pytracer.claims.experiment import how_to_install
 
 @dataclass(frozen=True)
 class System:
-    """A name, how it is covered, by which claims, and which packages it is."""
+    """A system: its name, how it is covered, by which claims, and the packages it needs."""
 
     name: str
     how: str
@@ -101,7 +101,7 @@ SYSTEMS = (
 
 
 def found(verdicts: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Each as it is on this machine, by the verdicts of this run."""
+    """Each system with its status on this machine, from the verdicts of this run."""
     for system in SYSTEMS:
         yield {
             "name": system.name,

@@ -1,7 +1,7 @@
 """One experiment, in a process of its own: `python -m pytracer.claims.worker NAME ...`.
 
-Whatever happens is written down as that experiment's result; only a process that is killed leaves
-none, and then the runner says so.
+The worker writes a result even if the experiment fails. If the worker itself is killed, the runner
+writes the result.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def conduct(lab: Lab) -> dict[str, Any]:
-    """The result of the lab's experiment, also when it fails."""
+    """The result of the lab's experiment, even if it fails."""
     torch.manual_seed(0)
     began = time.monotonic()
     result = identity(lab.name, lab.device, lab.scale)
@@ -47,7 +47,7 @@ def conduct(lab: Lab) -> dict[str, Any]:
         result |= {"status": "done", "reason": "", "figures": figures}
     except Missing as missing:
         result |= {"status": "skipped", "reason": str(missing), "figures": {}}
-    except Exception as error:  # whatever it is costs this row only
+    except Exception as error:  # an error of any kind costs only the rows that need this
         traceback.print_exc()
         result |= {"status": "failed", "reason": _reason(error), "figures": {}}
     result["traces"] = lab.traces
@@ -57,7 +57,7 @@ def conduct(lab: Lab) -> dict[str, Any]:
 
 
 def identity(name: str, device: str, scale: str) -> dict[str, Any]:
-    """What has to be the same for a result to be used again."""
+    """The keys that must be equal before a result is used again."""
     return {
         "version": RESULT_VERSION,
         "experiment": name,
@@ -69,7 +69,7 @@ def identity(name: str, device: str, scale: str) -> dict[str, Any]:
 
 
 def write(folder: Path, result: dict[str, Any]) -> None:
-    """Whole or not at all: a process may be killed in the midst of it."""
+    """Writes the whole file or nothing, even if the process is killed meanwhile."""
     path = folder / f"{result['experiment']}.json"
     part = path.with_suffix(f".{os.getpid()}.part")
     part.write_text(json.dumps(result, indent=1) + "\n")
@@ -77,7 +77,7 @@ def write(folder: Path, result: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One line."""
+    """The error in one line."""
     text = " ".join(str(error).split())[:300]
     if is_out_of_memory(error):
         return f"out of memory: {text}"

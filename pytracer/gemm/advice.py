@@ -1,9 +1,9 @@
-"""Which size of a model to pad, to what, and what it gains: measured, forward and backward.
+"""Advises which size of a model to pad, and to what. Measures the gain, forward and backward.
 
-For each size that leaves some operand less than 128 bytes aligned, every product that the size is
-part of is timed as it is and at each larger size worth trying, all in the same rounds. A size is
-advised only if the step's products together were measured faster, by more than the measurement
-could be wrong: its interval, and the null, in which the same product runs twice.
+Some sizes leave an operand less than 128 bytes aligned. For each of them, every product with that
+size is timed as it is and at each larger size worth trying, in the same rounds. A larger size is
+advised only if all products of the step together were faster. The gain must exceed its interval and
+the null, in which the same product runs twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,13 +21,13 @@ from pytracer.gemm.shapes import DTYPES, MOST_ALIGNED, CrossEntropy, Gemm, Work
 from pytracer.gemm.statistics import Interval
 from pytracer.gemm.timer import EVEN, Comparison, Measure, Pace, Timing
 
-_LEAST_GAIN = 0.002  # of the products that were measured: less is not worth a line
-_AS_GOOD = 0.01  # candidates this close to the best are as good, and the smallest of them is chosen
+_LEAST_GAIN = 0.002  # of the measured products' time: a smaller gain is not worth a line
+_AS_GOOD = 0.01  # candidates this close to the best count as equal, and the smallest is chosen
 
 
 @dataclass(frozen=True)
 class Use:
-    """A product, and how often a training step runs it."""
+    """A product, and the number of times that a training step runs it."""
 
     work: Work
     layer: str
@@ -37,25 +37,25 @@ class Use:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One size instead of the model's own."""
+    """A larger size in place of the model's own."""
 
     value: int
-    seconds: Interval  # of all products of a step that this size is part of
-    gain: Interval  # seconds of a step that it saves
-    spread: Interval  # of the gain from round to round: what single steps may show
-    doubt: float  # seconds that the measurement could be wrong by, as the null shows
+    seconds: Interval  # of all products of a step with this size
+    gain: Interval  # seconds that it saves per step
+    spread: Interval  # of the gain from round to round, so what a single step may show
+    doubt: float  # seconds by which the measurement could be wrong, from the null
     added_bytes: dict[str, int]  # by category
     faster: bool
 
     @property
     def within_doubt(self) -> bool:
-        """Whether it was timed faster, but by no more than the null was off."""
+        """Whether it was faster, but by no more than the null was off."""
         return 0 < self.gain.low <= self.doubt
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one product contributes to a candidate's gain."""
+    """A product's share of the candidates' gains."""
 
     layer: str
     role: str
@@ -66,7 +66,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Dimension:
-    """A size of the model, and what was found about it."""
+    """A size of the model, its candidates, and the advice."""
 
     name: str
     value: int
@@ -79,10 +79,10 @@ class Dimension:
 
 @dataclass(frozen=True)
 class Advice:
-    """What was measured of a model, and what follows."""
+    """The measurements of a model, and the advice that follows."""
 
     model: Model
-    products: tuple[tuple[Use, Timing], ...]  # as they are, the one that loses most time first
+    products: tuple[tuple[Use, Timing], ...]  # unpadded; the one that loses most time is first
     best_tflops: float
     dimensions: tuple[Dimension, ...]
     comparisons: tuple[Comparison, ...]
@@ -90,29 +90,29 @@ class Advice:
 
     @property
     def seconds(self) -> float:
-        """Of a step's products, as they are."""
+        """The time of a step's products, unpadded."""
         return sum(use.count * timing.time.median for use, timing in self.products)
 
     def lost(self, use: Use, timing: Timing) -> float:
-        """Seconds a step that a product takes longer than at the best rate that was measured."""
+        """Seconds per step that a product loses against the best measured rate."""
         if not use.work.flops:
             return 0.0
         return use.count * (timing.time.median - use.work.flops / self.best_tflops / 1e12)
 
 
 def uses(model: Model) -> list[Use]:
-    """Every product of a step; equal ones of a layer are counted, not listed."""
-    found = [
+    """Every product of a step. Equal products of a layer are one use with a count."""
+    listed = [
         Use(gemm, layer.name, role, layer.count)
         for layer in model.layers
         for role, gemm in model.products(layer).items()
     ]
-    found += [
+    listed += [
         Use(_loss_of(model, layer), layer.name, "loss", layer.count)
         for layer in model.layers
         if layer.loss
     ]
-    return found
+    return listed
 
 
 def _loss_of(model: Model, layer: Layer) -> CrossEntropy:
@@ -120,18 +120,18 @@ def _loss_of(model: Model, layer: Layer) -> CrossEntropy:
 
 
 def misaligned(model: Model) -> dict[str, int]:
-    """The sizes that leave an operand less than 128 bytes aligned, and how many bytes divide them."""
-    found: dict[str, int] = {}
+    """The sizes that leave an operand less than 128 bytes aligned, with their alignment in bytes."""
+    alignments: dict[str, int] = {}
     itemsize = DTYPES[model.dtype].bytes
     for layer in model.layers:
         for name, times in (layer.out, layer.inner):
             aligned = shapes.aligned_to(model.sizes[name] * times * itemsize)
             if aligned < MOST_ALIGNED:
-                found[name] = min(aligned, found.get(name, MOST_ALIGNED))
+                alignments[name] = min(aligned, alignments.get(name, MOST_ALIGNED))
     aligned = shapes.aligned_to(model.rows * itemsize)
     if aligned < MOST_ALIGNED:
-        found["seq"] = aligned
-    return found
+        alignments["seq"] = aligned
+    return alignments
 
 
 def advise(
@@ -142,7 +142,7 @@ def advise(
     library: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Advice:
-    """Measures a model's products, then every padding that could help."""
+    """Measures the products of a model, and then each padding that could help."""
 
     def as_run(work: Work) -> Work:
         if not isinstance(work, Gemm):
@@ -154,9 +154,9 @@ def advise(
     comparisons: list[Comparison] = []
 
     def measured(works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN) -> Comparison:
-        found = measure([as_run(work) for work in works], null=null, pace=pace)
-        comparisons.append(found)
-        return found
+        comparison = measure([as_run(work) for work in works], null=null, pace=pace)
+        comparisons.append(comparison)
+        return comparison
 
     timed: dict[Work, Timing] = {}
     for use in uses(model):
@@ -164,7 +164,7 @@ def advise(
             progress(f"{use.layer}: {use.work}")
             timed[use.work] = measured([use.work]).timings[0]
     dimensions = [_dimension(model, name, measured, progress) for name in misaligned(model)]
-    dimensions.sort(key=lambda found: -(found.advised.gain.median if found.advised else 0))
+    dimensions.sort(key=lambda one: -(one.advised.gain.median if one.advised else 0))
     reference = _reference(model, timed, measured, progress)
     products = [(use, timed[use.work]) for use in uses(model)]
     advice = Advice(model, (), reference, tuple(dimensions), tuple(comparisons))
@@ -175,7 +175,7 @@ def advise(
 def _reference(
     model: Model, timed: dict[Work, Timing], measured: Measure, progress: Callable[[str], None]
 ) -> float:
-    """The best rate seen: of the model's products and of the largest one made fully aligned."""
+    """The best rate of the model's products and of a fully aligned copy of the largest one."""
     largest = max((use.work for use in uses(model) if isinstance(use.work, Gemm)), key=_flops)
     aligned = Gemm(_down(largest.m), _down(largest.n), _down(largest.k), model.dtype)
     progress(f"for comparison: {aligned}")
@@ -188,7 +188,7 @@ def _flops(gemm: Gemm) -> int:
 
 
 def _down(size: int) -> int:
-    """A multiple of 256 of about this size, and not so large that it takes seconds."""
+    """A multiple of 256 near this size. It is at most 8192, because larger products take seconds."""
     return max(256, min(size, 8192) // 256 * 256)
 
 
@@ -197,11 +197,11 @@ def _down(size: int) -> int:
 
 @dataclass(frozen=True)
 class _Rounds:
-    """The samples of one product in a step: a row per round, a column per size tried."""
+    """The samples of one product: a row for each round, a column for each size."""
 
     count: int
     seconds: NDArray[np.float64]
-    bias: float  # the null's, relative
+    bias: float  # of the null, relative
 
 
 def _dimension(
@@ -229,7 +229,7 @@ def _measured(
     measured: Measure,
     progress: Callable[[str], None],
 ) -> tuple[list[_Rounds], list[Part]]:
-    """Every product that changes with the size, at all of these values."""
+    """Times every product that changes with the size, at all of these values."""
     rounds: list[_Rounds] = []
     parts: list[Part] = []
     for use, padded in _affected(model, name, values):
@@ -237,20 +237,20 @@ def _measured(
         works = [use.work, *padded]
         # Sizes that do not change a product need not be timed twice.
         distinct = list(dict.fromkeys(works))
-        found = measured(distinct, null=True)
-        columns = dict(zip(distinct, found.timings, strict=True))
+        comparison = measured(distinct, null=True)
+        columns = dict(zip(distinct, comparison.timings, strict=True))
         samples = np.array([columns[work].seconds for work in works]).T
-        rounds.append(_Rounds(use.count, samples, found.doubt))
+        rounds.append(_Rounds(use.count, samples, comparison.doubt))
         after = {size: columns[work] for size, work in zip(values, padded, strict=True)}
         parts.append(Part(use.layer, use.role, use.count, columns[use.work], after))
     return rounds, parts
 
 
 def _possible(model: Model, name: str) -> tuple[list[int], dict[int, str]]:
-    """The sizes to try, and those that the dtype cannot have with the other sizes as they are."""
+    """The sizes to try, and the sizes that the dtype does not allow, with the reason."""
     itemsize = DTYPES[model.dtype].bytes
     wanted = shapes.paddings(model.sizes[name], itemsize)
-    if name == "seq":  # tokens are what must be aligned, batch times seq of them
+    if name == "seq":  # the number of tokens, batch times seq, must be aligned
         unit = MOST_ALIGNED // itemsize
         wanted = [size for size in wanted if size * model.sizes["batch"] % unit == 0] or wanted
     possible, refused = [], {}
@@ -266,9 +266,9 @@ def _possible(model: Model, name: str) -> tuple[list[int], dict[int, str]]:
 
 
 def _affected(model: Model, name: str, values: Sequence[int]) -> Iterator[tuple[Use, list[Work]]]:
-    """The uses that change with a size, and what they are at each of these values.
+    """The uses that change with a size, each with its products at these values.
 
-    Layers whose products are the same at every value are one use, so that each is timed once.
+    Layers with the same products at every value are one use, so each product is timed once.
     """
     others = [uses(model.with_size(name, value)) for value in values]
     merged: dict[tuple[Work, ...], Use] = {}
@@ -289,7 +289,7 @@ def _candidate(
 ) -> Candidate:
     before = statistics.sum_of_medians([(one.count, one.seconds[:, 0]) for one in rounds])
     seconds = statistics.sum_of_medians([(one.count, one.seconds[:, column]) for one in rounds])
-    # Differences within a round: what slowed all of it cancels.
+    # Differences are taken within a round, so a slow moment cancels out.
     gain = statistics.sum_of_medians(
         [(one.count, one.seconds[:, 0] - one.seconds[:, column]) for one in rounds]
     )
@@ -306,7 +306,7 @@ def _candidate(
 
 
 def _spread(rounds: Sequence[_Rounds], column: int) -> Interval:
-    """The gain of single rounds, 5th to 95th percentile of each product, added up."""
+    """The sum over products of the gain of single rounds, from the 5th to the 95th percentile."""
     quantiles = np.zeros(3)
     for one in rounds:
         differences = one.seconds[:, 0] - one.seconds[:, column]
@@ -315,7 +315,7 @@ def _spread(rounds: Sequence[_Rounds], column: int) -> Interval:
 
 
 def _chosen(candidates: Sequence[Candidate]) -> Candidate | None:
-    """The smallest of those that are as good as the best; none that was not measured faster."""
+    """The smallest candidate among those as good as the best; None if no candidate was faster."""
     faster = [candidate for candidate in candidates if candidate.faster]
     if not faster:
         return None
@@ -327,7 +327,7 @@ def _chosen(candidates: Sequence[Candidate]) -> Candidate | None:
 
 
 def called(name: str, value: int) -> str:
-    """A size as people read it: a trace's sizes have no names but their values."""
+    """A size as people read it. A trace's sizes have values but no names."""
     return f"size {value}" if name == str(value) else f"{name} {value}"
 
 
@@ -356,10 +356,10 @@ def _reason(
 
 
 def added_bytes(before: Model, after: Model) -> dict[str, int]:
-    """What padding costs, by category: parameters in training, and what the layers return.
+    """The bytes that padding adds, by category.
 
-    Activations are the layers' own outputs and the loss's float32 copy; whatever else keeps
-    tensors of that size grows by the same share.
+    Activations are the outputs of the layers and the loss's float32 copy. Other tensors of that size
+    grow by the same share.
     """
     parameters = after.parameters - before.parameters
     return {
@@ -374,7 +374,7 @@ def added_bytes(before: Model, after: Model) -> dict[str, int]:
 
 
 def document(advice: Advice) -> dict[str, Any]:
-    """For JSON: everything, samples included."""
+    """The advice for JSON, with all samples."""
     step = advice.model.step_seconds
     return {
         "model": {
@@ -401,17 +401,17 @@ def document(advice: Advice) -> dict[str, Any]:
             }
             for use, timing in advice.products
         ],
-        "dimensions": [_dimension_document(found, step) for found in advice.dimensions],
+        "dimensions": [_dimension_document(one, step) for one in advice.dimensions],
     }
 
 
-def _dimension_document(found: Dimension, step: float | None) -> dict[str, Any]:
+def _dimension_document(dimension: Dimension, step: float | None) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "value": found.value,
-        "advised": found.advised.value if found.advised else None,
-        "reason": found.reason,
-        "refused": found.refused,
+        "name": dimension.name,
+        "value": dimension.value,
+        "advised": dimension.advised.value if dimension.advised else None,
+        "reason": dimension.reason,
+        "refused": dimension.refused,
         "candidates": [
             {
                 "value": one.value,
@@ -423,7 +423,7 @@ def _dimension_document(found: Dimension, step: float | None) -> dict[str, Any]:
                 "gain_of_step": one.gain.median / step if step else None,
                 "added_bytes": one.added_bytes,
             }
-            for one in found.candidates
+            for one in dimension.candidates
         ],
         "parts": [
             {
@@ -442,7 +442,7 @@ def _dimension_document(found: Dimension, step: float | None) -> dict[str, Any]:
                     for value, timing in part.after.items()
                 ],
             }
-            for part in found.parts
+            for part in dimension.parts
         ],
     }
 

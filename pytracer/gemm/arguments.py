@@ -1,4 +1,4 @@
-"""The words of `pytracer gemm`: what can be asked, and nothing of how it is answered."""
+"""The arguments of `pytracer gemm`. Importing this module does not import torch."""
 
 import argparse
 from pathlib import Path

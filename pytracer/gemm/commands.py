@@ -1,4 +1,4 @@
-"""What `pytracer gemm` does: from options to a document for programs and a text for people."""
+"""Does the work of `pytracer gemm`: options in; a document for programs and a text for people out."""
 
 import argparse
 from collections.abc import Callable, Sequence
@@ -22,23 +22,24 @@ _CPU_DTYPES = ("fp32", "bf16")
 
 @dataclass(frozen=True)
 class Done:
-    """The answer, twice."""
+    """The answer, as a document and as text."""
 
     document: dict[str, Any]
     text: str
 
 
 def run(options: argparse.Namespace, traced: Model | None, progress: Progress, keep: Keep) -> Done:
-    """Does what was asked.
+    """Runs the command that the options name.
 
     Args:
         options: as `arguments.add` defines them.
-        traced: the model that a trace shows, for `advise`.
-        progress: is told what is being measured.
-        keep: is given what there is so far, again and again, lest a time limit loses it.
+        traced: for `advise`, the model from a trace.
+        progress: called with a line about each measurement.
+        keep: called with the document so far after each measurement, in case a time limit ends
+            the program.
 
     Raises:
-        errors.PytracerError: with what to do instead.
+        errors.PytracerError: the command cannot run; the text says what to do instead.
     """
     if options.seconds <= 0:
         raise errors.UsageError(f"--seconds {options.seconds}: it must be more than 0")
@@ -83,7 +84,7 @@ def _libraries(options: argparse.Namespace, timer: Timer) -> tuple[str | None, .
 
 
 def _head(timer: Timer, comparisons: Sequence[Comparison]) -> dict[str, Any]:
-    """What every document begins with."""
+    """The keys that every document begins with."""
     return {
         "device": timer.facts.document(),
         "method": _method(timer),
@@ -108,7 +109,7 @@ def _method(timer: Timer) -> dict[str, Any]:
 
 
 def _spend(timer: Timer, seconds: float) -> None:
-    """On each candidate, if that is less than what is enough."""
+    """Limits the seconds for each candidate, if the limit is less than the setting."""
     timer.settings = replace(timer.settings, seconds=min(seconds, timer.settings.seconds))
 
 
@@ -185,17 +186,17 @@ def _groups(
         return [group for groups in made for group in groups]
     around = Gemm(given["m"][0], given["n"][0], given["k"][0], dtypes[0], roles[0], options.batch)
     varied = _listed(options.vary, ("m", "n", "k"), "vary")
-    found: list[sweep.Group] = []
+    varied_groups: list[sweep.Group] = []
     for dtype in dtypes:
         shapes.check(replace(around, dtype=dtype))
         own = sweep.roles_of(dtype, roles)
         if options.around == "waves":
-            found += sweep.wave_groups(around, (dtype,), own, timer.facts.multiprocessors)
+            varied_groups += sweep.wave_groups(around, (dtype,), own, timer.facts.multiprocessors)
         else:
-            found += sweep.alignment_groups(around, (dtype,), own, varied)
-    if not found:
+            varied_groups += sweep.alignment_groups(around, (dtype,), own, varied)
+    if not varied_groups:
         raise errors.UsageError("nothing to measure: no size of this dtype is left to compare")
-    return found
+    return varied_groups
 
 
 def _learn(
@@ -203,7 +204,7 @@ def _learn(
     calibration: Sequence[tuple[sweep.Group, Comparison]],
     done: Sequence[tuple[sweep.Group, Comparison]],
 ) -> Knowledge:
-    """Names of all kernels, peaks and time models."""
+    """The kernels of all products, and the peak and the time model of each dtype."""
     works = [work for group, _ in done for work in group.works]
     known = sweep.learn_kernels(works, timer.device)
     peaks: dict[str, float] = {}
@@ -263,26 +264,26 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
     cuda = timer.device.type == "cuda"
     dtypes = _dtypes(options, timer, tuple(shapes.DTYPES) if cuda else _CPU_DTYPES)
     libraries = _libraries(options, timer)
-    found: dict[str, sweep.Peak] = {}
+    peaks: dict[str, sweep.Peak] = {}
     document: dict[str, Any] = {}
     counts = {d: len(libraries) * len(sweep.peak_candidates(timer.facts, d)) for d in dtypes}
     candidates = sum(count + 3 * sweep.FINALISTS for count in counts.values())
     _spend(timer, options.seconds / 2 / candidates)
     for dtype in dtypes:
         progress(f"{dtype}: {counts[dtype]} candidates")
-        found[dtype] = sweep.find_peak(timer.facts, dtype, timer, libraries)
-        document = _peak_document(timer, found, {})
+        peaks[dtype] = sweep.find_peak(timer.facts, dtype, timer, libraries)
+        document = _peak_document(timer, peaks, {})
         keep(document)
     known = sweep.learn_kernels(
         [
             timing.work
-            for peak in found.values()
+            for peak in peaks.values()
             for timing in peak.bursts.timings
             if isinstance(timing.work, Gemm)
         ],
         timer.device,
     )
-    document = _peak_document(timer, found, known)
+    document = _peak_document(timer, peaks, known)
     lines = [
         report.peak_text(dtype, rows[0], document["sustained"][dtype])
         for dtype, rows in document["peaks"].items()
@@ -292,18 +293,18 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
 
 
 def _peak_document(
-    timer: Timer, found: dict[str, sweep.Peak], kernels: dict[Gemm, Any]
+    timer: Timer, peaks: dict[str, sweep.Peak], kernels: dict[Gemm, Any]
 ) -> dict[str, Any]:
-    peaks = {dtype: peak.bursts.timings[0].tflops for dtype, peak in found.items()}
-    known = Knowledge(timer.facts, kernels, peaks, {})
+    best_tflops = {dtype: peak.bursts.timings[0].tflops for dtype, peak in peaks.items()}
+    known = Knowledge(timer.facts, kernels, best_tflops, {})
     return {
-        **_head(timer, [one for peak in found.values() for one in (peak.bursts, peak.sustained)]),
+        **_head(timer, [one for peak in peaks.values() for one in (peak.bursts, peak.sustained)]),
         "peaks": {
             dtype: [sweep.explain(timing, known) for timing in peak.bursts.timings]
-            for dtype, peak in found.items()
+            for dtype, peak in peaks.items()
         },
         "sustained": {
-            dtype: sweep.explain(peak.sustained.timings[0], known) for dtype, peak in found.items()
+            dtype: sweep.explain(peak.sustained.timings[0], known) for dtype, peak in peaks.items()
         },
     }
 
@@ -324,13 +325,15 @@ def _advise(
     if len(libraries) > 1:
         raise errors.UsageError(f"--library {options.library}: advice is for one of them")
     _spend(timer, options.seconds / 200)
-    found = advise(model, timer, compiled=options.compiled, library=libraries[0], progress=progress)
+    advice = advise(
+        model, timer, compiled=options.compiled, library=libraries[0], progress=progress
+    )
     progress("asking which kernels ran")
-    works = [timing.work for _, timing in found.products if isinstance(timing.work, Gemm)]
-    found = replace(found, kernels=sweep.learn_kernels(works, timer.device))
-    document = {**_head(timer, found.comparisons), **advice_document(found)}
+    works = [timing.work for _, timing in advice.products if isinstance(timing.work, Gemm)]
+    advice = replace(advice, kernels=sweep.learn_kernels(works, timer.device))
+    document = {**_head(timer, advice.comparisons), **advice_document(advice)}
     clocks = report.gauges_text(document["clocks"], document["notes"])
-    return Done(document, "\n".join([report.advice_text(found), *([clocks] if clocks else [])]))
+    return Done(document, "\n".join([report.advice_text(advice), *([clocks] if clocks else [])]))
 
 
 def _described(options: argparse.Namespace) -> Model:

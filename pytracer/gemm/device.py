@@ -1,4 +1,4 @@
-"""The device that is measured: what it is, what its datasheet promises, and how it feels."""
+"""The device under measurement: its facts, its datasheet, and its clock, power and heat."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from pytracer.gemm.shapes import DTYPES
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a datasheet promises: dense TFLOP/s by dtype (never with sparsity), and TB/s."""
+    """The datasheet's rates: dense TFLOP/s by dtype (never with sparsity), and TB/s."""
 
     name: str
     tflops: dict[str, float]
@@ -39,8 +39,8 @@ def _peaks(
     return Peaks(name, rates, memory, source)
 
 
-# The first whose name is in the device's wins, so longer names come first. Datasheets print rates
-# with sparsity; these are half of that.
+# A device has the first row whose name its own name contains, so longer names come first. Datasheets
+# print rates with sparsity; these are half of them.
 DATASHEETS = (
     _peaks("GH200", 989.4, 494.7, 66.9, 1978.9, 4.0, "NVIDIA GH200 datasheet"),
     _peaks("H200 NVL", 835.5, 417.5, 60, 1671, 4.8, "NVIDIA H200 datasheet, NVL column"),
@@ -58,13 +58,13 @@ DATASHEETS = (
 
 
 def datasheet(name: str) -> Peaks | None:
-    """The promises for a device of this name, or None where the table has none."""
+    """The datasheet of a device with this name, or None if the table has no such row."""
     return next((peaks for peaks in DATASHEETS if peaks.name in name), None)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured on."""
+    """The facts of a device and of the software on it."""
 
     kind: str  # "cpu" or "cuda"
     name: str
@@ -78,16 +78,16 @@ class Facts:
     uuid: str | None
 
     def document(self) -> dict[str, Any]:
-        """For JSON, with the datasheet's promises."""
+        """The facts for JSON, with the datasheet's rates."""
         peaks = datasheet(self.name)
         return {**asdict(self), "datasheet": asdict(peaks) if peaks else None}
 
 
 def pick(name: str | None) -> torch.device:
-    """The device to measure: the one named, or the GPU if there is one.
+    """The device to measure: the named one, or else the GPU, or else the CPU.
 
     Raises:
-        errors.UsageError: there is no such device.
+        errors.UsageError: the device does not exist.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -103,7 +103,7 @@ def pick(name: str | None) -> torch.device:
 
 
 def facts(device: torch.device) -> Facts:
-    """What this device is."""
+    """The facts of this device."""
     if device.type == "cpu":
         return Facts(
             kind="cpu",
@@ -117,18 +117,18 @@ def facts(device: torch.device) -> Facts:
             cublas=None,
             uuid=None,
         )
-    found = torch.cuda.get_device_properties(device)
+    properties = torch.cuda.get_device_properties(device)
     return Facts(
         kind="cuda",
-        name=found.name,
-        capability=(found.major, found.minor),
-        multiprocessors=found.multi_processor_count,
-        cache_bytes=getattr(found, "L2_cache_size", 0) or 64 << 20,
-        memory_bytes=found.total_memory,
+        name=properties.name,
+        capability=(properties.major, properties.minor),
+        multiprocessors=properties.multi_processor_count,
+        cache_bytes=getattr(properties, "L2_cache_size", 0) or 64 << 20,
+        memory_bytes=properties.total_memory,
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         cublas=_cublas_version(),
-        uuid=str(getattr(found, "uuid", "")) or None,
+        uuid=str(getattr(properties, "uuid", "")) or None,
     )
 
 
@@ -149,10 +149,10 @@ def _cpu_cache() -> int:
 
 
 def _cublas_version() -> int | None:
-    """The library's own number, such as 130200, of the one that is loaded."""
+    """The version number of the loaded cuBLAS, such as 130200."""
     import ctypes
 
-    torch.cuda.synchronize()  # a context first, or torch warns of having to make one
+    torch.cuda.synchronize()  # makes the context first; otherwise torch warns that it has to make one
     torch.cuda.current_blas_handle()
     for name in ("libcublas.so.13", "libcublas.so.12"):
         with suppress(OSError, AttributeError):
@@ -167,7 +167,7 @@ def _cublas_version() -> int | None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """What can still be allocated there, the allocator's own cache included."""
+    """The bytes that can still be allocated there, with the free part of torch's cache."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
@@ -178,31 +178,31 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def dtypes(found: Facts) -> tuple[str, ...]:
+def dtypes(device: Facts) -> tuple[str, ...]:
     """The dtypes that the device multiplies in its own units."""
-    if found.capability is None:
+    if device.capability is None:
         return ("bf16", "fp16", "fp32", "int8")
     least = {"bf16": (8, 0), "tf32": (8, 0), "fp8": (8, 9), "int8": (7, 5), "fp16": (7, 0)}
-    return tuple(name for name in DTYPES if found.capability >= least.get(name, (0, 0)))
+    return tuple(name for name in DTYPES if device.capability >= least.get(name, (0, 0)))
 
 
-def require_dtypes(found: Facts, wanted: Sequence[str]) -> None:
-    """Refuses dtypes that the device has no units for.
+def require_dtypes(device: Facts, wanted: Sequence[str]) -> None:
+    """Checks that the device has units for these dtypes.
 
     Raises:
-        errors.UsageError: a dtype that does not exist.
-        errors.PytracerError: one that this device does not have.
+        errors.UsageError: a dtype does not exist.
+        errors.PytracerError: the device has no units for a dtype.
     """
     for name in wanted:
         if name not in DTYPES:
             raise errors.UsageError(f"no dtype {name!r}; there are {', '.join(DTYPES)}")
-        if name not in dtypes(found):
+        if name not in dtypes(device):
             raise errors.PytracerError(
-                f"{found.name} does not multiply {name}; it has {', '.join(dtypes(found))}"
+                f"{device.name} does not multiply {name}; it has {', '.join(dtypes(device))}"
             )
 
 
-# What NVML says a clock is held down by, as bits.
+# NVML's bits for the reasons that hold a clock down.
 _HELD_BY = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -213,14 +213,14 @@ _HELD_BY = {
 
 
 class Gauges:
-    """The device's clock, power and temperature while it works, if NVML can be asked."""
+    """Reads the device's clock, power and temperature while it works, if NVML is there."""
 
     def __init__(self, device: torch.device) -> None:
-        """Finds the device in NVML by its uuid: the numbers of both need not agree."""
+        """Finds the device in NVML by its uuid, because torch and NVML may number devices differently."""
         self._nvml: Any = None
         self.problem = ""
         if device.type != "cuda":
-            return  # there is none to ask
+            return  # NVML knows only GPUs
         try:
             import pynvml
         except ImportError:
@@ -235,7 +235,7 @@ class Gauges:
             self.problem = f"clocks unknown: {error}"
 
     def read(self) -> dict[str, Any] | None:
-        """Now: sm_mhz, watts, celsius and what holds the clock down. None without NVML."""
+        """One reading: sm_mhz, watts, celsius and the reasons that hold the clock down, or None."""
         nvml = self._nvml
         if nvml is None:
             return None

@@ -1,9 +1,9 @@
-"""Which kernel a product runs, and what its name says.
+"""The kernel that a product runs, and the facts in the kernel's name.
 
-The name is the diagnosis: an sm80 kernel on an sm90 device means that the operands were not
-aligned for the device's own loads. Tiles are as BLAS has them, of the turned product: the first
-number counts columns of torch's result, the second rows (a product with few rows runs kernels
-such as `192x8`).
+The name is the diagnosis: an sm80 kernel on an sm90 device means that the operands were not aligned
+for the device's own loads. Names give tiles in BLAS's order, which is that of the transposed
+product. The first number counts columns of torch's result, the second rows. So a product with few
+rows runs kernels such as `192x8`.
 """
 
 import re
@@ -23,21 +23,21 @@ _MOST_BYTES_AT_ONCE = 8 << 30
 
 @dataclass(frozen=True)
 class Kernel:
-    """What a kernel's name says; None where it does not."""
+    """The facts in a kernel's name; None for a fact that the name does not have."""
 
     name: str
-    arch: int | None = None  # 80, 90, ...: the generation it was written for
+    arch: int | None = None  # 80, 90, ...: the generation that it was written for
     tile_m: int | None = None  # rows of torch's result
     tile_n: int | None = None
     tile_k: int | None = None
     stages: int | None = None
     cluster: tuple[int, int] | None = None
-    align: int | None = None  # elements, of CUTLASS's older kernels
+    align: int | None = None  # elements; only CUTLASS's older kernels have it
     split_k: bool = False
 
     @property
     def generation(self) -> str:
-        """Such as sm90, or a question mark."""
+        """Such as sm90, or a question mark if it is unknown."""
         return f"sm{self.arch}" if self.arch else "?"
 
 
@@ -61,23 +61,23 @@ _HELPERS = re.compile(
 
 
 def parse(name: str) -> Kernel:
-    """Reads a name as cuBLAS, cuBLASLt and CUTLASS write them."""
-    found = _TILE_SIZE.search(name)
+    """Reads a name of cuBLAS, cuBLASLt or CUTLASS."""
+    match = _TILE_SIZE.search(name)
     tile: tuple[int | None, ...] = (None, None, None)
     stages: int | None = None
     cluster: tuple[int, int] | None = None
-    if found:
-        tile = tuple(map(int, found.groups()))
+    if match:
+        tile = tuple(map(int, match.groups()))
         stage = _STAGE.search(name)
         stages = int(stage[1]) if stage else None
-    elif name.startswith("nvjet") and (found := _NVJET.search(name)):
-        columns, rows, depth, stages, wide, tall = map(int, found.groups())
+    elif name.startswith("nvjet") and (match := _NVJET.search(name)):
+        columns, rows, depth, stages, wide, tall = map(int, match.groups())
         tile, cluster = (columns, rows, depth), (wide, tall)
-    elif found := _LDG_STAGES.search(name) or _TILE_AND_STAGES.search(name):
-        columns, rows, depth, stages = map(int, found.groups())
+    elif match := _LDG_STAGES.search(name) or _TILE_AND_STAGES.search(name):
+        columns, rows, depth, stages = map(int, match.groups())
         tile = (columns, rows, depth)
-    elif found := _TILE.search(name):
-        tile = tuple(int(part) if part else None for part in found.groups())
+    elif match := _TILE.search(name):
+        tile = tuple(int(part) if part else None for part in match.groups())
     align = _ALIGN.search(name)
     return Kernel(
         name=name,
@@ -94,14 +94,14 @@ def parse(name: str) -> Kernel:
 
 def _arch(name: str) -> int | None:
     for pattern in _ARCH:
-        found = pattern.search(name)
-        if found:
-            return int(found[1])
+        match = pattern.search(name)
+        if match:
+            return int(match[1])
     return next((arch for word, arch in _FAMILIES.items() if word in name), None)
 
 
 def main_kernel(names: Sequence[str]) -> Kernel | None:
-    """The product's own kernel among those that a call ran; what reduces or copies is beside it."""
+    """The kernel that multiplies, among all kernels of a call. The others reduce or copy."""
     products = [name for name in names if not _HELPERS.search(name.partition("<")[0])]
     chosen = next(iter(products or names), None)
     if chosen is None:
@@ -113,30 +113,30 @@ def main_kernel(names: Sequence[str]) -> Kernel | None:
 
 
 def names_of(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, tuple[str, ...]]:
-    """The kernels that each product runs, in order. On a CPU nothing.
+    """The kernels that each product runs, in order. Empty on a CPU.
 
-    What the heuristics choose does not depend on when they are asked, so this runs after timing,
-    when what a profiler leaves behind can no longer slow anything.
+    Call this after timing, because a profiler may slow what runs later. The library's heuristics
+    choose the same kernels at any time.
     """
     if device.type != "cuda":
         return {}
-    found: dict[Gemm, tuple[str, ...]] = {}
+    names: dict[Gemm, tuple[str, ...]] = {}
     batch: list[Prepared] = []
     held = 0
     for gemm in dict.fromkeys(gemms):
         try:
             batch.append(prepare(gemm, device, 1))
         except errors.PytracerError:
-            continue  # it was measured, so it can run; without room for it now, no name
+            continue  # it ran before, so memory is short now; its kernel stays unknown
         held += bytes_of(gemm, 1)
         if len(batch) == _MOST_AT_ONCE or held > _MOST_BYTES_AT_ONCE:
-            found |= _profiled(batch)
+            names |= _profiled(batch)
             batch, held = [], 0
-    return found | _profiled(batch)
+    return names | _profiled(batch)
 
 
 def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
-    """One profile of many products, a kernel that only waits before each."""
+    """One profile of many products, with a waiting kernel before each as a marker."""
     if not batch:
         return {}
     activities = [torch.profiler.ProfilerActivity.CUDA]
@@ -151,7 +151,7 @@ def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
     events.sort(key=lambda event: event.time_range.start)
     groups = split_at_markers([str(event.name) for event in events])
     if len(groups) != len(batch):
-        return {}  # a kernel went missing; which one cannot be told
+        return {}  # a marker is missing, and nobody knows which
     return {
         prepared.work: names
         for prepared, names in zip(batch, groups, strict=True)
@@ -160,7 +160,7 @@ def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
 
 
 def split_at_markers(names: Sequence[str]) -> list[tuple[str, ...]]:
-    """What ran after each waiting kernel and before the next."""
+    """The kernels between each marker and the next."""
     groups: list[list[str]] = []
     for name in names:
         if "spin_kernel" in name:

@@ -1,13 +1,13 @@
-"""Why a product takes as long as it does: tiles, waves, bytes, and a prediction from them.
+"""Explains the time of a product: tiles, waves, bytes, and a prediction from them.
 
-A kernel cuts the result into tiles and every multiprocessor works on one at a time. What is lost:
+A kernel cuts the result into tiles. Every multiprocessor works on one tile at a time. Two losses:
 
-* tile efficiency: the last row and column of tiles hang over the edge, and are computed anyway;
-* wave efficiency: the last round of tiles leaves multiprocessors idle.
+* tile efficiency: the last row and column of tiles reach over the edge, and are computed anyway;
+* wave efficiency: the last wave of tiles leaves multiprocessors idle.
 
-The prediction is `t = launch + max(compute, bytes / bandwidth)`, where compute is waves times a
-tile's arithmetic plus what a tile costs at its ends. Its four constants are fitted to products
-measured on this very device, so it knows the clock that this device can hold.
+The prediction is `t = launch + max(compute, bytes / bandwidth)`, where compute is the number of
+waves times a tile's arithmetic and its fixed cost. The four constants are fitted to products measured
+on the same device, so they include the clock that this device can hold.
 """
 
 import itertools
@@ -22,13 +22,13 @@ from pytracer.gemm.device import Facts, datasheet
 from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.shapes import Gemm
 
-# (rows, columns) of torch's result: what Hopper's kernels choose from, largest first.
+# (rows, columns) of torch's result: the tiles of Hopper's kernels, largest first.
 TILES = ((256, 128), (128, 256), (192, 128), (128, 192), (128, 128), (64, 256), (128, 64), (64, 64))
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a result is cut, and what of the work is not wasted."""
+    """A result cut into tiles, and the useful shares of the work."""
 
     tile_m: int
     tile_n: int
@@ -40,7 +40,7 @@ class Tiling:
 
     @property
     def efficiency(self) -> float:
-        """Both losses."""
+        """The product of both efficiencies."""
         return self.tile_efficiency * self.wave_efficiency
 
 
@@ -62,7 +62,7 @@ def tiling(gemm: Gemm, tile_m: int, tile_n: int, multiprocessors: int, split_k: 
 
 
 def tiling_of(gemm: Gemm, kernel: Kernel | None, facts: Facts) -> Tiling | None:
-    """As the kernel's name says, if it says; a split's count is not in names, so it is guessed."""
+    """The tiling in the kernel's name, or None. The number of parts of a split k is a guess."""
     if facts.kind != "cuda" or kernel is None or not (kernel.tile_m and kernel.tile_n):
         return None
     whole = tiling(gemm, kernel.tile_m, kernel.tile_n, facts.multiprocessors)
@@ -74,14 +74,14 @@ def tiling_of(gemm: Gemm, kernel: Kernel | None, facts: Facts) -> Tiling | None:
 
 @dataclass(frozen=True)
 class Roofline:
-    """The least time the datasheet leaves, and which limit sets it."""
+    """The least time by the datasheet, and the limit that sets it."""
 
     seconds: float
     bound: str  # "compute" or "memory"
 
 
 def roofline(gemm: Gemm, facts: Facts) -> Roofline | None:
-    """By the datasheet; None for a device without one here."""
+    """The roofline by the datasheet; None for a device that the table does not have."""
     peaks = datasheet(facts.name)
     if peaks is None or gemm.dtype not in peaks.tflops:
         return None
@@ -92,17 +92,17 @@ def roofline(gemm: Gemm, facts: Facts) -> Roofline | None:
 
 @dataclass(frozen=True)
 class TimeModel:
-    """Seconds from four constants, fitted on one device, one dtype, aligned products."""
+    """Predicts seconds from four constants, fitted to aligned products of one device and dtype."""
 
     launch: float  # seconds
     per_flop: float  # of a tile's arithmetic on one multiprocessor
-    per_tile_element: float  # written and set up at a tile's ends
+    per_tile_element: float  # seconds to set up a tile and to write it
     per_byte: float
     multiprocessors: int
     training_error: float  # median, relative
 
     def predict(self, gemm: Gemm, tile: Tiling | None = None) -> float:
-        """Seconds; without a known tile, the best of those there are."""
+        """The seconds of a product. Without a known tile, the fastest of `TILES` counts."""
         tilings = [tile] if tile else guesses(gemm, self.multiprocessors)
         constants = np.array([self.per_flop, self.per_tile_element])
         compute = min(float(_work(gemm, one) @ constants) for one in tilings)
@@ -115,16 +115,16 @@ def guesses(gemm: Gemm, multiprocessors: int) -> list[Tiling]:
 
 
 def _work(gemm: Gemm, tile: Tiling) -> NDArray[np.float64]:
-    """What one multiprocessor does in all its waves: arithmetic, and tile elements."""
+    """The work of one multiprocessor in all its waves: FLOPs, and tile elements."""
     elements = tile.waves * tile.tile_m * tile.tile_n
     depth = 64 * math.ceil(gemm.k / tile.split_k / 64)
     return np.array([2.0 * elements * depth, float(elements)])
 
 
 def fit(measured: Sequence[tuple[Gemm, Tiling | None, float]], multiprocessors: int) -> TimeModel:
-    """The constants that make the relative errors small; none is negative.
+    """Fits constants of zero or more, so that the relative errors are small.
 
-    `measured` is products with their tilings, if known, and their seconds.
+    `measured` has products, their tilings if known, and their seconds.
 
     Raises:
         ValueError: fewer than four products.
@@ -135,7 +135,7 @@ def fit(measured: Sequence[tuple[Gemm, Tiling | None, float]], multiprocessors: 
     bytes_ = np.array([float(gemm.bytes) for gemm, _, _ in measured])
     each = float(np.median(seconds / _flops(measured))) * multiprocessors
     model = TimeModel(0.0, each, 0.0, 0.0, multiprocessors, 1.0)
-    # What binds each product depends on the constants, and which tile a guess picks does too.
+    # The limit of each product and the guessed tile depend on the constants, so the fit is repeated.
     for _ in range(8):
         chosen = [tile or _best_guess(model, gemm) for gemm, tile, _ in measured]
         work = np.array(
@@ -148,7 +148,7 @@ def fit(measured: Sequence[tuple[Gemm, Tiling | None, float]], multiprocessors: 
         )
         columns = np.column_stack([columns, np.where(by_memory, bytes_, 0.0)])
         launch, per_flop, per_element, per_byte = _least_relative(columns, seconds)
-        if not by_memory.any():  # bound from below: nothing moved faster than the fastest seen
+        if not by_memory.any():  # a lower bound: the fastest movement that was measured
             per_byte = float(np.min((seconds - launch).clip(1e-9) / bytes_))
         model = TimeModel(launch, per_flop, per_element, per_byte, multiprocessors, 1.0)
     errors = [abs(model.predict(gemm, tile) / time - 1) for gemm, tile, time in measured]
@@ -170,7 +170,7 @@ def _least_relative(
 ) -> tuple[float, float, float, float]:
     """Least squares of relative errors with constants of zero or more.
 
-    Four columns: every subset is tried, and the best without a negative constant wins.
+    There are four columns, so every subset is tried. The best one without a negative constant wins.
     """
     relative = columns / seconds[:, None]
     scale = np.abs(relative).max(axis=0)

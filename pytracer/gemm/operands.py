@@ -1,10 +1,10 @@
-"""A product made ready to run: operands in memory, calls that use them in turn, and a proof.
+"""Prepares a product: operands in memory, calls that use them in turn, and a check of the result.
 
-The operands are random: on zeros, fewer transistors switch and a device runs faster than it ever
-will on data. There are several sets of them, and calls take turns, so that no call finds its
-operands in the cache that the call before it filled. Those of a product are in one block of memory
-of its own, and large ones begin where a page does: how an operand lies across pages shows in what a
-product takes, and where an allocator happens to have room would be different for each.
+The operands are random. On zeros fewer transistors switch, and a device runs faster than on data.
+There are several sets of operands and calls take turns, so no call finds its operands in the cache.
+
+All sets of a product lie in one block of memory, and large operands begin at a page. The time of a
+product depends on where its operands lie across pages, and an allocator would place each elsewhere.
 """
 
 import math
@@ -18,14 +18,14 @@ import torch
 from pytracer import errors
 from pytracer.gemm.shapes import DTYPES, CrossEntropy, Dtype, Gemm, Work
 
-_SAMPLE = 48  # rows and columns that are computed again in float64
-_PAGE = 2 << 20  # bytes, of a GPU's memory
-_APART = 512  # smaller operands begin at multiples of so many, as torch's allocator has them
+_SAMPLE = 48  # rows and columns that the check computes in float64
+_PAGE = 2 << 20  # bytes; a page of a GPU's memory
+_APART = 512  # bytes; smaller operands begin at multiples of this, as in torch's allocator
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What can be run. Each call is one product, on the next set of operands."""
+    """A product that can run. Each call runs it on the next set of operands."""
 
     work: Work
     calls: tuple[Callable[[], Any], ...]
@@ -33,15 +33,15 @@ class Prepared:
 
     @property
     def rotated_bytes(self) -> int:
-        """How much memory the calls go through before they meet the first set again."""
+        """The bytes that the calls pass through before they reach the first set again."""
         return self.work.bytes * len(self.calls)
 
 
 def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
-    """Allocates, fills with random numbers, runs once and verifies.
+    """Allocates operands, fills them with random numbers, runs once and checks the result.
 
     Raises:
-        errors.PytracerError: the result is wrong, or the device cannot do it.
+        errors.PytracerError: the result is wrong, or the device cannot run the product.
     """
     try:
         with as_asked(work), torch.random.fork_rng(_cuda_devices(device)):
@@ -60,7 +60,7 @@ def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
 
 
 def bytes_of(work: Work, sets: int) -> int:
-    """What so many sets of operands take in memory, for as long as they are timed."""
+    """The memory of this many sets of operands."""
     return _Layout.of(work).stride * sets + _PAGE
 
 
@@ -70,7 +70,7 @@ def _cuda_devices(device: torch.device) -> list[torch.device]:
 
 @contextmanager
 def as_asked(work: Work) -> Iterator[None]:
-    """The precision and the library of a product, whatever the program around us chose."""
+    """Sets the precision and the library that the product asks for, and restores them after."""
     with ExitStack() as stack:
         if work.dtype in ("tf32", "fp32"):
             stack.enter_context(_precision(work.dtype))
@@ -81,7 +81,7 @@ def as_asked(work: Work) -> Iterator[None]:
 
 @contextmanager
 def _precision(dtype: str) -> Iterator[None]:
-    """TF32 on for tf32 and off for fp32."""
+    """Switches TF32 on for tf32 and off for fp32."""
     settings: Any = torch.backends.cuda.matmul
     name = "fp32_precision" if hasattr(settings, "fp32_precision") else "allow_tf32"
     values: dict[str, Any] = {"tf32": True, "fp32": False}
@@ -107,7 +107,7 @@ def _library(name: str) -> Iterator[None]:
 
 @contextmanager
 def _many_compiles() -> Iterator[None]:
-    """Every product compiles the same few lines anew; after a few times torch would stop."""
+    """Raises torch's limits, because every product compiles the same few lines again."""
     import torch._dynamo.config as config
 
     limits = {"recompile_limit": 10_000, "accumulated_recompile_limit": 10_000}
@@ -120,7 +120,7 @@ def _many_compiles() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """A set of operands in memory: bytes from its begin to each, and to the next set."""
+    """A set of operands in memory: the offset of each operand, and the distance to the next set."""
 
     offsets: tuple[int, ...]
     stride: int
@@ -142,7 +142,7 @@ def _up(at: int, unit: int) -> int:
 
 
 def _stored(work: Work) -> list[tuple[tuple[int, ...], torch.dtype]]:
-    """Shapes and dtypes as they are in memory: A, B and their product, or the logits."""
+    """Shapes and dtypes in memory, of A, B and their product, or of the logits."""
     kind = DTYPES[work.dtype]
     dtype = getattr(torch, kind.torch_name)
     if isinstance(work, CrossEntropy):
@@ -157,26 +157,26 @@ def _stored(work: Work) -> list[tuple[tuple[int, ...], torch.dtype]]:
 
 
 def _sets(work: Work, device: torch.device, count: int) -> list[list[torch.Tensor]]:
-    """What is stored of each set. What is read is random, the same numbers in each."""
+    """The tensors of each set. All sets have the same random inputs."""
     layout, stored = _Layout.of(work), _stored(work)
     block = torch.empty(bytes_of(work, count), dtype=torch.uint8, device=device)
     first = -block.data_ptr() % _PAGE
-    found: list[list[torch.Tensor]] = []
+    sets: list[list[torch.Tensor]] = []
     for number in range(count):
         begin = first + number * layout.stride
-        found.append([
+        sets.append([
             block[begin + at :][: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
             for at, (shape, dtype) in zip(layout.offsets, stored, strict=True)
         ])  # fmt: skip
     for i in range(min(len(stored), 2)):
-        _fill(found[0][i], DTYPES[work.dtype])
-        for operands in found[1:]:
-            operands[i].copy_(found[0][i])
-    return found
+        _fill(sets[0][i], DTYPES[work.dtype])
+        for operands in sets[1:]:
+            operands[i].copy_(sets[0][i])
+    return sets
 
 
 def _fill(matrix: torch.Tensor, kind: Dtype) -> None:
-    """With numbers of a normal distribution, if it holds floats."""
+    """Fills a matrix with random numbers: floats with a normal distribution, integers evenly."""
     if kind.name == "int8":
         matrix.random_(-127, 128)
     elif kind.bytes == 1:
@@ -197,7 +197,8 @@ def _gemm(gemm: Gemm, device: torch.device, sets: int) -> Prepared:
     product = _product(gemm, device)
     calls = tuple(_call(product, *three) for three in operands)
     a, b, out = operands[0]
-    out.fill_(float("nan") if out.is_floating_point() else -1)  # what is not written shows
+    # An element that the product does not write stays wrong.
+    out.fill_(float("nan") if out.is_floating_point() else -1)
     return Prepared(gemm, calls, _verify(gemm, calls[0], a, b))
 
 
@@ -208,7 +209,7 @@ def _call(
 
 
 def _product(gemm: Gemm, device: torch.device) -> Callable[..., torch.Tensor]:
-    """How torch multiplies these; each takes A, B and where the result goes."""
+    """The function of torch for this product. It takes A, B and the tensor for the result."""
     if gemm.compiled:
         return _compiled(gemm)
     if gemm.dtype == "fp8":
@@ -228,7 +229,7 @@ def _product(gemm: Gemm, device: torch.device) -> Callable[..., torch.Tensor]:
 
 
 def _compiled(gemm: Gemm) -> Callable[..., torch.Tensor]:
-    """Through Inductor, which sees the operands as they are stored and may pad them."""
+    """The product through Inductor, which gets the operands as stored and may pad them."""
     a_turned, b_turned = gemm.turned
 
     def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -243,24 +244,24 @@ def _compiled(gemm: Gemm) -> Callable[..., torch.Tensor]:
     return call
 
 
-# ---------------------------------------------------------------------- the proof
+# ---------------------------------------------------------------------- the check
 
 
 def _verify(
     gemm: Gemm, call: Callable[[], torch.Tensor], a: torch.Tensor, b: torch.Tensor
 ) -> float:
-    """Compares rows and columns with float64, the last ones among them: where tails go wrong.
+    """Compares some rows and columns with float64. The last ones are among them: tails go wrong.
 
     Raises:
-        errors.PytracerError: they differ by more than rounding can.
+        errors.PytracerError: they differ by more than rounding.
     """
     result = call()
     rows = _some(gemm.m, a.device)
     columns = _some(gemm.n, a.device)
     exact = _some_of(a, -2, rows) @ _some_of(b, -1, columns)
-    found = _some_of(_some_of(result, -2, rows), -1, columns)
-    error = float((found - exact).norm() / exact.norm().clamp_min(1e-30))
-    # One element that was never written would hide in a norm of many.
+    picked = _some_of(_some_of(result, -2, rows), -1, columns)
+    error = float((picked - exact).norm() / exact.norm().clamp_min(1e-30))
+    # A single unwritten element would hide in the norm.
     everywhere = bool(torch.isfinite(result).all()) if result.is_floating_point() else True
     if not error <= DTYPES[gemm.dtype].tolerance or not everywhere:
         raise errors.PytracerError(
@@ -278,7 +279,7 @@ def _some_of(matrix: torch.Tensor, dimension: int, which: torch.Tensor) -> torch
 
 
 def _some(size: int, device: torch.device) -> torch.Tensor:
-    """Indices of the first and last few, and of some between."""
+    """The first and last few indices, and some between."""
     if size <= _SAMPLE:
         return torch.arange(size, device=device)
     edge = torch.arange(_SAMPLE // 3)
@@ -293,12 +294,12 @@ def _cross_entropy(work: CrossEntropy, device: torch.device, sets: int) -> Prepa
     targets = torch.randint(work.classes, (work.rows,), device=device)
     stored = [logits for (logits,) in _sets(work, device, sets)]
     calls = tuple(_loss_call(logits.requires_grad_(), targets) for logits in stored)
-    found = float(calls[0]()[0].detach())
+    loss = float(calls[0]()[0].detach())
     with torch.no_grad():
         exact = float(_exact_loss(stored[0], targets))
-    error = abs(found / exact - 1)
+    error = abs(loss / exact - 1)
     if not error <= 1e-3:
-        raise errors.PytracerError(f"the result of {work} is wrong: {found} instead of {exact}")
+        raise errors.PytracerError(f"the result of {work} is wrong: {loss} instead of {exact}")
     return Prepared(work, calls, error)
 
 
@@ -312,7 +313,7 @@ def _loss_call(logits: torch.Tensor, targets: torch.Tensor) -> Callable[[], Any]
 
 
 def _exact_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """In float64, some rows at a time: all of it at once would be four times the logits."""
+    """The loss in float64, some rows at a time. All rows at once would take four times the logits."""
     total = torch.zeros((), dtype=torch.float64, device=logits.device)
     for rows, wanted in zip(logits.split(256), targets.split(256), strict=True):
         exact = rows.double()

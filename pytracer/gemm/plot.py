@@ -1,4 +1,4 @@
-"""Throughput against each dimension, with what explains its steps. Needs matplotlib."""
+"""Plots throughput against each dimension, with the reasons of its steps. Needs matplotlib."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,15 +8,15 @@ from typing import Any
 from pytracer import errors
 
 _FORMATS = (".png", ".svg")
-# How an operand's alignment is drawn: the fewer bytes, the emptier the mark.
+# The mark for an operand's alignment: the fewer bytes, the emptier the mark.
 _MARKS = {1: "1", 2: "x", 4: "+", 8: "v", 16: "s", 32: "D", 64: "^", 128: "o"}
 
 
 def check(path: Path, *, overwrite: bool) -> None:
-    """Refuses what could not be drawn, before anything is measured.
+    """Checks that the plot can be drawn, before anything is measured.
 
     Raises:
-        errors.PytracerError: another format, a file that is there, or no matplotlib.
+        errors.PytracerError: the format is unknown, the file exists, or matplotlib is missing.
     """
     if path.suffix not in _FORMATS:
         raise errors.UsageError(f"{path}: a plot is a {' or a '.join(_FORMATS)} file")
@@ -29,7 +29,7 @@ def check(path: Path, *, overwrite: bool) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """One panel per group of a sweep that varies a dimension."""
+    """Draws a panel for each group of the sweep that varies one dimension."""
     from matplotlib.figure import Figure
 
     panels = [
@@ -59,14 +59,14 @@ def draw(document: dict[str, Any], path: Path) -> None:
 
 
 def _by_library(group: dict[str, Any]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """What one library did is one line, also where two took turns."""
+    """The rows of each library, which become one line, even where two libraries took turns."""
     for library in dict.fromkeys(row["library"] for row in group["rows"]):
         rows = [row for row in group["rows"] if row["library"] == library]
         yield f"{group['title']} by {library}" if library else group["title"], rows
 
 
 def _varied(rows: list[dict[str, Any]]) -> str:
-    """The one dimension that differs, or nothing."""
+    """The one dimension that differs; "" if none or several do."""
     differing = [name for name in ("m", "n", "k") if len({row[name] for row in rows}) > 1]
     return differing[0] if len(differing) == 1 else ""
 
@@ -100,13 +100,13 @@ def _panel(ax: Any, title: str, dimension: str, rows: list[dict[str, Any]]) -> N
 
 
 def _legend(figure: Any, panels: list[tuple[str, str, list[dict[str, Any]]]]) -> None:
-    """One for all panels: what marks, colours and lines say."""
+    """One legend for all panels, of marks, colours and lines."""
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
     rows = [row for _, _, of_panel in panels for row in of_panel]
     blank: dict[str, Any] = {"linestyle": "none", "color": "tab:blue"}
-    found: list[Any] = [
+    entries: list[Any] = [
         Line2D(
             [],
             [],
@@ -118,14 +118,14 @@ def _legend(figure: Any, panels: list[tuple[str, str, list[dict[str, Any]]]]) ->
         for aligned in sorted({min(row["alignment_bytes"].values()) for row in rows})
     ]
     if any(row["older_kernel"] for row in rows):
-        found.append(Patch(color="tab:red", label="an older generation's kernel"))
+        entries.append(Patch(color="tab:red", label="an older generation's kernel"))
     if any(next(_wave_boundaries(name, of_panel), None) for _, name, of_panel in panels):
-        found.append(Line2D([], [], color="0.5", linestyle=":", label="one more wave of tiles"))
-    figure.legend(handles=found, fontsize=7, ncols=4, loc="outside lower center")
+        entries.append(Line2D([], [], color="0.5", linestyle=":", label="one more wave of tiles"))
+    figure.legend(handles=entries, fontsize=7, ncols=4, loc="outside lower center")
 
 
 def _wave_boundaries(dimension: str, rows: list[dict[str, Any]]) -> Iterator[float]:
-    """Between neighbours of one tile, of which the larger needs another wave."""
+    """The middles between neighbours with the same tile, where the larger needs another wave."""
     for before, after in itertools.pairwise(rows):
         one, other = before["tiling"], after["tiling"]
         if not (one and other) or any(one[name] != other[name] for name in ("tile_m", "tile_n")):

@@ -1,4 +1,4 @@
-"""The linear layers of well-known models, and of one that is described by its sizes."""
+"""The linear layers of well-known models, and of a model described by its sizes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,9 @@ from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
 
 @dataclass(frozen=True)
 class Layer:
-    """A linear layer, `out x inner`; both are a size's name and how many times it is taken.
+    """A linear layer, `out x inner`. Both are a size's name and a factor.
 
-    A model has `count` of them. `loss`: its outputs are classes and go into a cross-entropy.
+    A model has `count` of them. `loss` means that its outputs are classes for a cross-entropy.
     """
 
     name: str
@@ -25,14 +25,14 @@ class Layer:
 
 @dataclass(frozen=True)
 class Model:
-    """Sizes by name, and layers made of them. `batch` and `seq` are sizes like others."""
+    """Sizes by name, and the layers made of them. `batch` and `seq` are sizes too."""
 
     name: str
     sizes: dict[str, int]
     layers: tuple[Layer, ...]
     dtype: str = "bf16"
     tied: bool = True  # the last layer's weight is the embedding's
-    roles: tuple[str, ...] = ROLES  # of the products that a step runs: all, if it trains
+    roles: tuple[str, ...] = ROLES  # of the products that a step runs; training runs all
     parameter_bytes: int = 4  # float32 under autocast
     gradient_bytes: int = 4  # per parameter
     optimizer_bytes: int = 8  # per parameter: Adam's two moments in float32
@@ -41,11 +41,11 @@ class Model:
 
     @property
     def rows(self) -> int:
-        """Of what goes into every layer: tokens."""
+        """The number of tokens, which are the rows of every layer's input."""
         return self.sizes["batch"] * self.sizes["seq"]
 
     def size(self, which: tuple[str, int]) -> int:
-        """Of a layer's dimension."""
+        """The size of a layer's dimension."""
         name, times = which
         return self.sizes[name] * times
 
@@ -65,7 +65,7 @@ class Model:
 
     @property
     def parameters(self) -> int:
-        """Of its linear layers, and of an embedding that is not one of them."""
+        """The parameters of the linear layers, and of an embedding that is not tied to one."""
         weights = sum(
             layer.count * self.size(layer.out) * self.size(layer.inner) for layer in self.layers
         )
@@ -77,7 +77,7 @@ class Model:
 
     @property
     def output_bytes(self) -> int:
-        """What the layers return in one forward, and the float32 copy a loss keeps of it."""
+        """The bytes that the layers return in one forward, and of the loss's float32 copy."""
         itemsize = DTYPES[self.dtype].out_bytes
         return sum(
             layer.count * self.rows * self.size(layer.out) * (itemsize + (4 if layer.loss else 0))
@@ -137,10 +137,10 @@ MODELS = {
 
 
 def described(name: str | None, dtype: str, given: dict[str, int | None]) -> Model:
-    """A known model with some sizes changed, or a GPT of the sizes given.
+    """A known model with some sizes changed, or a GPT with the given sizes.
 
     Raises:
-        errors.UsageError: no such model, a size below 1, or too few to know the shapes.
+        errors.UsageError: the model is unknown, a size is below 1, or sizes are missing.
     """
     sizes = {key: value for key, value in given.items() if value is not None and key != "layers"}
     for key, value in given.items():
@@ -173,7 +173,7 @@ def described(name: str | None, dtype: str, given: dict[str, int | None]) -> Mod
 
 
 class TracedLayer(Protocol):
-    """A linear layer as a trace shows it."""
+    """A linear layer of a trace."""
 
     name: str
     out: int
@@ -183,7 +183,7 @@ class TracedLayer(Protocol):
 
 
 class TracedLayers(Protocol):
-    """All of them, and what went through."""
+    """The linear layers of a trace, and the sizes of their inputs."""
 
     layers: Iterable[TracedLayer]
     batch: int
@@ -197,16 +197,16 @@ class TracedLayers(Protocol):
     device: str
 
 
-def traced(found: Any, dtype: str | None, device: str) -> Model:
-    """The model that a trace shows.
+def traced(layers_of_trace: Any, dtype: str | None, device: str) -> Model:
+    """The model of a trace.
 
-    Sizes that are equal are taken to be one: who pads one of them pads all. A trace knows how
-    wide elements are, not of which kind; without a dtype they are bf16 or fp32.
+    Equal sizes count as one size, so padding one pads all. A trace has the width of elements but
+    not their dtype; without `dtype` they count as bf16 or fp32.
 
     Raises:
-        errors.UsageError: no such dtype.
+        errors.UsageError: the dtype is unknown.
     """
-    shown: TracedLayers = found
+    shown: TracedLayers = layers_of_trace
     chosen = dtype or {2: "bf16", 4: "fp32"}.get(shown.itemsize, "bf16")
     if chosen not in DTYPES:
         raise errors.UsageError(f"--dtype {chosen!r}: there are {', '.join(DTYPES)}")
@@ -225,7 +225,7 @@ def traced(found: Any, dtype: str | None, device: str) -> Model:
     layers = []
     for one in shown.layers:
         sizes |= {str(one.out): one.out, str(one.inner): one.inner}
-        loss = one.loss and shown.trained  # which is timed forward and backward
+        loss = one.loss and shown.trained  # it is timed with its backward
         layers.append(Layer(one.name, (str(one.out), 1), (str(one.inner), 1), one.count, loss))
     return Model(
         "traced",

@@ -1,4 +1,4 @@
-"""What was measured, as text: one table a screen wide, and a verdict in words."""
+"""The measurements as text: a table as wide as the screen, and a conclusion in words."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ from pytracer.gemm.shapes import CrossEntropy, Gemm
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Products as they were measured, in the order given."""
+    """A line for each product, in the given order."""
     named = any(row["library"] for row in rows)
     library = f" {'library':<8}" if named else ""
     head = f"{'m':>6}{'n':>7}{'k':>6}  {'dtype':<5} {'role':<8}{library}{'align':>12}{'us':>11}"
@@ -27,11 +27,11 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-_HARDLY = 0.05  # of throughput: what is this close to the best does not matter
+_HARDLY = 0.05  # of throughput: a smaller loss does not matter
 
 
 def conclusions(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """A line for each group and library: what the worst of its sizes costs against the best."""
+    """A line for each group and library: the worst size against the best."""
     lines = []
     for group in groups:
         bias = group["bias"]
@@ -45,7 +45,7 @@ def conclusions(groups: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _conclusion(rows: Sequence[dict[str, Any]], doubt: float) -> str:
-    """Per FLOP, so that a size is not worse for being larger."""
+    """Compares the times per FLOP, so that a larger size is not worse for its size."""
     best, worst = (pick(rows, key=lambda row: row["tflops"]) for pick in (max, min))
     times = best["tflops"] / worst["tflops"]
     if times - 1 <= max(_HARDLY, doubt):
@@ -65,7 +65,7 @@ def _place(row: dict[str, Any], varied: Sequence[str]) -> str:
 
 
 def _enough(rows: Sequence[dict[str, Any]], dimension: str) -> str:
-    """The alignment, in elements, from which on nothing is lost that is worth padding for."""
+    """The least alignment in elements with which no size loses enough to pad for."""
     best = max(row["tflops"] for row in rows)
     for unit in sorted({row[dimension] & -row[dimension] for row in rows}):
         aligned = [row["tflops"] for row in rows if row[dimension] % unit == 0]
@@ -90,16 +90,16 @@ def _kernel(row: dict[str, Any]) -> str:
 
 
 def advice_text(advice: Advice) -> str:
-    """What to pad, and what it gains; or that there is nothing to gain."""
+    """The advice: the sizes to pad and the gains, or that no padding gains anything."""
     model = advice.model
     lines = [f"{model.name} in {model.dtype}: {_sizes(model.sizes)}", ""]
     lines += _products(advice)
     lines.append("")
     if not advice.dimensions:
         lines.append("Nothing to pad: every size is a multiple of 128 bytes already.")
-    for found in advice.dimensions:
-        lines += [*_dimension(advice, found), ""]
-    if any(found.candidates for found in advice.dimensions):
+    for dimension in advice.dimensions:
+        lines += [*_dimension(advice, dimension), ""]
+    if any(dimension.candidates for dimension in advice.dimensions):
         lines += [_BRACKETS]
     lines += [f"Note: {note}" for note in model.notes]
     return "\n".join(lines).rstrip()
@@ -112,7 +112,7 @@ _BRACKETS = (
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:
-    """A trace's layers have sizes without names."""
+    """The sizes of a model. The sizes of a trace have no names."""
     named = [f"{name} {value}" for name, value in sizes.items() if name != str(value)]
     others = [str(value) for name, value in sizes.items() if name == str(value)]
     return ", ".join([*named, *([f"sizes {', '.join(others)}"] if others else [])])
@@ -136,10 +136,10 @@ def _products(advice: Advice, most: int = 8) -> Iterable[str]:
     yield f"{'':9}{_number(advice.seconds * 1e3) + ' ms':>10}  in all{more}"
 
 
-def _dimension(advice: Advice, found: Dimension) -> Iterable[str]:
-    yield found.reason
+def _dimension(advice: Advice, dimension: Dimension) -> Iterable[str]:
+    yield dimension.reason
     step = advice.model.step_seconds
-    for one in found.candidates:
+    for one in dimension.candidates:
         gain = one.gain
         word, sign = ("saves", 1e3) if gain.median >= 0 else ("costs", -1e3)
         low, high = sorted((gain.low * sign, gain.high * sign))
@@ -149,19 +149,19 @@ def _dimension(advice: Advice, found: Dimension) -> Iterable[str]:
         share = f", {abs(gain.median) / step:.1%} of the step" if step else ""
         memory = sum(one.added_bytes.values()) / 2**20
         verdict = "faster" if one.faster else "not proven faster"
-        mark = "->" if found.advised and found.advised.value == one.value else "  "
+        mark = "->" if dimension.advised and dimension.advised.value == one.value else "  "
         yield f"{mark} {one.value:>7}  {verdict:<17} {saved} {between}{share}; +{_number(memory)} MiB"
-    for size, why in found.refused.items():
+    for size, why in dimension.refused.items():
         yield f"   {size:>7}  not measured: {why}"
-    if found.advised:
+    if dimension.advised:
         parts = ", ".join(
-            f"{name} {size / 2**20:.1f} MiB" for name, size in found.advised.added_bytes.items()
+            f"{name} {size / 2**20:.1f} MiB" for name, size in dimension.advised.added_bytes.items()
         )
-        yield f"   {called(found.name, found.value)} -> {found.advised.value} costs {parts}"
+        yield f"   {called(dimension.name, dimension.value)} -> {dimension.advised.value} costs {parts}"
 
 
 def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str:
-    """The best of one dtype on one line: for a moment, and round after round."""
+    """The best of one dtype on one line: after a rest, and sustained."""
     share = row["datasheet_share"]
     of = f", {share:.1%} of the datasheet" if share else ""
     time = row["microseconds"]
@@ -174,7 +174,7 @@ def peak_text(dtype: str, row: dict[str, Any], sustained: dict[str, Any]) -> str
 
 
 def gauges_text(gauges: dict[str, Any] | None, notes: Iterable[str]) -> str:
-    """What the clock did, or why that is not known."""
+    """The range of the clock, or the reason why it is unknown."""
     if gauges is None:
         return "; ".join(dict.fromkeys(notes))
     clock = gauges["sm_mhz"]
@@ -186,6 +186,6 @@ def gauges_text(gauges: dict[str, Any] | None, notes: Iterable[str]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits, as people read them."""
+    """A number with about three digits."""
     size = abs(value)
     return f"{value:.{0 if size >= 99.95 else 1 if size >= 9.995 else 2 if size >= 0.0995 else 3}f}"

@@ -1,7 +1,7 @@
 """Matrix products: their sizes, layouts and alignments. Nothing here runs anything.
 
-`C = A B` with A of m x k, B of k x n and C of m x n, all as torch's rows. A linear layer,
-`y = x Wᵀ`, runs three of them in a training step, and each lays its operands out differently:
+`C = A B` with A of m x k, B of k x n and C of m x n, all in torch's row order. A linear layer,
+`y = x Wᵀ`, runs three products in a training step. Each has another layout of its operands:
 
 | role    | m    | n   | k    | A          | B        | BLAS |
 |---------|------|-----|------|------------|----------|------|
@@ -9,8 +9,8 @@
 | dgrad   | rows | in  | out  | dy         | W        | NN   |
 | wgrad   | out  | in  | rows | dy, turned | x        | NT   |
 
-What has to be aligned is an operand's leading dimension: the distance in memory from one row of
-it, as it is stored, to the next. So an odd `out` misaligns C forward, A in dgrad and A in wgrad.
+An operand's leading dimension must be aligned: the distance in memory from one stored row to the
+next. So an odd `out` misaligns C in forward, A in dgrad and A in wgrad.
 """
 
 import re
@@ -21,22 +21,22 @@ from typing import Any
 from pytracer import errors
 
 ROLES = ("forward", "dgrad", "wgrad")
-LIBRARIES = ("cublas", "cublaslt")  # CUDA's two; torch has both, and a choice of its own
-MOST_ALIGNED = 128  # bytes: a cache line, and the widest pattern that Hopper's loads know
-STEPS = (1, 2, 4, 8, 16, 32, 64)  # elements below a multiple of 128: each is the alignment itself
+LIBRARIES = ("cublas", "cublaslt")  # of CUDA; torch has both, and chooses one itself by default
+MOST_ALIGNED = 128  # bytes: a cache line, and the widest swizzle of Hopper's loads
+STEPS = (1, 2, 4, 8, 16, 32, 64)  # elements below a multiple of 128; the step is also the alignment
 
 
 @dataclass(frozen=True)
 class Dtype:
-    """A number format of the operands, and of what comes out."""
+    """A number format of the operands, and the format of the result."""
 
     name: str
     torch_name: str
     bytes: int
     out_torch_name: str
     out_bytes: int
-    multiple: int = 1  # of which torch wants n and k to be multiples
-    tolerance: float = 1e-2  # of the whole result, relative, against float64
+    multiple: int = 1  # torch requires n and k to be multiples of this
+    tolerance: float = 1e-2  # for the relative error of the result against float64
 
 
 DTYPES = {
@@ -62,8 +62,8 @@ class Gemm:
     dtype: str = "bf16"
     role: str = "forward"
     batch: int = 1
-    compiled: bool = False  # through torch.compile, which may pad by itself
-    library: str | None = None  # of LIBRARIES; None: as torch chooses
+    compiled: bool = False  # with torch.compile, which may pad on its own
+    library: str | None = None  # of LIBRARIES; None is torch's choice
 
     @property
     def flops(self) -> int:
@@ -72,32 +72,32 @@ class Gemm:
 
     @property
     def bytes(self) -> int:
-        """Every operand once: the least that must be moved."""
+        """The bytes of every operand once, which must be moved at least."""
         kind = DTYPES[self.dtype]
         read = self.m * self.k + self.k * self.n
         return self.batch * (read * kind.bytes + self.m * self.n * kind.out_bytes)
 
     @property
     def scratch_bytes(self) -> int:
-        """What one call takes beyond that and gives back."""
-        return self.bytes if self.compiled else 0  # copies that are padded, and the result
+        """The bytes that one call takes besides, and gives back."""
+        return self.bytes if self.compiled else 0  # padded copies, and the result
 
     @property
     def turned(self) -> tuple[bool, bool]:
         """Whether A and B are stored as their transposes."""
         if DTYPES[self.dtype].bytes == 1:
-            return False, True  # the only layout that 8-bit operands have
+            return False, True  # 8-bit operands have only this layout
         return self.role == "wgrad", self.role == "forward"
 
     @property
     def layout(self) -> str:
-        """As BLAS names it: of torch's B first, then of its A."""
+        """BLAS's name of the layout: torch's B first, then its A."""
         a, b = self.turned
         return ("T" if b else "N") + ("T" if a else "N")
 
     @property
     def alignment(self) -> dict[str, int]:
-        """Per operand, the bytes that divide its leading dimension: 2, 4, ... 128."""
+        """For each operand, the bytes that divide its leading dimension: 2, 4, ... 128."""
         kind = DTYPES[self.dtype]
         a, b = self.turned
         return {
@@ -107,7 +107,7 @@ class Gemm:
         }
 
     def __str__(self) -> str:
-        """As a person would write it."""
+        """The product as a person would write it."""
         sizes = f"{self.m}x{self.n}x{self.k}"
         batch = f"{self.batch} times " if self.batch > 1 else ""
         how = (" compiled" if self.compiled else "", f" by {self.library}" if self.library else "")
@@ -118,8 +118,7 @@ class Gemm:
 class CrossEntropy:
     """The loss on a vocabulary's logits, forward and backward, as autocast runs it.
 
-    No matrix product; but it is the other thing in a step that reads every logit, so padding a
-    vocabulary changes it too.
+    It is not a matrix product. But it too reads every logit, so padding a vocabulary changes its time.
     """
 
     rows: int
@@ -128,7 +127,7 @@ class CrossEntropy:
 
     @property
     def flops(self) -> int:
-        """None to speak of: it is bound by memory."""
+        """0, because memory limits it."""
         return 0
 
     @property
@@ -139,11 +138,11 @@ class CrossEntropy:
 
     @property
     def scratch_bytes(self) -> int:
-        """Everything that is made of them."""
+        """The copies and the gradients."""
         return self.bytes
 
     def __str__(self) -> str:
-        """As a person would write it."""
+        """The loss as a person would write it."""
         return f"cross-entropy of {self.rows}x{self.classes} {self.dtype} logits"
 
 
@@ -151,15 +150,15 @@ Work = Gemm | CrossEntropy
 
 
 def aligned_to(size: int) -> int:
-    """The largest power of two that divides it, up to a cache line."""
+    """The largest power of two that divides a size, up to a cache line."""
     return min(size & -size, MOST_ALIGNED)
 
 
 def check(work: Work) -> None:
-    """Refuses what cannot be multiplied.
+    """Checks that torch can run this.
 
     Raises:
-        errors.UsageError: says which number is wrong and what it may be.
+        errors.UsageError: a number is wrong; the text says which, and what it may be.
     """
     if work.dtype not in DTYPES:
         raise errors.UsageError(f"no dtype {work.dtype!r}; there are {', '.join(DTYPES)}")
@@ -192,7 +191,7 @@ def _check_multiples(gemm: Gemm) -> None:
 
 
 def possible(work: Work) -> bool:
-    """Whether `check` lets it pass."""
+    """Whether `check` passes."""
     try:
         check(work)
     except errors.UsageError:
@@ -210,7 +209,7 @@ def linear(rows: int, out: int, inner: int, dtype: str) -> dict[str, Gemm]:
 
 
 def below(value: int) -> list[int]:
-    """Sizes just below a multiple of 128, of every alignment from 1 to 128 elements, and it."""
+    """A multiple of 128 and sizes just below it, with every alignment from 1 to 128 elements."""
     top = max(128, -(-value // 128) * 128)
     return [top - step for step in STEPS] + [top]
 
@@ -218,17 +217,17 @@ def below(value: int) -> list[int]:
 def across_waves(
     m: int, tile_m: int, tile_n: int, multiprocessors: int, waves: int = 2
 ) -> list[int]:
-    """Sizes of n at which a wave of tiles is just full, and just begun."""
+    """Sizes of n for which the last wave of tiles is full or has just begun."""
     tall = -(-m // tile_m)
-    found: set[int] = set()
+    widths: set[int] = set()
     for wave in range(1, waves + 1):
         full = multiprocessors * wave // tall * tile_n
-        found |= {full, full + 8, full + tile_n}
-    return sorted(size for size in found if size > 0)
+        widths |= {full, full + 8, full + tile_n}
+    return sorted(size for size in widths if size > 0)
 
 
 def vary(base: Gemm, dimension: str, sizes: Iterable[int]) -> list[Gemm]:
-    """The same product with one dimension changed, as far as its dtype can."""
+    """The product with other sizes of one dimension, without those that its dtype forbids."""
     made = (_with(base, dimension, size) for size in sizes)
     return [gemm for gemm in made if possible(gemm)]
 
@@ -239,13 +238,13 @@ def _with(base: Gemm, dimension: str, size: int) -> Gemm:
 
 
 def paddings(value: int, itemsize: int) -> list[int]:
-    """The sizes worth trying instead: the next multiples of 16, 32, ... 512 bytes.
+    """The larger sizes worth trying: the next multiples of 16, 32, ... 512 bytes.
 
-    The next one of all is always tried; none that is more than twice as much.
+    The nearest is always tried. The others are at most twice as large.
     """
     units = [max(1, size // itemsize) for size in (16, 32, 64, 128, 256, 512)]
-    found = sorted({-(-value // unit) * unit for unit in units} - {value})
-    return [size for size in found if size <= 2 * value] or found[:1]
+    larger = sorted({-(-value // unit) * unit for unit in units} - {value})
+    return [size for size in larger if size <= 2 * value] or larger[:1]
 
 
 _RANGE = re.compile(r"(\d+):(\d+)(?::(\d+))?")
@@ -253,12 +252,12 @@ _MOST_SIZES = 4096
 
 
 def sizes(text: str) -> tuple[int, ...]:
-    """Reads `4096`, `4096,8192` and `4088:4104` or `4088:4104:4`, both ends included.
+    """Reads `4096`, `4096,8192`, `4088:4104` or `4088:4104:4`. Ranges include both ends.
 
     Raises:
-        errors.UsageError: it is none of these, or not a positive number.
+        errors.UsageError: the text has another form, or a number is not positive.
     """
-    found: list[int] = []
+    listed: list[int] = []
     for part in text.split(","):
         span = _RANGE.fullmatch(part.strip())
         try:
@@ -273,7 +272,7 @@ def sizes(text: str) -> tuple[int, ...]:
             raise errors.UsageError(f"{part!r} is no size: it ends before it begins")
         if not new or new[0] < 1:
             raise errors.UsageError(f"{part!r}: sizes are whole numbers from 1 up")
-        if len(found) + len(new) > _MOST_SIZES:
+        if len(listed) + len(new) > _MOST_SIZES:
             raise errors.UsageError(f"{text!r} is more than {_MOST_SIZES} sizes")
-        found += new
-    return tuple(found)
+        listed += new
+    return tuple(listed)

@@ -1,4 +1,4 @@
-"""Medians with intervals that assume nothing about how the samples are distributed."""
+"""Medians with intervals that hold for any distribution of the samples."""
 
 import math
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """A median and where it lies, with 95 % confidence."""
+    """A median with its 95 % confidence interval."""
 
     median: float
     low: float
@@ -30,10 +30,10 @@ class Interval:
 
 
 def median(samples: Sequence[float]) -> Interval:
-    """The median, between two of the samples that hold it with at least 95 % confidence.
+    """The median, and two samples that enclose it with at least 95 % confidence.
 
-    The number of samples below the true median is binomial, whatever their distribution. With
-    fewer than six samples no pair holds it that surely, and the interval is the whole range.
+    The number of samples below the true median is binomial for any distribution. With fewer than
+    six samples no pair reaches 95 %, and the interval is the whole range.
     """
     ordered = sorted(samples)
     if not ordered:
@@ -44,7 +44,7 @@ def median(samples: Sequence[float]) -> Interval:
 
 @cache
 def _rank(count: int) -> int:
-    """The innermost rank, counted from both ends, of an interval that still holds 95 %."""
+    """The innermost rank from both ends whose interval still has 95 % confidence."""
     outside, rank = 0.0, 0
     for below in range(count // 2):
         outside += math.comb(count, below) / 2**count
@@ -55,9 +55,9 @@ def _rank(count: int) -> int:
 
 
 def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
-    """How many times the second the first is, from samples taken in pairs.
+    """The first divided by the second, from samples taken in pairs.
 
-    A device that slows down for a while slows both of a pair, so the ratio hardly sees it.
+    A device that slows down for a while slows both of a pair, so the ratio hardly changes.
     """
     return median([a / b for a, b in zip(first, second, strict=True)])
 
@@ -65,7 +65,7 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Interval:
 def sum_of_medians(
     groups: Sequence[tuple[int, NDArray[np.float64]]], draws: int = 1000
 ) -> Interval:
-    """The sum of several measurements' medians, each taken so many times, by bootstrap.
+    """The weighted sum of the medians of several measurements, with an interval by bootstrap.
 
     The same samples give the same interval.
     """

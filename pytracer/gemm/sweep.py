@@ -1,7 +1,7 @@
-"""Many products measured in an order that makes sense, and each explained.
+"""Measures many products in groups, and explains each.
 
-Products that are to be compared run in the same rounds: a group. Groups come out as they are
-done, so that what was measured before a time limit is not lost.
+The products of a group run in the same rounds, so they can be compared. Each group is yielded as
+soon as it is done, so a time limit loses only the last one.
 """
 
 import math
@@ -18,23 +18,23 @@ from pytracer.gemm.kernels import Kernel
 from pytracer.gemm.shapes import DTYPES, ROLES, Gemm
 from pytracer.gemm.timer import EVEN, SUSTAINED, Comparison, Measure, Pace, Timing
 
-_MOST_IN_A_GROUP = 20  # all of whose operands are in memory at once
+_MOST_IN_A_GROUP = 20  # memory holds the operands of a whole group
 FINALISTS = 4
-# Before each round of the last heat. The H200's power holds its clock down after some 50 ms of
-# large products; 0.2 s later it is back.
+# Before each round of the finalists. On an H200 large products reach the power limit after some
+# 50 ms, and the clock falls. 0.2 s later it is back.
 _REST_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
 class Group:
-    """Products for the same rounds."""
+    """Products that run in the same rounds."""
 
     title: str
     works: tuple[Gemm, ...]
 
 
 def base(dimensions: tuple[int, int, int], dtype: str, role: str, batch: int = 1) -> Gemm:
-    """The product that others vary."""
+    """The product whose sizes the others vary."""
     m, n, k = dimensions
     return Gemm(m, n, k, dtype, role, batch)
 
@@ -42,7 +42,7 @@ def base(dimensions: tuple[int, int, int], dtype: str, role: str, batch: int = 1
 def alignment_groups(
     around: Gemm, dtypes: Sequence[str], roles: Sequence[str], dimensions: Sequence[str]
 ) -> list[Group]:
-    """Each dimension just below a multiple of 128, by 64, 32, ... 1 elements: all alignments."""
+    """Each dimension at 64, 32, ... 1 elements below a multiple of 128, which has all alignments."""
     groups = []
     for dtype in dtypes:
         for role in roles:
@@ -58,7 +58,7 @@ def alignment_groups(
 def wave_groups(
     around: Gemm, dtypes: Sequence[str], roles: Sequence[str], multiprocessors: int
 ) -> list[Group]:
-    """Where in n a wave of 128x256 tiles is just full, and just begun."""
+    """Sizes of n for which the last wave of 128x256 tiles is full or has just begun."""
     sizes = shapes.across_waves(around.m, 128, 256, multiprocessors)
     groups = []
     for dtype in dtypes:
@@ -78,7 +78,7 @@ def grid_groups(
     roles: Sequence[str],
     batch: int = 1,
 ) -> list[Group]:
-    """Every combination; what a dtype cannot do is refused, not left out."""
+    """Every combination of the sizes. A combination that a dtype forbids is an error."""
     groups = []
     for dtype in dtypes:
         for role in roles:
@@ -99,23 +99,23 @@ def grid_groups(
 
 
 def through(groups: Iterable[Group], libraries: Sequence[str | None]) -> list[Group]:
-    """The same products by each of these libraries, in the same rounds; None is torch's choice.
+    """The same products by each of these libraries, in the same rounds. None is torch's choice.
 
     Raises:
-        errors.UsageError: none of them multiplies this dtype.
+        errors.UsageError: no library of these multiplies this dtype.
     """
-    found = []
+    extended = []
     for group in groups:
         works = [replace(work, library=name) for name in libraries for work in group.works]
         able = tuple(work for work in works if shapes.possible(work))
         if not able:
             shapes.check(works[0])
-        found.append(replace(group, works=able))
-    return found
+        extended.append(replace(group, works=able))
+    return extended
 
 
 def run(groups: Iterable[Group], measure: Measure) -> Iterator[tuple[Group, Comparison]]:
-    """Measures group after group; each runs its first product twice, to know its own bias."""
+    """Measures one group after another. Each runs its first product twice, which shows the bias."""
     for group in groups:
         yield group, measure(group.works, null=True)
 
@@ -124,7 +124,7 @@ def run(groups: Iterable[Group], measure: Measure) -> Iterator[tuple[Group, Comp
 
 
 def peak_candidates(facts: Facts, dtype: str) -> list[Gemm]:
-    """Large aligned products, some of which fill every wave to the last multiprocessor."""
+    """Large aligned products. Some fill every wave to the last multiprocessor."""
     if facts.kind == "cpu":
         sizes = [(256, 256, 256), (512, 512, 512), (768, 768, 768), (1024, 1024, 1024)]
     else:
@@ -145,23 +145,23 @@ def peak_candidates(facts: Facts, dtype: str) -> list[Gemm]:
 
 
 def full_waves(multiprocessors: int) -> list[tuple[int, int]]:
-    """Results of 128x256 tiles that are whole waves, and about square."""
-    found = []
+    """Sizes of about square results whose 128x256 tiles make whole waves."""
+    sizes = []
     for waves in (4, 8, 16):
         tiles = waves * multiprocessors
         tall = min(
             (rows for rows in range(1, tiles + 1) if tiles % rows == 0),
             key=lambda rows: abs(math.log(rows * 128 / (tiles // rows * 256))),
         )
-        found.append((tall * 128, tiles // tall * 256))
-    return found
+        sizes.append((tall * 128, tiles // tall * 256))
+    return sizes
 
 
 @dataclass(frozen=True)
 class Peak:
-    """The most a device does in one dtype: for a moment, and round after round.
+    """The most that a device does in one dtype, after a rest and sustained.
 
-    Both are of the fastest products, in the same order: best first for a moment.
+    Both have the fastest products in the same order, which is that of the bursts.
     """
 
     bursts: Comparison  # each pass after a rest
@@ -171,7 +171,7 @@ class Peak:
 def find_peak(
     facts: Facts, dtype: str, measure: Measure, libraries: Sequence[str | None] = (None,)
 ) -> Peak:
-    """The fastest products of this dtype: all once, then the finalists together."""
+    """Finds the fastest products of this dtype: times all once, then the finalists together."""
     (all_of_them,) = through([Group(dtype, tuple(peak_candidates(facts, dtype)))], libraries)
     candidates = all_of_them.works
     timings: list[Timing] = []
@@ -185,12 +185,12 @@ def find_peak(
     return Peak(_in_order(bursts, order), _in_order(sustained, order))
 
 
-def _in_order(found: Comparison, order: Sequence[int]) -> Comparison:
-    return replace(found, timings=tuple(found.timings[i] for i in order), null=None)
+def _in_order(comparison: Comparison, order: Sequence[int]) -> Comparison:
+    return replace(comparison, timings=tuple(comparison.timings[i] for i in order), null=None)
 
 
 def rested(facts: Facts) -> Pace:
-    """With rests that are long enough for the most that a device does for a moment."""
+    """A pace with rests long enough to reach the highest rate of a burst."""
     return Pace(rest=_REST_SECONDS) if facts.kind == "cuda" else EVEN
 
 
@@ -217,14 +217,14 @@ def calibration_groups(facts: Facts, dtype: str) -> list[Group]:
             (1024, 8192, 8192),
         ]
     works = [Gemm(m, n, k, dtype) for m, n, k in sizes]
-    # Alternating, so that each group has small ones and large ones.
+    # Every second one, so that each group has small and large products.
     return [Group(f"{dtype} calibration", tuple(works[part::2])) for part in (0, 1)]
 
 
 def calibrate(
     timings: Sequence[Timing], known: dict[Gemm, Kernel], facts: Facts
 ) -> model.TimeModel | None:
-    """The time model of one dtype, from what was measured; None where that is too little."""
+    """The time model of one dtype, fitted to its timings; None if there are too few."""
     rows = [
         (
             timing.work,
@@ -242,7 +242,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What rows are explained with: the device, its kernels, its peaks and its time model."""
+    """The facts that explain a row: the device, its kernels, its peaks and its time models."""
 
     facts: Facts
     kernels: dict[Gemm, Kernel]
@@ -251,17 +251,17 @@ class Knowledge:
 
 
 def learn_kernels(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, Kernel]:
-    """Names and what they say; on a CPU nothing."""
-    found = {}
+    """The main kernel of each product. Empty on a CPU."""
+    main_kernels = {}
     for gemm, names in kernels.names_of(gemms, device).items():
         kernel = kernels.main_kernel(names)
         if kernel is not None:
-            found[gemm] = kernel
-    return found
+            main_kernels[gemm] = kernel
+    return main_kernels
 
 
 def explain(timing: Timing, known: Knowledge, *, samples: bool = True) -> dict[str, Any]:
-    """One product as a row: what it is, how long it takes, and why."""
+    """One product as a row: its sizes, its time, and the reasons for it."""
     gemm = timing.work
     if not isinstance(gemm, Gemm):
         raise errors.UsageError(f"{gemm} is no matrix product")
@@ -315,14 +315,14 @@ def _share(part: float, whole: float | None) -> float | None:
 
 
 def _is_older(kernel: Kernel | None, facts: Facts) -> bool | None:
-    """Whether the kernel was written for an older generation than the device; None: not known."""
+    """Whether the kernel is for an older generation than the device; None if that is unknown."""
     if kernel is None or kernel.arch is None or facts.capability is None:
         return None
     return kernel.arch // 10 < facts.capability[0]
 
 
 def gauges_summary(comparisons: Iterable[Comparison]) -> dict[str, Any] | None:
-    """What the clock did meanwhile: its range, the highest power and heat, what held it down."""
+    """The range of the clock, the highest power and heat, and the reasons that held the clock down."""
     readings = [reading for comparison in comparisons for reading in comparison.gauges]
     if not readings:
         return None
@@ -337,5 +337,5 @@ def gauges_summary(comparisons: Iterable[Comparison]) -> dict[str, Any] | None:
 
 
 def roles_of(dtype: str, wanted: Sequence[str] = ROLES) -> tuple[str, ...]:
-    """The roles that differ in this dtype: 8-bit operands have one layout, so one is enough."""
+    """The roles that differ in this dtype. 8-bit operands have one layout, so one role is enough."""
     return tuple(wanted[:1]) if DTYPES[dtype].bytes == 1 else tuple(wanted)

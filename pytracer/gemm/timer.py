@@ -1,16 +1,17 @@
-"""How long products take: interleaved, paired, and repeated until it is known well enough.
+"""Times products: in interleaved rounds, in pairs, until the result is precise enough.
 
-What is compared runs in rounds. In each round every candidate runs twice, in an order drawn anew
-and in the same one backwards, and ratios are taken within a round: a device that slows down slows
-all of them, and what comes first comes last as well. One candidate may run under two names; how far
-that ratio is from 1 is what a ratio is worth (the null).
+Candidates run in rounds. In each round every candidate runs twice: in a random order, and in the
+same order backwards. Ratios are taken within a round. So a slow moment hits all candidates, and the
+first candidate is also the last. One candidate may run under two names (the null). Its ratio to
+itself shows how far a ratio can be wrong.
 
-On CUDA a sample is one replay of a graph of many calls, between two events. Before each, the device
-waits in a kernel that does nothing: until the host has queued the next, so that gaps between
-launches cannot count, and for as long as the sample takes, so that power does not hold the clock
-down. Without these pauses a product's time is also of what ran before it. The host asks for the
-clock meanwhile. On the CPU a sample is a loop of calls.
-Nothing is thrown away: every sample is in the result.
+On CUDA a sample is one replay of a graph of many calls, between two events. Before each sample the
+device runs a kernel that only waits, for two reasons. The host queues the next sample meanwhile, so
+gaps between launches do not count. And the device rests as long as the sample takes, so the power
+limit does not lower the clock. Without these pauses a product's time would depend on what ran
+before. The host reads the clock meanwhile.
+
+On the CPU a sample is a loop of calls. The result keeps every sample.
 """
 
 import gc
@@ -29,23 +30,24 @@ from pytracer.gemm import device as devices, statistics
 from pytracer.gemm.operands import Prepared, as_asked, bytes_of, prepare
 from pytracer.gemm.shapes import Work, check
 
-_HEAD_START_CYCLES = 500_000  # some 0.3 ms, in which the host queues the first samples of a round
-_CYCLES_PER_SECOND = 2e9  # about, of any GPU: for pauses
-# How many last caches the operands of each candidate are, the first for which there is room. Three
-# are cold; more are for where in memory they lie, which makes one set faster than another.
+_HEAD_START_CYCLES = 500_000  # some 0.3 ms, for the host to queue the first samples of a round
+_CYCLES_PER_SECOND = 2e9  # of any GPU, roughly; converts pauses
+# The operands of a candidate fill the last cache this many times; the first factor that has room is
+# used. Three times is enough to be cold. More sets even out their places in memory, which make one
+# set faster than another.
 _CACHES = (24, 8, 3)
 _MOST_SETS = 4096  # of operands
 _MOST_CALLS = 8192  # in a sample
 _READ_EVERY_SECONDS = 0.05
-_MEMORY_SHARE = 0.8  # of what is free that operands may take
+_MEMORY_SHARE = 0.8  # the share of free memory that operands may take
 
 
 @dataclass(frozen=True)
 class Settings:
-    """When a measurement is good enough, and when it has taken long enough."""
+    """When a measurement is precise enough, and when it has taken too long."""
 
     noise: float = 0.002  # half the interval, as a share of the median
-    seconds: float = 0.5  # for each candidate of a comparison, without allocating
+    seconds: float = 0.5  # for each candidate of a comparison; allocating does not count
     least_rounds: int = 6  # fewer have no interval
     most_rounds: int = 500
     sample_seconds: float = 0.001
@@ -54,7 +56,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Pace:
-    """When a GPU is quiet. One that has worked for a while is held down by its power."""
+    """The pauses of a GPU. After a while of work its power limit lowers the clock."""
 
     pause: float = 1.0  # before each sample, as a share of it
     rest: float = 0.0  # seconds before each pass through all candidates
@@ -66,7 +68,7 @@ SUSTAINED = Pace(pause=0.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """One candidate: what it took, per call."""
+    """The seconds of one candidate, per call."""
 
     work: Work
     samples: tuple[float, ...]  # seconds, two of each round
@@ -87,7 +89,7 @@ class Timing:
 
     @property
     def tflops(self) -> float:
-        """At the median."""
+        """The rate at the median."""
         return self.work.flops / self.time.median / 1e12
 
 
@@ -96,25 +98,25 @@ class Comparison:
     """Candidates that ran in the same rounds."""
 
     timings: tuple[Timing, ...]
-    null: Timing | None = None  # the first candidate again, as another one
+    null: Timing | None = None  # the first candidate again, under another name
     gauges: tuple[dict[str, Any], ...] = ()
     stopped: str = ""  # "steady", "time" or "rounds"
     notes: tuple[str, ...] = field(default=())
 
     def ratio(self, which: int, to: int = 0) -> statistics.Interval:
-        """How many times longer one candidate takes than another."""
+        """The time of one candidate divided by that of another."""
         return statistics.ratio(self.timings[which].seconds, self.timings[to].seconds)
 
     @property
     def bias(self) -> statistics.Interval | None:
-        """The same thing over itself: 1, if the measurement is fair."""
+        """The null divided by the first candidate: 1 if the measurement is fair."""
         if self.null is None:
             return None
         return statistics.ratio(self.null.seconds, self.timings[0].seconds)
 
     @property
     def doubt(self) -> float:
-        """How much of a ratio could be the measurement's own doing, by the null."""
+        """The part of a ratio that may come from the measurement itself, from the null."""
         bias = self.bias
         if bias is None:
             return 0.0
@@ -122,16 +124,16 @@ class Comparison:
 
 
 class Measure(Protocol):
-    """What times candidates: a Timer, or a stand-in in a test."""
+    """Times candidates. A Timer does, or a test's stand-in."""
 
     def __call__(
         self, works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN
     ) -> Comparison:
-        """Times these in the same rounds."""
+        """Times these candidates in the same rounds."""
 
 
 class _Clock(Protocol):
-    """How a device runs a sample."""
+    """Runs the samples of a device."""
 
     def start(self) -> None: ...
 
@@ -144,19 +146,19 @@ class _Clock(Protocol):
 
 @dataclass
 class _Ready:
-    """A candidate as the clock runs it."""
+    """A candidate that the clock can run."""
 
     prepared: Prepared
     run: Callable[[], Any]
     calls: int
-    seconds: float = 0.0  # about; what pauses are a share of
+    seconds: float = 0.0  # of a sample, roughly; pauses are a share of it
 
 
 class Timer:
     """Times products on one device."""
 
     def __init__(self, device: torch.device, settings: Settings | None = None) -> None:
-        """Nothing runs yet."""
+        """Reads the facts of the device. Runs nothing yet."""
         self.device = device
         self.facts = devices.facts(device)
         self.settings = settings or Settings()
@@ -169,16 +171,16 @@ class Timer:
     def __call__(
         self, works: Sequence[Work], *, null: bool = False, pace: Pace = EVEN
     ) -> Comparison:
-        """Times these in the same rounds.
+        """Times these candidates in the same rounds.
 
         Args:
             works: the candidates; ratios are to the first.
-            null: run the first one twice, as two candidates.
-            pace: when the device is quiet; evenly, unless it is to show what it can sustain.
+            null: run the first candidate twice, under two names.
+            pace: the pauses of the device.
 
         Raises:
-            errors.UsageError: a product that cannot be.
-            errors.PytracerError: one that does not fit in memory, is wrong, or is not supported.
+            errors.UsageError: a product has impossible sizes.
+            errors.PytracerError: memory is too small, a result is wrong, or the device cannot run it.
         """
         for work in works:
             check(work)
@@ -192,13 +194,13 @@ class Timer:
                 ready.append(self._ready(prepare(work, self.device, count)))
             return self._run(ready, null=null, pace=pace)
         finally:
-            ready.clear()  # graphs and their operands, before the next candidates are allocated
+            ready.clear()  # frees graphs and operands before the next candidates are allocated
 
     def _ready(self, prepared: Prepared) -> _Ready:
         try:
             with as_asked(prepared.work):
                 return self._clock.ready(prepared, self._sample_seconds)
-        except RuntimeError as error:  # out of memory is one
+        except RuntimeError as error:  # running out of memory too
             first_line = str(error).partition("\n")[0]
             raise errors.PytracerError(
                 f"{self.device} cannot time {prepared.work}: {first_line}"
@@ -206,11 +208,11 @@ class Timer:
 
     @property
     def _sample_seconds(self) -> float:
-        # A CPU is interrupted more often: longer samples lose less to it.
+        # A CPU is interrupted more often, and longer samples lose less by it.
         return self.settings.sample_seconds * (1 if self.device.type == "cuda" else 3)
 
     def _sets(self, candidates: Sequence[Work]) -> list[int]:
-        """How many sets of operands each gets: enough to outgrow the cache, if there is room."""
+        """The number of sets of operands for each: enough to outgrow the cache, if there is room."""
         room = self.require_room(candidates)
         for caches in self.caches:
             cold = caches * self.facts.cache_bytes
@@ -220,14 +222,14 @@ class Timer:
         return [1] * len(candidates)
 
     def require_room(self, candidates: Sequence[Work]) -> int:
-        """How many bytes may be used for these at once.
+        """The bytes that the operands of these may take together.
 
         Raises:
-            errors.PytracerError: fewer than one set of operands of each takes.
+            errors.PytracerError: one set of operands of each takes more.
         """
         room = int(devices.free_bytes(self.device) * _MEMORY_SHARE)
         largest = max(candidates, key=lambda work: work.bytes)
-        scratch = max(work.scratch_bytes for work in candidates)  # none of them at the same time
+        scratch = max(work.scratch_bytes for work in candidates)  # one candidate runs at a time
         least = sum(bytes_of(work, 1) for work in candidates) + scratch
         if least > room:
             gc.collect()
@@ -283,9 +285,9 @@ class Timer:
         return Comparison(tuple(timings), last, tuple(gauges), stopped, notes)
 
     def _warm_up(self, ready: list[_Ready], pace: Pace) -> None:
-        """Runs until rounds take the same time as those before them, or it has taken too long.
+        """Runs until the time of a round is stable, or until it has taken too long.
 
-        The first comparison on a device warms it for longer: its clock and its heat settle.
+        The first comparison warms the device for longer, until its clock and its heat settle.
         """
         least = min(self.settings.warm_seconds, self.settings.seconds * len(ready) / 4)
         least *= 1 if self._warm else 5
@@ -301,12 +303,12 @@ class Timer:
 
 
 def _means(samples: Sequence[float]) -> tuple[float, ...]:
-    """Of two and two."""
+    """The mean of each pair of samples."""
     return tuple((a + b) / 2 for a, b in zip(samples[::2], samples[1::2], strict=True))
 
 
 def _noise(samples: Sequence[Sequence[float]]) -> float:
-    """The widest interval: of ratios to the first candidate, or of the only one."""
+    """The widest interval of the ratios to the first candidate, or of the only candidate's time."""
     seconds = [_means(one) for one in samples]
     if len(seconds) == 1:
         return statistics.median(seconds[0]).noise
@@ -314,15 +316,15 @@ def _noise(samples: Sequence[Sequence[float]]) -> float:
 
 
 class _Cpu:
-    """Samples on the CPU: a loop of calls."""
+    """Runs samples on the CPU. A sample is a loop of calls."""
 
     def start(self) -> None:
-        """Nothing to begin."""
+        """Does nothing."""
 
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
         each = min(_elapsed(prepared.calls[0]) for _ in range(2))
         count = max(1, min(math.ceil(sample_seconds / each), _MOST_CALLS))
-        turns = itertools.cycle(prepared.calls)  # goes on where the last sample ended
+        turns = itertools.cycle(prepared.calls)  # continues where the last sample ended
 
         def run() -> None:
             for call in itertools.islice(turns, count):
@@ -331,15 +333,15 @@ class _Cpu:
         return _Ready(prepared, run, count)
 
     def once(self, ready: Sequence[_Ready], pause: float) -> list[float]:
-        del pause  # nothing holds a CPU down for milliseconds
-        found = []
+        del pause  # a CPU needs no pauses
+        seconds = []
         for one in ready:
             with as_asked(one.prepared.work):
-                found.append(_elapsed(one.run) / one.calls)
-        return found
+                seconds.append(_elapsed(one.run) / one.calls)
+        return seconds
 
     def finish(self) -> list[dict[str, Any]]:
-        return []  # nothing is left running, and there is nothing to read
+        return []  # a CPU has no gauges
 
 
 def _elapsed(run: Callable[[], Any]) -> float:
@@ -349,7 +351,7 @@ def _elapsed(run: Callable[[], Any]) -> float:
 
 
 class _CudaClock:
-    """Samples on a CUDA device: replays of graphs, between events."""
+    """Runs samples on a CUDA device. A sample is a replay of a graph, between two events."""
 
     def __init__(self, device: torch.device, gauges: devices.Gauges) -> None:
         self._device = device
@@ -361,14 +363,14 @@ class _CudaClock:
         self.readings: list[dict[str, Any]] = []
 
     def start(self) -> None:
-        """New candidates: a pool whose graphs are all gone cannot be used again."""
+        """Makes a new pool. A pool cannot be used again after its graphs are gone."""
         self._pool = torch.cuda.graph_pool_handle()
 
     def ready(self, prepared: Prepared, sample_seconds: float) -> _Ready:
-        """Captures as many turns through all sets of operands as fill a sample.
+        """Captures enough turns through all sets of operands to fill a sample.
 
-        Whole turns, and of one product always as many: so each set, which is a place in memory,
-        weighs the same, and what a replay costs by itself is the same share of a sample.
+        A sample has whole turns, so each set, which is a place in memory, has the same weight. A
+        product always has the same number of turns, so a replay's own cost is the same share of it.
         """
         with torch.cuda.device(self._device):
             self._stream = self._stream or torch.cuda.Stream(self._device)
@@ -388,8 +390,8 @@ class _CudaClock:
     def _capture(self, calls: Sequence[Callable[[], Any]]) -> torch.cuda.CUDAGraph:
         """A graph of these calls.
 
-        torch.cuda.graph would collect garbage and empty the allocator's cache each time. Results
-        are never looked at, so all graphs may have theirs in the same memory.
+        torch.cuda.graph would collect garbage and empty the allocator's cache each time. Nobody reads
+        the results, so all graphs may write theirs to the same memory.
         """
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool)
@@ -401,7 +403,7 @@ class _CudaClock:
         return graph
 
     def _elapsed(self, graph: torch.cuda.CUDAGraph) -> float:
-        """About how long a replay takes: not the first, with which it is sent to the device."""
+        """The rough time of a replay. The first one does not count: it uploads the graph."""
         graph.replay()
         begin, end = _event(), _event()
         begin.record()
@@ -411,7 +413,7 @@ class _CudaClock:
         return max(float(begin.elapsed_time(end)) / 1000, 1e-6)
 
     def once(self, ready: Sequence[_Ready], pause: float) -> list[float]:
-        """One replay each, queued well before the device comes to it."""
+        """Replays each once. Each replay is queued well before the device reaches it."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             torch.cuda._sleep(_HEAD_START_CYCLES)
             marks = []
@@ -431,14 +433,14 @@ class _CudaClock:
         ]
 
     def _read(self) -> None:
-        """Asks for the clock while the device works; not often, since asking takes a while."""
+        """Reads the clock while the device works, but not often, because reading takes a while."""
         now = time.perf_counter()
         if now - self._read_at > _READ_EVERY_SECONDS and (reading := self._gauges.read()):
             self.readings.append(reading)
             self._read_at = now
 
     def finish(self) -> list[dict[str, Any]]:
-        """Everything queued has run, so operands may be freed. Returns what the gauges said."""
+        """Waits until all samples have run, so operands may be freed. Returns the readings."""
         torch.cuda.synchronize(self._device)
         readings, self.readings = self.readings, []
         return readings

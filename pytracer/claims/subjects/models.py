@@ -1,4 +1,4 @@
-"""Small models with random weights, where the documents' own are not needed."""
+"""Small models with random weights, for claims that do not need the documents' own models."""
 
 import torch
 from torch import Tensor, nn
@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def feed_forward(width: int, depth: int, *, normalised: bool = False) -> nn.Sequential:
-    """Linear layers with ReLU between them, and with batch normalisation if asked for."""
+    """Linear layers with ReLU between them. `normalised` adds batch normalisation."""
     layers: list[nn.Module] = []
     for _ in range(depth):
         layers += [nn.Linear(width, width)]
@@ -17,10 +17,10 @@ def feed_forward(width: int, depth: int, *, normalised: bool = False) -> nn.Sequ
 
 
 class Block(nn.Module):
-    """Attention and a feed-forward network as in BERT; those two can be checkpointed."""
+    """Attention and a feed-forward network as in BERT. `checkpointed` checkpoints both."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """The usual widths."""
+        """The feed-forward network is four times as wide, as usual."""
         super().__init__()
         self.heads, self.checkpointed = heads, False
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
@@ -28,7 +28,7 @@ class Block(nn.Module):
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
 
     def attend(self, x: Tensor) -> Tensor:
-        """With the scores written out, as libraries did then."""
+        """Attention that writes its scores out, as libraries did then."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         query, key, value = parts.unbind(0)
         scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
@@ -52,10 +52,10 @@ class Block(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Tokens in, two classes out."""
+    """A classifier: tokens in, two classes out."""
 
     def __init__(self, vocabulary: int, width: int, layers: int, length: int) -> None:
-        """Heads of 64, or of what there is."""
+        """Heads are 64 wide; a narrower model has one head."""
         super().__init__()
         self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, max(1, width // 64)) for _ in range(layers))
@@ -71,10 +71,10 @@ class Encoder(nn.Module):
 
 
 class UNet(nn.Module):
-    """Down, across and up, with the skips that make it one."""
+    """A U-Net of three resolutions, with its skip connections."""
 
     def __init__(self, channels: int) -> None:
-        """Three resolutions."""
+        """Channels double with each resolution."""
         super().__init__()
 
         def double(before: int, after: int) -> nn.Sequential:
@@ -100,7 +100,7 @@ class UNet(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A feed-forward network of which each token uses one of many; one expert is a dense one."""
+    """Experts of which each token uses one. With one expert it is a dense network."""
 
     def __init__(self, width: int, experts: int) -> None:
         """Each expert is as large as the dense network."""
@@ -128,7 +128,7 @@ class Decoder(nn.Module):
     """Generates with a cache of keys and values, as transformers' `generate` does."""
 
     def __init__(self, vocabulary: int, width: int, layers: int) -> None:
-        """Heads of 32."""
+        """Heads are 32 wide."""
         super().__init__()
         self.heads = width // 32
         self.tokens, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary)
@@ -138,7 +138,7 @@ class Decoder(nn.Module):
     def forward(
         self, tokens: Tensor, cache: list[tuple[Tensor, Tensor]]
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """The next token's logits, and the longer cache."""
+        """The logits of the next token, and the cache with this token."""
         x, longer = self.tokens(tokens), []
         for number, (qkv, out) in enumerate(zip(self.qkv, self.out, strict=True)):
             parts = qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
@@ -146,7 +146,7 @@ class Decoder(nn.Module):
             if cache:
                 key = torch.cat([cache[number][0], key], 2)
                 value = torch.cat([cache[number][1], value], 2)
-            # Copies of its own: a view would keep the queries alive as well.
+            # These are copies. A view would keep the queries alive too.
             longer.append((key.contiguous(), value.contiguous()))
             attended = functional.scaled_dot_product_attention(query, *longer[-1])
             x = x + out(attended.transpose(1, 2).flatten(2))
