@@ -109,8 +109,8 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
             )
             return
         yield Hint(
-            f"{now.size(amount)} were allocated before the trace and belong to no module or "
-            "optimizer it knows: pass those to trace(), or start it earlier.",
+            f"{now.size(amount)} were allocated before the trace and belong to no known module or "
+            "optimizer: pass those to trace(), or start it earlier.",
             amount,
         )
 

@@ -41,15 +41,20 @@ def add_export(commands: Any) -> None:
         "--format",
         choices=tuple(_SUFFIXES),
         metavar="FORMAT",
-        help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
-        "parquet or pytrace; by default what the output's suffix says, or perfetto",
+        help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot "
+        "(https://pytorch.org/memory_viz), html, parquet or pytrace; the default follows the "
+        "output's suffix, else perfetto",
     )
     export.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     export.add_argument(
-        "--max-events", type=output.positive, help="keep the largest and longest of a large trace"
+        "--max-events",
+        type=output.positive,
+        help="keep only the largest and longest events of a large trace",
     )
     export.add_argument(
-        "--full", action="store_true", help="all of a large trace; else what is small is folded"
+        "--full",
+        action="store_true",
+        help="write all of a large trace; the default folds small items",
     )
     output.add_anonymous(export)
     output.add_json(export)
@@ -129,15 +134,15 @@ def _export_timeline(options: argparse.Namespace, loaded: Any, target: Path, kin
 
 def add_report(commands: Any) -> None:
     """Its arguments."""
-    report = commands.add_parser(
-        "report", help="one offline page in which every allocation can be seen"
-    )
+    report = commands.add_parser("report", help="one offline page that shows every allocation")
     report.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-    report.add_argument("other", type=Path, nargs="?", help="a second one, to be compared with it")
+    report.add_argument(
+        "other", type=Path, nargs="?", help="a second trace to compare with the first"
+    )
     report.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
     report.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
     report.add_argument(
-        "--source", action="store_true", help="also put the source lines that allocated into it"
+        "--source", action="store_true", help="also include the source lines that allocated"
     )
     output.add_json(report)
     report.set_defaults(run=_report)
@@ -160,5 +165,5 @@ def _report(options: argparse.Namespace) -> int:
         output.print_json({"path": str(written), "bytes": written.stat().st_size})
         return 0
     print(f"Written to {written}: {size_text(written.stat().st_size)}.")
-    print("Open it in any browser; it loads nothing, so it can be sent as it is.")
+    print("Open it in any browser; it loads nothing, so you can send it as it is.")
     return 0

@@ -31,24 +31,26 @@ def add_imagine(commands: Any) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "imagine",
-        help="run a script on cards that are not there: would it fit? exit code 3 if on none",
+        help="run a script on imagined cards: would it fit? exit code 3 if it fits on no card",
         description=_HELP,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="pytracer imagine [options] (SCRIPT | -m MODULE) [arguments]",
         allow_abbrev=False,
     )
     parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
-    parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it is another")
+    parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it differs")
     parser.add_argument(
         "--steps", type=output.positive, default=2, metavar="N", help="of its optimizer (default 2)"
     )
-    parser.add_argument("--stacks", action="store_true", help="also the Python line of everything")
+    parser.add_argument(
+        "--stacks", action="store_true", help="also record the Python line of everything"
+    )
     parser.add_argument(
         "--assume",
         action="append",
         default=[],
         metavar="LINE=VALUE",
-        help="what a decision is to be taken for: train.py:12=false",
+        help="the outcome of a decision: train.py:12=false",
     )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
     output.add_json(parser)

@@ -14,7 +14,7 @@ def add_gemm(commands: Any) -> None:
     from pytracer.gemm import arguments
 
     gemm = commands.add_parser(
-        "gemm", help="which matrix shapes this device likes, and what padding yours would gain"
+        "gemm", help="which matrix shapes this device likes, and the gain from padding yours"
     )
     arguments.add(gemm)
     gemm.set_defaults(run=_gemm)
@@ -56,7 +56,7 @@ def _traced_model(options: argparse.Namespace) -> Any:
         if (size := getattr(options, name)) is not None and size < 1:
             raise errors.UsageError(f"--{name} is {size}: it must be at least 1")
     if (options.batch is None) != (options.seq is None):
-        raise errors.UsageError("of a trace --batch and --seq go together: say both, or neither")
+        raise errors.UsageError("for a trace --batch and --seq go together: give both, or neither")
     rows = None if options.batch is None else options.batch * options.seq
     kind = device.pick(options.device).type
     return presets.traced(linear_layers(output.read(options.file).data, rows), options.dtype, kind)
@@ -65,7 +65,7 @@ def _traced_model(options: argparse.Namespace) -> Any:
 def add_cost(commands: Any) -> None:
     """Its arguments."""
     cost = commands.add_parser(
-        "cost", help="what each part cost, forward and backward, beside the textbook's ratios"
+        "cost", help="the cost of each part, forward and backward, beside the textbook's ratios"
     )
     cost.add_argument(
         "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
@@ -73,7 +73,9 @@ def add_cost(commands: Any) -> None:
     cost.add_argument("--by", choices=("class", "module", "op"), help="default: class")
     cost.add_argument("--each", action="store_true", help="by module, a row for every layer")
     cost.add_argument(
-        "--measure-peaks", action="store_true", help="measure what this device can do, and keep it"
+        "--measure-peaks",
+        action="store_true",
+        help="measure this device's peak rates, and keep them",
     )
     output.add_json(cost)
     cost.set_defaults(run=_cost)
@@ -81,7 +83,7 @@ def add_cost(commands: Any) -> None:
 
 def _cost(options: argparse.Namespace) -> int:
     if options.each and options.by not in (None, "module"):
-        raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
+        raise errors.UsageError(f"--each lists layers, and --by {options.by} has no layers")
     by = options.by or ("module" if options.each else "class")
     if options.file is None and not options.measure_peaks:
         raise errors.UsageError(

@@ -13,8 +13,8 @@ def add_fits(commands: Any) -> None:
     """Its arguments."""
     parser = commands.add_parser(
         "fits",
-        help="whether a traced run fits on a card, what fails first, which setting helps; "
-        "exit code 3 if it does not fit",
+        help="whether a traced run fits on a card, the first failure, the setting that helps; exit "
+        "code 3 if it does not fit",
         description="Replays the recorded requests through a model of CUDA's allocator. Sizes are "
         "written 24GiB (of 1024), 24GB (of 1000), 5000B.",
     )
@@ -29,10 +29,14 @@ def add_fits(commands: Any) -> None:
     parser.add_argument(
         "--plan",
         action="store_true",
-        help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
+        help="which modules to checkpoint so that it fits; also for the CPU, where SIZE limits the "
+        "peak",
     )
     parser.add_argument(
-        "--pinned", metavar="SIZE", default=0, help="of the host's memory, for what --plan offloads"
+        "--pinned",
+        metavar="SIZE",
+        default=0,
+        help="the host's memory for tensors that --plan offloads",
     )
     _add_verify(parser, "with what the card has as its limit")
     output.add_json(parser)

@@ -74,9 +74,7 @@ def add_summary(commands: Any) -> None:
     summary.add_argument(
         "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
     )
-    summary.add_argument(
-        "--words", action="store_true", help="say what the words on the screen mean"
-    )
+    summary.add_argument("--words", action="store_true", help="explain the words on the screen")
     output.add_anonymous(summary)
     output.add_json(summary)
     summary.set_defaults(run=_summary)
@@ -114,7 +112,7 @@ def _summary(options: argparse.Namespace) -> int:
 def add_diff(commands: Any) -> None:
     """Its arguments."""
     diff = commands.add_parser(
-        "diff", help="what grew and what is new: two traces, or two steps of one"
+        "diff", help="growth and new rows between two traces, or two steps of one"
     )
     diff.add_argument("before", type=Path, help="a .pytrace file or a memory snapshot of torch")
     diff.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
@@ -122,7 +120,8 @@ def add_diff(commands: Any) -> None:
         "--by",
         default="category,module,op,line,phase",
         metavar="KEY,...",
-        help="what to tell apart (default: category,module,op,line,phase); also role, name, shape, "
+        help="what distinguishes rows "
+        "(default: category,module,op,line,phase); also role, name, shape, "
         "dtype, step, pool, free_phase",
     )
     diff.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
@@ -168,18 +167,18 @@ def _diff(options: argparse.Namespace) -> int:
 def add_ledger(commands: Any) -> None:
     """Its arguments."""
     ledger = commands.add_parser(
-        "ledger", help="a device's bytes row by row, from tensors to what nvidia-smi shows"
+        "ledger", help="a device's bytes row by row, from tensors to nvidia-smi's figure"
     )
     ledger.add_argument(
         "file",
         type=Path,
         nargs="?",
-        help="a .pytrace file or a memory snapshot of torch (default: the devices as they are now)",
+        help="a .pytrace file or a memory snapshot of torch (default: the current devices)",
     )
     ledger.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
     ledger.add_argument("--device", help="default: the one that the program trained on")
     ledger.add_argument(
-        "--probe", action="store_true", help="measure what a bare CUDA context costs here"
+        "--probe", action="store_true", help="measure the size of a bare CUDA context here"
     )
     output.add_json(ledger)
     ledger.set_defaults(run=_ledger)
@@ -231,7 +230,7 @@ def _ledger_now(options: argparse.Namespace) -> int:
     if probed:
         _print_probe(probed)
     else:
-        print("What a bare CUDA context costs here:  pytracer ledger --probe")
+        print("The size of a bare CUDA context here:  pytracer ledger --probe")
     return 0
 
 

@@ -36,9 +36,9 @@ def add_watch(commands: Any) -> None:
     """Its arguments."""
     watch = commands.add_parser(
         "watch",
-        help="show a recording while it goes on",
+        help="show a recording while it runs",
         description="Shows a trace that is still being written: categories now and at the peak, "
-        "steps, growth, modules, lines, the device's other users. q leaves. Where the output is no "
+        "steps, growth, modules, lines, the device's other users. q leaves. If the output is no "
         "terminal, or TERM is dumb, it prints a line for each step.",
     )
     watch.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
