@@ -146,7 +146,7 @@ def _refuse_launchers(plan: Plan) -> None:
     launcher = LAUNCHERS[program]
     module = "--module pytracer" if launcher == "deepspeed" else "-m pytracer"
     raise errors.UsageError(
-        f"{launcher} runs the training in other processes, which would not be recorded. "
+        f"{launcher} runs the training in processes of its own, which would not be recorded. "
         f"Put it in front:  {launcher} [its options] {module} run train.py"
     )
 
