@@ -96,8 +96,8 @@ def facts_for(facts: Facts, torch_version: str, package: Path = HERE) -> dict[st
     fitting = torches.get(release)
     if not torches:
         raise errors.BuildMissing(
-            "this pytracer was installed without torch: it reads traces but cannot record. Install "
-            f"it again:\n  {how_to_rebuild(package)}"
+            "this pytracer was installed where there was no torch: it reads traces and records "
+            f"none. Install it again:\n  {how_to_rebuild(package)}"
         )
     if fitting is None or _promised(fitting["torch"]) != _promised(torch_version):
         built_for = ", ".join(each["torch"] for each in torches.values()) or "none"
@@ -149,8 +149,8 @@ def torch_version() -> str:
         found = None
     if found is None or found.origin is None:
         raise errors.BuildMissing(
-            "recording needs torch, and torch is not installed (reading traces works without it). "
-            f"Install it: {shlex.quote(sys.executable)} -m pip install torch"
+            "recording needs torch, and there is none here (reading traces needs none). Install "
+            f"it: {shlex.quote(sys.executable)} -m pip install torch"
         )
     version = Path(found.origin).with_name("version.py")
     named = re.search(r"^__version__\b.*?= *'(.+?)'", _text_of(version), re.MULTILINE)

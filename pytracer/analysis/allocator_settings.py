@@ -51,8 +51,8 @@ def parse(text: str) -> Settings:
     for name, value in _pairs(text):
         if name == "backend" and value != "native":
             raise errors.UsageError(
-                f"backend:{value} is the driver's own allocator, which replay does not model; "
-                "leave backend out"
+                f"backend:{value} is the driver's own allocator, which cannot be replayed; leave "
+                "backend out"
             )
         if name in _READERS:
             key, read = _READERS[name]
@@ -139,7 +139,7 @@ def _divisions(name: str, value: str) -> tuple[int, ...]:
 def _power(name: str, value: str, least: int) -> int:
     number = _whole(name, value)
     if number < least or number & (number - 1):
-        raise errors.UsageError(f"{name}: {value} is no power of two, as torch requires")
+        raise errors.UsageError(f"{name}: {value} is no power of two, as torch wants it")
     return number
 
 

@@ -308,7 +308,7 @@ class _Gpu:
             yield Row(f"process {pid} {name}".rstrip(), amount, 2, "nvml", "end")
         silent = [str(pid) for pid, amount in others.items() if amount is None]
         if silent:
-            self.notes.append(f"NVML does not report the memory of {', '.join(silent)}.")
+            self.notes.append(f"NVML does not tell what {', '.join(silent)} hold.")
 
     def _nobodys(self, before: list[_Reading]) -> Row:
         """In use though no process is listed for it, as it was at an earlier reading."""

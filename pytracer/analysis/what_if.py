@@ -79,7 +79,7 @@ def what_if(
         errors.UsageError: nothing is asked, or these are not traces of one program.
     """
     if batch is None and length is None:
-        raise errors.UsageError("what_if needs a size: batch=32, seq=2048 or both")
+        raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
     name = device or views.main_device(traces[0])
     shapes = _shapes(traces, name, asks_batch=batch is not None and length is None)
     order = sorted(range(len(traces)), key=lambda i: _volume(shapes[i]))
@@ -124,7 +124,7 @@ def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
             sizes[shape] = sizes.get(shape, 0) + row.bytes
     if not sizes:
         raise errors.UsageError(
-            f"trace {number} does not show its model's input, so its batch is not known: "
+            f"trace {number} does not show what its model is given, so its batch is not known: "
             "record whole steps, with the batch made inside"
         )
     return sorted(sizes, key=lambda shape: -sizes[shape])
@@ -167,7 +167,7 @@ def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
         if len(of_traces) == 1 and asked not in of_traces:
             raise errors.UsageError(
                 f"{name}={asked}: all these traces have {of_traces.pop()}, which shows no law; "
-                "record a trace with another"
+                "record one with another"
             )
 
 
