@@ -16,13 +16,13 @@ def summary(document: Document) -> str:
     judged = [each["verdict"] for each in document.get("operators", ()) if each.get("verdict")]
     lines = [
         (
-            f"- Of {found['shapes']} linear and convolution shapes {found['flop_ratio_is_2']} do exactly "
+            f"- {found['flop_ratio_is_2']} of {found['shapes']} linear and convolution shapes do exactly "
             f"twice the FLOPs in backward, and {found['flop_ratio_is_1']} of {found['first_layers']} "
-            f"first layers exactly once; the median takes {median} times as long. Of "
-            f"{len(found['outliers'])} that take another time {explained} are explained."
+            f"first layers exactly once. The median takes {median} times as long. "
+            f"{len(found['outliers'])} shapes take another time; {explained} of them are explained."
         ),
         (
-            f"- Of {len(judged)} operators that are bound by bandwidth {judged.count('confirmed')} take "
+            f"- {judged.count('confirmed')} of {len(judged)} operators that are bound by bandwidth take "
             "as many times as long in backward as they move bytes, within 10 % or 0.15."
         ),
         "",

@@ -86,16 +86,18 @@ def overhead_table(cases: list[dict[str, Any]]) -> str:
     lines.append(
         "| the plain step again | " + " | ".join(_cell(c, "plain again") for c in cases) + " |"
     )
-    lines += ["", "The median over interleaved rounds, in brackets where it lies with 95 %"]
+    lines += [
+        "",
+        "Each cell has the median over interleaved rounds, and in brackets its interval with 95 %",
+    ]
     lines.append(
-        "confidence (of fewer than six blocks: their range). Then, where single steps were"
+        "confidence (the range, if there are fewer than six blocks). If single steps were timed, the"
     )
     lines.append(
-        "timed, the median of all of them over that of plain ones. In bold what is over its"
+        "median of all of them over that of plain ones follows. Figures over their limit are in bold."
     )
-    lines.append("limit.")
     if any(_is_of_few(case, name) for case in cases for name in ROWS):
-        lines.append(f"† Of fewer than half the blocks of its column ({_fewer(cases)}): rougher.")
+        lines.append(f"† Rougher: from fewer than half the blocks of its column ({_fewer(cases)}).")
     lines += ["", *(_case_line(case) for case in cases), ""]
     machines = {_machine(case) for case in cases}
     lines.append("Measured on " + "; ".join(sorted(machines)) + ".")

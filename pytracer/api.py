@@ -115,7 +115,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         _check_targets(targets)
         if schedule is not None and not callable(schedule):
             raise errors.UsageError(
-                f"schedule={schedule!r}: it takes what torch.profiler.schedule(...) returns"
+                f"schedule={schedule!r}: it takes the result of torch.profiler.schedule(...)"
             )
         if not isinstance(stacks, bool):
             raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
@@ -433,8 +433,8 @@ def _check_targets(targets: Sequence[Any]) -> None:
             raise errors.UsageError("as a decorator trace is called: write @trace()")
         kind = "a class" if isinstance(target, type) else f"of type {type(target).__name__}"
         raise errors.UsageError(
-            "trace() takes models and optimizers, one by one, as in trace(model, optimizer); "
-            f"what it got is {kind}"
+            "trace() takes models and optimizers, one by one, as in trace(model, optimizer); it "
+            f"got an argument {kind}"
         )
 
 

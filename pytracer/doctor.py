@@ -97,7 +97,9 @@ def _free_threaded() -> Check:
         return Check(
             "free threading", "off", "this Python could do without the GIL; pytracer puts it on"
         )
-    return Check("free threading", "new", "the GIL is off, and pytracer was never tested so")
+    return Check(
+        "free threading", "new", "the GIL is off, and pytracer was never tested without it"
+    )
 
 
 def _recording() -> Check:
@@ -197,7 +199,7 @@ def _nvml() -> Check:
     try:
         import pynvml
     except ImportError:
-        return Check("nvml", "off", "pip install nvidia-ml-py to see what the device itself says")
+        return Check("nvml", "off", "pip install nvidia-ml-py to see the device's own figures")
     try:
         pynvml.nvmlInit()
         version = pynvml.nvmlSystemGetDriverVersion()

@@ -21,7 +21,7 @@ class Counter(NamedTuple):
 
 
 _MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
-_REPORT = "If this repeats, please report it with the trace: an event arrived that we missed."
+_REPORT = "If this repeats, please report it with the trace: pytracer missed an event."
 
 # What a file lacks as a whole.
 OF_FILES = frozenset(("truncated_file", "corrupt_file"))
@@ -55,7 +55,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "lost_scopes",
             "loss",
-            "ops or modules did not fit: what they allocated has no owner",
+            "ops or modules did not fit: their allocations have no owner",
             _MORE_ROOM,
         ),
         Counter(
@@ -67,8 +67,8 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "truncated_file",
             "loss",
-            "the file ends before its recording, which was killed, found no room or still goes on",
-            "What is here is right up to that moment; what came later is missing.",
+            "the file ends before its recording: it was killed, ran out of space or still goes on",
+            "The events up to that moment are right; later ones are missing.",
         ),
         Counter(
             "corrupt_file",
@@ -93,7 +93,7 @@ COUNTERS: dict[str, Counter] = {
             "before_snapshot",
             "info",
             "events from before the device's state was known, ignored",
-            "Nothing to do: the snapshot describes what they left.",
+            "Nothing to do: the snapshot describes the state after them.",
         ),
         Counter(
             "implicit_frees",
@@ -104,19 +104,19 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unmatched_free_requests",
             "warning",
-            "the program gave back blocks that are not known though the device's state was",
+            "the program freed unknown blocks although the device's state was known",
             _REPORT,
         ),
         Counter(
             "unmatched_frees",
             "warning",
-            "blocks were freed that are not known though the device's state was",
+            "unknown blocks were freed although the device's state was known",
             _REPORT,
         ),
         Counter(
             "frees_from_before",
             "info",
-            "blocks were freed that had been allocated before the trace and were not in it",
+            "blocks from before the trace were freed; the trace did not know them",
             "Start the trace earlier to count them.",
         ),
         Counter("repeated_free_requests", "warning", "blocks were given back twice", _REPORT),
@@ -130,7 +130,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unmatched_saves",
             "info",
-            "saved tensors in memory that the allocator did not serve or that is not known",
+            "saved tensors in memory that is unknown or that the allocator did not serve",
             "Start the trace before these tensors are made to count them.",
         ),
         Counter(
@@ -142,7 +142,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "callback_errors",
             "warning",
-            "exceptions of pytracer's own while it labelled blocks: some categories may be missing",
+            "pytracer's own exceptions while it labelled blocks: some categories may be missing",
             "Please report it; the traced program was not disturbed.",
         ),
         Counter(
@@ -161,20 +161,20 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "foreign_parameters",
             "warning",
-            "parameters that an optimizer has and no module that was traced or called",
-            "Pass their model to trace(), or make the optimizer from the model that is trained.",
+            "parameters of an optimizer that belong to no traced or called module",
+            "Pass their model to trace(), or make the optimizer from the model that you train.",
         ),
         Counter(
             "steps_without_backward",
             "warning",
-            "optimizer steps that a forward preceded and no backward did",
+            "optimizer steps after a forward without a backward",
             "Call loss.backward() before optimizer.step().",
         ),
         Counter(
             "no_cuda_events",
             "loss",
             "CUDA memory was not recorded",
-            "`pytracer doctor` tells what can be done.",
+            "`pytracer doctor` shows what to do.",
         ),
         Counter(
             "no_calls",
@@ -185,7 +185,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "lost_places",
             "warning",
-            "times that an event's stream and pool were not told apart: there are too many of them",
+            "events whose stream and pool are unknown: there are too many streams and pools",
             "The bytes are right; capture fewer CUDA graphs in one trace to tell pools apart.",
         ),
         Counter(
@@ -200,7 +200,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unreadable_entries",
             "loss",
-            "entries of the memory snapshot without a size that can be",
+            "entries of the memory snapshot with an impossible size",
             "Record the snapshot again; this file may be damaged.",
         ),
         Counter(

@@ -83,7 +83,7 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
         errors.PytracerError: it cannot be run or recorded; then nothing of it has run.
     """
     if not environment.working_directory():
-        raise errors.UsageError("the working directory is gone: change to one that is there")
+        raise errors.UsageError("the working directory is gone: change to one that exists")
     path = plan.file()
     if not plan.as_module and _is_same_file(path, plan.program[0]):
         raise errors.UsageError(f"-o {path} is the script itself")
@@ -146,7 +146,7 @@ def _refuse_launchers(plan: Plan) -> None:
     launcher = LAUNCHERS[program]
     module = "--module pytracer" if launcher == "deepspeed" else "-m pytracer"
     raise errors.UsageError(
-        f"{launcher} runs the training in processes of its own, where nothing would be recorded. "
+        f"{launcher} runs the training in processes of its own, which would not be recorded. "
         f"Put it in front:  {launcher} [its options] {module} run train.py"
     )
 

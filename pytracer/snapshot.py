@@ -148,7 +148,9 @@ class _Import:
         phases = self._our_phases(entries)[order]
         self.entries, self.time, self.phases = entries.take(order), _spread(time[order]), phases
         if len(entries) and (entries.time_us < 0).any():
-            self.notes.append("this snapshot has no times: its events are a microsecond apart")
+            self.notes.append(
+                "this snapshot has no times: its events are placed a microsecond apart"
+            )
 
     def _without_our_frames(self, entries: _Rows) -> _Rows:
         """Our own files begin each stack with a frame that says what the block is."""

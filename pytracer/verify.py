@@ -49,7 +49,7 @@ print(json.dumps({
 }))
 """
 _NO_LIMIT_ON_THE_CPU = (
-    "The CPU's allocator takes no limit, so that it fits was not tried; its peak was measured."
+    "The CPU's allocator takes no limit, so the fit was not tested; the peak was measured."
 )
 
 

@@ -32,15 +32,15 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 HEAD = """\
 # Conformance
 
-Architectures and ways to train them, each traced and compared with expectations that are computed
-without pytracer's analysis: the bytes of weights, gradients, optimizer state and inputs by formula,
-the activations by a slow reference that listens to autograd in Python. `tests/conformance/` has the
-models, the techniques and the expectations; `python tools/conformance.py` writes this page.
+This page lists architectures and ways to train them. Each is traced and compared with expectations that
+are computed without pytracer's analysis. Formulas give the bytes of weights, gradients, optimizer state
+and inputs. A slow reference that follows autograd in Python gives the activations. `tests/conformance/`
+has the models, the techniques and the expectations; `python tools/conformance.py` writes this page.
 
-- *weights*, *gradients*, *state*, *inputs*: `=` where the most bytes there ever were are those
-  expected, to the byte; else what was found, less what was expected. Inputs as hooks see them.
-- *activations*: of the bytes that are activations at the peak for the reference or for pytracer,
-  the share that are for both. *ever*: the same of all allocations of the run.
+- *weights*, *gradients*, *state*, *inputs*: `=` if the most bytes at any time equal the expected
+  bytes; else the difference, found less expected. Inputs are counted as hooks see them.
+- *activations*: bytes that both the reference and pytracer call activations at the peak, as a share
+  of the bytes that either calls so. *ever*: the same for all allocations of the run.
 - *unknown*: share of the bytes at the peak. *modes*: the categories that differ there between
   `saved_tensors="auto"` and `"hooks"`.
 """
@@ -145,14 +145,14 @@ def said(name: str, mode: str, device: str) -> dict[str, Any]:
 PROGRAMS_HEAD = """\
 ## Programs that say what their tensors are
 
-While they run they say: this is a parameter, a `.grad`, in `optimizer.state`, a batch, a target, saved by
-autograd. *tensors* counts what is said, *totals* how often all weights, all gradients or all of the state
-are shown at once, so that nothing else may be one. `=`: the trace says so in all four modes (by default,
-`saved_tensors="hooks"`, `detail="category"`, both), to the byte; else how much it says otherwise.
+While they run, the programs label their tensors: a parameter, a `.grad`, in `optimizer.state`, a batch, a
+target, saved by autograd. *tensors* counts the labels. *totals* counts how often a program lists all its
+weights, gradients or state, so that nothing else may have that category. `=`: the trace agrees to the byte
+in all four modes (by default, `saved_tensors="hooks"`, `detail="category"`, both); else the bytes that differ.
 
-The last two columns are other tools' on the CPU: what they have more or less of weights, gradients and
-state where the program shows all there is, as a share of that. There pytracer has 0.0% in all. `NA`: no
-such sum is shown, or it needs what is not there.
+The last two columns are other tools' on the CPU: their error in weights, gradients and state, if the program
+lists all of them, as a share of the listed bytes. There pytracer has 0.0% in all. `NA`: the program lists no
+such sum, or it needs a missing device or package.
 """
 
 

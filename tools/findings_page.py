@@ -22,9 +22,9 @@ from tests.hints.sick import SICK, Sick  # noqa: E402
 
 HEAD = """# Findings
 
-`t.findings()` lists what memory was kept for in vain: bytes, line, evidence, and the change that ends it.
-The table's hint is the first finding; without one, the change that saves most for least. Both are held to
-two rules by `tests/hints`: in a healthy program nothing is found, and in one with a mistake exactly that.
+`t.findings()` lists memory that was kept in vain: bytes, line, evidence, and the change that ends it. The
+table's hint is the first finding. Without a finding, it is the change that saves most for least.
+`tests/hints` checks two rules: a healthy program has no finding, and one with a mistake has exactly that.
 `python tools/findings_page.py` ran these programs and wrote this page.
 
 """
@@ -42,15 +42,15 @@ def told(sick: Sick) -> str:
 
 def page() -> str:
     torch.set_num_threads(1)
-    lines = [f"## {len(SICK)} programs with a mistake", "", "| program | kind | what is said |"]
+    lines = [f"## {len(SICK)} programs with a mistake", "", "| program | kind | the finding |"]
     lines.append("|---|---|---|")
     for name, sick in SICK.items():
         lines.append(f"| {name.replace('_', ' ')} | {sick.kind} | {told(sick)} |")
     lines += ["", f"## {len(HEALTHY)} healthy programs, and the {len(CASES)} cases", ""]
     others = len(PROGRAMS) - len(ON_A_GPU) - len(KEPT)
     lines += [
-        "The cases are those of docs/conformance.md, five steps each. Nothing is found either in the",
-        f"{others} programs of that page that keep nothing in vain; in {len(KEPT)} that do, that is found.",
+        "docs/conformance.md has the cases; they run five steps each. Nothing is found in the",
+        f"{others} programs of that page that keep nothing in vain; {len(KEPT)} programs keep memory in vain, and have that finding.",
         "",
     ]
     lines += ["| program | found |", "|---|---|"]

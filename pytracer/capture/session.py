@@ -57,7 +57,7 @@ class Options:
         _check_max_events(self.max_events)
         if self.stacks and self.detail != "op":
             raise errors.UsageError(
-                'stacks=True needs detail="op": lines are taken as operators end'
+                'stacks=True needs detail="op": lines are read when operators end'
             )
 
 
@@ -211,8 +211,8 @@ class Session:
         """What is there so far; the recording goes on."""
         if self.options.path is not None:
             raise errors.CaptureError(
-                f"this trace is being written to {self.options.path}: load() that file to see "
-                "what is there so far"
+                f"this trace is being written to {self.options.path}: load() that file to see the "
+                "events so far"
             )
         self._look_once_more()
         self.phases.look()

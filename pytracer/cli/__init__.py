@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except MemoryError:
         print(
-            "pytracer: this takes more memory than there is; use a machine with more",
+            "pytracer: there is not enough memory; use a machine with more",
             file=sys.stderr,
         )
         return 1
@@ -104,8 +104,8 @@ def _parsers() -> tuple[argparse.ArgumentParser, Any]:
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
         epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step. "
-        "Exit codes: 0 done, 1 it failed, 2 asked wrongly, 3 over a limit, 4 no readable trace; "
-        "`run` has the program's own.",
+        "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 over a limit, 4 no readable trace; `run` "
+        "has the program's own.",
     )
     parser.add_argument("-V", "--version", action="version", version=f"pytracer {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

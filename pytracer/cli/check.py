@@ -11,7 +11,7 @@ from pytracer.cli.command import Command
 
 
 class Check(Command):
-    """Hold a saved trace against a budget; exit code 3 if it is exceeded.
+    """Compare a saved trace with a budget; exit code 3 if it is exceeded.
 
     Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000B.
     """
@@ -20,22 +20,24 @@ class Check(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
-        parser.add_argument("--max-peak", metavar="SIZE", help="of all memory at once")
+        parser.add_argument("--max-peak", metavar="SIZE", help="limit for all memory at once")
         parser.add_argument(
             "--max",
             action="append",
             default=[],
             metavar="CATEGORY=SIZE",
-            help="of one category at its own peak, say activations=10GiB; may be repeated",
+            help="limit for one category at its own peak, say activations=10GiB; may be repeated",
         )
-        parser.add_argument("--max-growth", metavar="SIZE", help="per step, once the first is over")
         parser.add_argument(
-            "--baseline", type=Path, metavar="FILE", help="show what grew since this"
+            "--max-growth", metavar="SIZE", help="limit for growth per step, after the first step"
+        )
+        parser.add_argument(
+            "--baseline", type=Path, metavar="FILE", help="show the growth since this trace"
         )
         parser.add_argument(
             "--max-increase",
             metavar="SIZE|PERCENT",
-            help="of the peak over the baseline's, say 5%%",
+            help="limit for the peak over the baseline's, say 5%%",
         )
         output.add_json(parser)
 
@@ -92,12 +94,12 @@ def _require_whole(file: Path, loaded: Any) -> None:
         )
     if "lost_alloc" in lost:
         raise errors.UnreadableTrace(
-            f"{file} lacks allocations that did not fit into the recording: what is there is within "
+            f"{file} lacks allocations that did not fit into the recording: the others are within "
             "the budget; record it again with path=, or fewer steps"
         )
     if not len(loaded.data.events.ticks):
         raise errors.UnreadableTrace(
-            f"{file} has no memory event in it, so it shows nothing of any budget: was the model on "
+            f"{file} has no memory event, so it cannot be compared with a budget: was the model on "
             "a traced device, and the training in this process?"
         )
 
@@ -116,7 +118,7 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
     if options.max_growth is not None:
         limits["growth_per_step"] = parse_size(options.max_growth)
     if options.max_increase is not None and options.baseline is None:
-        raise errors.UsageError("--max-increase is over a --baseline: name one")
+        raise errors.UsageError("--max-increase needs a --baseline: name one")
     if not limits and options.max_increase is None:
         limit = "--max-peak 40GiB" if options.baseline is None else "--max-increase 5%"
         raise errors.UsageError(f"check against what? say {limit}, or see check -h")

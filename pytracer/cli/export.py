@@ -28,17 +28,20 @@ class Export(Command):
             "--format",
             choices=tuple(EXPORTERS),
             metavar="FORMAT",
-            help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot (https://pytorch.org/memory_viz), html, "
-            "parquet or pytrace; by default what the output's suffix says, or perfetto",
+            help="perfetto (https://ui.perfetto.dev), chrome (the same as JSON), snapshot "
+            "(https://pytorch.org/memory_viz), html, parquet or pytrace; the default "
+            "follows the output's suffix, else perfetto",
         )
         parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
         parser.add_argument(
             "--max-events",
             type=output.positive,
-            help="keep the largest and longest of a large trace",
+            help="keep only the largest and longest events of a large trace",
         )
         parser.add_argument(
-            "--full", action="store_true", help="all of a large trace; else what is small is folded"
+            "--full",
+            action="store_true",
+            help="write all of a large trace; the default folds small items",
         )
         output.add_anonymous(parser)
         output.add_json(parser)
@@ -114,19 +117,19 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
 
 
 class Report(Command):
-    """One offline page in which every allocation can be seen."""
+    """One offline page that shows every allocation."""
 
     name = "report"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
         parser.add_argument(
-            "other", type=Path, nargs="?", help="a second one, to be compared with it"
+            "other", type=Path, nargs="?", help="a second trace to compare with the first"
         )
         parser.add_argument("-o", "--output", type=Path, help="default: beside the trace, as .html")
         parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
         parser.add_argument(
-            "--source", action="store_true", help="also put the source lines that allocated into it"
+            "--source", action="store_true", help="also include the source lines that allocated"
         )
         output.add_json(parser)
 

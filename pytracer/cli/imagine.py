@@ -16,7 +16,7 @@ _UNKNOWN_BESIDE = "not measured for this card"
 
 
 class Imagine(Command):
-    """Run a script on cards that are not there: would it fit? exit code 3 if on none.
+    """Run a script on imagined cards: would it fit? exit code 3 if it fits on no card.
 
     Runs the first steps of a script on a card that is not there. No GPU is needed and no memory: its
     tensors have shapes only. What would be allocated is recorded, and held against each card.
@@ -40,9 +40,7 @@ class Imagine(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
-        parser.add_argument(
-            "--capacity", metavar="SIZE", help="the cards' memory, if it is another"
-        )
+        parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it differs")
         parser.add_argument(
             "--steps",
             type=output.positive,
@@ -51,14 +49,14 @@ class Imagine(Command):
             help="of its optimizer (default 2)",
         )
         parser.add_argument(
-            "--stacks", action="store_true", help="also the Python line of everything"
+            "--stacks", action="store_true", help="also record the Python line of everything"
         )
         parser.add_argument(
             "--assume",
             action="append",
             default=[],
             metavar="LINE=VALUE",
-            help="what a decision is to be taken for: train.py:12=false",
+            help="the outcome of a decision: train.py:12=false",
         )
         parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
         output.add_json(parser)

@@ -11,7 +11,7 @@ from pytracer.cli.command import Command
 
 
 class Gemm(Command):
-    """Which matrix shapes this device likes, and what padding yours would gain."""
+    """Which matrix shapes this device likes, and the gain from padding yours."""
 
     name = "gemm"
 
@@ -56,14 +56,14 @@ def _traced_model(options: argparse.Namespace) -> Any:
         if (size := getattr(options, name)) is not None and size < 1:
             raise errors.UsageError(f"--{name} is {size}: it must be at least 1")
     if (options.batch is None) != (options.seq is None):
-        raise errors.UsageError("of a trace --batch and --seq go together: say both, or neither")
+        raise errors.UsageError("for a trace --batch and --seq go together: give both, or neither")
     rows = None if options.batch is None else options.batch * options.seq
     kind = device.pick(options.device).type
     return presets.traced(linear_layers(output.read(options.file).data, rows), options.dtype, kind)
 
 
 class Cost(Command):
-    """What each part cost, forward and backward, beside the textbook's ratios."""
+    """The cost of each part, forward and backward, beside the textbook's ratios."""
 
     name = "cost"
 
@@ -76,7 +76,7 @@ class Cost(Command):
         parser.add_argument(
             "--measure-peaks",
             action="store_true",
-            help="measure what this device can do, and keep it",
+            help="measure this device's peak rates, and keep them",
         )
         output.add_json(parser)
 

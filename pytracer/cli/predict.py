@@ -11,7 +11,7 @@ from pytracer.cli.command import Command
 
 
 class Fits(Command):
-    """Whether a traced run fits on a card, what fails first, which setting helps; exit code 3 if
+    """Whether a traced run fits on a card, the first failure, the setting that helps; exit code 3 if
     it does not fit.
 
     Replays the recorded requests through a model of CUDA's allocator. Sizes are written 24GiB
@@ -32,13 +32,14 @@ class Fits(Command):
         parser.add_argument(
             "--plan",
             action="store_true",
-            help="which modules to checkpoint so that it does; also for the CPU, where SIZE is of the peak",
+            help="which modules to checkpoint so that it fits; also for the CPU, where "
+            "SIZE limits the peak",
         )
         parser.add_argument(
             "--pinned",
             metavar="SIZE",
             default=0,
-            help="of the host's memory, for what --plan offloads",
+            help="the host's memory for tensors that --plan offloads",
         )
         _add_verify(parser, "with what the card has as its limit")
         output.add_json(parser)

@@ -63,7 +63,7 @@ class Run(Command):
             "--schedule",
             type=_schedule,
             metavar="WAIT,WARMUP,ACTIVE",
-            help="which steps to keep instead, as torch.profiler.schedule counts them",
+            help="which steps to keep instead, counted as in torch.profiler.schedule",
         )
         parser.add_argument(
             "--no-watch", action="store_true", help="do not trace the steps after those"
@@ -71,7 +71,7 @@ class Run(Command):
         parser.add_argument(
             "--live",
             action="store_true",
-            help="record every step, and show that on this terminal while the program runs",
+            help="record every step, and show it on this terminal while the program runs",
         )
         parser.add_argument(
             "--stop", action="store_true", help="end the program after the steps to keep"
@@ -83,10 +83,13 @@ class Run(Command):
             help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
         )
         parser.add_argument(
-            "--offload", metavar="NAMES", default="", help="likewise: their activations to the host"
+            "--offload",
+            metavar="NAMES",
+            default="",
+            help="likewise: offload their activations to the host",
         )
         parser.add_argument(
-            "--stacks", action="store_true", help="also the Python line of everything"
+            "--stacks", action="store_true", help="also record the Python line of everything"
         )
         parser.add_argument(
             "--detail",
@@ -98,15 +101,15 @@ class Run(Command):
             "--saved-tensors",
             choices=("auto", "hooks"),
             default="auto",
-            help="hooks: see each tensor autograd saves as it is saved, rather than read the graph "
-            "(default: auto)",
+            help="hooks: see each tensor at the moment autograd saves it; auto reads the "
+            "graph (default: auto)",
         )
         output.add_anonymous(parser)
         parser.add_argument(
-            "--device", choices=("cpu", "cuda"), help="default: both, where CUDA is"
+            "--device", choices=("cpu", "cuda"), help="default: both, if there is CUDA"
         )
         parser.add_argument(
-            "--json", type=Path, metavar="FILE", help="also the summary as JSON, there"
+            "--json", type=Path, metavar="FILE", help="also write the summary as JSON to this file"
         )
 
     def run(self, options: argparse.Namespace) -> int:

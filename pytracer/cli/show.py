@@ -78,9 +78,7 @@ class Summary(Command):
         parser.add_argument(
             "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
         )
-        parser.add_argument(
-            "--words", action="store_true", help="say what the words on the screen mean"
-        )
+        parser.add_argument("--words", action="store_true", help="explain the words on the screen")
         output.add_anonymous(parser)
         output.add_json(parser)
 
@@ -114,7 +112,7 @@ class Summary(Command):
 
 
 class Diff(Command):
-    """What grew and what is new: two traces, or two steps of one."""
+    """Growth and new rows between two traces, or two steps of one."""
 
     name = "diff"
 
@@ -127,8 +125,8 @@ class Diff(Command):
             "--by",
             default="category,module,op,line,phase",
             metavar="KEY,...",
-            help="what to tell apart (default: category,module,op,line,phase); also role, name, shape, "
-            "dtype, step, pool, free_phase",
+            help="what distinguishes rows (default: category,module,op,line,phase); also "
+            "role, name, shape, dtype, step, pool, free_phase",
         )
         parser.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
         parser.add_argument(
@@ -171,7 +169,7 @@ def _two_steps(text: str) -> tuple[int, int]:
 
 
 class Ledger(Command):
-    """A device's bytes row by row, from tensors to what nvidia-smi shows."""
+    """A device's bytes row by row, from tensors to nvidia-smi's figure."""
 
     name = "ledger"
 
@@ -180,12 +178,12 @@ class Ledger(Command):
             "file",
             type=Path,
             nargs="?",
-            help="a .pytrace file or a memory snapshot of torch (default: the devices as they are now)",
+            help="a .pytrace file or a memory snapshot of torch (default: the current devices)",
         )
         parser.add_argument("--at", choices=("peak", "end"), default="end", help="default: end")
         parser.add_argument("--device", help="default: the one that the program trained on")
         parser.add_argument(
-            "--probe", action="store_true", help="measure what a bare CUDA context costs here"
+            "--probe", action="store_true", help="measure the size of a bare CUDA context here"
         )
         output.add_json(parser)
 
@@ -235,7 +233,7 @@ def _ledger_now(options: argparse.Namespace) -> int:
     if probed:
         _print_probe(probed)
     else:
-        print("What a bare CUDA context costs here:  pytracer ledger --probe")
+        print("The size of a bare CUDA context here:  pytracer ledger --probe")
     return 0
 
 

@@ -35,7 +35,7 @@ _MOST_PROGRAM_BYTES = 4096  # of the program's output that are looked at for its
 
 
 class Watch(Command):
-    """Show a recording while it goes on.
+    """Show a recording while it runs.
 
     Shows a trace that is still being written: categories now and at the peak, steps, growth,
     modules, lines, the device's other users. q leaves. Where the output is no terminal, or TERM

@@ -84,8 +84,8 @@ def write(
     warnings = []
     if document.bytes > HEAVY:
         warnings.append(
-            f"{size_text(document.bytes)} of JSON: a browser may not hold that; "
-            "max_events= keeps the largest of it"
+            f"{size_text(document.bytes)} of JSON: a browser may fail to open it; max_events= "
+            "keeps the largest events"
         )
     return Exported(
         path=path,

@@ -109,15 +109,15 @@ def _foot(
     measured = f"{time_text(total)} of {what} on {found.device_name}"
     ratios = "FLOPs, bytes and time are backward's over forward's"
     if any(row.verdict == "off" for row in rows):
-        ratios += "; off: not as expected, and no cause that was seen fits (docs/cost.md)"
+        ratios += "; off: not as expected, and no cause in this trace fits (docs/cost.md)"
     lines = _paragraph("ratios", ratios, width)
     lines += _paragraph("measured", measured, width)
     lines += _paragraph("besides", _besides(rows, total), width)
     lines += _paragraph("peaks", _peaks(found, peaks), width)
     if any((_of_peak(row) or 0) > _MUCH_OVER_PEAK for row in rows):
         text = (
-            "over 100 % of a peak is what a cache serves faster than memory, or a peak that was "
-            "measured while the device was busy (again: pytracer cost --measure-peaks)"
+            "over 100 % of a peak: a cache served it faster than memory, or the peak was measured "
+            "while the device was busy (again: pytracer cost --measure-peaks)"
         )
         lines += _paragraph("note", text, width)
     for missing in ("FLOPs", "bytes"):

@@ -79,8 +79,8 @@ class Following:
         self.state = self._follower.state()
         if self.state["state"] == "damaged":
             raise errors.UnreadableTrace(
-                f"{self.path} is damaged at byte {self.state['bytes_read']:,}; what else is in it "
-                f"shows: pytracer summary {self.path}"
+                f"{self.path} is damaged at byte {self.state['bytes_read']:,}; pytracer summary "
+                f"{self.path} shows the rest"
             )
         if self.state["state"] == "replaced":
             raise errors.UnreadableTrace(

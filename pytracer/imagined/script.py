@@ -103,8 +103,8 @@ class _Run:
         self._block.__exit__(None, None, None)
         if not self._block.data.has_allocations:
             return (
-                "the program put nothing on the card: does it ask torch.cuda.is_available(), or "
-                "is it started for the CPU?"
+                "the program put nothing on the card: does it check torch.cuda.is_available(), or "
+                "does it run on the CPU?"
             )
         self._block.save(path, overwrite=True)
         return ""

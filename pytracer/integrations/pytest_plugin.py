@@ -37,7 +37,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
     limits = {k: v for k, v in mark.kwargs.items() if k not in _TRACE_OPTIONS}
     options = {k: v for k, v in mark.kwargs.items() if k in _TRACE_OPTIONS}
     if mark.args or not limits:
-        pytest.fail(f'{_MARK} takes limits by name, say peak="2 GiB"', pytrace=False)
+        pytest.fail(f'{_MARK} takes limits by name, as in peak="2 GiB"', pytrace=False)
     traced = trace(table=False, **options)
     with traced:
         outcome = yield

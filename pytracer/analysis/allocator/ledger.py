@@ -231,8 +231,8 @@ class _Gpu:
         if reserved is None:
             reserved, reserved_by = allocated or found.requested, "events"
             self.notes.append(
-                "What the allocator holds beyond the tensors is not known: the trace has no "
-                "snapshot of this device."
+                "The allocator's memory beyond the tensors is not known: the trace has no snapshot "
+                "of this device."
             )
         yield Row("torch's allocator", reserved, 1, reserved_by, at)
         yield Row("allocated", allocated or found.requested, 2, known_by, at)
@@ -240,7 +240,7 @@ class _Gpu:
         if allocated is not None:
             yield Row("rounding", allocated - found.requested, 3, known_by, at)
         else:
-            self.notes.append("How far the allocator rounded up is not known here.")
+            self.notes.append("The bytes that the allocator added by rounding are not known here.")
         cached = reserved - (allocated or found.requested)
         yield from self._cache(cached, reserved_by)
 
@@ -298,8 +298,9 @@ class _Gpu:
         yield Row("other processes", total, 1, "nvml", "end")
         if others is None:
             self.notes.append(
-                "NVML hides this process (in containers it often does), so what others hold cannot be "
-                "told apart: what was in use before CUDA came up counts as in no process's figure."
+                "NVML hides this process (in containers it often does), so the memory of others is "
+                "not known apart: memory in use before CUDA came up counts as in no process's "
+                "figure."
             )
             return
         for pid, amount in others.items():
@@ -329,7 +330,7 @@ class _Gpu:
     def _say_what_is_missing(self) -> None:
         problem = _document(self.trace).get("problem")
         if problem:
-            self.notes.append(f"The device itself could not be asked: {problem}.")
+            self.notes.append(f"The device itself could not be read: {problem}.")
         elif self.end is None:
             self.notes.append(
                 "This trace has no reading of the device from its end: the program was killed, "
@@ -362,8 +363,8 @@ class _Gpu:
         if now is not None and then is not None and reference is not None and reference.here:
             self.notes.append(
                 f"Since the last reading before the end this process took {now - then:,} bytes "
-                "outside torch's allocator (NVML's own figure for it): kernels loaded since, or "
-                "a library that allocates by itself."
+                "outside torch's allocator (NVML's own figure for it): kernels loaded since, or a "
+                "library that allocates by itself."
             )
         elif residual > 0:
             self.notes.append(
@@ -373,8 +374,8 @@ class _Gpu:
             )
         else:
             self.notes.append(
-                "The rows explain more than is in use: something was given back between the "
-                "readings they are of. Trace a step that does not, or several."
+                "The rows explain more than is in use: memory was freed between their readings. "
+                "Trace a step that frees none, or several steps."
             )
 
 
@@ -485,7 +486,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
 def _why_no_resident(trace: Trace) -> str:
     if "imported" in trace.meta:
         return "A memory snapshot does not tell what the process held."
-    return "What the process holds could not be read here: there is no /proc."
+    return "The process's memory could not be read here: there is no /proc."
 
 
 def _host(trace: Trace, when: str) -> dict[str, int]:

@@ -208,7 +208,7 @@ def steps(trace: Trace, device: str) -> Steps:
         also = f"; it has {', '.join(here)}" if here else ""
         if device == "cpu" and here:
             raise errors.UsageError(
-                "replay is of CUDA's allocator, and this trace is of the CPU: record on a GPU"
+                "replay models CUDA's allocator, and this trace is of the CPU: record on a GPU"
             )
         raise errors.UsageError(f"the trace has no allocation on {device}{also}")
     return known[device]
@@ -417,14 +417,12 @@ def notes(trace: Trace, device: str) -> list[str]:
     found, said = steps(trace, device), []
     if found.late_bytes:
         said.append(
-            "The recording began late: what was alive then is placed as if nothing had been "
-            "between. Start it before the model is on the GPU to be exact."
+            "The recording began late: blocks alive then are placed without "
+            "gaps. Start it before the model is on the GPU to be exact."
         )
     failures = np.flatnonzero(trace.events.action == ACTION["oom"])
     if len(failures):
-        said.append(
-            "The recording ends where a request failed; what would have followed is unknown."
-        )
+        said.append("The recording ends where a request failed; the later requests are unknown.")
     if trace.losses.get("lost_alloc"):
         said.append("Some allocations did not fit into the recording; record fewer steps.")
     return said

@@ -192,7 +192,7 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
         f"Memory grows by {now.size(amount)} per {turns.word}: "
         f"{f'`{keeper}`' if keeper else 'what'} made at {at} is made anew in each, and larger"
     )
-    change = "write into a buffer made once, or keep a list of what is small, on the CPU"
+    change = "write into a buffer made once, or keep a list of small results on the CPU"
     there = now.bytes(own & now.alive)
     return Finding("growth", amount, max(there - amount, 0), line, module, evidence, change)
 
@@ -475,7 +475,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     if most > each:
         cure += ", or keep numbers of them: loss.item()"
     elif trains:  # the same model is trained elsewhere: this may be a step that was not taken
-        cure += "; if it was a step that is skipped, `del` its loss before going on"
+        cure += "; in a skipped step, `del` its loss before going on"
     yield Finding(
         "evaluation",
         most,
@@ -534,7 +534,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     told = (
         (
             by_function,
-            f"{function}'s ctx keeps them, and not autograd, which would let go of them in backward",
+            f"{function}'s ctx keeps them instead of autograd, which would free them in backward",
             "ctx.save_for_backward(...) instead of ctx.name = ...",
         ),
         (

@@ -111,8 +111,8 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
             )
             return
         yield Hint(
-            f"{now.size(amount)} were allocated before the trace and belong to no module or "
-            "optimizer it knows: pass those to trace(), or start it earlier.",
+            f"{now.size(amount)} were allocated before the trace and belong to no known module or "
+            "optimizer: pass those to trace(), or start it earlier.",
             amount,
         )
 
@@ -165,7 +165,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
         saved = _without(now, scratch)
         yield Hint(
             f"The peak is in the step of {kind}, {now.size(saved)} of it on the way to new weights: "
-            f"{kind}(..., fused=True) needs none of that, and is faster.",
+            f"{kind}(..., fused=True) avoids that, and is faster.",
             saved,
         )
 
@@ -207,7 +207,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
             amount = int(alloc.requested_bytes[found].sum())
             yield Hint(
                 f"{', '.join(where[:2])} keep {now.size(amount)} for a {fused.name} that is "
-                f"written by hand: {fused.instead} keeps its input and nothing else.",
+                f"written by hand: {fused.instead} keeps only its input.",
                 amount,
             )
 

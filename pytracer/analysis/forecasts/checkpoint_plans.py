@@ -171,7 +171,7 @@ def plan(
     size, host = parse_size(budget), parse_size(pinned) if pinned else 0
     if host and name == "cpu":
         raise errors.UsageError(
-            "pinned=: what is offloaded goes from a GPU to the host, and this trace is of the CPU"
+            "pinned=: offloading moves tensors from a GPU to the host, and this trace is of the CPU"
         )
     work = _Work(trace, name)
     if not work.units:
@@ -644,6 +644,6 @@ class _Work:
             )
         if any(word in op for op in ops for word in _RANDOM):
             yield (
-                "These modules draw random numbers: keep preserve_rng_state=True, which is the "
-                "default, or the second forward is another one."
+                "These modules draw random numbers: keep preserve_rng_state=True, the default, or "
+                "the second forward differs."
             )

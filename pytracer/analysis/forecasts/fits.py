@@ -27,11 +27,11 @@ _NOT_THE_PROGRAMS = "other processes"
 _ALLOCATOR = "torch's allocator"
 _MOST_HOLDERS = 8
 _NOTHING_READ = (
-    "What the card holds beside torch's allocator is not known: 0.5 GiB and more for the context "
-    "and libraries. `pytracer ledger --probe` measures it."
+    "The memory beside torch's allocator is not known: 0.5 GiB and more for the context and "
+    "libraries. `pytracer ledger --probe` measures it."
 )
 _NOT_MEASURED = (
-    "What this card holds beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
+    "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
     "context, kernels and libraries; an H200 has 744 MiB."
 )
 
@@ -126,7 +126,7 @@ def room(trace: Trace, on: int | str, device: str) -> int:
     beside = 0 if device == "cpu" else _beside(trace, device)[0]
     if card <= beside:
         raise errors.UsageError(
-            f"a card of {card:,} bytes: {beside:,} are gone before torch's allocator has any"
+            f"a card of {card:,} bytes: {beside:,} are in use before torch's allocator starts"
         )
     return card - beside
 
