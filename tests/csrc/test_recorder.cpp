@@ -777,7 +777,7 @@ TEST(a_saved_file_that_ends_anywhere_is_consistent) {
   Recorded session;
   Stepping(2, 2 * kMaxRowsPerChunk);
   Recording before = session.read();
-  write_recording(before, path, true);
+  write_recording(view_of(before), path, true);
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
   size_t half = 0;
@@ -831,7 +831,7 @@ TEST(a_recording_written_to_a_file_is_read_back_equal) {
   }
   Recording before = session.read();
   before.meta = "{}";
-  write_recording(before, path, true);
+  write_recording(view_of(before), path, true);
   ReadReport report;
   Recording after = read_recording(path, report);
   CHECK_EQ(report.status, ReadReport::Status::kComplete);
