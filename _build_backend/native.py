@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CSRC = ROOT / "csrc"
 PACKAGE = ROOT / "pytracer"
 SOABI = sysconfig.get_config_var("SOABI")
-ONLY_TO_RECORD = ("harvest", "recorder", "streamer")  # of the core
+ONLY_TO_RECORD = ("forward_map", "harvest", "recorder", "scope_stack", "streamer")  # of the core
 SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
 LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # what the extension is linked to
 

@@ -20,51 +20,6 @@ namespace pytracer {
 
 namespace py = pybind11;
 
-template <class P, class Visit>
-void each_place_column(P& places, Visit visit) {
-  visit("places.stream", places.stream);
-  visit("places.pool_high", places.pool_high);
-  visit("places.pool_low", places.pool_low);
-  visit("places.device_type", places.device_type);
-  visit("places.device_index", places.device_index);
-}
-
-// Every numeric column of a recording, under the name it has in Python.
-template <class R, class Visit>
-void each_column(R& r, Visit visit) {
-  visit("clock.ticks", r.clock.ticks);
-  visit("clock.unix_ns", r.clock.unix_ns);
-  visit("stacks.parent", r.stacks.parent);
-  visit("stacks.file", r.stacks.file);
-  visit("stacks.function", r.stacks.function);
-  visit("stacks.line", r.stacks.line);
-  each_place_column(r.places, visit);
-  visit("labels.category", r.labels.category);
-  visit("labels.role", r.labels.role);
-  visit("labels.name", r.labels.name);
-  visit("labels.shape", r.labels.shape);
-  visit("labels.dtype", r.labels.dtype);
-  visit("threads.native_id", r.threads.native_id);
-  visit("threads.name", r.threads.name);
-  visit("events.ticks", r.events.ticks);
-  visit("events.address", r.events.address);
-  visit("events.bytes", r.events.bytes);
-  visit("events.action", r.events.action);
-  visit("events.scope", r.events.scope);
-  visit("events.place", r.events.place);
-  visit("events.thread", r.events.thread);
-  visit("scopes.ticks", r.scope_begins.ticks);
-  visit("scopes.parent", r.scope_begins.parent);
-  visit("scopes.forward", r.scope_begins.forward);
-  visit("scopes.name", r.scope_begins.name);
-  visit("scopes.thread", r.scope_begins.thread);
-  visit("scopes.kind", r.scope_begins.kind);
-  visit("scopes.flags", r.scope_begins.flags);
-  visit("scope_ends.ticks", r.scope_ends.ticks);
-  visit("scope_ends.scope", r.scope_ends.scope);
-  visit("scope_ends.stack", r.scope_ends.stack);
-}
-
 // Hands the vector's memory to numpy; nothing is copied.
 template <class T>
 py::array_t<T> to_array(std::vector<T>&& column) {
@@ -73,10 +28,22 @@ py::array_t<T> to_array(std::vector<T>&& column) {
   return py::array_t<T>(static_cast<py::ssize_t>(kept->size()), kept->data(), owner);
 }
 
+template <class Schema>
+py::str name_in_python(const std::string& table, const Schema& column) {
+  return table + "." + column.name;
+}
+
 inline py::dict to_dict(Recording&& recording) {
   py::dict columns;
-  each_column(recording,
-              [&](const char* name, auto& column) { columns[name] = to_array(std::move(column)); });
+  Recording::each_table(
+      [&](const std::string& prefix, auto& table) {
+        table.each_column(
+            [&](const auto& schema, auto& column) {
+              columns[name_in_python(prefix, schema)] = to_array(std::move(column));
+            },
+            table);
+      },
+      recording);
   for (std::string& text : recording.strings) {
     make_utf8(text);
   }
@@ -104,26 +71,54 @@ std::span<const T> column_of(const py::dict& columns, const char* name, Column<T
   return view(holder);
 }
 
-// Fills the columns it visits from those of the same name.
-inline auto copy_from(const py::dict& columns) {
-  return [&columns](const char* name, auto& column) {
-    using T = typename std::decay_t<decltype(column)>::value_type;
-    Column<T> holder;
-    auto values = column_of<T>(columns, name, holder);
-    column.assign(values.begin(), values.end());
-  };
-}
+// Columns that Python has, seen from here: valid as long as this object.
+class ViewOfArrays {
+ public:
+  explicit ViewOfArrays(const py::dict& columns) : columns_(columns) {}
 
-inline Recording from_dict(const py::dict& columns) {
-  Recording recording;
-  each_column(recording, copy_from(columns));
-  recording.strings = columns["strings"].cast<std::vector<std::string>>();
-  recording.meta = columns["meta"].cast<std::string>();
-  for (const auto& [name, count] : columns["losses"].cast<py::dict>()) {
-    recording.losses.emplace_back(name.cast<std::string>(), count.cast<uint64_t>());
+  RecordingView recording() {
+    RecordingView view;
+    view.meta = columns_["meta"].cast<std::string>();
+    strings_ = columns_["strings"].cast<std::vector<std::string>>();
+    view.strings = strings_;
+    for (const auto& [name, count] : columns_["losses"].cast<py::dict>()) {
+      view.losses.emplace_back(name.cast<std::string>(), count.cast<uint64_t>());
+    }
+    RecordingView::each_table(
+        [this](const char* name, auto& table) {
+          table = this->table<std::decay_t<decltype(table)>>(name);
+        },
+        view);
+    return view;
   }
-  return recording;
-}
+
+  template <class View>
+  View table(const std::string& name) {
+    View view;
+    View::each_column(
+        [&](const auto& schema, auto& column) {
+          using Item = typename std::decay_t<decltype(schema)>::Item;
+          auto array = columns_[name_in_python(name, schema)].template cast<Column<Item>>();
+          column = pytracer::view(array);
+          arrays_.push_back(std::move(array));
+        },
+        view);
+    // Python may hand over columns of unequal lengths.
+    View::each_column(
+        [&](const auto& schema, const auto& column) {
+          if (column.size() != rows_in(view)) {
+            throw py::value_error(name + "." + schema.name + " has another length than " + name);
+          }
+        },
+        view);
+    return view;
+  }
+
+ private:
+  py::dict columns_;
+  std::vector<py::object> arrays_;
+  std::vector<std::string> strings_;
+};
 
 // The extensions share one class, `pytracer._core.FileError`.
 inline void raise_file_errors_as(const py::object& type) {

@@ -58,7 +58,8 @@ py::tuple read_file(const std::string& path) {
 }
 
 void write_file(const std::string& path, const py::dict& columns, bool overwrite) {
-  Recording recording = from_dict(columns);
+  ViewOfArrays arrays(columns);
+  const RecordingView recording = arrays.recording();
   py::gil_scoped_release unlocked;
   write_recording(recording, path, overwrite);
 }
@@ -72,12 +73,12 @@ py::dict lifetimes_of(const py::dict& columns) {
                       column_of<uint64_t>(columns, "events.bytes", bytes),
                       column_of<uint8_t>(columns, "events.action", action),
                       column_of<uint16_t>(columns, "events.place", place)};
-  Recording::Places place_columns;
-  each_place_column(place_columns, copy_from(columns));
+  ViewOfArrays arrays(columns);
+  auto places = arrays.table<RecordingView::Places>("places");
   Lifetimes found;
   {
     py::gil_scoped_release unlocked;
-    found = match_lifetimes(events, to_places(place_columns));
+    found = match_lifetimes(events, to_places(places));
   }
   py::dict result;
   result["start"] = to_array(std::move(found.start));

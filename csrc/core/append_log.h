@@ -36,8 +36,6 @@ inline constexpr size_t kReadyWord<Event> = 2;  // the `ready` byte
 template <>
 inline constexpr size_t kReadyWord<ScopeBegin> = 2;  // the top bit of `flags_and_ready`
 
-inline constexpr uint8_t kScopeReady = 0x80;
-
 template <class Row>
 class AppendLog {
  public:

@@ -70,6 +70,8 @@ enum ScopeFlag : uint8_t {
   kScopeAutocast = 4,   // the module was entered under autocast
 };
 
+inline constexpr uint8_t kScopeReady = 0x80;  // the log's own mark beside the flags
+
 struct ScopeBegin {
   uint64_t ticks;
   uint32_t parent;   // the enclosing scope on the same thread, 0 for none

@@ -15,7 +15,9 @@
 
 #include <chrono>
 #include <cstdint>
+#include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace pytracer {
@@ -24,14 +26,18 @@ namespace pytracer {
 class RecordingBuilder {
  public:
   void add(std::span<const std::string> rows);
-  void add(std::span<const StackFrame> rows);
-  void add(std::span<const Place> rows);
-  void add(std::span<const Label> rows);
-  void add(std::span<const NamedThread> rows);
   void add(std::span<const NamedCount> rows);
-  void add(std::span<const Event> rows);
-  void add(std::span<const ScopeBegin> rows);
-  void add(std::span<const ScopeEnd> rows);
+
+  template <class Row>
+  void add(std::span<const Row> rows) {
+    Recording::each_table(
+        [rows](const char*, auto& table) {
+          if constexpr (std::is_same_v<typename std::decay_t<decltype(table)>::Row, Row>) {
+            append_rows(table, rows);
+          }
+        },
+        recording);
+  }
 
   Recording recording;
 };
@@ -114,8 +120,8 @@ class Harvest {
   Recorder::Losses losses_{};
 };
 
-// The other way round: a recording in memory becomes a finished file. Throws FileError.
-void write_recording(const Recording& recording, const std::string& path, bool overwrite);
+// Writes a recording in memory to a finished file. Throws FileError.
+void write_recording(const RecordingView& recording, const std::string& path, bool overwrite);
 
 extern template bool Harvest::drain(TraceWriter& sink, uint64_t until);
 extern template bool Harvest::drain(RecordingBuilder& sink, uint64_t until);

@@ -45,14 +45,14 @@ int rank_of(uint8_t label) {
   return static_cast<int>(found - kLabelOrder.begin());
 }
 
-template <typename Rows>
-void append_rows(Rows& to, Rows& from) {
-  std::apply(
-      [&](auto&... into) {
-        std::apply([&](auto&... rows) { (into.insert(into.end(), rows.begin(), rows.end()), ...); },
-                   columns_of(from));
+template <class Table>
+void append_table(Table& to, const Table& from) {
+  Table::each_column(
+      [](const auto&, auto& into, const auto& rows) {
+        into.insert(into.end(), rows.begin(), rows.end());
       },
-      columns_of(to));
+      to,
+      from);
 }
 
 bool names_collective(std::string_view text) {
@@ -161,10 +161,10 @@ void Live::take_tables(Recording& flush) {
     is_product_.push_back(names_matrix_product(text));
   }
   std::move(flush.strings.begin(), flush.strings.end(), std::back_inserter(tables_.strings));
-  append_rows(tables_.stacks, flush.stacks);
-  append_rows(tables_.places, flush.places);
-  append_rows(tables_.labels, flush.labels);
-  append_rows(tables_.threads, flush.threads);
+  append_table(tables_.stacks, flush.stacks);
+  append_table(tables_.places, flush.places);
+  append_table(tables_.labels, flush.labels);
+  append_table(tables_.threads, flush.threads);
   for (auto& [name, count] : flush.losses) {
     auto known = std::find_if(tables_.losses.begin(),
                               tables_.losses.end(),

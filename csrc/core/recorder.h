@@ -1,21 +1,55 @@
-// The recorder: the process's one recording, and each thread's stack of open scopes.
+// The recorder: the process's one recording. It holds the logs and tables, and the sessions that
+// read them.
 //
-// Hooks (csrc/torch, csrc/cuda) call push, pop and record. None of these waits for another thread
-// or touches Python. Where memory has run out altogether push and pop may throw, which torch's
-// RecordFunction catches; record never does, so it may run under an allocator's lock: what it
-// cannot write down is lost by name. When nothing is traced each costs one relaxed load.
+//   scope_stack.h   each thread's stack of open scopes
+//   forward_map.h   which operator made an autograd node
+//   recorder.h      the logs, the sessions, and what hooks call
 //
-//   thread A ──push/pop──> its own frames ─┐ a frame becomes a row only when something
-//   thread B ──push/pop──> its own frames ─┤ happens inside it (lazily: most ops allocate
-//                                          v nothing and cost no memory)
-//            record ──────────────> events, scopes, scope_ends (AppendLog)
+// Example: loss = linear(x).sum(); loss.backward(). Time runs downwards. In brackets: the frames of
+// the thread, innermost last; an op's frame has autograd's next node number.
 //
-// Several traces may run at once; they share the recording and each reads its own stretch of it.
+//   call          the thread's frames                     rows appended
+//   ------------  --------------------------------------
+//   ------------------------------------------- push module   [linear] push op       [linear]
+//   [aten::linear 0] push op       [linear] [aten::linear 0] [addmm 0] record alloc scope 1: module
+//   linear
+//                                                         scope 2: op aten::linear, parent 1
+//                                                         scope 3: op aten::addmm, parent 2
+//                                                         event:   alloc, in scope 3
+//   pop op        [linear] [aten::linear 0]               none; next node is 1: node 0 is scope 3's
+//   pop op        [linear]                                end of 2, with the Python line
+//   pop module    []                                      end of 1
+//   push op       [aten::sum 1]
+//   record alloc                                          scope 4: op aten::sum; event: alloc, in 4
+//   pop op        []                                      end of 4; next node is 2: node 1 is 4's
+//   push pass     [backward]
+//   push_node     [backward] [SumBackward0 1]             none: it allocates nothing
+//   pop node      [backward]
+//   push_node     [backward] [AddmmBackward0 0]
+//   push op       [backward] [AddmmBackward0 0] [mm -1]
+//   record alloc                                          scope 5: backward
+//                                                         scope 6: node AddmmBackward0, parent 5,
+//                                                                  forward 3 (node 0 was scope 3's)
+//                                                         event:   alloc, in scope 6
+//   pop, pop, pop []                                      end of 6, end of 5
+//
+// A frame becomes a row only when something happens inside it: most ops allocate nothing and cost
+// no memory.
+//
+// Hooks (csrc/torch and the trackers of devices) call push, pop and record. None of these waits for
+// another thread or touches Python. When nothing is traced, each costs one relaxed load. When
+// memory has run out, push and pop may throw, which torch's RecordFunction catches. record never
+// throws, so it may run under an allocator's lock: an event that it cannot append is counted as
+// lost.
+//
+// Several traces may run at once. They share the recording, and each reads its own stretch of it.
 #pragma once
 
 #include "append_log.h"
 #include "clock.h"
 #include "event.h"
+#include "own_time.h"
+#include "scope_stack.h"
 #include "tables.h"
 
 #include <algorithm>
@@ -35,196 +69,6 @@ namespace pytracer {
 
 // The gate in front of every hook.
 inline constinit std::atomic<bool> recording{false};
-
-// What a thread's innermost autograd node is.
-enum class NodeKind : uint8_t {
-  kNone,
-  kWithGrad,  // evaluated with grad mode on: it makes a graph of its own
-  kPython,    // a Function of the program's: it may run anything
-  kPlain,     // one of torch's own: it computes gradients, and its operators are not told apart
-};
-
-// Whether an operator is torch's own (`aten::mul`, `detach`) and not a collective (`c10d::...`,
-// `nccl:...`) or of a library.
-inline bool is_arithmetic(const char* name) {
-  return std::strncmp(name, "aten::", 6) == 0 || std::strchr(name, ':') == nullptr;
-}
-
-// A scope that the program opens by hand. Unlike an op it may end on another thread: when a
-// generator is drained by a worker, or a future is completed. Its thread and whoever ends it share
-// this.
-struct Annotation {
-  explicit Annotation(std::string text) : name(std::move(text)) {}
-
-  const std::string name;
-  std::atomic<bool> ended_elsewhere{false};
-};
-
-// An op, module or pass that the thread is inside of.
-struct Frame {
-  const void* key;   // tells whose frame this is when it is popped
-  const char* name;  // valid as long as the frame is open
-  uint64_t ticks;    // 0 for an op inside an op: it begins when something happens in it
-  int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
-                     // of a node: its own number
-  uint64_t forward_thread;  // of a node: torch's id of the thread that made it
-  uint32_t scope;           // 0 until something happens inside
-  uint32_t name_id;         // when the name is interned already, else 0
-  ScopeKind kind;
-  uint8_t flags;
-  bool allocated;  // a block was made inside: worth a Python line
-  NodeKind node;   // of a node
-};
-
-// The autograd node that a thread evaluates: what its operators are, and whose.
-struct Node {
-  std::string name;
-  int64_t sequence;         // its number on the thread that made it, -1 for none
-  uint64_t forward_thread;  // torch's id of that thread
-};
-
-// How the recorder learns of nodes while torch tells of no operators: it asks at each event.
-struct NodeSource {
-  const void* (*current)();  // which the calling thread evaluates; null for none
-  Node (*describe)();        // the same one
-};
-
-// A thread's number and, of torch's own threads alone, the name that torch gave it.
-struct ThreadName {
-  uint64_t native_id;
-  std::string text;
-};
-
-class ThreadState {
- public:
-  ThreadState(uint16_t number, ThreadName name) : number_(number), name_(std::move(name)) {
-    frames_.reserve(128);
-  }
-
-  bool inside_node() const { return inside(ScopeKind::kNode); }
-
-  NodeKind node() const { return node_; }
-
-  bool inside_step() const { return inside(ScopeKind::kOptimizer); }
-
-  bool in_op() const { return !frames_.empty() && frames_.back().kind == ScopeKind::kOp; }
-
-  bool in_outermost_op() const {
-    size_t count = frames_.size();
-    return in_op() && (count == 1 || frames_[count - 2].kind != ScopeKind::kOp);
-  }
-
-  bool is_in(const void* key) const { return !frames_.empty() && frames_.back().key == key; }
-
-  // Neither in a module nor in a backward pass (which may run modules again).
-  bool outside_of_modules() const {
-    return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
-           !inside(ScopeKind::kBackward);
-  }
-
- private:
-  friend class Recorder;
-  friend class OwnTime;
-
-  bool inside(ScopeKind kind) const {
-    return std::any_of(frames_.rbegin(), frames_.rend(), [kind](const Frame& frame) {
-      return frame.kind == kind;
-    });
-  }
-
-  struct CachedName {
-    std::string_view text;  // the table's copy
-    uint32_t id = 0;
-  };
-
-  // Forward ops by the number of the autograd node they made: the nodes' side of the map from
-  // backward to forward. A ring, since numbers grow for ever: 2^17 nodes may be alive at once.
-  static constexpr uint64_t kRing = uint64_t{1} << 17;
-  static constexpr size_t kNames = 1024;
-
-  struct Free {
-    void operator()(void* memory) const { std::free(memory); }
-  };
-
-  std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
-  uint32_t calls_ = 0;             // of which some are timed: see OwnTime
-  NodeKind node_ = NodeKind::kNone;
-  bool retired_ = false;  // its thread has ended
-  uint16_t number_;
-  uint32_t generation_ = 0;  // of the recording that the caches belong to
-  ThreadName name_;
-  std::atomic<uint64_t> torch_id_{0};  // what torch calls this thread in forwardThreadId()
-  int64_t claimed_ = 0;                // node numbers below this have an op
-  std::vector<Frame> frames_;
-  std::vector<std::shared_ptr<Annotation>> annotations_;  // of the frames that are annotations
-  std::atomic<bool> some_ended_elsewhere_{false};         // of these annotations
-  // Set once, before torch_id_. From calloc: of a thread that makes few nodes it takes one page.
-  std::unique_ptr<std::atomic<uint64_t>[], Free> made_by_;
-  std::vector<CachedName> names_;  // kNames, or none yet
-
-  struct Read {
-    uint64_t address;
-    uint32_t label;
-    uint16_t place;
-  };
-
-  // What the outermost operator reads, worth noting if it makes a block: of a long list the first.
-  std::array<Read, 8> reads_;
-  uint8_t read_count_ = 0;
-  // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
-  const void* asked_node_ = nullptr;
-  std::atomic<uint32_t> asked_scope_{0};
-  std::atomic<uint64_t> asked_until_{0};  // the last event's ticks
-};
-
-// One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
-extern __attribute__((
-    tls_model("initial-exec"))) thread_local constinit ThreadState* this_thread_state;
-
-// What tracing itself computes, and no time that its threads wait. One in 61 of the short calls is
-// timed and stands for all. (A prime, so that it is not always the same one of a program's loop.)
-// Ticks go on while another program has the core, so a call that took too long stands for nothing.
-// What takes longer by itself is timed by the thread's clock: see quietly::Timed.
-class OwnTime {
- public:
-  struct Reading {
-    uint64_t at;     // when it was read, in ticks
-    uint64_t ticks;  // of short calls
-    uint64_t ns;     // of the others
-  };
-
-  explicit OwnTime(ThreadState& thread)
-      : begin_(++thread.calls_ % kOneIn == 0 && !in_longer_call ? ticks_now() : 0) {}
-
-  OwnTime(const OwnTime&) = delete;
-  OwnTime& operator=(const OwnTime&) = delete;
-
-  ~OwnTime() {
-    if (begin_ != 0) {
-      uint64_t took = ticks_now() - begin_;
-      add_ticks(took < interrupted_ticks() ? kOneIn * took : 0);
-    }
-  }
-
-  static void add_ticks(uint64_t ticks) { ticks_.fetch_add(ticks, std::memory_order_relaxed); }
-
-  static void add_ns(uint64_t ns) { ns_.fetch_add(ns, std::memory_order_relaxed); }
-
-  static Reading read() {
-    return {
-        ticks_now(), ticks_.load(std::memory_order_relaxed), ns_.load(std::memory_order_relaxed)};
-  }
-
-  // Of this thread: what happens inside of it is counted with it.
-  static inline thread_local constinit bool in_longer_call = false;
-
- private:
-  static constexpr uint32_t kOneIn = 61;
-  static inline std::atomic<uint64_t> ticks_{0};
-  static inline std::atomic<uint64_t> ns_{0};
-
-  uint64_t begin_;
-};
 
 class Recorder {
  public:
@@ -272,11 +116,7 @@ class Recorder {
 
   // Whether an op is known to have made the thread's node of this number.
   static bool made_by_an_op(const ThreadState& thread, uint64_t number) {
-    if (!thread.made_by_) {
-      return false;
-    }
-    uint64_t entry = thread.made_by_[number % ThreadState::kRing].load(std::memory_order_relaxed);
-    return entry >> 32 == (number & UINT32_MAX);
+    return thread.made_.has(number);
   }
 
   // The thread enters an annotation, whose address is the frame's key.
@@ -306,7 +146,7 @@ class Recorder {
       return false;
     }
     if (frame.sequence >= 0 &&
-        static_cast<int64_t>(next_sequence()) > std::max(frame.sequence, thread.claimed_)) {
+        thread.made_.has_unclaimed(frame.sequence, static_cast<int64_t>(next_sequence()))) {
       return false;
     }
     frames.pop_back();
@@ -425,7 +265,17 @@ class Recorder {
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
   void close(ThreadState& thread, size_t depth);
   void erase(ThreadState& thread, size_t depth, int64_t next_sequence);
-  void drop_ended(ThreadState& thread);
+  void pop_ended(ThreadState& thread);
+
+  // Whatever happens next on this thread is not inside of annotations that another thread has
+  // ended.
+  void drop_ended(ThreadState& thread) {
+    if (thread.some_ended_elsewhere_.load(std::memory_order_relaxed) &&
+        thread.some_ended_elsewhere_.exchange(false)) [[unlikely]] {
+      pop_ended(thread);
+    }
+  }
+
   void set_limits();
 
   friend struct ThreadExit;
@@ -456,6 +306,32 @@ class Recorder {
   std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;
+};
+
+// A hook's stay in the recorder. Raises the thread's flag, and only then looks whether anything
+// records (see Recorder::quiesce). True while something does; the thread then remembers nothing of
+// an earlier recording.
+class Recorder::Stay {
+ public:
+  Stay(Recorder& recorder, ThreadState& thread) : thread_(thread) {
+    thread.busy_.store(true, std::memory_order_relaxed);
+    std::atomic_signal_fence(std::memory_order_seq_cst);
+    records_ = recording.load(std::memory_order_relaxed);
+    if (records_ && thread.generation_ != recorder.generation()) {
+      recorder.refresh(thread);
+    }
+  }
+
+  ~Stay() { thread_.busy_.store(false, std::memory_order_release); }
+
+  Stay(const Stay&) = delete;  // the flag is lowered once
+  Stay& operator=(const Stay&) = delete;
+
+  explicit operator bool() const { return records_; }
+
+ private:
+  ThreadState& thread_;
+  bool records_;
 };
 
 }  // namespace pytracer

@@ -11,7 +11,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace pytracer {
@@ -78,11 +77,20 @@ class ChunkColumns {
   }
 
   // Appends rows to all columns of a table, in the order of their ids.
-  template <typename Group>
-  bool decode_group(size_t rows, Group& group) {
+  template <class Table>
+  bool decode_group(size_t rows, Table& table) {
     uint8_t id = 0;
-    return std::apply([&](auto&... each) { return (decode(++id, rows, each) && ...); },
-                      columns_of(group));
+    bool good = true;
+    Table::each_column(
+        [&](const auto& schema, auto& column) {
+          if (find(++id) == nullptr && schema.presence == kMayBeMissing) {
+            column.resize(column.size() + rows);
+          } else {
+            good = good && decode(id, rows, column);
+          }
+        },
+        table);
+    return good;
   }
 
   // A column that is one text.

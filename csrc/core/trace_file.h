@@ -3,6 +3,7 @@
 #pragma once
 
 #include "event.h"
+#include "trace_tables.h"
 
 #include <array>
 #include <atomic>
@@ -25,35 +26,7 @@ inline constexpr uint16_t kFormatMinor = 1;
 inline constexpr size_t kMaxRowsPerChunk = 65536;
 inline constexpr size_t kMaxColumnBytes = size_t{256} << 20;  // of one decoded column: long texts
 
-// NOLINTNEXTLINE(performance-enum-size): two bytes in the file
-enum class Table : uint16_t {
-  kMeta = 1,
-  kClock = 2,
-  kStrings = 3,
-  kStacks = 4,
-  kPlaces = 5,
-  kLabels = 6,
-  kThreads = 7,
-  kLosses = 8,
-  kEvents = 9,
-  kScopeBegins = 10,
-  kScopeEnds = 11,
-  kEnd = 12,
-  kFlushes = 13,
-};
-inline constexpr size_t kTables = 14;  // one more than the largest: indexes arrays by table
-
 std::string_view table_name(Table table);
-
-struct NamedThread {
-  uint64_t native_id;
-  uint32_t name;  // a row of the string table
-};
-
-struct NamedCount {
-  uint32_t name;  // a row of the string table
-  uint64_t count;
-};
 
 // What went wrong with a file as a whole. what() is one line: path, what happened, what to do.
 class FileError : public std::runtime_error {
@@ -112,16 +85,15 @@ class TraceWriter {
   void be_anonymous(std::string root);
 
   void set_meta(std::string_view json);  // replaces what was set before
-  void add(std::span<const ClockReading> rows);
   void add(std::span<const std::string> rows);
-  void add(std::span<const StackFrame> rows);
-  void add(std::span<const Place> rows);
-  void add(std::span<const Label> rows);
   void add(std::span<const NamedThread> rows);
-  void add(std::span<const NamedCount> rows);  // a later count of the same name replaces an earlier
-  void add(std::span<const Event> rows);
-  void add(std::span<const ScopeBegin> rows);
-  void add(std::span<const ScopeEnd> rows);
+  // Rows of any table of trace_tables.h. Of NamedCount a later row replaces an earlier one of the
+  // same name.
+  template <class Row>
+  void add(std::span<const Row> rows);
+  // The same rows as columns. They are written as they are, without a copy.
+  template <class View>
+  void add_columns(const View& columns);
 
   // What was added since the last time belongs together: a reader shows all of it or nothing.
   void end_flush();
@@ -135,8 +107,8 @@ class TraceWriter {
   const std::string& path() const { return path_; }
 
  private:
-  template <typename Row, typename Columns>
-  void add_rows(Table table, std::span<const Row> rows, Columns columns);
+  template <class Columns, class AddPart>
+  void add_chunks(size_t rows, AddPart add_part);
   void write_file_header();
   void write_chunk(std::span<const uint8_t> chunk);
   void write_bytes(std::span<const uint8_t> bytes);
@@ -158,85 +130,6 @@ class TraceWriter {
   std::vector<uint8_t> column_;   // one column of it, gathered from rows
   std::vector<uint8_t> scratch_;  // the same, filtered
 };
-
-// A whole file, decoded. Each group's columns are equally long. Every reference between tables
-// is valid, or 0: code may index without checking. strings, stacks, places, labels and threads
-// have at least their row 0.
-struct Recording {
-  struct Events {
-    std::vector<uint64_t> ticks;
-    std::vector<uint64_t> address;
-    std::vector<uint64_t> bytes;
-    std::vector<uint8_t> action;
-    std::vector<uint32_t> scope;
-    std::vector<uint16_t> place;
-    std::vector<uint16_t> thread;
-  };
-
-  struct ScopeBegins {
-    std::vector<uint64_t> ticks;
-    std::vector<uint32_t> parent;
-    std::vector<uint32_t> forward;
-    std::vector<uint32_t> name;
-    std::vector<uint16_t> thread;
-    std::vector<uint8_t> kind;
-    std::vector<uint8_t> flags;  // without the log's ready bit
-  };
-
-  struct ScopeEnds {
-    std::vector<uint64_t> ticks;
-    std::vector<uint32_t> scope;
-    std::vector<uint32_t> stack;
-  };
-
-  struct Stacks {
-    std::vector<uint32_t> parent;
-    std::vector<uint32_t> file;
-    std::vector<uint32_t> function;
-    std::vector<uint32_t> line;
-  };
-
-  struct Places {
-    std::vector<uint64_t> stream;
-    std::vector<uint64_t> pool_high;
-    std::vector<uint64_t> pool_low;
-    std::vector<uint8_t> device_type;
-    std::vector<uint8_t> device_index;
-  };
-
-  struct Labels {
-    std::vector<uint8_t> category;
-    std::vector<uint32_t> role;
-    std::vector<uint32_t> name;
-    std::vector<uint32_t> shape;
-    std::vector<uint32_t> dtype;
-  };
-
-  struct Threads {
-    std::vector<uint64_t> native_id;
-    std::vector<uint32_t> name;
-  };
-
-  struct Clock {
-    std::vector<uint64_t> ticks;
-    std::vector<int64_t> unix_ns;
-  };
-
-  std::string meta;  // a JSON document, empty when there was none
-  Clock clock;
-  std::vector<std::string> strings;  // valid UTF-8
-  Stacks stacks;
-  Places places;
-  Labels labels;
-  Threads threads;
-  std::vector<std::pair<std::string, uint64_t>> losses;
-  Events events;
-  ScopeBegins scope_begins;
-  ScopeEnds scope_ends;
-};
-
-// What match_lifetimes wants.
-std::vector<Place> to_places(const Recording::Places& columns);
 
 struct ReadReport {
   enum class Status : uint8_t {

@@ -6,7 +6,6 @@
 
 #include <cstring>
 #include <set>
-#include <tuple>
 #include <type_traits>
 
 namespace pytracer {
@@ -46,73 +45,27 @@ Item load(std::span<const uint8_t> bytes, size_t at) {
   return item;
 }
 
-// The columns of each table, in the order of their ids.
-inline auto columns_of(Recording::Clock& t) {
-  return std::tie(t.ticks, t.unix_ns);
+using Losses = LossTable<Owned>;
+using Flushes = FlushTable<Owned>;
+using Totals = TotalTable<Owned>;
+
+// Calls change(column) for each column of a table.
+template <class Table, class Change>
+void change_columns(Table& table, Change change) {
+  Table::each_column([&](const auto&, auto& column) { change(column); }, table);
 }
 
-inline auto columns_of(Recording::Stacks& t) {
-  return std::tie(t.parent, t.file, t.function, t.line);
+template <class Table>
+void resize(Table& table, size_t rows) {
+  change_columns(table, [rows](auto& column) { column.resize(rows); });
 }
 
-inline auto columns_of(Recording::Places& t) {
-  return std::tie(t.stream, t.pool_high, t.pool_low, t.device_type, t.device_index);
-}
-
-inline auto columns_of(Recording::Labels& t) {
-  return std::tie(t.category, t.role, t.name, t.shape, t.dtype);
-}
-
-inline auto columns_of(Recording::Threads& t) {
-  return std::tie(t.native_id, t.name);
-}
-
-inline auto columns_of(Recording::Events& t) {
-  return std::tie(t.ticks, t.address, t.bytes, t.action, t.scope, t.place, t.thread);
-}
-
-inline auto columns_of(Recording::ScopeBegins& t) {
-  return std::tie(t.ticks, t.parent, t.forward, t.name, t.thread, t.kind, t.flags);
-}
-
-inline auto columns_of(Recording::ScopeEnds& t) {
-  return std::tie(t.ticks, t.scope, t.stack);
-}
-
-struct Losses {
-  std::vector<uint32_t> name;
-  std::vector<uint64_t> count;
-};
-
-inline auto columns_of(Losses& t) {
-  return std::tie(t.name, t.count);
-}
-
-struct Flushes {
-  std::vector<uint32_t> chain;
-};
-
-inline auto columns_of(Flushes& t) {
-  return std::tie(t.chain);
-}
-
-template <typename Group>
-size_t rows_in(Group& group) {
-  return std::get<0>(columns_of(group)).size();
-}
-
-template <typename Group>
-void resize(Group& group, size_t rows) {
-  std::apply([rows](auto&... column) { (column.resize(rows), ...); }, columns_of(group));
-}
-
-template <typename Group>
-size_t row_bytes(Group& group) {
-  return std::apply(
-      [](auto&... column) {
-        return (sizeof(typename std::remove_reference_t<decltype(column)>::value_type) + ...);
-      },
-      columns_of(group));
+template <class Table>
+constexpr size_t row_bytes() {
+  size_t bytes = 0;
+  Table::each_column(
+      [&](const auto& schema) { bytes += sizeof(typename std::decay_t<decltype(schema)>::Item); });
+  return bytes;
 }
 
 // Replaces what is not UTF-8. True when there was such.

@@ -25,15 +25,6 @@ constexpr std::array<std::string_view, kTables> kTableNames = {"none",
                                                                "end",
                                                                "flushes"};
 
-struct Totals {
-  std::vector<uint16_t> table;
-  std::vector<uint64_t> rows;
-};
-
-auto columns_of(Totals& t) {
-  return std::tie(t.table, t.rows);
-}
-
 // Rows in the place of lost ones, which change nothing for whoever reads on.
 void blank(Recording::Events& events, size_t from) {
   uint64_t before = from > 0 ? events.ticks[from - 1] : 0;
@@ -312,10 +303,10 @@ void Reader::reserve_events() {
     blank_budget_ += most;
     if (chunk.header.table == Table::kEvents) {
       // A chunk may claim more than its bytes can hold.
-      rows += std::min<size_t>(chunk.header.rows, most / row_bytes(out_.events));
+      rows += std::min<size_t>(chunk.header.rows, most / row_bytes<Recording::Events>());
     }
   }
-  std::apply([rows](auto&... column) { (column.reserve(rows), ...); }, columns_of(out_.events));
+  change_columns(out_.events, [rows](auto& column) { column.reserve(rows); });
 }
 
 void Reader::take(const Chunk& chunk) {
@@ -396,7 +387,7 @@ bool Reader::take_group(const ChunkHeader& header, Group& group, bool numbered) 
   size_t before = rows_in(group);
   size_t first = before;
   if (numbered) {
-    if (!fits(header, before, row_bytes(group))) {
+    if (!fits(header, before, row_bytes<Group>())) {
       return false;
     }
     first = header.first_row;
@@ -409,9 +400,8 @@ bool Reader::take_group(const ChunkHeader& header, Group& group, bool numbered) 
   if (!good) {
     resize(group, first);
   }
-  constexpr size_t kKnown = std::tuple_size_v<decltype(columns_of(group))>;
   for (const EncodedBytes& each : columns_.all()) {
-    if (each.id > kKnown) {
+    if (each.id > Group::kColumns) {
       notes_.add("column " + std::to_string(each.id) + " of " +
                  std::string(table_name(header.table)) +
                  " was skipped: a newer pytracer wrote it and can read it");
@@ -431,7 +421,8 @@ bool Reader::take_meta() {
 
 // A reading that is lost leaves no blank one: time is the line through the first and the last.
 bool Reader::take_clock(const ChunkHeader& header) {
-  if (!fits(header, clock_rows_, row_bytes(out_.clock)) || !take_group(header, out_.clock, false)) {
+  if (!fits(header, clock_rows_, row_bytes<Recording::Clock>()) ||
+      !take_group(header, out_.clock, false)) {
     return false;
   }
   clock_rows_ = header.first_row + header.rows;
@@ -565,19 +556,6 @@ Recording read_from(Source& source, ReadReport& report) {
 
 std::string_view table_name(Table table) {
   return index_of(table) < kTables ? kTableNames[index_of(table)] : "unknown";
-}
-
-std::vector<Place> to_places(const Recording::Places& columns) {
-  std::vector<Place> places;
-  places.reserve(columns.stream.size());
-  for (size_t i = 0; i < columns.stream.size(); ++i) {
-    places.push_back({columns.stream[i],
-                      columns.pool_high[i],
-                      columns.pool_low[i],
-                      static_cast<DeviceType>(columns.device_type[i]),
-                      columns.device_index[i]});
-  }
-  return places;
 }
 
 Recording read_recording(std::span<const uint8_t> bytes,

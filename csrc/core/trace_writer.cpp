@@ -18,7 +18,8 @@ inline std::span<const uint8_t> as_bytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// Columns are numbered from 1 in the order they are added: the order of Recording's members.
+// Columns are numbered from 1 in the order they are added: the order of their lines in
+// trace_tables.h.
 class ChunkBuilder {
  public:
   ChunkBuilder(std::vector<uint8_t>& out,
@@ -37,14 +38,27 @@ class ChunkBuilder {
     out_.resize(kChunkHeader);
   }
 
-  template <typename Item, typename Row, typename Get>
-  void column(std::span<const Row> rows, uint8_t filter, Get get) {
-    column_.resize(rows.size() * sizeof(Item));
-    for (size_t i = 0; i < rows.size(); ++i) {
-      auto item = static_cast<Item>(get(rows[i]));
-      std::memcpy(column_.data() + i * sizeof(Item), &item, sizeof(Item));
-    }
-    encoded(column_, sizeof(Item), filter);
+  template <class Row>
+  void rows(std::span<const Row> rows) {
+    TableOf<Row>::Columns::each_column([&](const auto& schema) {
+      using Item = typename std::decay_t<decltype(schema)>::Item;
+      column_.resize(rows.size() * sizeof(Item));
+      for (size_t i = 0; i < rows.size(); ++i) {
+        Item item = schema.of_row(rows[i]);
+        std::memcpy(column_.data() + i * sizeof(Item), &item, sizeof(Item));
+      }
+      encoded(column_, sizeof(Item), schema.filter);
+    });
+  }
+
+  template <class View>
+  void columns(const View& view) {
+    View::each_column(
+        [&](const auto& schema, const auto& column) {
+          const auto* bytes = reinterpret_cast<const uint8_t*>(column.data());
+          encoded({bytes, column.size_bytes()}, sizeof(column[0]), schema.filter);
+        },
+        view);
   }
 
   void text(std::span<const uint8_t> bytes) { encoded(bytes, kBytesWidth, kFilterNone); }
@@ -219,10 +233,10 @@ void TraceWriter::end_flush() {
   if (bytes_written() == flushed_) {
     return;
   }
-  std::span<const uint32_t> row(&chain_, 1);
+  Flush row{chain_};
   uint64_t& flushes = rows_[index_of(Table::kFlushes)];
-  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kFlushes, flushes, row.size());
-  chunk.column<uint32_t>(row, kFilterNone, [](uint32_t chain) { return chain; });
+  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kFlushes, flushes, 1);
+  chunk.rows(std::span<const Flush>(&row, 1));
   write_chunk(chunk.finish());
   ++flushes;
   flushed_ = bytes_written();
@@ -233,16 +247,14 @@ void TraceWriter::finish() {
     return;
   }
   end_flush();
-  std::vector<size_t> tables;
+  std::vector<Total> totals;
   for (size_t table = 1; table < kTables; ++table) {
     if (table != index_of(Table::kEnd)) {
-      tables.push_back(table);
+      totals.push_back({static_cast<uint16_t>(table), rows_[table]});
     }
   }
-  std::span<const size_t> rows(tables);
-  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kEnd, 0, rows.size());
-  chunk.column<uint16_t>(rows, kFilterNone, [](size_t table) { return table; });
-  chunk.column<uint64_t>(rows, kFilterNone, [this](size_t table) { return rows_[table]; });
+  ChunkBuilder chunk(chunk_, column_, scratch_, Table::kEnd, 0, totals.size());
+  chunk.rows(std::span<const Total>(totals));
   write_chunk(chunk.finish());
   sync();
   finished_ = true;
@@ -251,18 +263,34 @@ void TraceWriter::finish() {
   }
 }
 
-template <typename Row, typename Columns>
-void TraceWriter::add_rows(Table table, std::span<const Row> rows, Columns columns) {
+// Calls add_part(chunk, from, to) for the rows of each chunk.
+template <class Columns, class AddPart>
+void TraceWriter::add_chunks(size_t rows, AddPart add_part) {
   require_open();
-  uint64_t& first_row = rows_[index_of(table)];
-  while (!rows.empty()) {
-    auto part = rows.first(std::min(rows.size(), kMaxRowsPerChunk));
-    ChunkBuilder chunk(chunk_, column_, scratch_, table, first_row, part.size());
-    columns(chunk, part);
+  uint64_t& first_row = rows_[index_of(Columns::kNumber)];
+  for (size_t from = 0; from < rows;) {
+    size_t to = std::min(rows, from + kMaxRowsPerChunk);
+    ChunkBuilder chunk(chunk_, column_, scratch_, Columns::kNumber, first_row, to - from);
+    add_part(chunk, from, to);
     write_chunk(chunk.finish());
-    first_row += part.size();
-    rows = rows.subspan(part.size());
+    first_row += to - from;
+    from = to;
   }
+}
+
+template <class Row>
+void TraceWriter::add(std::span<const Row> rows) {
+  using Columns = typename TableOf<Row>::Columns;
+  add_chunks<Columns>(rows.size(), [&](ChunkBuilder& chunk, size_t from, size_t to) {
+    chunk.rows(rows.subspan(from, to - from));
+  });
+}
+
+template <class View>
+void TraceWriter::add_columns(const View& columns) {
+  add_chunks<View>(rows_in(columns), [&](ChunkBuilder& chunk, size_t from, size_t to) {
+    chunk.columns(view_of<View>(columns, from, to));
+  });
 }
 
 void TraceWriter::be_anonymous(std::string root) {
@@ -306,99 +334,32 @@ void TraceWriter::add(std::span<const std::string> rows) {
   }
 }
 
-// Filters: what rises steadily is stored as differences; whatever has high bytes that seldom
-// change is shuffled.
-constexpr uint8_t kRising = kFilterDelta | kFilterShuffle;
-
-void TraceWriter::add(std::span<const ClockReading> rows) {
-  add_rows(Table::kClock, rows, [](ChunkBuilder& chunk, std::span<const ClockReading> part) {
-    chunk.column<uint64_t>(part, kRising, [](const auto& row) { return row.ticks; });
-    chunk.column<int64_t>(part, kRising, [](const auto& row) { return row.unix_ns; });
-  });
-}
-
-void TraceWriter::add(std::span<const StackFrame> rows) {
-  add_rows(Table::kStacks, rows, [](ChunkBuilder& chunk, std::span<const StackFrame> part) {
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.parent; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.file; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.function; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.line; });
-  });
-}
-
-void TraceWriter::add(std::span<const Place> rows) {
-  add_rows(Table::kPlaces, rows, [](ChunkBuilder& chunk, std::span<const Place> part) {
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.stream; });
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.pool_high; });
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.pool_low; });
-    chunk.column<uint8_t>(part, kFilterNone, [](const auto& row) { return row.device_type; });
-    chunk.column<uint8_t>(part, kFilterNone, [](const auto& row) { return row.device_index; });
-  });
-}
-
-void TraceWriter::add(std::span<const Label> rows) {
-  add_rows(Table::kLabels, rows, [](ChunkBuilder& chunk, std::span<const Label> part) {
-    chunk.column<uint8_t>(part, kFilterNone, [](const auto& row) { return row.category; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.role; });
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.name; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.shape; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.dtype; });
-  });
-}
-
 void TraceWriter::add(std::span<const NamedThread> rows) {
-  std::vector<NamedThread> numbered;
+  std::vector<NamedThread> numbered(rows.begin(), rows.end());
   if (anonymous_root_) {  // the main thread's id is the process's
-    numbered.assign(rows.begin(), rows.end());
     for (size_t i = 0; i < numbered.size(); ++i) {
       numbered[i].native_id = rows_[index_of(Table::kThreads)] + i;
     }
-    rows = numbered;
   }
-  add_rows(Table::kThreads, rows, [](ChunkBuilder& chunk, std::span<const NamedThread> part) {
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.native_id; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.name; });
-  });
+  add<NamedThread>(numbered);
 }
 
-void TraceWriter::add(std::span<const NamedCount> rows) {
-  add_rows(Table::kLosses, rows, [](ChunkBuilder& chunk, std::span<const NamedCount> part) {
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.name; });
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.count; });
-  });
-}
+template void TraceWriter::add(std::span<const ClockReading> rows);
+template void TraceWriter::add(std::span<const StackFrame> rows);
+template void TraceWriter::add(std::span<const Place> rows);
+template void TraceWriter::add(std::span<const Label> rows);
+template void TraceWriter::add(std::span<const NamedCount> rows);
+template void TraceWriter::add(std::span<const Event> rows);
+template void TraceWriter::add(std::span<const ScopeBegin> rows);
+template void TraceWriter::add(std::span<const ScopeEnd> rows);
 
-void TraceWriter::add(std::span<const Event> rows) {
-  add_rows(Table::kEvents, rows, [](ChunkBuilder& chunk, std::span<const Event> part) {
-    chunk.column<uint64_t>(part, kRising, [](const auto& row) { return row.ticks; });
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.address; });
-    chunk.column<uint64_t>(part, kFilterShuffle, [](const auto& row) { return row.bytes; });
-    chunk.column<uint8_t>(part, kFilterNone, [](const auto& row) { return row.action; });
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.scope; });
-    chunk.column<uint16_t>(part, kFilterShuffle, [](const auto& row) { return row.place; });
-    chunk.column<uint16_t>(part, kFilterShuffle, [](const auto& row) { return row.thread; });
-  });
-}
-
-void TraceWriter::add(std::span<const ScopeBegin> rows) {
-  add_rows(Table::kScopeBegins, rows, [](ChunkBuilder& chunk, std::span<const ScopeBegin> part) {
-    chunk.column<uint64_t>(part, kRising, [](const auto& row) { return row.ticks; });
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.parent; });
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.forward; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.name; });
-    chunk.column<uint16_t>(part, kFilterShuffle, [](const auto& row) { return row.thread; });
-    chunk.column<uint8_t>(part, kFilterNone, [](const auto& row) { return row.kind; });
-    chunk.column<uint8_t>(
-        part, kFilterNone, [](const auto& row) { return row.flags_and_ready & 0x7F; });
-  });
-}
-
-void TraceWriter::add(std::span<const ScopeEnd> rows) {
-  add_rows(Table::kScopeEnds, rows, [](ChunkBuilder& chunk, std::span<const ScopeEnd> part) {
-    chunk.column<uint64_t>(part, kRising, [](const auto& row) { return row.ticks; });
-    chunk.column<uint32_t>(part, kRising, [](const auto& row) { return row.scope; });
-    chunk.column<uint32_t>(part, kFilterShuffle, [](const auto& row) { return row.stack; });
-  });
-}
+template void TraceWriter::add_columns(const ClockTable<Viewed>& columns);
+template void TraceWriter::add_columns(const StackTable<Viewed>& columns);
+template void TraceWriter::add_columns(const PlaceTable<Viewed>& columns);
+template void TraceWriter::add_columns(const LabelTable<Viewed>& columns);
+template void TraceWriter::add_columns(const ThreadTable<Viewed>& columns);
+template void TraceWriter::add_columns(const EventTable<Viewed>& columns);
+template void TraceWriter::add_columns(const ScopeBeginTable<Viewed>& columns);
+template void TraceWriter::add_columns(const ScopeEndTable<Viewed>& columns);
 
 }  // namespace pytracer

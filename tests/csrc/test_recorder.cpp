@@ -69,6 +69,39 @@ std::string name_of(const Recording& r, uint32_t scope) {
   return scope == 0 ? "" : r.strings[r.scope_begins.name[scope - 1]];
 }
 
+// The example above the recorder, in recorder.h: loss = linear(x).sum(); loss.backward().
+TEST(the_example_in_recorder_h) {
+  Recorded session;
+  Recorder& recorder = Recorder::get();
+  recorder.torch_thread_id.store([]() -> uint64_t { return 1; });
+  ThreadState& thread = here();
+  int module = 0, pass = 0, node = 0;
+  recorder.push(thread, ScopeKind::kModule, &module, "linear");
+  op("aten::linear", 0, 1, [] { op("aten::addmm", 0, 1, [] { alloc(0x10); }); });
+  recorder.pop(thread, &module);
+  op("aten::sum", 1, 2, [] { alloc(0x20); });
+  recorder.push(thread, ScopeKind::kBackward, &pass, "backward");
+  recorder.push_node(thread, &node, "SumBackward0", 1, 1, NodeKind::kPlain);
+  recorder.pop(thread, &node);
+  recorder.push_node(thread, &node, "AddmmBackward0", 0, 1, NodeKind::kPlain);
+  op("aten::mm", -1, -1, [] { alloc(0x30); });
+  recorder.pop(thread, &node);
+  recorder.pop(thread, &pass);
+  Recording trace = session.read();
+  const auto& begins = trace.scope_begins;
+  std::vector<std::string> names;
+  for (uint32_t name : begins.name) {
+    names.push_back(trace.strings[name]);
+  }
+  CHECK(names ==
+        std::vector<std::string>(
+            {"linear", "aten::linear", "aten::addmm", "aten::sum", "backward", "AddmmBackward0"}));
+  CHECK(begins.parent == std::vector<uint32_t>({0, 1, 2, 0, 0, 5}));
+  CHECK(begins.forward == std::vector<uint32_t>({0, 0, 0, 0, 0, 3}));
+  CHECK(trace.events.scope == std::vector<uint32_t>({3, 4, 6}));
+  CHECK(trace.scope_ends.scope == std::vector<uint32_t>({2, 1, 4, 6, 5}));
+}
+
 TEST(a_log_keeps_rows_in_the_order_of_their_claims) {
   AppendLog<ScopeEnd> log;
   for (uint32_t i = 1; i <= 200000; ++i) {
@@ -777,7 +810,7 @@ TEST(a_saved_file_that_ends_anywhere_is_consistent) {
   Recorded session;
   Stepping(2, 2 * kMaxRowsPerChunk);
   Recording before = session.read();
-  write_recording(before, path, true);
+  write_recording(view_of(before), path, true);
   std::ifstream file(path, std::ios::binary);
   const std::vector<char> bytes((std::istreambuf_iterator<char>(file)), {});
   size_t half = 0;
@@ -831,7 +864,7 @@ TEST(a_recording_written_to_a_file_is_read_back_equal) {
   }
   Recording before = session.read();
   before.meta = "{}";
-  write_recording(before, path, true);
+  write_recording(view_of(before), path, true);
   ReadReport report;
   Recording after = read_recording(path, report);
   CHECK_EQ(report.status, ReadReport::Status::kComplete);

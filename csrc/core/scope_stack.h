@@ -1,0 +1,170 @@
+// A thread's stack of open scopes.
+//
+// A hook pushes a frame when the program enters an operator, a node, a module, a pass or an
+// annotation, and pops it when the program leaves. A frame costs no memory of the recording: it
+// becomes a row (a ScopeBegin) only when something happens inside. Most operators allocate nothing
+// and leave no trace. recorder.h shows an example.
+#pragma once
+
+#include "event.h"
+#include "forward_map.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace pytracer {
+
+// What a thread's innermost autograd node is.
+enum class NodeKind : uint8_t {
+  kNone,
+  kWithGrad,  // evaluated with grad mode on: it makes a graph of its own
+  kPython,    // a Function of the program's: it may run anything
+  kPlain,     // one of torch's own: it computes gradients, and its operators are not told apart
+};
+
+// Whether an operator is torch's own (`aten::mul`, `detach`) and not a collective (`c10d::...`,
+// `nccl:...`) or of a library.
+inline bool is_arithmetic(const char* name) {
+  return std::strncmp(name, "aten::", 6) == 0 || std::strchr(name, ':') == nullptr;
+}
+
+// A scope that the program opens by hand. Unlike an op it may end on another thread: when a
+// generator is drained by a worker, or a future is completed. Its thread and whoever ends it share
+// this.
+struct Annotation {
+  explicit Annotation(std::string text) : name(std::move(text)) {}
+
+  const std::string name;
+  std::atomic<bool> ended_elsewhere{false};
+};
+
+// An op, module or pass that the thread is inside of.
+struct Frame {
+  const void* key;   // tells whose frame this is when it is popped
+  const char* name;  // valid as long as the frame is open
+  uint64_t ticks;    // 0 for an op inside an op: it begins when something happens in it
+  int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
+                     // of a node: its own number
+  uint64_t forward_thread;  // of a node: torch's id of the thread that made it
+  uint32_t scope;           // 0 until something happens inside
+  uint32_t name_id;         // when the name is interned already, else 0
+  ScopeKind kind;
+  uint8_t flags;
+  bool allocated;  // a block was made inside: worth a Python line
+  NodeKind node;   // of a node
+};
+
+// The autograd node that a thread evaluates: what its operators are, and whose.
+struct Node {
+  std::string name;
+  int64_t sequence;         // its number on the thread that made it, -1 for none
+  uint64_t forward_thread;  // torch's id of that thread
+};
+
+// How the recorder learns of nodes while RecordFunction is off: it asks at each event.
+struct NodeSource {
+  const void* (*current)();  // which the calling thread evaluates; null for none
+  Node (*describe)();        // the same one
+};
+
+// A thread's number and, of torch's own threads alone, the name that torch gave it.
+struct ThreadName {
+  uint64_t native_id;
+  std::string text;
+};
+
+class ThreadState {
+ public:
+  ThreadState(uint16_t number, ThreadName name) : number_(number), name_(std::move(name)) {
+    frames_.reserve(128);
+  }
+
+  bool inside_node() const { return inside(ScopeKind::kNode); }
+
+  NodeKind node() const { return node_; }
+
+  bool inside_step() const { return inside(ScopeKind::kOptimizer); }
+
+  bool in_op() const { return !frames_.empty() && frames_.back().kind == ScopeKind::kOp; }
+
+  bool in_outermost_op() const {
+    size_t count = frames_.size();
+    return in_op() && (count == 1 || frames_[count - 2].kind != ScopeKind::kOp);
+  }
+
+  bool is_in(const void* key) const { return !frames_.empty() && frames_.back().key == key; }
+
+  // Neither in a module nor in a backward pass (which may run modules again).
+  bool outside_of_modules() const {
+    return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
+           !inside(ScopeKind::kBackward);
+  }
+
+ private:
+  friend class Recorder;
+  friend class OwnTime;
+
+  bool inside(ScopeKind kind) const {
+    return std::any_of(frames_.rbegin(), frames_.rend(), [kind](const Frame& frame) {
+      return frame.kind == kind;
+    });
+  }
+
+  // Marks all operators that a block is made in, as far as not marked yet: not each has a row, and
+  // the outermost one needs to know.
+  void mark_allocated() {
+    for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
+      if (frame->kind != ScopeKind::kOp || frame->allocated) {
+        break;
+      }
+      frame->allocated = true;
+    }
+  }
+
+  struct CachedName {
+    std::string_view text;  // the table's copy
+    uint32_t id = 0;
+  };
+
+  static constexpr size_t kNames = 1024;
+
+  std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
+  uint32_t calls_ = 0;             // of which some are timed: see OwnTime
+  NodeKind node_ = NodeKind::kNone;
+  bool retired_ = false;  // its thread has ended
+  uint16_t number_;
+  uint32_t generation_ = 0;  // of the recording that the caches belong to
+  ThreadName name_;
+  MadeNodes made_;
+  std::vector<Frame> frames_;
+  std::vector<std::shared_ptr<Annotation>> annotations_;  // of the frames that are annotations
+  std::atomic<bool> some_ended_elsewhere_{false};         // of these annotations
+  std::vector<CachedName> names_;                         // kNames, or none yet
+
+  struct Read {
+    uint64_t address;
+    uint32_t label;
+    uint16_t place;
+  };
+
+  // What the outermost operator reads, worth noting if it makes a block: of a long list the first.
+  std::array<Read, 8> reads_;
+  uint8_t read_count_ = 0;
+  // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
+  const void* asked_node_ = nullptr;
+  std::atomic<uint32_t> asked_scope_{0};
+  std::atomic<uint64_t> asked_until_{0};  // the last event's ticks
+};
+
+// One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
+extern __attribute__((
+    tls_model("initial-exec"))) thread_local constinit ThreadState* this_thread_state;
+
+}  // namespace pytracer
