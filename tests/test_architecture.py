@@ -2,6 +2,7 @@
 
 import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,70 +11,92 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytracer"
 CSRC = ROOT / "csrc"
 
-# What each module or subpackage may import from pytracer, inside functions too. Anything not
-# listed is forbidden, and a new module is a new line here.
-WORDS = {"errors", "files", "health", "schema", "version"}
+# What each module or room may import from pytracer, inside functions too. Anything not listed is
+# forbidden, and a new module is a new line here.
+WORDS = {"errors", "files", "frames", "health", "schema", "units", "version"}
+FACTS = {"analysis.facts", "recorded"}
+ALLOCATOR = {"analysis.allocator", *FACTS}
+ANSWERS = {"analysis.answers", *ALLOCATOR}
+FORECASTS = {"analysis.forecasts", *ANSWERS}
 MAY_IMPORT = {
     "driver": set(),
     "environment": set(),
     "errors": set(),
     "files": {"errors"},
+    "frames": {"units"},
     "schema": set(),
+    "units": {"errors"},
     "version": set(),
     "health": {"schema"},
     "ranges": set(),
     "_native": {"_C", "_core", "errors", "version"},
-    "trace": {*WORDS, "_native"},
-    "anonymous": {"_native", "trace"},
-    "snapshot": {*WORDS, "_native", "ranges", "trace"},
-    "capture": {*WORDS, "_native", "anonymous", "driver", "environment", "trace"},
-    "analysis": {*WORDS, "_native", "environment", "ranges", "trace"},
-    "cost": {*WORDS, "_native", "analysis", "trace"},
-    "gemm": {*WORDS, "_native"},
-    "export": {*WORDS, "_native", "analysis", "ranges", "trace"},
-    "verify": {*WORDS, "analysis", "trace"},
+    "recorded": {*WORDS, "_native"},
+    "anonymous": {"_native", "recorded"},
+    "snapshot": {*WORDS, "_native", "ranges", "recorded"},
+    "capture": {*WORDS, "_native", "anonymous", "driver", "environment", "recorded"},
+    # What happened; where it lay; what people ask; what would be.
+    "analysis.facts": {*WORDS, "_native", "environment", "recorded"},
+    "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
+    "analysis.answers": {*WORDS, *ALLOCATOR},
+    "analysis.forecasts": {*WORDS, *ANSWERS, "_native", "cost"},
+    "cost": {*WORDS, "_native", "recorded"},
+    "gemm": {*WORDS, *ANSWERS, "_native"},
+    "export": {*WORDS, *FORECASTS, "_native", "cost", "ranges"},
+    "verify": {*WORDS, *FORECASTS},
     # The public face: what can be asked, and where capture and analysis meet.
-    "reading": {*WORDS, "analysis", "anonymous", "export", "snapshot", "trace", "verify"},
-    "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "trace"},
-    "imagined": {*WORDS, "_native", "analysis", "capture", "reading", "runner", "trace"},
-    "claims": {*WORDS, "_native", "analysis", "api", "capture", "cost", "driver", "export"}
-    | {"gemm", "reading", "trace"},
-    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"}
-    | {"trace"},
+    "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
+    "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "recorded"},
+    "imagined": {*WORDS, *FORECASTS, "_native", "capture", "reading", "runner"},
+    "claims": {*WORDS, *ANSWERS, "_native", "api", "capture", "cost", "driver", "export"}
+    | {"gemm", "reading"},
+    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"},
     "demo": {*WORDS, "api"},
     "offload": set(),
     "recording": {"errors"},
-    "runner": {*WORDS, "analysis", "api", "capture", "environment", "export", "offload"}
-    | {"recording"},
-    "doctor": {*WORDS, "_native", "analysis", "capture", "trace"},
-    "cli": {*WORDS, "_native", "analysis", "api", "capture", "claims", "cost"}
-    | {"demo", "doctor", "driver", "environment", "export", "gemm", "imagined", "integrations"}
-    | {"reading", "runner", "trace", "verify"},
+    "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload", "recording"},
+    "doctor": {*WORDS, *ALLOCATOR, "_native", "capture"},
+    "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
+    | {"driver", "environment", "export", "gemm", "imagined", "integrations", "reading"}
+    | {"runner", "verify"},
     "__main__": {"cli"},
     "__init__": {"api", "errors", "imagined", "integrations", "reading", "version"},
 }
-MEASURES = {"capture", "claims", "cost", "gemm", "imagined"}
-MAY_IMPORT_TORCH = {"_native", "api", "cli", "demo", "doctor", "integrations", "offload", "runner"}
-MAY_IMPORT_TORCH |= MEASURES
+# Rooms in which every file may import torch, and the files that may in the others.
+KNOWS_TORCH = {"capture", "claims", "imagined"}
+MAY_IMPORT_TORCH = {
+    *("api.py", "demo.py", "offload.py", "runner.py", "cli/measure.py", "cli/show.py"),
+    *("cost/classes.py", "cost/flops.py", "cost/measure.py", "cost/peaks.py"),
+    *(f"gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
+}
 
 
 modules = sorted(PACKAGE.rglob("*.py"))
 each_module = pytest.mark.parametrize("path", modules, ids=lambda p: str(p.relative_to(PACKAGE)))
 
 
+def room(parts: Sequence[str]) -> str:
+    """`analysis` has rooms of its own."""
+    depth = 2 if parts[0] == "analysis" and len(parts) > 1 else 1
+    return ".".join(parts[:depth]).removesuffix(".py")
+
+
 def layer_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return room(path.relative_to(PACKAGE).parts)
 
 
 def imports_of(path: Path) -> set[str]:
     """Every dotted name a module imports, including those imported inside functions."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    return names_imported(ast.parse(path.read_text()))
+
+
+def names_imported(tree: ast.AST) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
 
 
 def lines_with(pattern: str, folder: str) -> list[str]:
@@ -91,7 +114,12 @@ def lines_with(pattern: str, folder: str) -> list[str]:
 @each_module
 def test_each_layer_imports_only_what_it_may(path: Path) -> None:
     own = layer_of(path)
-    layers = {name.split(".")[1] for name in imports_of(path) if name.startswith("pytracer.")}
+    layers = {
+        room(name.split(".")[1:]) for name in imports_of(path) if name.startswith("pytracer.")
+    }
+    if path.parent == PACKAGE / "analysis":
+        assert not layers, "analysis is rooms, and nothing stands between them"
+        return
     assert own in MAY_IMPORT, f"say in MAY_IMPORT what {own} may import"
     assert layers - {own} <= MAY_IMPORT[own]
 
@@ -105,10 +133,36 @@ def test_the_layers_have_an_order() -> None:
         left = {layer: imports for layer, imports in left.items() if layer not in lowest}
 
 
+def imports_package(path: Path, package: str) -> bool:
+    return any(name.split(".")[0] == package for name in imports_of(path))
+
+
 @each_module
 def test_only_the_capture_side_knows_torch(path: Path) -> None:
-    uses_torch = any(name.split(".")[0] == "torch" for name in imports_of(path))
-    assert not uses_torch or layer_of(path) in MAY_IMPORT_TORCH
+    name = path.relative_to(PACKAGE).as_posix()
+    allowed = layer_of(path) in KNOWS_TORCH or name in MAY_IMPORT_TORCH
+    assert allowed or not imports_package(path, "torch")
+
+
+def test_one_module_imports_pandas() -> None:
+    """The others name its types only, where nothing runs."""
+    importing = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in modules
+        if "pandas" in {name.split(".")[0] for name in imports_that_run(path)}
+    }
+    assert importing == {"frames.py"}
+
+
+def imports_that_run(path: Path) -> set[str]:
+    """The dotted names that a module imports outside of `if TYPE_CHECKING:`."""
+    tree = ast.parse(path.read_text())
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    ]
+    return names_imported(tree)
 
 
 @each_module

@@ -16,8 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, cli, errors
-from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import usage
+from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
@@ -86,7 +85,7 @@ def test_at_the_peak_every_grouping_is_that_of_python(trace: Trace) -> None:
     assert {k: v for k, v in found.by("category", at).items() if v} == by_category
     for key in ("module", "op", "phase", "role", "name"):
         there = usage.alive(trace, "peak")
-        known = {row.name: row.bytes for row in breakdown.holders(trace, key, there) if row.bytes}
+        known = {row.name: row.bytes for row in grouping.holders(trace, key, there) if row.bytes}
         assert {k: v for k, v in found.by(key, at).items() if k and v} == known
 
 

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.allocator import blocks, segments
-from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import devices, owners, usage
+from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.html import printable
 from pytracer.export.rows import alike
@@ -56,7 +55,7 @@ class Strings:
             self.texts.append(text)
         return self._numbers[text]
 
-    def numbers(self, group: breakdown.Group) -> U32:
+    def numbers(self, group: grouping.Group) -> U32:
         """One number per row; -1 is the empty text."""
         known = np.array([*map(self.number, group.names), 0], np.uint32)
         found: U32 = known[group.codes]
@@ -253,20 +252,20 @@ def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
     return kind, first[by_time]
 
 
-def _texts(trace: Trace, rows: Rows) -> dict[str, breakdown.Group]:
+def _texts(trace: Trace, rows: Rows) -> dict[str, grouping.Group]:
     alloc, freed = allocations(trace), owners.freed_by(trace)
     of_views = "category module op line phase free_phase role name shape dtype"
-    found = {key: breakdown.group(trace, key, rows) for key in of_views.split()}
+    found = {key: grouping.group(trace, key, rows) for key in of_views.split()}
     made = {"made_module": alloc.module, "made_op": alloc.op}
     left = {"freed_module": freed.module, "freed_op": freed.op}
     for key, column in {**made, **left}.items():
-        found[key] = breakdown.grouped(column[rows], lambda row: trace.strings[row])
-    found["line"] = breakdown.Group(found["line"].codes, [*map(relative, found["line"].names)])
-    found["made_line"] = breakdown.grouped(
+        found[key] = grouping.grouped(column[rows], lambda row: trace.strings[row])
+    found["line"] = grouping.Group(found["line"].codes, [*map(relative, found["line"].names)])
+    found["made_line"] = grouping.grouped(
         alloc.line[rows], lambda row: relative(owners.line_text(trace, row))
     )
-    found["place"] = breakdown.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
-    found["thread"] = breakdown.grouped(
+    found["place"] = grouping.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
+    found["thread"] = grouping.grouped(
         alloc.thread[rows], lambda number: _thread_text(trace, number)
     )
     return found

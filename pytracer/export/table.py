@@ -9,8 +9,8 @@ from typing import TextIO
 
 from pytracer import health
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
-from pytracer.analysis.facts import owners, usage
+from pytracer.analysis.answers import hints, recording_quality, training_steps
+from pytracer.analysis.facts import grouping, owners, usage
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import size_text, time_text
@@ -164,7 +164,7 @@ def _holders(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
     ]
     lines = [
         f"{owners.short_line(row.name)} {size_text(row.bytes)}"
-        for row in breakdown.holders(trace, "line", there)
+        for row in grouping.holders(trace, "line", there)
         if row.bytes
     ]
     yield from _listed("modules", modules, width)

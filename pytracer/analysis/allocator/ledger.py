@@ -27,8 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pytracer import errors, frames
 from pytracer.analysis.allocator import blocks, fragmentation
-from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import devices, lifetimes, usage
+from pytracer.analysis.facts import devices, grouping, lifetimes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
@@ -139,7 +138,7 @@ def frame(found: Ledger) -> "pd.DataFrame":
 def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) -> list[Row]:
     """A row per category of what is alive; those that are always shown even when they are 0."""
     which = usage.alive(trace, at, device)
-    held = {row.name: row.bytes for row in breakdown.holders(trace, "category", which)}
+    held = {row.name: row.bytes for row in grouping.holders(trace, "category", which)}
     return [
         Row(name, held.get(name, 0), level, "events", at)
         for name in CATEGORY_ORDER

@@ -24,8 +24,7 @@ from pytracer._native import core
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.segments import GROWS, SHRINKS
 from pytracer.analysis.allocator.settings import MIB, Settings
-from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import devices, lifetimes, owners, usage
+from pytracer.analysis.facts import devices, grouping, lifetimes, owners, usage
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, I64
@@ -382,7 +381,7 @@ def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedReques
     by_category = dict.fromkeys(moment.by_category, 0)
     which = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
     which[alive] = True
-    for row in breakdown.holders(trace, "category", which):
+    for row in grouping.holders(trace, "category", which):
         by_category[row.name] = row.bytes
     return FailedRequest(
         bytes=counted["failed_bytes"],

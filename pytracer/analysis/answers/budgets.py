@@ -7,7 +7,7 @@ import numpy as np
 
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, training_steps
-from pytracer.analysis.facts import usage
+from pytracer.analysis.facts import grouping, usage
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import parse_size
@@ -80,7 +80,7 @@ def differences(trace: Trace, baseline: Trace, modules: int = 5) -> list[Differe
     before, now = usage.peak(baseline).by_category, usage.peak(trace).by_category
     rows = [Difference("category", name, before[name], now[name]) for name in CATEGORY_ORDER]
     held = [
-        {row.name: row.bytes for row in breakdown.holders(each, "module", usage.alive(each))}
+        {row.name: row.bytes for row in grouping.holders(each, "module", usage.alive(each))}
         for each in (baseline, trace)
     ]
     names = sorted({*held[0], *held[1]})

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from pytracer import errors, frames
-from pytracer.analysis.answers import breakdown, training_steps
-from pytracer.analysis.facts import phases, usage
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import grouping, phases, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import At
 from pytracer.recorded import Trace
@@ -162,7 +162,7 @@ def _has_lines(trace: Trace) -> bool:
 def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
     """Bytes and blocks per key, at a moment."""
     which = usage.alive_at(trace, position) & usage.on_device(trace)
-    groups = [breakdown.group(trace, key, which) for key in keys]
+    groups = [grouping.group(trace, key, which) for key in keys]
     texts = [_comparable(key, found.names) for key, found in zip(keys, groups, strict=True)]
     table = np.column_stack([found.codes for found in groups])
     distinct, row = np.unique(table, axis=0, return_inverse=True)

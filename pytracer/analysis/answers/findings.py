@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from pytracer import health
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import breakdown, training_steps
-from pytracer.analysis.facts import owners, phases, scopes, usage
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.facts import grouping, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import OWNED, ROLE, label_events
 from pytracer.analysis.facts.lifetimes import lifetimes
@@ -67,7 +67,7 @@ class Situation:
 
     def where(self, which: Mask) -> tuple[str, str]:
         """The line and the module that hold most of these; "" where not known."""
-        line, module = (breakdown.holders(self.trace, key, which) for key in ("line", "module"))
+        line, module = (grouping.holders(self.trace, key, which) for key in ("line", "module"))
         return line[0].name if line else "", module[0].name if module else ""
 
     def found(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
@@ -203,7 +203,7 @@ def _growth(
     line, module = now.where(own)
     made = f", made in module {module}" if module else ""
     if line:
-        lines = breakdown.holders(now.trace, "line", own)[:_MOST_LINES]
+        lines = grouping.holders(now.trace, "line", own)[:_MOST_LINES]
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
@@ -232,11 +232,11 @@ def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
     Lines (or modules) with the same keeper are one leak: a graph keeps what many lines made. What
     is left of smaller ones goes with the largest.
     """
-    key = "line" if breakdown.holders(now.trace, "line", kept) else "module"
-    found = breakdown.group(now.trace, key, kept)
+    key = "line" if grouping.holders(now.trace, "line", kept) else "module"
+    found = grouping.group(now.trace, key, kept)
     groups: dict[str, Mask] = {}
     rest = kept.copy()
-    for holder in breakdown.holders(now.trace, key, kept)[:_MOST_LINES]:
+    for holder in grouping.holders(now.trace, key, kept)[:_MOST_LINES]:
         own = np.zeros(len(kept), np.bool_)
         own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
         rest &= ~own

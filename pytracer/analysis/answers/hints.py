@@ -7,8 +7,8 @@ import numpy as np
 
 from pytracer import health
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import breakdown, findings
-from pytracer.analysis.facts import devices, owners, phases, scopes, usage
+from pytracer.analysis.answers import findings
+from pytracer.analysis.facts import devices, grouping, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.scopes import Mask
@@ -296,7 +296,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     where = "".join(
         f" {word} {owners.short_line(found[0].name)}"
         for key, word in (("op", "of"), ("line", "at"))
-        if (found := breakdown.holders(now.trace, key, largest))
+        if (found := grouping.holders(now.trace, key, largest))
     )
     yield Hint(
         f"The largest temporary at the peak is {now.size(amount)}{where}: work on it in pieces.",
@@ -324,7 +324,7 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     """
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
-    rows = breakdown.holders(trace, "module", which)
+    rows = grouping.holders(trace, "module", which)
     names = [owners.first_layer(row.name) if depth else row.name for row in rows]
     bare = {name for name in names if owners.layers_alike(name) == "*"}
     for row, name in zip(rows, names, strict=True):
@@ -344,7 +344,7 @@ def not_recomputed(trace: Trace, which: Mask) -> Mask:
     layers = _recomputed_layers(trace)
     result = which.copy()
     if layers:
-        found = breakdown.group(trace, "module", which)
+        found = grouping.group(trace, "module", which)
         again = np.array(
             [owners.first_layer(name) in layers for name in found.names] + [False], np.bool_
         )

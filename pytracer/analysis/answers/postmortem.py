@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import breakdown, findings, hints
+from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.answers.findings import Situation, Size
-from pytracer.analysis.facts import devices, owners, usage
+from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace
@@ -126,7 +126,7 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     size = allocations(trace).requested_bytes
     if not alive.any():
         return []
-    groups = [breakdown.group(trace, key, alive) for key in _KEYS]
+    groups = [grouping.group(trace, key, alive) for key in _KEYS]
     codes = np.stack([group.codes for group in groups], axis=1)
     distinct, which = np.unique(codes, axis=0, return_inverse=True)
     total = usage.sums(which.ravel(), size[alive], len(distinct))
@@ -230,7 +230,7 @@ def _asks_for_a_batch(failed: Failure) -> bool:
 def _batch_size(now: Situation) -> int:
     """The first dimension that most input bytes share; 0: not known."""
     sizes: dict[int, int] = {}
-    for row in breakdown.holders(now.trace, "shape", now.of_category("inputs")):
+    for row in grouping.holders(now.trace, "shape", now.of_category("inputs")):
         first = row.name.partition("x")[0]
         if first.isdigit():
             sizes[int(first)] = sizes.get(int(first), 0) + row.bytes

@@ -21,7 +21,7 @@ from pytracer import errors
 from pytracer._native import core
 from pytracer.analysis.allocator import replay, settings as allocator_settings
 from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import lifetimes, phases, sanitized, scopes, usage
+from pytracer.analysis.facts import grouping, lifetimes, phases, sanitized, scopes, usage
 from pytracer.analysis.facts.allocations import Allocations, allocations
 from pytracer.analysis.facts.categories import OWNED, ROLE
 from pytracer.analysis.forecasts.verified import Verified
@@ -120,7 +120,7 @@ def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
     if called_with.any():  # what a loss is given is seen as the loss has it: flattened
         given = called_with
     sizes: dict[tuple[int, ...], int] = {}
-    for row in breakdown.holders(trace, "shape", given):
+    for row in grouping.holders(trace, "shape", given):
         shape = tuple(int(part) for part in row.name.split("x") if part.isdecimal())
         if shape:
             sizes[shape] = sizes.get(shape, 0) + row.bytes
@@ -340,7 +340,7 @@ def _reserved(trace: Trace, device: str, size: I64) -> int:
 
 def _flagged(trace: Trace, low: I64, high: I64, which: NDArray[np.bool_]) -> Iterator[Flagged]:
     total: dict[tuple[str, str, str], list[int]] = {}
-    groups = [breakdown.group(trace, key, which) for key in ("category", "module", "op")]
+    groups = [grouping.group(trace, key, which) for key in ("category", "module", "op")]
     for n, i in enumerate(np.flatnonzero(which).tolist()):
         names = [g.names[g.codes[n]] if g.codes[n] >= 0 else "" for g in groups]
         entry = total.setdefault((names[0], names[1], names[2]), [0, 0])

@@ -1,0 +1,156 @@
+"""Allocations by what they have in common: a key's value for each, and who holds how much."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import errors, frames
+from pytracer.analysis.facts import owners, sanitized, scopes
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.categories import ROLE, role_text
+from pytracer.analysis.facts.devices import pool_text
+from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.facts.usage import sums
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, U8
+
+
+def dtype_rows(trace: Trace) -> NDArray[Any]:
+    """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
+    alloc = allocations(trace)
+    cast = alloc.role == ROLE["autocast_copy"]
+    return np.where(cast, 0, sanitized.labels(trace).dtype[alloc.label])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts as codes: row i is `names[codes[i]]`; -1 is "not known"."""
+
+    codes: I64
+    names: list[str]
+
+    def categorical(self) -> Any:
+        """A column of a table; -1 becomes NA."""
+        return frames.categorical(self.codes, self.names)
+
+
+class Texts:
+    """Turns columns of numbers into texts; an empty text is "not known"."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+
+    def of(self, numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+        """Any numbers, by a function from a number to its text."""
+        return grouped(numbers, text)
+
+    def strings(self, rows: NDArray[Any]) -> Group:
+        """Rows of the string table."""
+        return self.of(rows, lambda row: self._trace.strings[row])
+
+    def lines(self, rows: NDArray[Any]) -> Group:
+        """Rows of the stack table, as `file:line`."""
+        return self.of(rows, lambda row: owners.line_text(self._trace, row))
+
+    def phases(self, numbers: U8) -> Group:
+        """Numbers of phases."""
+        return self.of(numbers, lambda phase: PHASES[phase] if phase < len(PHASES) else "")
+
+    def roles(self, numbers: NDArray[Any]) -> Group:
+        """Numbers of roles."""
+        return self.of(numbers, lambda role: role_text(self._trace, role))
+
+    def pools(self, places: NDArray[Any]) -> Group:
+        """Places, as the private pools that they lie in."""
+        return self.of(places, lambda place: pool_text(self._trace, place))
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds how much."""
+
+    name: str
+    bytes: int
+    allocations: int
+
+
+def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
+    """As `by` with one key, of any allocations, largest first; what is not known is left out."""
+    found = group(trace, key, which)
+    known = found.codes >= 0
+    size = allocations(trace).requested_bytes[which][known]
+    totals = sums(found.codes[known], size, len(found.names))
+    counts = np.bincount(found.codes[known], minlength=len(found.names))
+    rows = [Holder(n, int(t), int(c)) for n, t, c in zip(found.names, totals, counts, strict=True)]
+    return sorted(rows, key=lambda row: -row.bytes)
+
+
+def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
+    """Numbers as the texts they stand for; the text of each distinct one is asked for once."""
+    distinct, codes = np.unique(numbers, return_inverse=True)
+    texts = [text(int(number)) for number in distinct]
+    names = sorted(set(texts) - {""})
+    place = {name: code for code, name in enumerate(names)} | {"": -1}
+    to_code = np.array([place[name] for name in texts], np.int64)
+    return Group(to_code[codes], names)
+
+
+def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
+    """The key's value of each of these allocations."""
+    alloc, texts = allocations(trace), Texts(trace)
+    if key == "module":
+        return texts.of(*_holding_modules(trace, which))
+    if key == "op":
+        return texts.strings(alloc.cause("op")[which])
+    if key == "line":
+        return texts.lines(alloc.cause("line")[which])
+    if key in ("phase", "free_phase"):
+        return texts.phases(getattr(alloc, key)[which])
+    if key == "category":
+        return texts.of(alloc.category[which], lambda number: CATEGORIES[number])
+    if key == "role":
+        return texts.roles(alloc.role[which])
+    if key == "dtype":
+        return texts.strings(dtype_rows(trace)[which])
+    if key in ("name", "shape"):
+        return texts.strings(getattr(sanitized.labels(trace), key)[alloc.label[which]])
+    if key == "step":
+        return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
+    if key == "pool":
+        return texts.pools(alloc.place[which])
+    raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
+
+
+def _holding_modules(
+    trace: Trace, which: Mask | NDArray[np.intp]
+) -> tuple[NDArray[Any], Callable[[int], str]]:
+    """A number per allocation, and the module path that the number stands for."""
+    alloc = allocations(trace)
+    module = alloc.cause("module")[which]
+    name = sanitized.labels(trace).name[alloc.label[which]].astype(np.int64)
+    kept = np.isin(
+        alloc.category[which],
+        [CATEGORY[c] for c in ("weights", "gradients", "optimizer_state")],
+    )
+    count = len(trace.strings)
+    root = _first_root(trace)
+    # Numbers from `count` on: the module that the tensor of this name belongs to.
+    numbers = np.where(kept & (name != 0), name + count, module)
+
+    def path(number: int) -> str:
+        if number < count:
+            return trace.strings[number]
+        return trace.strings[number - count].rpartition(".")[0] or root
+
+    return numbers, path
+
+
+def _first_root(trace: Trace) -> str:
+    """What the first model is called: its own tensors' names have no path."""
+    tree = scopes.tree(trace)
+    roots = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0))
+    names = (trace.strings[row] for row in tree.name[roots])
+    return next((name for name in names if "." not in name), "")
