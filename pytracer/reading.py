@@ -233,9 +233,8 @@ class Views:
         """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
         from pytracer import frames
         from pytracer.analysis.answers import findings
-        from pytracer.units import size_text
 
-        rows = findings.findings(self.data, size_text)
+        rows = findings.findings(self.data)
         # Texts inside: pandas leaves out middle columns where the screen is narrow.
         inside = ["evidence", "change"]
         outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]

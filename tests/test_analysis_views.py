@@ -15,7 +15,6 @@ from pytracer.analysis.answers import breakdown, hints, recording_quality, train
 from pytracer.analysis.facts import allocations, owners, phases, usage
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
-from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
@@ -284,7 +283,7 @@ def test_frees_of_what_was_there_before_are_no_alarm() -> None:
 
 
 def hint_of(trace: Trace) -> str:
-    found = hints.hint(trace, size_text)
+    found = hints.hint(trace)
     return found.text if found else ""
 
 
@@ -304,7 +303,7 @@ def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
         b.free(block)
     b.oom(9 << 30, device=device)
     rows = "; the rows say who held what" if agree else ""
-    found = hints.hint(b.trace(), size_text, "cpu")
+    found = hints.hint(b.trace(), "cpu")
     assert found == hints.Hint(f"An allocation of 9.00 GiB failed{rows}.", 9 << 30)
 
 

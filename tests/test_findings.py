@@ -11,14 +11,13 @@ import torch
 
 from pytracer import trace
 from pytracer.analysis.answers import findings
-from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
 
 
 def kinds(built: TraceBuilder) -> list[str]:
-    return [row.kind for row in findings.findings(built.trace(), size_text)]
+    return [row.kind for row in findings.findings(built.trace())]
 
 
 class Program:
@@ -413,7 +412,7 @@ def test_gradients_of_the_step_before_at_a_peak_in_forward() -> None:
     b.free(gradient)
     with b.backward(), b.node("MmBackward0", forward=mm):
         b.free(out)
-    (row,) = findings.findings(b.trace(), size_text)
+    (row,) = findings.findings(b.trace())
     assert (row.kind, row.bytes, row.at_peak) == ("late_zero_grad", MIB, MIB)
     # The line is the forward's, and the words say so: it is not the one to move.
     assert row.line == "train.py:3"
@@ -446,7 +445,7 @@ def a_large_cache(*lengths: int, settings: str = "") -> findings.Finding:
         block = b._block(length * MIB, None, device="cuda:0")
         b._event("segment_alloc", block, block.size)
         b.free(b.alloc(length * MIB, address=block.address, device="cuda:0"))
-    (row,) = findings.findings(b.trace(), size_text)
+    (row,) = findings.findings(b.trace())
     assert row.kind == "cache"
     return row
 
@@ -473,7 +472,7 @@ def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:
                 loss = model(torch.ones(2048, 512)).float().sum()
             loss.backward()
             optimizer.step()
-    (row,) = findings.twins(findings.at_peak(t.data, size_text))
+    (row,) = findings.twins(findings.at_peak(t.data))
     assert row.bytes >= 512 * 512 * 2
     assert len(t.findings()) == 0
 
@@ -569,7 +568,7 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
                 loss.backward()
                 del out
         assert len(t.findings()) == 0  # it is nobody's mistake, and a way to save
-        now = findings.at_peak(t.data, size_text)
+        now = findings.at_peak(t.data)
         evidence[reduction] = [row.change for row in findings.behind_numbers(now)]
     assert evidence == {
         "mean": ['reduction="none", and the mean of that, keeps the number only'],

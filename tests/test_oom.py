@@ -10,7 +10,6 @@ import pytracer
 from pytracer import trace
 from pytracer.analysis.answers import postmortem
 from pytracer.export.postmortem import render
-from pytracer.units import size_text
 from tests.trace_builder import TraceBuilder
 
 MIB = 1 << 20
@@ -237,7 +236,7 @@ def test_of_the_changes_that_are_enough_the_smallest_comes_first() -> None:
     trace_ = a_full_device().trace()
     failed = postmortem.failure(trace_)
     assert failed is not None
-    found = postmortem.changes(trace_, failed, size_text)
+    found = postmortem.changes(trace_, failed)
     enough = [change for change in found if change.fits]
     assert found[: len(enough)] == enough
     assert [change.bytes for change in enough] == sorted(change.bytes for change in enough)
@@ -265,7 +264,7 @@ def a_request_in_forward(op: str) -> set[str]:
     failed = postmortem.failure(trace_)
     assert failed is not None
     assert failed.moment.phase == "forward"
-    return {change.text for change in postmortem.changes(trace_, failed, size_text)}
+    return {change.text for change in postmortem.changes(trace_, failed)}
 
 
 def test_a_smaller_batch_is_no_help_against_what_has_nothing_to_do_with_it() -> None:

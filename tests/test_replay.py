@@ -19,7 +19,6 @@ from pytracer.analysis.answers import postmortem
 from pytracer.cli import main
 from pytracer.reading import LoadedTrace
 from pytracer.recorded import Trace
-from pytracer.units import size_text
 from tests.test_snapshot import COUNTERS, read, recorded_bytes
 from tests.trace_builder import TraceBuilder
 
@@ -330,7 +329,7 @@ def advised(b: TraceBuilder) -> list[str]:
     trace = b.trace()
     failed = postmortem.failure(trace)
     assert failed is not None
-    texts = [change.text for change in postmortem.changes(trace, failed, size_text)]
+    texts = [change.text for change in postmortem.changes(trace, failed)]
     return [text for text in texts if text.startswith("PYTORCH_ALLOC_CONF")]
 
 

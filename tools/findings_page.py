@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from pytracer.analysis.answers import hints  # noqa: E402
-from pytracer.units import size_text  # noqa: E402
 from tests.conformance.cases import CASES  # noqa: E402
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from tests.conformance.programs import KEPT  # noqa: E402
@@ -34,7 +33,7 @@ def told(sick: Sick) -> str:
     """What is said of a program with a mistake."""
     t = sick.run()
     if sick.kind == "hint":
-        found = hints.hint(t.data, size_text)
+        found = hints.hint(t.data)
         return found.text if found else "nothing"
     rows = t.findings().to_dict("records")
     return "; ".join(f"{row['evidence']}: {row['change']}" for row in rows) or "nothing"

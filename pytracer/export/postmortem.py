@@ -27,7 +27,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False) -> str:
         "",
         *_largest(postmortem.largest(trace, failed.alive), width),
         *_needless(trace, failed, width),
-        *_changes(postmortem.changes(trace, failed, size_text), failed, width),
+        *_changes(postmortem.changes(trace, failed), failed, width),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -91,7 +91,7 @@ def _fitted(what: str, parts: list[str], line: str, room: int) -> str:
 
 
 def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
-    found = postmortem.needless(trace, failed, size_text)
+    found = postmortem.needless(trace, failed)
     for i, row in enumerate(found[:_MOST_NEEDLESS]):
         said = not row.line or row.line in row.evidence
         line = "" if said else f" ({owners.short_line(row.line)})"

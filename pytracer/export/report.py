@@ -27,7 +27,6 @@ from pytracer.export import html, packed, series
 from pytracer.files import write_whole
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY_ORDER, PHASES
-from pytracer.units import size_text
 from pytracer.version import __version__
 
 FORMAT = 1  # of the document and the columns
@@ -219,8 +218,8 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
 
 
 def _books(trace: Trace, device: str) -> dict[str, Any]:
-    hint = hints.hint(trace, size_text, device)
-    found = findings.findings(trace, size_text, device)
+    hint = hints.hint(trace, device)
+    found = findings.findings(trace, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
         "parameters": breakdown.parameters(trace, device),

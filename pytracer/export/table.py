@@ -207,7 +207,7 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
 
 
 def _advice(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
-    found = hints.hint(trace, size_text, peak.device if usage.devices(trace) else None)
+    found = hints.hint(trace, peak.device if usage.devices(trace) else None)
     if found is not None:
         yield from paragraph("hint", found.text, width)
 

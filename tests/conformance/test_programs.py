@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 from pytracer import trace
 from pytracer.analysis.answers import breakdown, findings
-from pytracer.units import size_text
 from tests.conformance.cases import sums_hold
 from tests.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own
 from tests.conformance.programs import KEPT, MODES, ON_THE_CPU, run
@@ -55,7 +54,7 @@ def test_tensors_are_what_the_program_says_they_are(name: str, mode: str, device
     assert rows["unknown"] == UNSEEN.get(name, 0)
     assert sums_hold(says.data)
     if device == "cpu" and mode == "default":
-        kinds = {finding.kind for finding in findings.findings(says.data, size_text)}
+        kinds = {finding.kind for finding in findings.findings(says.data)}
         assert kinds == KEPT.get(name, set())
 
 

@@ -11,7 +11,6 @@ import torch
 
 from pytracer import trace
 from pytracer.analysis.answers import hints
-from pytracer.units import size_text
 from tests.conformance.cases import CASES, make
 from tests.conformance.techniques import TECHNIQUES
 from tests.hints.healthy import HEALTHY
@@ -61,7 +60,7 @@ def test_exactly_the_mistake_is_found_with_its_variable_and_line(name: str) -> N
 def test_what_costs_nothing_to_save_is_the_hint_and_no_mistake(name: str) -> None:
     sick = SICK[name]
     t = sick.run()
-    found = hints.hint(t.data, size_text)
+    found = hints.hint(t.data)
     assert found is not None
     assert [word for word in sick.words if word not in found.text] == []
     assert len(t.findings()) == 0
@@ -82,7 +81,7 @@ def test_the_first_hint_for_a_default_adamw_is_what_fused_saves() -> None:
         return t
 
     plain, fused = peak(fused=False), peak(fused=True)
-    found = hints.hint(plain.data, size_text)
+    found = hints.hint(plain.data)
     assert found is not None
     assert "fused=True" in found.text
     assert found.bytes == plain.peak.bytes - fused.peak.bytes

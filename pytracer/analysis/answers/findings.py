@@ -3,7 +3,7 @@
 Each finding is a function from a trace to what it found; it says nothing where it cannot show it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,7 @@ from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask, Tree
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, I64, U64
-
-Size = Callable[[int], str]
+from pytracer.units import size_text
 
 _WORTH = 0.01  # of the peak: less is noise
 _LEAST_GROWTH = 1024  # bytes a step, or a ten-thousandth of the peak: numbers that are kept
@@ -54,7 +53,6 @@ class Situation:
     position: int
     phase: str | None
     alive: Mask
-    size: Size
 
     def of_category(self, category: str) -> Mask:
         """Those alive at the moment."""
@@ -76,21 +74,21 @@ class Situation:
         return Finding(kind, amount, amount, *self.where(which), evidence, change)
 
 
-def at_peak(trace: Trace, size: Size, device: str | None = None) -> Situation:
+def at_peak(trace: Trace, device: str | None = None) -> Situation:
     """The device's peak."""
     peak = usage.peak(trace, device)
     alive = usage.alive(trace, "peak", device)
-    return Situation(trace, peak.device, peak.position, peak.phase, alive, size)
+    return Situation(trace, peak.device, peak.position, peak.phase, alive)
 
 
-def findings(trace: Trace, size: Size, device: str | None = None) -> list[Finding]:
+def findings(trace: Trace, device: str | None = None) -> list[Finding]:
     """Everything that was found, the most bytes first; nothing where rows of the trace were lost.
 
     A block whose free is missing looks kept, a call whose backward is missing looks in vain.
     """
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
-    now = at_peak(trace, size, device)
+    now = at_peak(trace, device)
     least = _WORTH * now.bytes(now.alive)
     rows = needless(now)
     rows += cache(now)
@@ -189,7 +187,7 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
     at = line or (f"module {module}" if module else "an unknown line")
     keeper = _keeper(now, own, _kinds(now.trace))
     evidence = (
-        f"Memory grows by {now.size(amount)} per {turns.word}: "
+        f"Memory grows by {size_text(amount)} per {turns.word}: "
         f"{f'`{keeper}`' if keeper else 'what'} made at {at} is made anew in each, and larger"
     )
     change = "write into a buffer made once, or keep a list of small results on the CPU"
@@ -220,7 +218,7 @@ def _growth(
     if graph and not trains:
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = (
-        f"Memory grows by {now.size(each)} per {turns.word}{made}: "
+        f"Memory grows by {size_text(each)} per {turns.word}{made}: "
         f"{by} what each {turns.word} makes"
     )
     return Finding("growth", each, there, line, module, evidence, change)
@@ -470,12 +468,14 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
     times = f"{count} calls of {called}" if count > 1 else f"A call of {called}"
     at = f" at {owners.short_line(line)}" if line else ""
-    at_once = f"{now.size(most)} at once, {now.size(each)} each," if most > each else now.size(each)
+    at_once = (
+        f"{size_text(most)} at once, {size_text(each)} each," if most > each else size_text(each)
+    )
     cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
     if most > each:
         cure += ", or keep numbers of them: loss.item()"
     elif trains:  # the same model is trained elsewhere: this may be a step that was not taken
-        cure += "; in a skipped step, `del` its loss before going on"
+        cure += "; if a step is skipped, `del` its loss before going on"
     yield Finding(
         "evaluation",
         most,
@@ -545,7 +545,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     )
     for group, cause, change in told:
         if group.any():
-            amount = now.size(now.bytes(group))
+            amount = size_text(now.bytes(group))
             yield now.found("held", group, f"{amount} of activations are held: {cause}", change)
 
 
@@ -610,7 +610,7 @@ def behind_numbers(now: Situation) -> Iterator[Finding]:
         yield now.found(
             "held",
             which,
-            f"torch keeps every element of a loss, {now.size(now.bytes(which))}, behind the number "
+            f"torch keeps every element of a loss, {size_text(now.bytes(which))}, behind the number "
             "that it returns",
             'reduction="none", and the mean of that, keeps the number only',
         )
@@ -660,7 +660,7 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         amount,
         place.line,  # the forward's: torch lets gradients go in no op, so nothing tells where
         place.module,
-        f"The peak is in the forward{at} while {now.size(amount)} of gradients of the step "
+        f"The peak is in the forward{at} while {size_text(amount)} of gradients of the step "
         "before are still there",
         "call optimizer.zero_grad() before that forward",
     )
@@ -696,7 +696,7 @@ def twins(now: Situation) -> Iterator[Finding]:
     alloc = allocations(now.trace)
     which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
     if which.any():
-        amount = now.size(now.bytes(which))
+        amount = size_text(now.bytes(which))
         yield now.found(
             "twins",
             which,
@@ -718,8 +718,8 @@ def cache(now: Situation) -> Iterator[Finding]:
             0,
             "",
             "",
-            f"The allocator reserves {now.size(found.reserved)} where the peak needs "
-            f"{now.size(found.allocated)}: pieces that did not fit, or a larger peak before",
+            f"The allocator reserves {size_text(found.reserved)} where the peak needs "
+            f"{size_text(found.allocated)}: pieces that did not fit, or a larger peak before",
             _of_the_cache(now),
         )
 
@@ -727,5 +727,5 @@ def cache(now: Situation) -> Iterator[Finding]:
 def _of_the_cache(now: Situation) -> str:
     advice = allocator_advice.to_reserve_less(now.trace, now.device)
     if advice is not None:
-        return f"{advice.text} reserves {now.size(advice.bytes)} less, as replay shows"
+        return f"{advice.text} reserves {size_text(advice.bytes)} less, as replay shows"
     return "no setting of the allocator would reserve less; empty_cache() after a larger peak does"

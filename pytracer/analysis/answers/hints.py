@@ -1,6 +1,6 @@
 """One concrete suggestion that follows from the data: what would make the peak smaller."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +14,7 @@ from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY, PHASE
+from pytracer.units import size_text
 
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
@@ -43,7 +44,6 @@ class _Situation:
     trace: Trace
     peak: usage.Peak
     at_peak: Mask
-    size: Callable[[int], str]
 
     def share(self, category: str) -> float:
         """Of the bytes at the peak."""
@@ -55,7 +55,7 @@ class _Situation:
         return found
 
 
-def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) -> Hint | None:
+def hint(trace: Trace, device: str | None = None) -> Hint | None:
     """The first rule that applies: mistakes before savings, those that cost nothing before others.
 
     A saving that saves next to nothing is none: then no hint is better. Where one would be advised,
@@ -64,7 +64,7 @@ def hint(trace: Trace, size: Callable[[int], str], device: str | None = None) ->
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = usage.peak(trace, device)
-    now = _Situation(trace, peak, usage.alive(trace, "peak", device), size)
+    now = _Situation(trace, peak, usage.alive(trace, "peak", device))
     if health.has_holes(trace.losses):  # anything else may come of what was lost
         return next(_out_of_memory(now), None)
     for mistake in (_out_of_memory, _unknown, _found):
@@ -90,7 +90,7 @@ def _out_of_memory(now: _Situation) -> Iterator[Hint]:
         last = int(failed[-1])  # as the post-mortem's
         wanted = int(events.bytes[last])
         rows = "; the rows say who held what" if _rows_are_of(now, last) else ""
-        yield Hint(f"An allocation of {now.size(wanted)} failed{rows}.", wanted)
+        yield Hint(f"An allocation of {size_text(wanted)} failed{rows}.", wanted)
 
 
 def _rows_are_of(now: _Situation, position: int) -> bool:
@@ -105,13 +105,13 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
         amount = now.peak.by_category["unknown"]
         if "imported" in now.trace.meta:
             yield Hint(
-                f"A memory snapshot does not say what {now.size(amount)} are for: record with "
+                f"A memory snapshot does not say what {size_text(amount)} are for: record with "
                 "`with pytracer.trace():` to know.",
                 amount,
             )
             return
         yield Hint(
-            f"{now.size(amount)} were allocated before the trace and belong to no known module or "
+            f"{size_text(amount)} were allocated before the trace and belong to no known module or "
             "optimizer: pass those to trace(), or start it earlier.",
             amount,
         )
@@ -119,7 +119,7 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
 
 def _found(now: _Situation) -> Iterator[Hint]:
     """The finding that most of the peak is about; growth first, since it only gets worse."""
-    rows = findings.findings(now.trace, now.size, now.peak.device)
+    rows = findings.findings(now.trace, now.peak.device)
     rows = [
         row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
     ]
@@ -128,7 +128,7 @@ def _found(now: _Situation) -> Iterator[Hint]:
 
 def _found_elsewhere(now: _Situation) -> Iterator[Hint]:
     """What is found away from the peak. A little that is held at the peak is no more than a saving."""
-    rows = findings.findings(now.trace, now.size, now.peak.device)
+    rows = findings.findings(now.trace, now.peak.device)
     yield from _told(row for row in rows if row.kind not in ("cache", "held"))
 
 
@@ -164,7 +164,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
     if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
         saved = _without(now, scratch)
         yield Hint(
-            f"The peak is in the step of {kind}, {now.size(saved)} of it on the way to new weights: "
+            f"The peak is in the step of {kind}, {size_text(saved)} of it on the way to new weights: "
             f"{kind}(..., fused=True) avoids that, and is faster.",
             saved,
         )
@@ -206,7 +206,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
             where = [row.pattern for row in repeated_modules(now.trace, found, depth=False)]
             amount = int(alloc.requested_bytes[found].sum())
             yield Hint(
-                f"{', '.join(where[:2])} keep {now.size(amount)} for a {fused.name} that is "
+                f"{', '.join(where[:2])} keep {size_text(amount)} for a {fused.name} that is "
                 f"written by hand: {fused.instead} keeps only its input.",
                 amount,
             )
@@ -214,7 +214,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
 
 def _loss(now: _Situation) -> Iterator[Hint]:
     """Its elements."""
-    at_peak = findings.at_peak(now.trace, now.size, now.peak.device)
+    at_peak = findings.at_peak(now.trace, now.peak.device)
     yield from _told(findings.behind_numbers(at_peak))
 
 
@@ -225,7 +225,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
     amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
     if now.trace.meta.get("ddp_buckets") and 0 < amount <= now.peak.by_category["gradients"]:
         yield Hint(
-            f"DistributedDataParallel keeps {now.size(amount)} of buckets beside the gradients: "
+            f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
             "gradient_as_bucket_view=True keeps the gradients in them.",
             _without(now, bucket),
         )
@@ -236,7 +236,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies."""
-    yield from _told(findings.twins(findings.at_peak(now.trace, now.size, now.peak.device)))
+    yield from _told(findings.twins(findings.at_peak(now.trace, now.peak.device)))
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -246,7 +246,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
     if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
         most = repeated[0]
         yield Hint(
-            f"The {most.modules} modules {most.pattern} hold {now.size(most.bytes)} of activations: "
+            f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of activations: "
             "torch.utils.checkpoint on them saves most of that for a second forward.",
             most.bytes,
         )
@@ -254,7 +254,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         ways = "a smaller batch or bfloat16 autocast"
         if not _recomputed_layers(now.trace):
             ways = "a smaller batch, bfloat16 autocast or torch.utils.checkpoint"
-        yield Hint(f"Activations are {now.size(amount)}: {ways} shrink them.", amount // 2)
+        yield Hint(f"Activations are {size_text(amount)}: {ways} shrink them.", amount // 2)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -262,7 +262,7 @@ def _state(now: _Situation) -> Iterator[Hint]:
     amount = now.peak.by_category["optimizer_state"]
     if amount >= _LARGE_STATE and now.peak.device != "cpu":
         yield Hint(
-            f"Optimizer state is {now.size(amount)}: an 8-bit optimizer keeps a quarter of it, "
+            f"Optimizer state is {size_text(amount)}: an 8-bit optimizer keeps a quarter of it, "
             "sharding (FSDP, ZeRO) a share per device.",
             amount * 3 // 4,
         )
@@ -276,7 +276,7 @@ def _cache(now: _Situation) -> Iterator[Hint]:
     advice = allocator_advice.to_reserve_less(now.trace, now.peak.device)
     if advice is not None:
         yield Hint(
-            f"{advice.text} reserves {now.size(advice.bytes)} less, as a replay of these requests "
+            f"{advice.text} reserves {size_text(advice.bytes)} less, as a replay of these requests "
             "shows.",
             advice.bytes,
         )
@@ -299,7 +299,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
         if (found := grouping.holders(now.trace, key, largest))
     )
     yield Hint(
-        f"The largest temporary at the peak is {now.size(amount)}{where}: work on it in pieces.",
+        f"The largest temporary at the peak is {size_text(amount)}{where}: work on it in pieces.",
         amount,
     )
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings, hints
-from pytracer.analysis.answers.findings import Situation, Size
+from pytracer.analysis.answers.findings import Situation
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import Mask
@@ -141,18 +141,18 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     return rows
 
 
-def needless(trace: Trace, failed: Failure, size: Size) -> list[findings.Finding]:
+def needless(trace: Trace, failed: Failure) -> list[findings.Finding]:
     """What was alive at that moment and need not have been."""
     if not failed.alive.any():
         return []  # the first allocation on its device
-    rows = findings.needless(_situation(trace, failed, size))
+    rows = findings.needless(_situation(trace, failed))
     found = [row for row in rows if row.at_peak > _WORTH * failed.moment.bytes]
     return sorted(found, key=lambda row: -row.at_peak)
 
 
-def _situation(trace: Trace, failed: Failure, size: Size) -> Situation:
+def _situation(trace: Trace, failed: Failure) -> Situation:
     moment = failed.moment
-    return Situation(trace, moment.device, moment.position, moment.phase, failed.alive, size)
+    return Situation(trace, moment.device, moment.position, moment.phase, failed.alive)
 
 
 # ---------------------------------------------------------------- what would have made room
@@ -168,10 +168,10 @@ class Change:
     fits: bool | None  # None: not known by how much it failed
 
 
-def changes(trace: Trace, failed: Failure, size: Size) -> list[Change]:
+def changes(trace: Trace, failed: Failure) -> list[Change]:
     """The smallest that would have been enough first; then those that are not, largest first."""
-    now = _situation(trace, failed, size)
-    rows = [(row.change, row.at_peak, False) for row in needless(trace, failed, size)]
+    now = _situation(trace, failed)
+    rows = [(row.change, row.at_peak, False) for row in needless(trace, failed)]
     for rule in (_defragment, _smaller_batch, _checkpoint, _twins, _optimizer, _pieces):
         rows += rule(now, failed)
     worth = _WORTH * max(failed.moment.bytes, failed.asked)
