@@ -80,10 +80,8 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source, program = folder / "driver.cpp", folder / "driver"
     source.write_text(DRIVER)
     options = ("-std=c++20", "-O3", "-fPIC", "-pthread", f"-I{CORE}")
-    subprocess.run(
-        ["g++", *options, source, CORE / "recorder.cpp", "-o", program],
-        check=True,
-    )
+    recorder = [CORE / f"{name}.cpp" for name in ("recorder", "scope_stack", "forward_map")]
+    subprocess.run(["g++", *options, source, *recorder, "-o", program], check=True)
     return program
 
 
