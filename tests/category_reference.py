@@ -1,4 +1,4 @@
-"""The rules of pytracer/analysis/categories.py, one allocation at a time: what the fast version is
+"""The rules of pytracer/analysis/facts/categories.py, one allocation at a time: what the fast version is
 tested against. Phases and intervals are taken as given; they have tests of their own.
 """
 

@@ -1,4 +1,4 @@
-"""What each allocation is for: the rules of pytracer/analysis/categories.py, one test each, and
+"""What each allocation is for: the rules of pytracer/analysis/facts/categories.py, one test each, and
 the same rules in slow Python on random programs.
 """
 

@@ -1,4 +1,4 @@
-"""What the program was doing when: the rules of pytracer/analysis/phases.py, one test each."""
+"""What the program was doing when: the rules of pytracer/analysis/facts/phases.py, one test each."""
 
 import itertools
 

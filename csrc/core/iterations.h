@@ -2,7 +2,7 @@
 //
 // An iteration is over when an optimizer steps that has stepped in it already. Often that is known
 // earlier: as soon as the last one was only ever followed by such an optimizer.
-// pytracer/analysis/phases.py has the same in Python.
+// pytracer/analysis/facts/phases.py has the same in Python.
 #pragma once
 
 #include <cstddef>

@@ -3,7 +3,7 @@
 // An allocation is one life of a block. Addresses are reused, so it is known by a number: seeds
 // (what was alive before) first, in row order, then by the position of the alloc.
 //
-// The rules, one test each; pytracer/analysis/reference.py says the same in slow Python:
+// The rules, one test each; tests/lifetimes_reference.py says the same in slow Python:
 //   - A device whose log holds a kSnapshot starts there. Its earlier rows are ignored and counted
 //     (before_snapshot); the seeds after it describe what was alive at the snapshot.
 //   - A device without one starts at its first row.

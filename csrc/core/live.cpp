@@ -362,7 +362,7 @@ bool Live::is_kept(uint32_t interval) const {
   return kept_[interval % kRecent] != 0;
 }
 
-// What pytracer/analysis/phases.py does for a whole recording, one mark at a time.
+// What pytracer/analysis/facts/phases.py does for a whole recording, one mark at a time.
 void Live::apply(const Mark& mark) {
   auto close_pending = [&] {
     if (pending_ && !marked_steps_) {
@@ -680,7 +680,7 @@ bool Live::is_scratch(const Block& block) const {
          is_scratch_size(block.bytes) && at_or_zero(is_product_, block.op) != 0;
 }
 
-// The rules of pytracer/analysis/categories.py, in their order.
+// The rules of pytracer/analysis/facts/categories.py, in their order.
 uint8_t Live::category_of(const Block& block) const {
   if (block.in_base) {
     return block.settled;

@@ -3,8 +3,8 @@
 //
 // A block's category is known when its life is over, so a step is judged when it is: at its end all
 // but the blocks that outlive it have told what they were. The rules are those of
-// pytracer/analysis/categories.py as far as they need nothing of what comes later; docs/watch.md
-// says which are left out. Totals, peaks and steps are exact.
+// pytracer/analysis/facts/categories.py as far as they need nothing of what comes later;
+// docs/watch.md says which are left out. Totals, peaks and steps are exact.
 #pragma once
 
 #include "event.h"

@@ -8,8 +8,9 @@
 // and the graph would have them for good. Nothing here brings CUDA up or allocates its memory.
 //
 // A phase is one pair: from the border that begins it to the one that ends it, as
-// pytracer/analysis/phases.py has them. A forward that a backward follows lasts until that one, so
-// the loss belongs to it; a call of a model that none follows lasts until the model is left.
+// pytracer/analysis/facts/phases.py has them. A forward that a backward follows lasts until that
+// one, so the loss belongs to it; a call of a model that none follows lasts until the model is
+// left.
 //
 // The GIL guards it all.
 #pragma once

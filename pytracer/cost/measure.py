@@ -2,7 +2,7 @@
 
 The document is part of the trace's meta: distinct calls (module, phase, operator, shapes), how
 often they ran, for how long, and their FLOPs and bytes, computed here, where torch is.
-`pytracer/analysis/measured_costs.py` reads it.
+`pytracer/cost/measurements.py` reads it.
 """
 
 import re
