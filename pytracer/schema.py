@@ -47,22 +47,75 @@ WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modu
 PHASES = ("other", "data", "forward", "recompute", "backward", "optimizer")
 PHASE = {name: number for number, name in enumerate(PHASES)}
 
-# Numbers are stored in files and never change; the order people see is CATEGORY_ORDER.
-CATEGORIES = (
-    "unknown",
-    "weights",
-    "gradients",
-    "optimizer_state",
-    "activations",
-    "temporaries",
-    "inputs",
-    "workspaces",
-    "communication",
-    "graph_pools",
-    "functional",
+
+class Category(NamedTuple):
+    """What a block is for: the words, colours and rules that every view and export reads."""
+
+    name: str
+    color: str  # on light and dark paper
+    terminal: int  # the colour's number after ESC [
+    is_always_shown: bool  # even at 0 bytes
+    meaning: str
+
+
+# A category's number is its position here. Numbers are stored in files and never change; the order
+# that people see is CATEGORY_ORDER. Red is for what is not known.
+CATEGORY_TABLE = (
+    Category("unknown", "#dd4433", 31, True, "what no rule explains; it should be 0"),
+    Category(
+        "weights",
+        "#4477aa",
+        34,
+        True,
+        "parameters and buffers of modules, and an optimizer's master copies",
+    ),
+    Category(
+        "gradients", "#aa4499", 35, True, "what `.grad` holds, at any time of the block's life"
+    ),
+    Category(
+        "optimizer_state",
+        "#44aaaa",
+        36,
+        True,
+        "what an optimizer keeps from step to step: Adam's two moments, say",
+    ),
+    Category(
+        "activations",
+        "#5a9e4b",
+        32,
+        True,
+        "what autograd saves for backward, or a module's result that stays alive",
+    ),
+    Category("temporaries", "#ddaa33", 33, True, "what is made and freed inside one phase"),
+    Category(
+        "inputs",
+        "#999933",
+        37,
+        False,
+        "batches, targets, and the raw data they were made from on the device",
+    ),
+    Category("workspaces", "#997700", 37, False, "scratch memory of libraries: cuBLAS, cuDNN"),
+    Category(
+        "communication",
+        "#cc6677",
+        37,
+        False,
+        "buckets and buffers of DistributedDataParallel, FSDP, collectives",
+    ),
+    Category("graph_pools", "#882255", 37, False, "the private memory of CUDA graphs"),
+    Category(
+        "functional",
+        "#8899aa",
+        37,
+        False,
+        "what the program itself keeps: a KV cache, a returned result, a data set",
+    ),
 )
+CATEGORIES = tuple(category.name for category in CATEGORY_TABLE)
 CATEGORY = {name: number for number, name in enumerate(CATEGORIES)}
 CATEGORY_ORDER = (*CATEGORIES[1:], "unknown")
+ALWAYS_SHOWN = tuple(n for n in CATEGORY_ORDER if CATEGORY_TABLE[CATEGORY[n]].is_always_shown)
+CATEGORY_COLORS = {name: CATEGORY_TABLE[CATEGORY[name]].color for name in CATEGORY_ORDER}
 
 # What allocations can be grouped by.
 KEYS = tuple(

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pytracer.analysis.facts import categories
+from pytracer.schema import CATEGORIES, CATEGORY_TABLE
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "pytracer"
 CSRC = ROOT / "csrc"
@@ -201,3 +204,15 @@ def test_every_page_is_in_the_index_and_every_link_leads_somewhere() -> None:
     for page in (*docs.glob("*.md"), ROOT / "README.md"):
         for link in re.findall(r"\]\(([^)#:\s]+)\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_every_category_has_all_that_it_needs() -> None:
+    """A row of the one table is not enough: people read of it, and the live view must know it."""
+    live = re.findall(r"^  k(\w+),$", (CSRC / "core" / "live.cpp").read_text(), re.MULTILINE)
+    names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower() for name in live]
+    assert tuple(names[: len(CATEGORIES)]) == CATEGORIES
+    assert {*CATEGORIES} - {"unknown"} == {*categories._LABEL_ORDER}
+    page = (ROOT / "docs" / "categories.md").read_text()
+    for category in CATEGORY_TABLE:
+        assert f"| `{category.name}` | {category.meaning} |" in page
+    assert len({category.color for category in CATEGORY_TABLE}) == len(CATEGORIES)

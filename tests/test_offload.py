@@ -11,7 +11,7 @@ from pytracer import errors
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.forecasts.checkpoint_plans import _Work
 from pytracer.offload import _Waiting, offload
-from pytracer.units import size_text
+from pytracer.units import parse_size, size_text
 from tests.test_checkpoint_plans import Stack, transformer
 
 H200 = Path(__file__).parent / "data" / "h200.pytrace"
@@ -77,7 +77,7 @@ def test_a_plan_offloads_no_more_than_may_be_pinned() -> None:
     for room in (one, 3 * one, "64GiB"):
         frontier = t.checkpoint_plan(1, pinned=room).frontier
         most = max(plan.pinned for plan in frontier)
-        assert most <= pytracer.analysis.budgets.parse_size(room)  # type: ignore[attr-defined]
+        assert most <= parse_size(room)
         assert all(
             plan.pinned == sum(work.units[n].pinned for n in plan.offloaded) for plan in frontier
         )

@@ -13,9 +13,9 @@ from pytracer.claims import systems
 from pytracer.claims.claim import DEPENDS, MOST_UNKNOWN, SOURCES, VERDICTS, Claim
 from pytracer.claims.runner import Outcome, Row
 from pytracer.export import html as html_export
-from pytracer.export.series import COLORS
 from pytracer.files import write_whole
 from pytracer.reading import load
+from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text
 
 Document = Mapping[str, Any]
@@ -205,7 +205,7 @@ def _shown_categories(document: Document) -> list[str]:
     traces = [trace for _, trace in _traces(document)]
     return [
         name
-        for name in COLORS
+        for name in CATEGORY_COLORS
         if name == "unknown" or any(t["categories"][name]["at_peak"] for t in traces)
     ]
 
@@ -309,7 +309,7 @@ def _memory_html(document: Document, pictures: Mapping[str, str]) -> Iterator[st
 def _legend(document: Document) -> Iterator[str]:
     yield '<p class="small">'
     for name in _shown_categories(document):
-        yield f'<span style="color:{COLORS[name]}">&#9632;</span> {name.replace("_", " ")} '
+        yield f'<span style="color:{CATEGORY_COLORS[name]}">&#9632;</span> {name.replace("_", " ")} '
     yield "</p>"
 
 
@@ -344,7 +344,7 @@ def _bar(trace: Mapping[str, Any]) -> str:
     """The categories at the peak, side by side."""
     peak = max(trace["peak_bytes"], 1)
     parts, left = [], 0.0
-    for category, color in COLORS.items():
+    for category, color in CATEGORY_COLORS.items():
         at_peak = trace["categories"][category]["at_peak"]
         width = 760 * at_peak / peak
         if width:
@@ -358,7 +358,7 @@ def _bar(trace: Mapping[str, Any]) -> str:
 
 def _category_rows(trace: Mapping[str, Any]) -> str:
     rows = ["<tr><th></th><th>at the peak</th><th>most</th><th>at the end</th></tr>"]
-    for category in COLORS:
+    for category in CATEGORY_COLORS:
         row = trace["categories"][category]
         if row["most"] or category == "unknown":
             sizes = (row["at_peak"], row["most"], row["at_end"])

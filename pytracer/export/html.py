@@ -12,15 +12,14 @@ import numpy as np
 
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import usage
-from pytracer.export.series import COLORS, LEAST_APART, Series, clock, series
+from pytracer.export.series import LEAST_APART, Series, clock, series
 from pytracer.export.table import render as table
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER, I64
+from pytracer.schema import ALWAYS_SHOWN, CATEGORY_COLORS, I64
 from pytracer.units import size_text, time_text
 
 _WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
 _LEFT, _TOP, _BOTTOM = 70, 18, 22
-_ALWAYS = (*CATEGORY_ORDER[:5], "unknown")
 _MOST_LABELS = 12  # steps that are named below the picture
 
 
@@ -78,12 +77,12 @@ def _rows(trace: Trace, peak: usage.Peak) -> Iterator[str]:
     )
     yield f"<tr>{cells}</tr>"
     for row in breakdown.category_rows(trace, peak.device if usage.devices(trace) else None):
-        if not (row.allocations or row.category in _ALWAYS):
+        if not (row.allocations or row.category in ALWAYS_SHOWN):
             continue
         share = row.at_peak / peak.bytes if peak.bytes else 0.0
         swatch = (
             f'<span style="display:inline-block;width:10px;height:10px;'
-            f'background:{COLORS[row.category]}"></span>'
+            f'background:{CATEGORY_COLORS[row.category]}"></span>'
         )
         numbers = (
             size_text(row.at_peak),
@@ -123,7 +122,7 @@ def _picture(shown: Series) -> Iterator[str]:
     for name, levels in shown.levels.items():
         above = below + levels
         yield (
-            f'<path fill="{COLORS[name]}" fill-opacity="0.85" d="{_area(xs, below, above, y)}">'
+            f'<path fill="{CATEGORY_COLORS[name]}" fill-opacity="0.85" d="{_area(xs, below, above, y)}">'
             f"<title>{name}</title></path>"
         )
         below = above

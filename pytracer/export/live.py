@@ -17,12 +17,11 @@ from pytracer import errors
 from pytracer._native import core
 from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_color, cut_in_front
-from pytracer.schema import CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
+from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 from pytracer.units import size_text, time_text
 
 _PIECE = 1 << 20  # of the file, between two looks at the keyboard
 _RECENT = 100  # steps that growth is told of
-_ALWAYS = (*CATEGORY_ORDER[:5], "unknown")
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
 _MARGIN = 9
@@ -277,7 +276,7 @@ def _categories(
     largest, room = max(*peak, 1), max(width - 51, 0)
     for name in CATEGORY_ORDER:
         number = CATEGORIES.index(name)
-        if not (now[number] or peak[number] or name in _ALWAYS):
+        if not (now[number] or peak[number] or name in ALWAYS_SHOWN):
             continue
         share = peak[number] / max(device["peak"]["bytes"], 1)
         row = f"  {name:<16}{size_text(now[number]):>10}{size_text(peak[number]):>13}{share:>8.1%}"

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pytracer import errors
-from pytracer.export.series import COLORS, LEAST_APART, Clock, clock, series
+from pytracer.export.series import LEAST_APART, Clock, clock, series
 from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text, time_text
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
             times,
             np.array([shown.levels[name] for name in names]) / _MIB,
             labels=names,
-            colors=[COLORS[name] for name in names],
+            colors=[CATEGORY_COLORS[name] for name in names],
             step="post",
             linewidth=0,
         )

@@ -26,7 +26,7 @@ from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series
 from pytracer.files import write_whole
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY_ORDER, PHASES
+from pytracer.schema import ACTION, CATEGORY_COLORS, CATEGORY_ORDER, PHASES
 from pytracer.version import __version__
 
 FORMAT = 1  # of the document and the columns
@@ -72,7 +72,7 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
     document = {
         "format": FORMAT,
         "version": __version__,
-        "colors": series.COLORS,
+        "colors": CATEGORY_COLORS,
         "categories": CATEGORY_ORDER,
         "phases": PHASES,
         "texts": packed.TEXTS,

@@ -15,7 +15,6 @@ from pytracer.analysis.facts import (
 )
 from pytracer.recorded import Trace
 from pytracer.schema import (
-    CATEGORY_ORDER,
     I64,
     U64,
 )
@@ -52,7 +51,6 @@ COSTS = {
     "time_ratio": (THOUSANDTHS, 1000),
 }
 
-ALWAYS = (*CATEGORY_ORDER[:5], "unknown")  # shown even when nothing was ever in them
 CHUNK = 4 << 20
 GAP_NS = 2
 # More than these are folded: a person sees no more, and a browser holds them easily.

@@ -12,22 +12,6 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
 
-# One colour per category, for light and dark paper; red is for what is not known.
-COLORS = {
-    "weights": "#4477aa",
-    "gradients": "#aa4499",
-    "optimizer_state": "#44aaaa",
-    "activations": "#5a9e4b",
-    "temporaries": "#ddaa33",
-    "inputs": "#999933",
-    "workspaces": "#997700",
-    "communication": "#cc6677",
-    "graph_pools": "#882255",
-    "functional": "#8899aa",
-    "unknown": "#dd4433",
-}
-
-
 _IDLE = 0.1  # of the whole time without an event: it is cut, and marked
 _LEFT_OF_IT = 0.03  # of the busy time's width
 LEAST_APART = 0.05  # of the width: labels nearer to each other would be printed over each other

@@ -12,11 +12,9 @@ from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import hints, recording_quality, training_steps
 from pytracer.analysis.facts import grouping, owners, usage
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
+from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.units import size_text, time_text
 
-# Always shown, in this order; `unknown` is shown last even when it is 0.
-_ALWAYS = CATEGORY_ORDER[:5]
 _MARGIN = 10  # width of "modules   ", "hint      ", ...
 _MOST_HOLDERS = 3
 
@@ -25,14 +23,6 @@ _NO_STEPS = (
 )
 
 _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
-_COLORS = {
-    "weights": "\x1b[34m",
-    "gradients": "\x1b[35m",
-    "optimizer_state": "\x1b[36m",
-    "activations": "\x1b[32m",
-    "temporaries": "\x1b[33m",
-    "unknown": "\x1b[31m",
-}
 
 
 def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
@@ -137,13 +127,12 @@ def category_lines(peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
 
 def category_color(name: str) -> str:
     """What a terminal is told to show the category in its colour."""
-    return _COLORS.get(name, "\x1b[37m")
+    return f"\x1b[{CATEGORY_TABLE[CATEGORY[name]].terminal}m"
 
 
 def shown_categories(peak: usage.Peak) -> list[str]:
     """Those that have a row in the table."""
-    always = (*_ALWAYS, "unknown")
-    return [name for name, amount in peak.by_category.items() if amount or name in always]
+    return [name for name, amount in peak.by_category.items() if amount or name in ALWAYS_SHOWN]
 
 
 def _block() -> str:

@@ -26,7 +26,6 @@ from pytracer.analysis.facts.scopes import Mask
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
-    ALWAYS,
     COSTS,
     COUNTER,
     COUNTER_BUCKETS,
@@ -59,6 +58,7 @@ from pytracer.export.rows import (
 from pytracer.recorded import Trace
 from pytracer.schema import (
     ACTION,
+    ALWAYS_SHOWN,
     CATEGORIES,
     CATEGORY,
     CATEGORY_ORDER,
@@ -238,7 +238,7 @@ def counters(sink: Sink, number: int, device: str) -> list[Rows]:
     positions, levels = usage.level_columns(trace, here, alloc.category, len(CATEGORY))
     start = usage.bytes_before(trace, here, alloc.category, len(CATEGORY))
     used = np.bincount(alloc.category[here], minlength=len(CATEGORY)) > 0
-    shown = [name for name in CATEGORY_ORDER if name in ALWAYS or used[CATEGORY[name]]]
+    shown = [name for name in CATEGORY_ORDER if name in ALWAYS_SHOWN or used[CATEGORY[name]]]
     columns = [
         np.concatenate([start[CATEGORY[name], None], levels[CATEGORY[name]]]) for name in shown
     ]

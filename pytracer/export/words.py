@@ -3,19 +3,9 @@
 import textwrap
 from collections.abc import Iterable
 
-CATEGORIES = {
-    "weights": "parameters and buffers of modules, and an optimizer's master copies",
-    "gradients": "what `.grad` holds, at any time of the block's life",
-    "optimizer_state": "what an optimizer keeps from step to step: Adam's two moments, say",
-    "activations": "what autograd saves for backward, or a module's result that stays alive",
-    "temporaries": "what is made and freed inside one phase",
-    "inputs": "batches, targets, and the raw data they were made from on the device",
-    "workspaces": "scratch memory of libraries: cuBLAS, cuDNN",
-    "communication": "buckets and buffers of DistributedDataParallel, FSDP, collectives",
-    "graph_pools": "the private memory of CUDA graphs",
-    "functional": "what the program itself keeps: a KV cache, a returned result, a data set",
-    "unknown": "what no rule explains; it should be 0",
-}
+from pytracer.schema import CATEGORY, CATEGORY_ORDER, CATEGORY_TABLE
+
+CATEGORIES = {name: CATEGORY_TABLE[CATEGORY[name]].meaning for name in CATEGORY_ORDER}
 
 OTHERS = {
     "peak": "the moment at which most bytes were in use",

@@ -30,13 +30,12 @@ from pytracer.analysis.allocator import blocks, fragmentation
 from pytracer.analysis.facts import devices, grouping, lifetimes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY_ORDER
+from pytracer.schema import ALWAYS_SHOWN, CATEGORY_ORDER
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _LIMIT_SHARE, _LIMIT_BYTES = 0.005, 32 << 20
-_ALWAYS = CATEGORY_ORDER[:5]
 _CONTEXT = "CUDA context, kernels, libraries"
 
 
@@ -142,7 +141,7 @@ def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) 
     return [
         Row(name, held.get(name, 0), level, "events", at)
         for name in CATEGORY_ORDER
-        if held.get(name) or name in (*_ALWAYS, "unknown")
+        if held.get(name) or name in ALWAYS_SHOWN
     ]
 
 
