@@ -55,7 +55,7 @@ def test_every_view_answers(trace: Trace) -> None:
     training_steps.steps(trace)
     recording_quality.health(trace)
     breakdown.bytes_per_parameter(trace)
-    findings.findings(trace, str)
+    findings.findings(trace)
     postmortem.render(trace)
     for key in ("module", "op", "line", "phase", "role", "name", "step"):
         breakdown.by(trace, key)

@@ -18,64 +18,14 @@ PAGE = ROOT / "docs" / "transparency.md"
 TORCH_TESTS = ROOT / "benchmarks" / "results" / "torch-tests-cpu.json"
 PUBLIC_PROGRAMS = ROOT / "benchmarks" / "results" / "public-programs-cpu.json"
 
-HEAD = """\
-# Transparency
-
-Tracing never changes a program. `tests/transparency/` states it as laws; this page says how other
-people's programs and tests fared. `tools/torch_tests.py` and `tools/public_programs.py` write the
-tables, each from its file in `benchmarks/results/`.
-
-## Public programs
-
-Driven by a few lines of ours with data made up on the spot. Equal are losses, parameters and all
-else that the program returns, what it prints, its warnings and its exit status, bit for bit; only
-times are left out of what is printed.
-
-<!-- public-programs:begin -->
-<!-- public-programs:end -->
-
-## PyTorch's own tests
-
-Each test's body runs in a block of its own: untraced, in each mode, and untraced once more (*one
-trace* is one block around all of a file's tests). Outcomes are compared test by test. *differ* is
-what came out otherwise in a mode, and beside it in how many of three tries it did so again, run
-without the other tests; *flaky* is what varies untraced. What differs under `saved_tensors="hooks"`
-also ran inside `torch.autograd.graph.saved_tensors_hooks` of the identity, with no trace open.
-
-The two `UnicodeDecodeError`s in the table are torch's own. `profile(with_stack=True)` keeps pointers to the names
-of the code that it saw run, and some of that code is gone before the names are read: the first
-`record_function` of a process imports a module, whose code is freed after it ran. This program fails
-so without pytracer, in each of six runs, at the same position 37 (torch 2.13, Python 3.11):
-
-```python
-import torch
-
-with torch.profiler.profile(with_stack=True) as p:
-    with torch.profiler.record_function("x"):
-        junk = [bytes([0xA0]) * n for n in range(20, 90) for _ in range(200)]
-
-
-def names(nodes):
-    return [(node.name, names(node.children)) for node in nodes]
-
-
-names(p.profiler.kineto_results.experimental_event_tree())
-```
-
-`tools/run_torch_tests.py` imports that module before the first test, traced or not.
-
-<!-- torch-tests:begin -->
-<!-- torch-tests:end -->
-"""
-
 
 def write() -> None:
     PAGE.write_text(page())
 
 
 def page() -> str:
-    """As it should be."""
-    text = HEAD
+    """The page with its tables made anew."""
+    text = PAGE.read_text()
     for name, file, table in (
         ("torch-tests", TORCH_TESTS, torch_tests),
         ("public-programs", PUBLIC_PROGRAMS, public_programs),
@@ -86,6 +36,7 @@ def page() -> str:
 
 
 def between(text: str, name: str, table: str) -> str:
+    """The text with this table between its marks."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)

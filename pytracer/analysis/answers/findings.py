@@ -133,9 +133,9 @@ def _growing(now: Situation) -> Iterator[_Growing]:
         return
     alloc, each = allocations(now.trace), int(np.median(turns.growth))
     there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
-    kept = there & usage.on_device(now.trace, now.device)
+    kept = there & _follows_the_steps(now)
     kept &= np.isin(turns.of_allocation, turns.settled)
-    # Of layers whose turn comes later state is made later; that is no leak.
+    # Layers that first run later get their optimizer state later. That is not a leak.
     kept &= alloc.category != CATEGORY["optimizer_state"]
     kind = _kinds(now.trace)
     for keeper, own in _by_keeper(now, kept, kind).items():
@@ -149,6 +149,17 @@ def _growing(now: Situation) -> Iterator[_Growing]:
     yield from _swelling(now, turns, each)
 
 
+def _follows_the_steps(now: Situation) -> Mask:
+    """Made on the device by the thread whose steps are counted, if several threads train.
+
+    Another thread's step may last for several of these, and keeps its tensors that long.
+    """
+    here = usage.on_device(now.trace, now.device)
+    if phases.training_threads(now.trace) > 1:
+        here &= allocations(now.trace).thread == phases.main_thread(now.trace)
+    return here
+
+
 def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
     """What is made anew in each turn and larger, as torch.cat of the old and the new is."""
     alloc = allocations(now.trace)
@@ -156,7 +167,7 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
     if _longer_batches(now, turns):
         return
     ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
-    left = usage.on_device(now.trace, now.device) & (turn >= 1) & (alloc.start < ends)
+    left = _follows_the_steps(now) & (turn >= 1) & (alloc.start < ends)
     left &= (alloc.completed < 0) | (alloc.completed > ends)
     place = _kinds(now.trace, sizes=False)
     rows = np.flatnonzero(left)
