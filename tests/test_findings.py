@@ -77,6 +77,23 @@ def test_nothing_is_held_where_another_thread_is_in_the_midst_of_its_forward() -
     assert len(t.findings()) == 0
 
 
+@pytest.mark.parametrize(("the_other_trains", "found"), [(False, ["growth"]), (True, [])])
+def test_growth_is_that_of_the_thread_whose_steps_are_counted(
+    the_other_trains: bool, found: list[str]
+) -> None:
+    """One step of another thread may last for many of these, and keeps its tensors that long."""
+    b = TraceBuilder()
+    weight = b.alloc(1 * MIB)
+    for _ in range(6):
+        training_step(b, weight)
+        with b.thread(1):
+            b.alloc(8 * MIB)
+            if the_other_trains:
+                with b.backward():
+                    pass
+    assert kinds(b) == found
+
+
 def test_what_a_list_keeps_of_each_step_is_named_with_its_line_and_bytes() -> None:
     program, history = Program(), []
     with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:

@@ -203,7 +203,9 @@ def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any
     rows = training_steps.step_rows(trace, device)
     times = trace.time_ns(trace.events.ticks[order.position])
     ends = np.searchsorted(times, [row.end_ns for row in rows], side="right") - 1
-    return [{**vars(row), "last_change": end} for row, end in zip(rows, ends.tolist(), strict=True)]
+    return [
+        {**row._asdict(), "last_change": end} for row, end in zip(rows, ends.tolist(), strict=True)
+    ]
 
 
 def _failures(trace: Trace, device: str) -> list[dict[str, int]]:

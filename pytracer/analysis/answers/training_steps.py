@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,14 +51,13 @@ def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
     A phase has two times: the host's, and on CUDA the device's, which is the one to look at: the
     host runs ahead. The device's are NA where none were measured.
     """
-    names = list(StepRow.__dataclass_fields__)
-    table = frames.of_rows(step_rows(trace, device), names).set_index("step")
+    rows = (row._asdict() for row in step_rows(trace, device))
+    table = frames.of_rows(rows, StepRow._fields).set_index("step")
     return table.astype({f"device_{phase}_ns": "Int64" for phase in TIMED})
 
 
-@dataclass(frozen=True)
-class StepRow:
-    """A step in numbers; sizes are bytes."""
+class StepRow(NamedTuple):
+    """A step in numbers; sizes are bytes. A tuple, for there may be many thousands of them."""
 
     # pandas leaves out middle columns where the screen is narrow: so what says most is outside.
     step: int
@@ -116,8 +115,8 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     for phase in TIMED:
         columns[f"device_{phase}_ns"] = device_times.per_step(trace, phase, count)
         columns[f"{phase}_ns"] = np.diff(_time_until(trace, phase, bounds)).tolist()
-    rows = zip(*columns.values(), strict=True)
-    return [StepRow(step, **dict(zip(columns, row, strict=True))) for step, row in enumerate(rows)]
+    in_order = [columns[name] for name in StepRow._fields[1:]]
+    return list(map(StepRow, range(count), *in_order))
 
 
 @dataclass(frozen=True)
