@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
 
-from pytracer import environment, errors
+from pytracer import environment, errors, meta
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
@@ -400,7 +400,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         """To stderr, while the program's exception goes on as it is."""
         try:
             page = self.post_mortem()
-            streamed = self.data.meta["options"]["path"] is not None
+            streamed = meta.of(self.data).options.path != ""
             path = self._files[-1] if streamed else ""
             if not streamed:
                 path = str(self.save(free_name("pytracer-oom")))

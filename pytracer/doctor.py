@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import _native, errors, schema
+from pytracer import _native, errors, meta, schema
 from pytracer.version import TESTED_TORCH
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _device(device: str) -> Check:
         trace = _record(device)
     except errors.PytracerError as error:
         return Check(name, "off", str(error))
-    problem = trace.meta["cuda_problem"]
+    problem = meta.of(trace).cuda_problem
     if problem:
         return Check(name, "off", f"{problem}. {_statistics()}")
     wrong = "; ".join(_wrong(trace, device))

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from pytracer import errors
+from pytracer import errors, meta
 from pytracer.analysis.allocator import replay, settings as allocator_settings
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import devices, phases, usage
@@ -137,8 +137,8 @@ def _words(trace: Trace, program: Program) -> list[str]:
         program = shlex.split(program)
     if program and not isinstance(program, bool):
         return [str(word) for word in program]
-    known = trace.meta.get("command")
-    was = f" (it was {known}, the trace says)" if isinstance(known, str) and known else ""
+    command = meta.of(trace).command
+    was = f" (it was {command}, the trace says)" if command else ""
     raise errors.UsageError(
         f"verify= needs the program to run again{was}: verify=['train.py', '--epochs', '1'], or at the "
         "command line --verify -- train.py --epochs 1"

@@ -17,7 +17,7 @@ CSRC = ROOT / "csrc"
 # What each module or room may import from pytracer, inside functions too. Anything not listed is
 # forbidden, and a new module is a new line here.
 WORDS = {"errors", "files", "frames", "health", "schema", "units", "version"}
-FACTS = {"analysis.facts", "recorded"}
+FACTS = {"analysis.facts", "meta", "recorded"}
 ALLOCATOR = {"analysis.allocator", *FACTS}
 ANSWERS = {"analysis.answers", *ALLOCATOR}
 FORECASTS = {"analysis.forecasts", *ANSWERS}
@@ -34,11 +34,12 @@ MAY_IMPORT = {
     "ranges": set(),
     "_native": {"_C", "_core", "errors", "version"},
     "recorded": {*WORDS, "_native"},
+    "meta": {"recorded", "schema"},
     "anonymous": {"_native", "recorded"},
     "snapshot": {*WORDS, "_native", "ranges", "recorded"},
     "capture": {*WORDS, "_native", "anonymous", "driver", "environment", "recorded"},
     # What happened; where it lay; what people ask; what would be.
-    "analysis.facts": {*WORDS, "_native", "environment", "recorded"},
+    "analysis.facts": {*WORDS, "_native", "environment", "meta", "recorded"},
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
     "analysis.forecasts": {*WORDS, *ANSWERS, "_native", "cost"},
@@ -48,10 +49,10 @@ MAY_IMPORT = {
     "verify": {*WORDS, *FORECASTS},
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
-    "api": {*WORDS, "capture", "cost", "environment", "export", "reading", "recorded"},
+    "api": {*WORDS, "capture", "cost", "environment", "export", "meta", "reading", "recorded"},
     "imagined": {*WORDS, *FORECASTS, "_native", "capture", "reading", "runner"},
     "claims": {*WORDS, *ANSWERS, "_native", "api", "capture", "cost", "driver", "export"}
-    | {"gemm", "reading"},
+    | {"gemm", "meta", "reading"},
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"},
     "demo": {*WORDS, "api"},
     "offload": set(),

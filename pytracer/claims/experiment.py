@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pytracer import meta
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
@@ -229,10 +230,10 @@ def _allocator(traced: Views, device: str | None) -> dict[str, Any]:
         "allocated_peak": torch.cuda.max_memory_allocated(device),
         "reserved_peak": torch.cuda.max_memory_reserved(device),
     }
-    document = traced.data.meta.get("device_memory", {})
-    gpus = (document.get("readings") or [{}])[-1].get("gpus", {})
-    gpu = gpus.get(document.get("devices", {}).get(device), {})
-    if gpu.get("used") is not None:
+    memory = meta.of(traced.data).device_memory
+    gpus = memory.readings[-1].gpus if memory.readings else {}
+    gpu = gpus.get(memory.uuids.get(device or "", ""))
+    if gpu is not None and gpu.used is not None:
         # As nvidia-smi shows it: without the driver's reserve.
-        figures["nvml_used"] = gpu["used"] - (gpu.get("driver_reserve") or 0)
+        figures["nvml_used"] = gpu.used - (gpu.driver_reserve or 0)
     return figures

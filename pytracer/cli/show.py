@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytracer import errors
+from pytracer import errors, meta
 from pytracer.cli import output
 from pytracer.cli.command import Command
 from pytracer.version import __version__
@@ -102,7 +102,7 @@ class Summary(Command):
         print(table)
         if options.words:
             print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
-        if loaded.data.meta.get("failed"):
+        if meta.of(loaded.data).failed:
             print(f"\n{loaded.post_mortem(columns())}")
         output.say_if_damaged(options.file, loaded)
         file = shlex.quote(str(options.file))

@@ -174,7 +174,7 @@ class Screen:
             else:
                 gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
                 driver.name_processes(nvml, gpus)
-                self._users = live.gpu_users(gpus, self._following.meta.get("pid"))
+                self._users = live.gpu_users(gpus, self._following.meta.pid)
         return self._users
 
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer import errors
+from pytracer import errors, meta
 from pytracer._native import core
 from pytracer.analysis.facts import (
     phases,
@@ -156,7 +156,7 @@ class Document(Sink):
 
     def tracks(self) -> tuple[list[Track], list[tuple[dict[str, Any], list[int]]]]:
         """Where each table goes in Perfetto's own format, and the tracks in the order of a page."""
-        alone = self.trace.meta.get("world_size", 1) == 1
+        alone = meta.of(self.trace).world_size == 1
         # Perfetto opens a group that is the only one. So all ranks have the same: their files may
         # be put together, one behind the other.
         group, suffix = (self.program, "") if alone else (RANKS, f" (rank {self.rank})")
@@ -226,13 +226,13 @@ class Document(Sink):
 
     def _head(self) -> bytes:
         """The object up to its events, with the keys that torch.profiler's own has."""
-        meta = self.trace.meta
+        document = self.trace.meta
         known = {
             "schemaVersion": 1,
             "deviceProperties": [],
             "distributedInfo": {
                 "rank": self.rank,
-                "world_size": meta.get("world_size", 1),
+                "world_size": meta.of(self.trace).world_size,
                 "backend": "",
             },
             "displayTimeUnit": "ms",
@@ -247,14 +247,14 @@ class Document(Sink):
             "metadata": {
                 f"pytracer-{key}": value
                 for key in ("pytracer", "torch", "python", "host", "command", "pid", "rank")
-                if isinstance(value := meta.get(key), str | int)
+                if isinstance(value := document.get(key), str | int)
             },
         }
         return (_json(known)[:-1] + ',"traceEvents":[\n').encode()
 
     def _metadata(self) -> Iterator[str]:
         """Names and order of processes and threads."""
-        suffix = f" (rank {self.rank})" if self.trace.meta.get("world_size", 1) != 1 else ""
+        suffix = f" (rank {self.rank})" if meta.of(self.trace).world_size != 1 else ""
         processes = []
         for process, device in enumerate(self.devices, self.program):
             program = "program and " if process == self.program else ""

@@ -17,6 +17,7 @@ from pytracer import errors
 from pytracer._native import core
 from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_color, cut_in_front
+from pytracer.meta import Meta, read as read_meta
 from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 from pytracer.units import size_text, time_text
 
@@ -52,7 +53,7 @@ class Following:
         self._follower = self._open()
         self._texts: dict[int, str] = {}  # lines, by their row of the stack table
         self._meta_text = ""
-        self._meta: dict[str, Any] = {}
+        self._meta = read_meta({})
         self.state: dict[str, Any] = self._follower.state()
 
     def _open(self) -> Any:
@@ -94,8 +95,8 @@ class Following:
     @property
     def abandoned(self) -> bool:
         """Whether its process is gone and cannot write the rest."""
-        pid, host = self.meta.get("pid"), self.meta.get("host")
-        if self.finished or not isinstance(pid, int) or pid < 1 or host != socket.gethostname():
+        pid, is_here = self.meta.pid, self.meta.host == socket.gethostname()
+        if self.finished or pid is None or pid < 1 or not is_here:
             return False
         try:
             os.kill(pid, 0)
@@ -106,13 +107,13 @@ class Following:
         return False
 
     @property
-    def meta(self) -> Mapping[str, Any]:
+    def meta(self) -> Meta:
         """What the recording said of itself when it began."""
         text = self._follower.meta()
         if text != self._meta_text:
             self._meta_text = text
-            found = json.loads(text) if text else {}
-            self._meta = found if isinstance(found, dict) else {}
+            document = json.loads(text) if text else {}
+            self._meta = read_meta(document if isinstance(document, dict) else {})
         return self._meta
 
     @property
@@ -170,7 +171,7 @@ class Following:
             while at and not text:
                 parent, file, line = self._follower.frame(at)
                 if owners.is_users_file(file):
-                    text = f"{owners.short_path(file, self.meta.get('directory'))}:{line}"
+                    text = f"{owners.short_path(file, self.meta.directory)}:{line}"
                 at = parent
             self._texts[row] = text
         return self._texts[row]

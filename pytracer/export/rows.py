@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors
+from pytracer import errors, meta
 from pytracer.analysis.facts import (
     sanitized,
     scopes,
@@ -157,8 +157,7 @@ class Sink:
         self.options = options
         self.texts = Texts(trace)
         self.base_ns = trace.began_unix_ns // GRID_NS * GRID_NS
-        rank = trace.meta.get("rank")
-        self.rank = rank if isinstance(rank, int) and 0 <= rank < 1_000_000 else 0
+        self.rank = meta.of(trace).rank
         self.program = FIRST_PROCESS + PROCESSES_PER_RANK * self.rank
         self.devices = usage.devices(trace) or (usage.main_device(trace),)
         self.end_ns = int(self.times(last_tick(trace)).max())

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.facts import devices, sanitized, scopes, usage
@@ -57,11 +58,11 @@ def _fill(trace: Trace, file: BinaryIO) -> None:
         "devices": names,
         "seeds": [part.seeds for part in parts],
         "phases": [part.phases() for part in parts],
-        "directory": str(trace.meta.get("directory") or ""),
+        "directory": meta.of(trace).directory,
     }
     beginning = {
         "segments": [segment for part in parts for segment in part.segments()],
-        "allocator_settings": _settings(trace),
+        "allocator_settings": dict(meta.of(trace).allocator_settings),
         "external_annotations": _annotations(trace),
         "pytracer": json.dumps(ours),
     }
@@ -102,14 +103,6 @@ def _device_names(trace: Trace) -> list[str]:
     cuda = [devices.split(name)[1] for name in used if name != "cpu"]
     names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
     return [*names, "cpu"] if "cpu" in used or not names else names
-
-
-def _settings(trace: Trace) -> dict[str, Any]:
-    """Torch's own, or what the environment asked for when we recorded."""
-    settings = trace.meta.get("allocator_settings")
-    if isinstance(settings, str) and settings:
-        return {"PYTORCH_CUDA_ALLOC_CONF": settings}
-    return dict(settings) if isinstance(settings, dict) else {}
 
 
 def _annotations(trace: Trace) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
-from pytracer import health
+from pytracer import health, meta
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import hints, recording_quality, training_steps
 from pytracer.analysis.facts import grouping, owners, usage
@@ -50,12 +50,11 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
 
 def _imagined(trace: Trace, width: int) -> list[str]:
     """That none of it was there, and which of its numbers the program read."""
-    said = trace.meta.get("imagined")
-    if not isinstance(said, dict):
+    imagined = meta.of(trace).imagined
+    if imagined is None:
         return []
-    text = f"on {said.get('title') or said.get('card')}, which was not there: no byte of it is real"
-    read = said.get("stand_ins")
-    lines = [str(row.get("line")) for row in read or () if isinstance(row, dict)]
+    text = f"on {imagined.title}, which was not there: no byte of it is real"
+    lines = [str(row.get("line")) for row in imagined.stand_ins]
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
         text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
@@ -87,11 +86,10 @@ class Paint:
 
 def _nothing(trace: Trace, width: int) -> list[str]:
     """A table of zeros would say no more."""
-    if "imported" in trace.meta:
+    if meta.of(trace).imported:
         return paragraph("empty", "the snapshot has no allocation", width)
-    options = trace.meta.get("options")
-    devices = options.get("devices") if isinstance(options, dict) else None
-    where = f" on {' and '.join(map(str, devices))}" if isinstance(devices, list) else ""
+    devices = meta.of(trace).options.devices
+    where = f" on {' and '.join(devices)}" if devices else ""
     return paragraph(
         "empty", f"no allocation was seen{where}: is the model there? devices= says where", width
     )
@@ -179,7 +177,7 @@ def _times(trace: Trace, width: int) -> Iterator[str]:
     """How long the phases of a step take, as medians; or why there are no steps."""
     if training_steps.updates_by_hand(trace):
         yield from paragraph("steps", _NO_STEPS, width)
-    found = None if "imported" in trace.meta else training_steps.phase_medians(trace)
+    found = None if meta.of(trace).imported else training_steps.phase_medians(trace)
     if found is not None:
         parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]
         where = " on the GPU" if found.of_device else ""

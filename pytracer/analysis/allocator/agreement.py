@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from pytracer import meta
 from pytracer.analysis.facts import devices, lifetimes
 from pytracer.recorded import Trace
 
@@ -12,7 +13,7 @@ def differences(trace: Trace) -> Iterator[tuple[str, int, int]]:
     Where no snapshot began a device's recording (its allocator reports no events) there is
     nothing to compare.
     """
-    if trace.meta.get("cuda_problem"):
+    if meta.of(trace).cuda_problem:
         return
     found = lifetimes.lifetimes(trace)
     alive = found.completed < 0

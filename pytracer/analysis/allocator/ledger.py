@@ -21,11 +21,11 @@ of when the trace began. Pages that were never written are not resident and what
 be, so there the residual can be negative.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from pytracer import errors, frames
+from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import blocks, fragmentation
 from pytracer.analysis.facts import devices, grouping, lifetimes, usage
 from pytracer.analysis.facts.allocations import allocations
@@ -105,15 +105,11 @@ class DeviceUse:
 
 def device_use(trace: Trace, device: str) -> list[DeviceUse]:
     """Everybody's bytes on the device, at each reading; empty where there were none."""
-    document = _document(trace)
-    uuid = str(_dict(document.get("devices")).get(device))
-    found = []
-    for reading in _listed(document.get("readings")):
-        used = _number(_dict(_dict(reading.get("gpus")).get(uuid)).get("used"))
-        at = _number(reading.get("unix_ns"))
-        if used is not None and at is not None:
-            found.append(DeviceUse(at - trace.began_unix_ns, used, str(reading.get("when"))))
-    return found
+    return [
+        DeviceUse(reading.unix_ns - trace.began_unix_ns, gpu.used, reading.when)
+        for reading, gpu in _of_device(trace, device)
+        if gpu.used is not None and reading.unix_ns is not None
+    ]
 
 
 def frame(found: Ledger) -> "pd.DataFrame":
@@ -326,7 +322,7 @@ class _Gpu:
         return self.end is not None and self.end.driver_reserve is not None
 
     def _say_what_is_missing(self) -> None:
-        problem = _document(self.trace).get("problem")
+        problem = meta.of(self.trace).device_memory.problem
         if problem:
             self.notes.append(f"The device itself could not be read: {problem}.")
         elif self.end is None:
@@ -383,54 +379,44 @@ def _less(amount: int | None, other: int | None) -> int | None:
 
 def _readings(trace: Trace, device: str) -> list[_Reading]:
     """The device's readings, in order; what a damaged file has instead is left out."""
-    document = _document(trace)
-    uuid = str(_dict(document.get("devices")).get(device))
-    pid = _number(document.get("pid"))
-    all_readings = _listed(document.get("readings"))
-    pairs = [(reading, _dict(_dict(reading.get("gpus")).get(uuid))) for reading in all_readings]
-    pairs = [(reading, gpu) for reading, gpu in pairs if gpu]
+    pid, pairs = meta.of(trace).device_memory.pid, _of_device(trace, device)
     # Where torch holds memory and our process is not listed, the ids are another namespace's (or
     # there are none): ours may be among them, so they say nothing of the others either.
     hidden = any(
-        pid not in (_figures(gpu.get("processes"))[0] or ()) and _held(reading, device)
+        pid not in {process.pid for process in gpu.processes or ()} and reading.reserved.get(device)
         for reading, gpu in pairs
     )
     return [_one_reading(reading, gpu, device, pid, hidden) for reading, gpu in pairs]
 
 
 def _one_reading(
-    reading: dict[str, Any], gpu: dict[str, Any], device: str, pid: Any, hidden: bool
+    reading: meta.Reading, gpu: meta.Gpu, device: str, pid: int | None, hidden: bool
 ) -> _Reading:
-    figures, names = _figures(gpu.get("processes"))
-    if hidden:
-        figures = None
-    own = figures.pop(pid, None) if figures else None
-    torch, used = _held(reading, device), _number(gpu.get("used"))
-    by_cuda = _number(gpu.get("used_as_cuda_says"))
+    processes = gpu.processes or ()
+    known = gpu.processes is not None and not hidden
+    figures = {process.pid: process.bytes for process in processes} if known else None
+    names = {process.pid: process.name for process in processes}
+    own = figures.pop(pid, None) if figures and pid is not None else None
+    torch = reading.reserved.get(device, 0)
     return _Reading(
-        when=str(reading.get("when")),
-        used=by_cuda if used is None else used,
-        driver_reserve=_number(gpu.get("driver_reserve")),
-        by_cuda=by_cuda,
+        when=reading.when,
+        used=gpu.used_as_cuda_says if gpu.used is None else gpu.used,
+        driver_reserve=gpu.driver_reserve,
+        by_cuda=gpu.used_as_cuda_says,
         torch=torch,
         own=own,
         others=figures,
         names=names,
         # CUDA may be initialised and this device not in use yet.
-        here=reading.get("cuda_initialized") is True and (hidden or own is not None or torch > 0),
+        here=reading.cuda_initialized and (hidden or own is not None or torch > 0),
     )
 
 
-def _held(reading: dict[str, Any], device: str) -> int:
-    return _number(_dict(reading.get("reserved")).get(device)) or 0
-
-
-def _figures(processes: Any) -> tuple[dict[int, int | None] | None, dict[int, str]]:
-    if not isinstance(processes, list):
-        return None, {}
-    rows = [p for p in _listed(processes) if isinstance(p.get("pid"), int)]
-    figures = {p["pid"]: _number(p.get("bytes")) for p in rows}
-    return figures, {p["pid"]: str(p.get("name") or "") for p in rows}
+def _of_device(trace: Trace, device: str) -> list[tuple[meta.Reading, meta.Gpu]]:
+    """The readings in which the device is, and its part of each."""
+    memory = meta.of(trace).device_memory
+    uuid = memory.uuids.get(device, "")
+    return [(each, each.gpus[uuid]) for each in memory.readings if uuid in each.gpus]
 
 
 # ---------------------------------------------------------------- the process
@@ -482,33 +468,11 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
 
 
 def _why_no_resident(trace: Trace) -> str:
-    if "imported" in trace.meta:
+    if meta.of(trace).imported:
         return "A memory snapshot does not tell what the process held."
     return "The process's memory could not be read here: there is no /proc."
 
 
 def _host(trace: Trace, when: str) -> dict[str, int]:
-    for reading in _listed(_document(trace).get("readings")):
-        if reading.get("when") == when:
-            host = _dict(reading.get("host"))
-            return {k: v for k, v in host.items() if _number(v) is not None}
-    return {}
-
-
-# ---------------------------------------------------------------- what a file may hold
-
-
-def _document(trace: Trace) -> Mapping[str, Any]:
-    return _dict(trace.meta.get("device_memory"))
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _listed(value: Any) -> list[dict[str, Any]]:
-    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    readings = meta.of(trace).device_memory.readings
+    return next((dict(each.host) for each in readings if each.when == when), {})

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames
+from pytracer import errors, frames, meta
 from pytracer._native import core
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.segments import GROWS, SHRINKS
@@ -172,10 +172,7 @@ def replay(
 
 def recorded_settings(trace: Trace, device: str) -> str:
     """What was in PYTORCH_ALLOC_CONF; if segments grew, then also that."""
-    text = trace.meta.get("allocator_settings")
-    if isinstance(text, dict):  # a memory snapshot of torch lists what is in force
-        text = text.get("PYTORCH_CUDA_ALLOC_CONF", "")
-    text = text if isinstance(text, str) else ""
+    text = meta.of(trace).alloc_conf
     if devices.expandable(trace, device) and "expandable_segments" not in text:
         text = f"{text},expandable_segments:True".lstrip(",")
     return text

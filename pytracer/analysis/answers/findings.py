@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import health
+from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import grouping, owners, phases, scopes, usage
@@ -263,7 +263,6 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     A variable is overwritten in each step, so it is known by what the last one put into it. Where
     nothing like it is there any more at the end, the variable is gone too.
     """
-    variables = _variables(now)
     alloc = allocations(now.trace)
     own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
     if not own.any():
@@ -271,15 +270,10 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
     size = dict(zip(alloc.address[own].tolist(), alloc.requested_bytes[own].tolist(), strict=True))
     held: dict[str, int] = {}
     count: dict[str, int] = {}
-    for row in variables:
-        name, distinct = str(row.get("name", "")), set[int]()
-        for which in ("addresses", "graph_addresses"):
-            listed = row.get(which)
-            for address in listed if isinstance(listed, list) else ():
-                if isinstance(address, int):
-                    distinct.add(address)
-        held[name] = sum(size.get(address, 0) for address in distinct)
-        count[name] = len(distinct & size.keys())
+    for variable in meta.of(now.trace).variables:
+        distinct = {*variable.addresses, *variable.graph_addresses}
+        held[variable.name] = sum(size.get(address, 0) for address in distinct)
+        count[variable.name] = len(distinct & size.keys())
     most = max(held, key=lambda name: held[name], default="")
     if most and (held[most] > sum(size.values()) // 2 or count[most] >= _MANY):
         return most
@@ -288,14 +282,8 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
 
 def _has_graph(now: Situation, variable: str) -> bool:
     """Whether its graph still has what it saved."""
-    rows = [row for row in _variables(now) if row.get("name") == variable]
-    return any(row.get("graph_addresses") for row in rows)
-
-
-def _variables(now: Situation) -> list[dict[str, Any]]:
-    """What the program's variables held when the trace ended."""
-    rows = now.trace.meta.get("variables")
-    return [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    known = meta.of(now.trace).variables
+    return any(each.graph_addresses for each in known if each.name == variable)
 
 
 def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
@@ -508,12 +496,9 @@ def _in_use(now: Situation) -> Mask:
 
 def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
     """Calls of modules without anything to train: a graph begins where something is."""
-    listed = trace.meta.get("frozen_modules")
-    frozen = set(
-        filter(lambda name: isinstance(name, str), listed if isinstance(listed, list) else ())
-    )
-    found: Mask = scopes.scopes_named(trace, frozen.__contains__)[calls.numbers]
-    return found
+    is_frozen = meta.of(trace).frozen_modules.__contains__
+    of_frozen: Mask = scopes.scopes_named(trace, is_frozen)[calls.numbers]
+    return of_frozen
 
 
 def _backwards_after(now: Situation) -> int:
@@ -630,8 +615,7 @@ def behind_numbers(now: Situation) -> Iterator[Finding]:
 def _behind_numbers(now: Situation) -> Mask:
     """What is like a block of many elements behind a variable of one, or of such an op."""
     alloc, kind = allocations(now.trace), _kinds(now.trace)
-    listed = [row.get("behind_numbers") for row in _variables(now)]
-    addresses = [a for each in listed if isinstance(each, list) for a in each if type(a) is int]
+    addresses = [a for each in meta.of(now.trace).variables for a in each.behind_numbers]
     there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
     of_loss = scopes.names_where(now.trace, lambda text: text in _KEEP_ELEMENTS)[alloc.op]
     found: Mask = np.isin(kind, kind[there]) | of_loss
@@ -651,8 +635,7 @@ def _following_backward(trace: Trace) -> tuple[Mask, U64]:
 
 
 def _tells_every_save(trace: Trace) -> bool:
-    options = trace.meta.get("options")
-    return isinstance(options, dict) and options.get("saved_tensors") == "hooks"
+    return meta.of(trace).options.saved_tensors == "hooks"
 
 
 def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer import health
+from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, owners, phases, scopes, usage
@@ -103,7 +103,7 @@ def _rows_are_of(now: _Situation, position: int) -> bool:
 def _unknown(now: _Situation) -> Iterator[Hint]:
     if now.share("unknown") > 0.01:
         amount = now.peak.by_category["unknown"]
-        if "imported" in now.trace.meta:
+        if meta.of(now.trace).imported:
             yield Hint(
                 f"A memory snapshot does not say what {size_text(amount)} are for: record with "
                 "`with pytracer.trace():` to know.",
@@ -223,7 +223,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
     alloc = allocations(now.trace)
     bucket = (alloc.role == ROLE["bucket"]) & (alloc.category == CATEGORY["communication"])
     amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
-    if now.trace.meta.get("ddp_buckets") and 0 < amount <= now.peak.by_category["gradients"]:
+    if meta.of(now.trace).ddp_buckets and 0 < amount <= now.peak.by_category["gradients"]:
         yield Hint(
             f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
             "gradient_as_bucket_view=True keeps the gradients in them.",

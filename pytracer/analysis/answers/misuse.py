@@ -6,6 +6,7 @@ What the names mean and what to do is said in `pytracer.health`.
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts import phases, sanitized, scopes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, OPTIMIZER, Mask
 from pytracer.recorded import Trace
@@ -27,9 +28,8 @@ def counts(trace: Trace) -> dict[str, int]:
 
 def _weights_elsewhere(trace: Trace) -> int:
     """Weights that lie on a device whose memory is not recorded."""
-    options = trace.meta.get("options")
-    recorded = options.get("devices") if isinstance(options, dict) else None
-    if not isinstance(recorded, list) or not recorded:
+    recorded = meta.of(trace).options.devices
+    if not recorded:
         return 0
     events, (found, _) = trace.events, _weight_labels(trace)
     place = sanitized.within(events.place[found], len(trace.places.device_type))

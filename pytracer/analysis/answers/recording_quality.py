@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytracer import frames, health as counters
+from pytracer import frames, health as counters, meta
 from pytracer.analysis.allocator import agreement
 from pytracer.analysis.answers import misuse
 from pytracer.analysis.facts import device_times, lifetimes
@@ -31,8 +31,7 @@ class OwnTime(NamedTuple):
 
 def own_time(trace: Trace) -> OwnTime | None:
     """None where it was not measured: in files by others, by killed programs, of too few calls."""
-    noted = trace.meta.get("own_time")
-    ticks, ns, lasted, waited = _whole_numbers(noted, "ticks", "ns", "of_ticks", "waited_ns")
+    ticks, ns, lasted, waited = meta.of(trace).own_time
     clock = trace.clock.ticks
     is_whole = trace.file_report.get("status", "complete") == "complete"
     calls = len(trace.events.ticks) + len(trace.scopes.ticks)  # at least
@@ -44,13 +43,6 @@ def own_time(trace: Trace) -> OwnTime | None:
     taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick - waited
     # One thread computes no longer than it lasts. Of several side by side, it is all of it at most.
     return OwnTime(round(taken), taken / max(taken, whole))
-
-
-def _whole_numbers(noted: object, *names: str) -> list[int]:
-    """Zeros where one of them is none: a file may say anything."""
-    found = [noted.get(name) for name in names] if isinstance(noted, dict) else []
-    numbers = [one for one in found if type(one) is int and 0 <= one < 2**63]
-    return numbers if len(numbers) == len(names) else [0] * len(names)
 
 
 @dataclass(frozen=True)
@@ -75,16 +67,17 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     )
     counts.update(misuse.counts(trace))
     counts["untimed_phases"] = device_times.missing(trace)
-    errors_counted = trace.meta.get("callback_errors")
-    counts["callback_errors"] = errors_counted if isinstance(errors_counted, int) else 0
+    noted = meta.of(trace)
+    counts["callback_errors"] = noted.callback_errors
     worst = ("loss", "warning", "info")
     rows = []
     for name, count in counts.items():
         if count and name not in counters.HARMLESS:
             known = counters.counter(name)
             rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
-    for key, name in (("cuda_problem", "no_cuda_events"), ("calls_problem", "no_calls")):
-        if problem := str(trace.meta.get(key) or ""):
+    problems = {"no_cuda_events": noted.cuda_problem, "no_calls": noted.calls_problem}
+    for name, problem in problems.items():
+        if problem:
             known = counters.counter(name)
             rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))

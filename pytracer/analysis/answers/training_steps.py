@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import frames
+from pytracer import frames, meta
 from pytracer.analysis.facts import device_times, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import Peak
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 def first_step(trace: Trace) -> int:
     """How many steps the program had made when the trace began; 0 where that is not known."""
-    known = trace.meta.get("first_step")
-    return known if isinstance(known, int) and 0 < known < 1 << 31 else 0
+    return meta.of(trace).first_step
 
 
 def when(trace: Trace, peak: Peak) -> str:

@@ -57,6 +57,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts import phases, reads, sanitized, saved_tensors, scopes
 from pytracer.analysis.facts.casts import autocast_copies, copies_or_not
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
@@ -161,7 +162,7 @@ def categories(trace: Trace) -> Categories:
         found: Mask = facts.label_category == CATEGORY[category]
         return found
 
-    if trace.meta.get("imported") == "pytracer":  # it was decided when that file was written
+    if meta.of(trace).imported == "pytracer":  # it was decided when that file was written
         for name in CATEGORIES[1:]:
             out.choose(labelled(name), name, label_role)
         return out
@@ -230,7 +231,7 @@ def categories(trace: Trace) -> Categories:
 
 def was_labelled(trace: Trace) -> bool:
     """Whether the capture looked at what blocks hold: not where another tool recorded them."""
-    return "imported" not in trace.meta
+    return not meta.of(trace).imported
 
 
 def role_text(trace: Trace, role: int) -> str:
@@ -575,8 +576,6 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     a bucket: of what was there before the trace, such a size and no label tell them.
     """
     tree, moments = facts.tree, facts.moments
-    known = trace.meta.get("ddp_buckets")
-    sizes = [size for size in known if isinstance(size, int)] if isinstance(known, list) else []
     op = tree.op[moments.made_scope]
     bare = scopes.scopes_named(trace, lambda name: name == "aten::empty")[op]
     bare &= tree.op[tree.parent[op]] == 0
@@ -584,7 +583,7 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
         bare = _made_by_ddp_itself(trace, facts)
     bare &= moments.made_interval != moments.freed_interval
     bare |= (moments.made_phase == MISSING) & (facts.label == 0)
-    found: Mask = bare & np.isin(facts.found.bytes, sizes)
+    found: Mask = bare & np.isin(facts.found.bytes, meta.of(trace).ddp_buckets)
     return found
 
 

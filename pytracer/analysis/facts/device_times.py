@@ -6,16 +6,14 @@ the trace. What a file says that cannot be is left out, as if it had not been me
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts import phases
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I64, PHASE, PHASES, U8
-
-_LONGEST_NS = 10**15  # eleven days
+from pytracer.schema import I64, PHASE, U8
 
 
 @dataclass(frozen=True)
@@ -31,8 +29,7 @@ class DeviceTimes:
 @once_per_trace
 def device_times(trace: Trace) -> DeviceTimes:
     """What was measured, each with the step that it belongs to."""
-    document = trace.meta.get("phase_times")
-    rows = _rows(document) if isinstance(document, dict) else []
+    rows = meta.of(trace).phase_times.rows
     phase, begin, end, device_ns = (
         np.array([row[i] for row in rows], kind)
         for i, kind in enumerate((np.uint8, np.uint64, np.uint64, np.int64))
@@ -45,9 +42,7 @@ def device_times(trace: Trace) -> DeviceTimes:
 
 def missing(trace: Trace) -> int:
     """How many phases began and ended, and have no time."""
-    document = trace.meta.get("phase_times")
-    count = document.get("missing") if isinstance(document, dict) else 0
-    return count if type(count) is int and count > 0 else 0
+    return meta.of(trace).phase_times.missing
 
 
 def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
@@ -63,18 +58,3 @@ def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
     known = np.zeros(steps, np.bool_)
     known[found.step[those]] = True
     return [int(each) if is_known else None for each, is_known in zip(sums, known, strict=True)]
-
-
-def _rows(document: dict[str, Any]) -> list[tuple[int, int, int, int]]:
-    columns: list[Any] = [document.get(name) for name in ("phase", "begin", "end", "device_ns")]
-    if not all(isinstance(column, list) for column in columns):
-        return []
-    rows = zip(*columns, strict=False)
-    return [row for row in rows if _is_sound(*row)]
-
-
-def _is_sound(phase: Any, begin: Any, end: Any, device_ns: Any) -> bool:
-    whole = all(type(value) is int for value in (phase, begin, end, device_ns))
-    if not whole or not 0 <= phase < len(PHASES):
-        return False
-    return bool(0 <= begin <= end < 2**63 and 0 <= device_ns < _LONGEST_NS)

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, DEVICE_TYPES
@@ -33,26 +34,17 @@ def on(trace: Trace, device: str, place: NDArray[np.uint16]) -> Mask:
 
 def counted(trace: Trace, device: str, name: str, when: str = "end") -> int | None:
     """What the device's allocator said when the trace began or ended, if it said so."""
-    counters = trace.meta.get("counters")
-    moment = counters.get(when) if isinstance(counters, dict) else None
-    figures = moment.get(device) if isinstance(moment, dict) else None
-    figure = figures.get(name) if isinstance(figures, dict) else None
-    return figure if isinstance(figure, int) else None
+    return meta.of(trace).counters.get(when, {}).get(device, {}).get(name)
 
 
 def counted_devices(trace: Trace) -> tuple[str, ...]:
     """The devices whose allocator was asked when the trace ended."""
-    counters = trace.meta.get("counters")
-    end = counters.get("end") if isinstance(counters, dict) else None
-    return tuple(end) if isinstance(end, dict) else ()
+    return tuple(meta.of(trace).counters.get("end", ()))
 
 
 def allowed(trace: Trace, device: str) -> int | None:
     """What the allocator may hold, if set_per_process_memory_fraction() limits it."""
-    document = trace.meta.get("device_memory")
-    limits = document.get("allowed") if isinstance(document, dict) else None
-    figure = limits.get(device) if isinstance(limits, dict) else None
-    return figure if isinstance(figure, int) else None
+    return meta.of(trace).device_memory.allowed.get(device)
 
 
 # What a program is started with, for segments that grow instead of leaving gaps.
@@ -62,7 +54,7 @@ EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 def expandable(trace: Trace, device: str) -> bool:
     """Whether the device's segments are expandable: they grow so, or the program asked for them."""
     mapped = trace.events.action == ACTION["segment_map"]
-    asked = str(trace.meta.get("allocator_settings")).replace(" ", "").lower()
+    asked = meta.of(trace).alloc_conf.replace(" ", "").lower()
     return "expandable_segments:true" in asked or bool(
         (mapped & on(trace, device, trace.events.place)).any()
     )

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from pytracer import environment
+from pytracer import environment, meta
 from pytracer.analysis.facts import phases, sanitized, scopes
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import SCOPE_RECOMPUTE, U32
@@ -162,16 +162,16 @@ def line_text(trace: Trace, row: int) -> str:
     if row == 0:
         return ""
     stacks = sanitized.stacks(trace)
-    path = short_path(trace.strings[stacks.file[row]], trace.meta.get("directory"))
+    path = short_path(trace.strings[stacks.file[row]], meta.of(trace).directory)
     return f"{path}:{stacks.line[row]}"
 
 
-def short_path(path: str, directory: object) -> str:
+def short_path(path: str, directory: str) -> str:
     """Relative to where packages are installed, or to where the program ran."""
     path = _INSTALLED.sub("", path)
     home = directory or environment.working_directory()
     with contextlib.suppress(ValueError):
-        path = str(PurePath(path).relative_to(str(home)))
+        path = str(PurePath(path).relative_to(home))
     return path
 
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.sanitized import within
@@ -362,7 +363,7 @@ def tells_of_grad_mode(trace: Trace) -> Mask | None:
     if scopes.has_operators(trace):
         operators: Mask = tree.kind == OP
         return operators
-    if "module_modes" not in trace.meta:
+    if not meta.of(trace).modules_tell_modes:
         return None
     told: Mask = tree.kind == MODULE
     # What a compiler made of a model runs without grad mode inside a function that has a node.
@@ -520,7 +521,7 @@ def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     thread = trace.events.thread[position]
     found: Mask = (thread != main_thread(trace)) & (position >= 0)
     # Without nodes the engine's threads would look like that, too: then they are told by their names.
-    if "thread_names" in trace.meta:
+    if meta.of(trace).names_threads:
         found &= ~_is_of_the_engine(trace)[thread]
     elif not (tree.kind == NODE).any():
         return np.zeros(len(position), np.bool_)

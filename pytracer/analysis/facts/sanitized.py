@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import CATEGORIES, CATEGORY, Labels, Stacks
 
@@ -33,13 +34,13 @@ def labels(trace: Trace) -> Labels:
 
 def _renamed(trace: Trace, found: Labels) -> Labels:
     """Parameters that an optimizer had before a module was met: by the module's name after all."""
-    renamed = trace.meta.get("renamed")
-    if not isinstance(renamed, dict) or not renamed or not trace.strings:
+    renamed = meta.of(trace).renamed
+    if not renamed or not trace.strings:
         return found
     row_of = {text: row for row, text in enumerate(trace.strings)}
     name_of = np.arange(len(trace.strings), dtype=found.name.dtype)
     for by_group, by_module in renamed.items():
-        if by_group in row_of and isinstance(by_module, str):
+        if by_group in row_of:
             name_of[row_of[by_group]] = row_of.get(by_module, row_of[by_group])
     name = name_of[found.name]
     # An optimizer's own are taken for masters where there are 16-bit weights; these are not its own.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pytracer import meta
 from pytracer.analysis.facts import phases, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import (
@@ -33,8 +34,7 @@ def saved(trace: Trace, found: Lifetimes, moments: Moments, owned: Mask) -> Mask
     about = found.allocation_of_event[trace.events.action == ACTION["saved"]]
     result[about[about >= 0]] = True
     result &= ~_let_go_at_once(trace, moments)
-    options = trace.meta.get("options")
-    if isinstance(options, dict) and options.get("saved_tensors") == "auto" and result.any():
+    if meta.of(trace).options.saved_tensors == "auto" and result.any():
         result |= _alike(trace, found, moments, result, owned)
     return result
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta
 from pytracer.analysis.facts import sanitized
 from pytracer.analysis.facts.sanitized import within
 from pytracer.recorded import Trace, once_per_trace
@@ -135,8 +136,7 @@ def tree(trace: Trace) -> Tree:
 @once_per_trace
 def has_operators(trace: Trace) -> bool:
     """Whether operators were recorded wherever they ran: not with detail="category"."""
-    options = trace.meta.get("options")
-    if isinstance(options, dict) and options.get("detail") == "category":
+    if meta.of(trace).options.detail == "category":
         return False
     return bool((tree(trace).kind == OP).any())
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pytracer import errors, frames
+from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
 from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
@@ -133,10 +133,9 @@ def room(trace: Trace, on: int | str, device: str) -> int:
 
 def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
     """What the card holds beside torch's allocator; the largest that was read."""
-    imagined = trace.meta.get("imagined")
-    if isinstance(imagined, dict):
-        measured = imagined.get("beside")
-        return (measured, []) if isinstance(measured, int) else (0, [_NOT_MEASURED])
+    imagined = meta.of(trace).imagined
+    if imagined is not None:
+        return (0, [_NOT_MEASURED]) if imagined.beside is None else (imagined.beside, [])
     rows = ledger.ledger(trace, "end", device).rows
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)

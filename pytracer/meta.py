@@ -1,0 +1,325 @@
+"""The trace's meta document as typed fields, checked once.
+
+A file may say anything, so `read` keeps only fields of the right type. A field that is missing or
+of another type has the default below; readers need no guards. `docs/trace-format.md` describes the
+document. Costs are a table of their own: see `cost/measurements.py`.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import PHASES
+
+_LONGEST_PHASE_NS = 10**15  # eleven days
+_MOST_RANKS = 1_000_000
+_MOST_STEPS = 1 << 31
+
+Kind = TypeVar("Kind")
+
+
+class Options(NamedTuple):
+    """The arguments of `trace()` that readers ask for."""
+
+    devices: tuple[str, ...] = ()
+    detail: str = ""
+    saved_tensors: str = ""
+    path: str = ""
+
+
+class Process(NamedTuple):
+    """A process on a GPU; `bytes` is None if NVML does not report its memory."""
+
+    pid: int
+    bytes: int | None
+    name: str
+
+
+class Gpu(NamedTuple):
+    """One reading of a GPU. Fields that the driver did not report are None."""
+
+    used: int | None
+    driver_reserve: int | None
+    used_as_cuda_says: int | None
+    processes: tuple[Process, ...] | None
+
+
+class Reading(NamedTuple):
+    """One reading of the GPUs, by UUID, and of the process."""
+
+    when: str  # "begin", "step", "call", "end"
+    unix_ns: int | None
+    cuda_initialized: bool
+    reserved: Mapping[str, int]  # by device: bytes that torch's allocator held
+    gpus: Mapping[str, Gpu]
+    host: Mapping[str, int]
+
+
+class DeviceMemory(NamedTuple):
+    """What the driver and the operating system reported while the trace was recorded."""
+
+    pid: int | None
+    problem: str
+    uuids: Mapping[str, str]  # by device
+    allowed: Mapping[str, int]  # by device: the limit of set_per_process_memory_fraction()
+    readings: tuple[Reading, ...]
+
+
+class PhaseTime(NamedTuple):
+    """The device's time for one instance of a phase, between two ticks of the host."""
+
+    phase: int
+    begin: int
+    end: int
+    device_ns: int
+
+
+class PhaseTimes(NamedTuple):
+    """The phases that were measured, and how many were not."""
+
+    rows: tuple[PhaseTime, ...]
+    missing: int
+
+
+class OwnTicks(NamedTuple):
+    """Processor time of recording; see `own_time` in `docs/trace-format.md`."""
+
+    ticks: int = 0
+    ns: int = 0
+    of_ticks: int = 0
+    waited_ns: int = 0
+
+
+class Imagined(NamedTuple):
+    """The device of an imagined run."""
+
+    title: str
+    beside: int | None  # bytes outside of torch's allocator, if they were ever measured
+    stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
+
+
+class Variable(NamedTuple):
+    """A variable of the program as the recording ended, with the addresses of its tensors."""
+
+    name: str
+    addresses: tuple[int, ...]
+    graph_addresses: tuple[int, ...]
+    behind_numbers: tuple[int, ...]
+
+
+class Meta(NamedTuple):
+    """The document's fields."""
+
+    imported: str  # "memory_snapshot" or "pytracer"; empty for a recording
+    command: str
+    directory: str
+    host: str
+    pid: int | None
+    rank: int
+    world_size: int
+    options: Options
+    allocator_settings: Mapping[str, Any]  # as torch lists them
+    counters: Mapping[str, Mapping[str, Mapping[str, int]]]  # by moment, device and name
+    ddp_buckets: tuple[int, ...]
+    frozen_modules: frozenset[str]
+    renamed: Mapping[str, str]
+    device_memory: DeviceMemory
+    phase_times: PhaseTimes
+    names_threads: bool
+    modules_tell_modes: bool
+    cuda_problem: str
+    calls_problem: str
+    variables: tuple[Variable, ...]
+    failed: bool
+    callback_errors: int
+    own_time: OwnTicks
+    imagined: Imagined | None
+    first_step: int
+
+    @property
+    def alloc_conf(self) -> str:
+        """What PYTORCH_ALLOC_CONF held."""
+        return _text(self.allocator_settings.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+
+@once_per_trace
+def of(trace: Trace) -> Meta:
+    """The fields of the trace's document."""
+    return read(trace.meta)
+
+
+def read(document: Mapping[str, Any]) -> Meta:
+    """The fields of any document."""
+    get = document.get
+    return Meta(
+        imported=_text(get("imported")),
+        command=_text(get("command")),
+        directory=_text(get("directory")),
+        host=_text(get("host")),
+        pid=_whole(get("pid")),
+        rank=_below(_MOST_RANKS, get("rank")),
+        world_size=_whole(get("world_size")) or 1,
+        options=_options(_mapping(get("options"))),
+        allocator_settings=_settings(get("allocator_settings")),
+        counters=_counters(get("counters")),
+        ddp_buckets=_each(int, get("ddp_buckets")),
+        frozen_modules=frozenset(_each(str, get("frozen_modules"))),
+        renamed=_values(str, get("renamed")),
+        device_memory=_device_memory(_mapping(get("device_memory"))),
+        phase_times=_phase_times(_mapping(get("phase_times"))),
+        names_threads="thread_names" in document,
+        modules_tell_modes="module_modes" in document,
+        cuda_problem=_text(get("cuda_problem")),
+        calls_problem=_text(get("calls_problem")),
+        variables=tuple(map(_variable, _objects(get("variables")))),
+        failed=get("failed") is True,
+        callback_errors=_whole(get("callback_errors")) or 0,
+        own_time=_own_time(_mapping(get("own_time"))),
+        imagined=_imagined(get("imagined")),
+        first_step=_below(_MOST_STEPS, get("first_step")),
+    )
+
+
+# ---------------------------------------------------------------- the document's parts
+
+
+def _options(document: Mapping[str, Any]) -> Options:
+    get = document.get
+    return Options(
+        devices=_each(str, get("devices")),
+        detail=_text(get("detail")),
+        saved_tensors=_text(get("saved_tensors")),
+        path=_text(get("path")),
+    )
+
+
+def _settings(value: Any) -> Mapping[str, Any]:
+    """A recording has the environment's text, a memory snapshot a table of torch's."""
+    if isinstance(value, str):
+        return {"PYTORCH_CUDA_ALLOC_CONF": value} if value else {}
+    return _mapping(value)
+
+
+def _counters(value: Any) -> Mapping[str, Mapping[str, Mapping[str, int]]]:
+    return {
+        moment: {device: _values(int, figures) for device, figures in _objects_in(each).items()}
+        for moment, each in _objects_in(value).items()
+    }
+
+
+def _device_memory(document: Mapping[str, Any]) -> DeviceMemory:
+    get = document.get
+    return DeviceMemory(
+        pid=_whole(get("pid")),
+        problem=_text(get("problem")),
+        uuids=_values(str, get("devices")),
+        allowed=_values(int, get("allowed")),
+        readings=tuple(map(_reading, _objects(get("readings")))),
+    )
+
+
+def _reading(document: Mapping[str, Any]) -> Reading:
+    get = document.get
+    gpus = _objects_in(get("gpus"))
+    return Reading(
+        when=_text(get("when")),
+        unix_ns=_whole(get("unix_ns")),
+        cuda_initialized=get("cuda_initialized") is True,
+        reserved=_values(int, get("reserved")),
+        gpus={uuid: _gpu(gpu) for uuid, gpu in gpus.items() if gpu},
+        host=_values(int, get("host")),
+    )
+
+
+def _gpu(document: Mapping[str, Any]) -> Gpu:
+    get = document.get
+    listed = get("processes")
+    return Gpu(
+        used=_whole(get("used")),
+        driver_reserve=_whole(get("driver_reserve")),
+        used_as_cuda_says=_whole(get("used_as_cuda_says")),
+        processes=tuple(_processes(listed)) if isinstance(listed, list) else None,
+    )
+
+
+def _processes(listed: list[Any]) -> Iterator[Process]:
+    for row in _objects(listed):
+        if (pid := _whole(row.get("pid"))) is not None:
+            yield Process(pid, _whole(row.get("bytes")), _text(row.get("name")))
+
+
+def _phase_times(document: Mapping[str, Any]) -> PhaseTimes:
+    columns = [document.get(name) for name in PhaseTime._fields]
+    if not all(isinstance(column, list) for column in columns):
+        columns = []
+    rows = (PhaseTime(*row) for row in zip(*columns, strict=False))
+    return PhaseTimes(
+        tuple(row for row in rows if _is_possible(row)),
+        max(_whole(document.get("missing")) or 0, 0),
+    )
+
+
+def _is_possible(row: PhaseTime) -> bool:
+    if not all(type(value) is int for value in row) or not 0 <= row.phase < len(PHASES):
+        return False
+    return 0 <= row.begin <= row.end < 2**63 and 0 <= row.device_ns < _LONGEST_PHASE_NS
+
+
+def _own_time(document: Mapping[str, Any]) -> OwnTicks:
+    values = [_whole(document.get(name)) for name in OwnTicks._fields]
+    figures = [value for value in values if value is not None and 0 <= value < 2**63]
+    return OwnTicks(*figures) if len(figures) == len(values) else OwnTicks()
+
+
+def _imagined(value: Any) -> Imagined | None:
+    if not isinstance(value, dict):
+        return None
+    return Imagined(
+        title=_text(value.get("title")) or _text(value.get("card")),
+        beside=_whole(value.get("beside")),
+        stand_ins=_objects(value.get("stand_ins")),
+    )
+
+
+def _variable(document: Mapping[str, Any]) -> Variable:
+    lists = (_each(int, document.get(name)) for name in Variable._fields[1:])
+    addresses = (tuple(one for one in each if 0 <= one < 2**64) for each in lists)
+    return Variable(_text(document.get("name")), *addresses)
+
+
+# ---------------------------------------------------------------- values
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _whole(value: Any) -> int | None:
+    return value if type(value) is int else None
+
+
+def _below(end: int, value: Any) -> int:
+    number = _whole(value)
+    return number if number is not None and 0 <= number < end else 0
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _each(kind: Callable[..., Kind], value: Any) -> tuple[Kind, ...]:
+    """The list's items of that very type: True is no number."""
+    return tuple(item for item in value if type(item) is kind) if isinstance(value, list) else ()
+
+
+def _objects(value: Any) -> tuple[dict[str, Any], ...]:
+    return _each(dict, value)
+
+
+def _values(kind: Callable[..., Kind], value: Any) -> dict[str, Kind]:
+    """The object's members of that very type."""
+    return {key: item for key, item in _mapping(value).items() if type(item) is kind}
+
+
+def _objects_in(value: Any) -> dict[str, dict[str, Any]]:
+    return _values(dict, value)
