@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 from pytracer import environment, errors, meta
+from pytracer.capture.cycles import Cycles, Schedule, always, of_schedule
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
@@ -55,13 +56,6 @@ def _with_known_options(init: Callable[P, None]) -> Callable[P, None]:
 
 def _all(options: Sequence[str]) -> str:
     return f"; it has {', '.join(options)}"
-
-
-class Schedule(Protocol):
-    """What `torch.profiler.schedule` returns: an action for each step."""
-
-    def __call__(self, step: int, /) -> Any:
-        """The profiler's action: NONE, WARMUP, RECORD or RECORD_AND_SAVE."""
 
 
 class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
@@ -142,11 +136,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._session: Session | None = None
         self._data: Trace | None = None
         self._entered = False
-        self._step = 0
-        self._cycle = 0
+        self._has_run = False
         self._files: list[str] = []  # of all blocks, and of all calls: their copies share it
         self._user_steps = False
         self._is_whole = False  # what is kept: a schedule's cycle from its begin to its end
+        self._cycles = self._new_cycles()
+        self.first_step = 0  # how many steps the program had made when the block was entered
         self.waits = True  # at the end, until a GPU has come as far: for its last phases' times
 
     # ---------------------------------------------------------------- the block
@@ -161,14 +156,15 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._warn_without_cuda()
         self._entered = True
         self._data = None
-        self._step = self._cycle = 0
+        self._cycles = self._new_cycles()
+        self._has_run = True
         self._user_steps = self._is_whole = False
         if self._table is None:
             self._prints_table = _has_no_name(sys._getframe(1))
         try:
             if self._schedule is not None:
                 self._held.count_steps(self._optimizer_stepped)
-            self._follow_schedule()
+            self._cycles.begin()
             return self
         except BaseException:
             self._entered = False
@@ -187,7 +183,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if failed and self._session is not None:
             self._session.failed = True
         try:
-            self._stop(wait=error is None and self.waits, cut_short=self._schedule is not None)
+            self._cycles.end(error)
         except errors.CannotWrite as problem:
             if error is None:
                 raise
@@ -231,14 +227,11 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if not self._entered:
             raise errors.CaptureError("step() belongs inside the `with trace():` block")
         # Until now optimizers' steps were taken for the user's. This is the end of the first.
-        taken, self._user_steps = (not self._user_steps and self._step > 0), True
+        counted_optimizers = not self._user_steps and self._cycles.step > 0
+        self._user_steps = True
         if self._session is not None:
             self._session.mark_step()
-        if taken:
-            self._step = 1
-            self._follow_schedule()
-        else:
-            self._next_step()
+        self._cycles.count_from(1 if counted_optimizers else self._cycles.step + 1)
 
     @property
     def recording(self) -> bool:
@@ -291,7 +284,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         if self._entered:
             return "recording"
         if self._data is None:
-            return "not started" if self._cycle == 0 else "nothing was recorded"
+            return "nothing was recorded" if self._has_run else "not started"
         return super()._in_short()
 
     def _warn_without_cuda(self) -> None:
@@ -306,35 +299,19 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
                 stacklevel=3,
             )
 
-    def _follow_schedule(self) -> None:
-        """Starts or stops as the schedule says for this step."""
-        action = "RECORD" if self._schedule is None else self._schedule(self._step).name
-        recording = self._session is not None
-        if action in ("RECORD", "RECORD_AND_SAVE"):
-            if not recording:
-                self._start()
-        elif recording:
-            self._stop()
-
-    def _next_step(self) -> None:
-        if self._schedule is None:
-            return
-        ended = self._schedule(self._step).name == "RECORD_AND_SAVE"
-        self._step += 1
-        if ended:
-            self._stop()
-            self._is_whole = True
-        self._follow_schedule()
+    def _new_cycles(self) -> Cycles:
+        windows = always if self._schedule is None else of_schedule(self._schedule)
+        return Cycles(windows, self._start, self._stop)
 
     def _optimizer_stepped(self) -> None:
         if self._user_steps:
             return
         try:
-            self._next_step()
+            self._cycles.stepped()
         except errors.PytracerError as problem:  # in the middle of the program's step
             errors.warn(str(problem))
 
-    def _start(self) -> None:
+    def _start(self, _window: int) -> None:
         options = self._options
         if not options.devices:
             options = replace(options, devices=default_devices(self._targets.alive()))
@@ -344,31 +321,33 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         try:
             session.start()
         except errors.CannotWrite as problem:
-            if self._step == 0:
+            if self._cycles.step == 0:
                 raise
             # In the middle of a program a trace is no reason to end it.
             warnings.warn(f"{problem}. Recorded in memory", RuntimeWarning, stacklevel=2)
             options = replace(options, path=None)
             session = Session(options, self._targets, self._held)
             session.start()
+        if self.first_step:
+            session.notes["first_step"] = self.first_step
         self._session = session
         if options.path is not None:
             self._files.append(options.path)
         if self._cost:
             self._start_measuring(session)
 
-    def _stop(self, *, wait: bool = True, cut_short: bool = False) -> None:
+    def _stop(self, _window: int, error: BaseException | None) -> None:
         session, self._session = self._session, None
-        if session is not None:
-            self._stop_measuring(session)
-            data = session.stop(wait=wait)
-            self._cycle += 1
-            # A schedule may have opened a window in which nothing came any more, or too little.
-            better = (
-                data is not None and data.has_allocations and not (cut_short and self._is_whole)
-            )
-            if data is not None and (self._data is None or session.failed or better):
-                self._data = data
+        if session is None:
+            return
+        is_whole = self._entered or self._schedule is None  # else the block ended before its cycle
+        self._stop_measuring(session)
+        data = session.stop(wait=self._entered or (error is None and self.waits))
+        # A schedule may have opened a window in which nothing came any more, or too little.
+        is_better = data is not None and data.has_allocations and (is_whole or not self._is_whole)
+        if data is not None and (self._data is None or session.failed or is_better):
+            self._data = data
+        self._is_whole = self._is_whole or is_whole
 
     def _start_measuring(self, session: Session) -> None:
         from pytracer.cost.measure import Measurement

@@ -17,11 +17,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytracer import environment, errors
 from pytracer.files import refuse_to_overwrite
-from pytracer.recording import Recording
+
+if TYPE_CHECKING:
+    from pytracer.capture.cycles import Recording
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
 
@@ -328,6 +330,7 @@ class Traced:
 
     def begin(self) -> None:
         """The program has imported torch."""
+        from pytracer.capture.cycles import Recording
         from pytracer.capture.session import Held
 
         self._owner = os.getpid()
@@ -382,7 +385,7 @@ class Traced:
         """In a child of the program: the recording, its steps and its file are the parent's."""
         return self._owner != os.getpid()
 
-    def _say_why_not(self, recording: Recording) -> None:
+    def _say_why_not(self, recording: "Recording") -> None:
         steps, skip = recording.steps_seen, self._plan.skip
         if steps < skip:
             self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
@@ -443,7 +446,7 @@ class Traced:
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
         return trace(devices=devices, **self._plan.options, **more)
 
-    def _explanation(self, recording: Recording, error: BaseException) -> str:
+    def _explanation(self, recording: "Recording", error: BaseException) -> str:
         from pytracer.api import free_name, is_out_of_memory
 
         path, which = self._path, self._which()

@@ -53,11 +53,10 @@ MAY_IMPORT = {
     "imagined": {*WORDS, *FORECASTS, "_native", "capture", "reading", "runner"},
     "claims": {*WORDS, *ANSWERS, "_native", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "meta", "reading"},
-    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading", "recording"},
+    "integrations": {*WORDS, "api", "capture", "environment", "export", "reading"},
     "demo": {*WORDS, "api"},
     "offload": set(),
-    "recording": {"errors"},
-    "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload", "recording"},
+    "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload"},
     "doctor": {*WORDS, *ALLOCATOR, "_native", "capture"},
     "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
     | {"driver", "environment", "export", "gemm", "imagined", "integrations", "reading"}

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 from pytracer import environment, errors
 from pytracer.api import free_name, is_out_of_memory, of_former_name, trace
+from pytracer.capture.cycles import Recording
 from pytracer.integrations import scalars
-from pytracer.recording import Recording
 
 _T = TypeVar("_T")
 
