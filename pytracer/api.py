@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType, FunctionType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from pytracer import environment, errors, meta
+from pytracer import environment, errors, meta, private_torch
 from pytracer.capture.cycles import Cycles, Schedule, always, of_schedule
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
@@ -260,16 +260,15 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         Raises:
             errors.UsageError: this torch cannot.
         """
-        from torch.cuda import memory
-
         from pytracer.export.snapshot import annotations
 
-        annotate = getattr(memory, "_annotate_memory", None)
-        if annotate is None:
+        try:
+            annotate = private_torch.NAMES["annotate_memory"].find()
+        except errors.CaptureError:
             raise errors.UsageError(
                 "this torch cannot annotate live allocations (torch.cuda.memory._annotate_memory); "
                 "export_memory_snapshot() writes a snapshot with the same words"
-            )
+            ) from None
         count = 0
         for address, text in annotations(self.data):
             # A block that is gone by now is not an error of the caller's.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import _native, errors, meta, schema
+from pytracer import _native, errors, meta, private_torch, schema
 from pytracer.version import TESTED_TORCH
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ def checks() -> Iterator[Check]:
     if "failed" in (reading.verdict, recording.verdict):
         return
     yield _torch_is_tested()
+    yield from _private_torch()
     yield _device("cpu")
     torch = _torch()
     if torch.cuda.is_available():
@@ -128,6 +129,16 @@ def _torch_is_tested() -> Check:
         f"{version} is newer than the tested releases ({TESTED_TORCH[0]} to {TESTED_TORCH[-1]}); "
         "the checks below tell whether it works",
     )
+
+
+def _private_torch() -> Iterator[Check]:
+    """A line for each name of torch that is missing, or one for all of them."""
+    count = len(private_torch.NAMES) + len(private_torch.MEMBERS)
+    missing = private_torch.missing()
+    for sentence in missing:
+        yield Check("private torch", "failed", sentence)
+    if not missing:
+        yield Check("private torch", "ok", f"all {count} private names that Python uses are there")
 
 
 def _device(device: str) -> Check:

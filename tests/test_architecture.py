@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pytracer import private_torch
 from pytracer.analysis.facts import categories
 from pytracer.schema import CATEGORIES, CATEGORY_TABLE
 
@@ -31,33 +32,52 @@ MAY_IMPORT = {
     "units": {"errors"},
     "version": set(),
     "health": {"schema"},
+    "private_torch": {"errors"},
     "ranges": set(),
     "_native": {"_C", "_core", "errors", "version"},
     "recorded": {*WORDS, "_native"},
     "meta": {"recorded", "schema"},
     "anonymous": {"_native", "recorded"},
     "snapshot": {*WORDS, "_native", "ranges", "recorded"},
-    "capture": {*WORDS, "_native", "anonymous", "driver", "environment", "recorded"},
+    "capture": {
+        *WORDS,
+        "private_torch",
+        "_native",
+        "anonymous",
+        "driver",
+        "environment",
+        "recorded",
+    },
     # What happened; where it lay; what people ask; what would be.
     "analysis.facts": {*WORDS, "_native", "environment", "meta", "recorded"},
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
     "analysis.forecasts": {*WORDS, *ANSWERS, "_native", "cost"},
-    "cost": {*WORDS, "_native", "recorded"},
-    "gemm": {*WORDS, *ANSWERS, "_native"},
+    "cost": {*WORDS, "private_torch", "_native", "recorded"},
+    "gemm": {*WORDS, "private_torch", *ANSWERS, "_native"},
     "export": {*WORDS, *FORECASTS, "_native", "cost", "ranges"},
     "verify": {*WORDS, *FORECASTS},
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
-    "api": {*WORDS, "capture", "cost", "environment", "export", "meta", "reading", "recorded"},
-    "imagined": {*WORDS, *FORECASTS, "_native", "capture", "reading", "runner"},
+    "api": {
+        *WORDS,
+        "private_torch",
+        "capture",
+        "cost",
+        "environment",
+        "export",
+        "meta",
+        "reading",
+        "recorded",
+    },
+    "imagined": {*WORDS, "private_torch", *FORECASTS, "_native", "capture", "reading", "runner"},
     "claims": {*WORDS, *ANSWERS, "_native", "api", "capture", "cost", "driver", "export"}
     | {"gemm", "meta", "reading"},
     "integrations": {*WORDS, "api", "capture", "environment", "export", "reading"},
     "demo": {*WORDS, "api"},
     "offload": set(),
     "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload"},
-    "doctor": {*WORDS, *ALLOCATOR, "_native", "capture"},
+    "doctor": {*WORDS, "private_torch", *ALLOCATOR, "_native", "capture"},
     "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
     | {"driver", "environment", "export", "gemm", "imagined", "integrations", "reading"}
     | {"runner", "verify"},
@@ -67,7 +87,8 @@ MAY_IMPORT = {
 # Rooms in which every file may import torch, and the files that may in the others.
 KNOWS_TORCH = {"capture", "claims", "imagined"}
 MAY_IMPORT_TORCH = {
-    *("api.py", "demo.py", "offload.py", "runner.py", "cli/measure.py", "cli/show.py"),
+    *("api.py", "demo.py", "offload.py", "private_torch.py", "runner.py", "cli/measure.py"),
+    "cli/show.py",
     *("cost/classes.py", "cost/flops.py", "cost/measure.py", "cost/peaks.py"),
     *(f"gemm/{name}.py" for name in ("device", "kernels", "operands", "sweep", "timer")),
 }
@@ -134,6 +155,25 @@ def test_the_layers_have_an_order() -> None:
         lowest = {layer for layer, imports in left.items() if not imports & left.keys()}
         assert lowest, f"a circle among {sorted(left)}"
         left = {layer: imports for layer, imports in left.items() if layer not in lowest}
+
+
+def private_names_of_torch(tree: ast.AST) -> set[str]:
+    """Dotted names that begin with torch and have a private part."""
+    attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return {
+        name
+        for name in attributes | names_imported(tree)
+        if re.match(r"torch\.(\w+\.)*_[a-zA-Z]", name)
+    }
+
+
+@each_module
+def test_private_names_of_torch_are_all_in_one_module(path: Path) -> None:
+    """A member that is private may be used where it is, if the list of members has it."""
+    if path.name == "private_torch.py":
+        return
+    members = {member.place.replace(":", ".") for member in private_torch.MEMBERS}
+    assert private_names_of_torch(ast.parse(path.read_text())) <= members
 
 
 def imports_package(path: Path, package: str) -> bool:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytracer import cli, doctor, errors, load, schema
+from pytracer import cli, doctor, errors, load, private_torch, schema
 from pytracer.cli import main, output
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, TABLES
@@ -524,3 +524,14 @@ def test_the_table_is_as_wide_as_the_screen(
     assert code == 0
     assert max(map(len, out.splitlines())) <= max(columns, 40)
     assert max(map(len, str(load("run.pytrace")).splitlines())) <= max(columns, 40)
+
+
+def test_doctor_names_each_private_name_that_torch_has_dropped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = private_torch.Private("torch.cuda:_gone", "counting sheep")
+    monkeypatch.setitem(private_torch.NAMES, "gone", gone)
+    assert main(["doctor"]) != 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "private torch" in line]
+    assert "failed" in line
+    assert "torch.cuda._gone, which counting sheep needs" in line

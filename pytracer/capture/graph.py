@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from pytracer import private_torch
 from pytracer.capture.looking import is_a
 
 _FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
@@ -48,7 +49,7 @@ def _roots(outputs: Any) -> list[Any]:
 
 
 def _saved_names(kind: Any) -> tuple[str, ...]:
-    if issubclass(kind, torch._C._FunctionBase):
+    if issubclass(kind, private_torch.python_function):
         return _FUNCTION  # its class may hold whatever its author liked: it is not kept here
     names = _NAMES.get(kind)
     if names is None:
@@ -69,13 +70,13 @@ def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
 
 def in_transform() -> bool:
     """Whether one of torch.func's is at work: it keeps saved-tensor hooks out."""
-    functorch: Any = torch._C._functorch
-    return functorch.peek_interpreter_stack() is not None
+    is_inside: bool = private_torch.functorch.peek_interpreter_stack() is not None
+    return is_inside
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Each level of a transform wraps what there is in memory once more."""
-    functorch: Any = torch._C._functorch
+    functorch = private_torch.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor

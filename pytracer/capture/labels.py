@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytracer import schema
+from pytracer import private_torch, schema
 from pytracer._native import C
 from pytracer.capture import deepspeed
 from pytracer.capture.looking import (
@@ -243,9 +243,9 @@ class Labels:
             module = root()
             if module is None or not is_a(module, torch.nn.parallel.DistributedDataParallel):
                 continue
-            told = torch.nn.parallel.DistributedDataParallel._get_ddp_logging_data(module)
+            logged = private_torch.read_buckets(module)
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
-                found |= {int(size) for size in re.findall(r"\d+", str(told.get(key, "")))}
+                found |= {int(size) for size in re.findall(r"\d+", str(logged.get(key, "")))}
         return sorted(found)
 
     def label_workspaces(self) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.profiler import ProfilerActivity, profile
 
-from pytracer import errors
+from pytracer import errors, private_torch
 from pytracer._native import C
 from pytracer.cost import classes, flops, peaks, traffic
 from pytracer.cost.calls import (
@@ -77,7 +77,7 @@ class Measurement:
         Raises:
             errors.CaptureError: another profiler runs, and torch has only one.
         """
-        if torch._C._autograd._profiler_enabled():
+        if private_torch.profiler_is_on():
             raise errors.CaptureError(
                 "cost=True measures with torch.profiler, and one is running already: "
                 "end it first, or trace without cost=True"
@@ -98,7 +98,7 @@ class Measurement:
         if profiler is None:
             return None
         C.mark_modules(False)
-        if not torch._C._autograd._profiler_enabled():
+        if not private_torch.profiler_is_on():
             return None
         profiler.stop()
         events = profiler.profiler.kineto_results.events()

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch._C._autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 
-from pytracer import errors
+from pytracer import errors, private_torch
 from pytracer.gemm.operands import Prepared, as_asked, bytes_of, prepare
 from pytracer.gemm.shapes import Gemm
 
@@ -143,7 +143,7 @@ def _profiled(batch: Sequence[Prepared]) -> dict[Gemm, tuple[str, ...]]:
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for prepared in batch:
-            torch.cuda._sleep(1000)
+            private_torch.wait_on_gpu(1000)
             with as_asked(prepared.work):
                 prepared.calls[0]()
         torch.cuda.synchronize()

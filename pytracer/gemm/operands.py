@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from pytracer import errors
+from pytracer import errors, private_torch
 from pytracer.gemm.shapes import DTYPES, CrossEntropy, Dtype, Gemm, Work
 
 _SAMPLE = 48  # rows and columns that the check computes in float64
@@ -108,7 +108,7 @@ def _library(name: str) -> Iterator[None]:
 @contextmanager
 def _many_compiles() -> Iterator[None]:
     """Raises torch's limits, because every product compiles the same few lines again."""
-    import torch._dynamo.config as config
+    config = private_torch.dynamo_limits
 
     limits = {"recompile_limit": 10_000, "accumulated_recompile_limit": 10_000}
     with config.patch({name: value for name, value in limits.items() if hasattr(config, name)}):
@@ -220,9 +220,9 @@ def _product(gemm: Gemm, device: torch.device) -> Callable[..., torch.Tensor]:
             "out_dtype": torch.bfloat16,
             "use_fast_accum": device.type == "cuda",
         }
-        return lambda a, b, out: torch._scaled_mm(a, b, out=out, **options)
+        return lambda a, b, out: private_torch.multiply_fp8(a, b, out=out, **options)
     if gemm.dtype == "int8":
-        return lambda a, b, out: torch._int_mm(a, b, out=out)
+        return lambda a, b, out: private_torch.multiply_int8(a, b, out=out)
     if gemm.batch > 1:
         return lambda a, b, out: torch.bmm(a, b, out=out)
     return lambda a, b, out: torch.mm(a, b, out=out)

@@ -25,7 +25,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pytracer import errors
+from pytracer import errors, private_torch
 from pytracer.gemm import device as devices, statistics
 from pytracer.gemm.operands import Prepared, as_asked, bytes_of, prepare
 from pytracer.gemm.shapes import Work, check
@@ -415,11 +415,11 @@ class _CudaClock:
     def once(self, ready: Sequence[_Ready], pause: float) -> list[float]:
         """Replays each once. Each replay is queued well before the device reaches it."""
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
-            torch.cuda._sleep(_HEAD_START_CYCLES)
+            private_torch.wait_on_gpu(_HEAD_START_CYCLES)
             marks = []
             for one in ready:
                 if pause:
-                    torch.cuda._sleep(int(pause * one.seconds * _CYCLES_PER_SECOND))
+                    private_torch.wait_on_gpu(int(pause * one.seconds * _CYCLES_PER_SECOND))
                 begin, end = _event(), _event()
                 begin.record()
                 one.run()

@@ -12,26 +12,24 @@ from typing import Any
 
 import torch
 import torch.utils.data
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import (
+
+from pytracer import errors, private_torch
+from pytracer._native import C
+from pytracer.imagined.known import Known
+from pytracer.imagined.standins import VALUE, Reads, where
+from pytracer.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
+    TorchDispatchMode,
     UnsupportedOperatorException,
+    tree_iter,
+    without_modes,
 )
-from torch.optim.optimizer import _foreach_supported_types as of_optimizers
-from torch.utils._foreach_utils import _foreach_supported_types as of_norms
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter
-
-from pytracer import errors
-from pytracer._native import C
-from pytracer.imagined.known import Known
-from pytracer.imagined.standins import VALUE, Reads, where
 
 aten = torch.ops.aten
-_RUNS_BACKWARD = torch.autograd.graph._engine_run_backward.__code__
+_RUNS_BACKWARD = private_torch.backward_runner.__code__
 _WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own, around a mode
 _READS_A_NUMBER = aten._local_scalar_dense.default
 
@@ -107,7 +105,7 @@ class _Watching(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         if func.namespace == "profiler":  # a scope's name, of an optimizer's step for one
-            with _disable_current_modes():
+            with without_modes():
                 return func(*args, **given)
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
             return self._attention(*args, **given)
@@ -143,7 +141,7 @@ def is_fake(one: Any) -> bool:
 
 def _sums_gradients() -> bool:
     """Whether the engine itself adds, behind a node, and no Python that a node runs."""
-    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
+    if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(2)  # who called the operator
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
@@ -179,8 +177,10 @@ def _patches(
         return result
 
     yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
-    yield replaced(fake_tensor, "init_gpu_context", lambda device: None)
-    yield replaced(torch._subclasses, "FakeTensor", _NoTensor)  # by which some tell a compiler
+    yield replaced(private_torch.fake_tensors, "init_gpu_context", lambda device: None)
+    yield replaced(
+        private_torch.subclasses, "FakeTensor", _NoTensor
+    )  # by which some tell a compiler
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
     yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to pack weights
@@ -188,8 +188,8 @@ def _patches(
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known.value_of).items():
         yield replaced(FakeTensor, name, method)
-    yield _listed(of_optimizers)
-    yield _listed(of_norms)
+    yield _listed(private_torch.foreach_types_of_optimizers)
+    yield _listed(private_torch.foreach_types_of_norms)
     yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
 
 
@@ -247,7 +247,7 @@ def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> di
 
 
 def _of_real(read: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
-    with _disable_current_modes():
+    with without_modes():
         return read(tensor)
 
 

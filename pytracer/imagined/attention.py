@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pytracer import private_torch
 from pytracer.imagined.cards import Card
 
 _FLASH_MOST = 256  # the head's elements that flash attention takes
@@ -161,7 +162,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
 def library(operator: Attention) -> Any:
     """Puts it in the operator's place for tensors of CUDA until the result's `_destroy()`."""
     placed = torch.library.Library("aten", "IMPL")
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    composite = private_torch.dispatch_keys.CompositeImplicitAutograd
     original = aten.scaled_dot_product_attention.default
 
     def kernel(query: Any, *arguments: Any, **options: Any) -> Any:

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
+
+from pytracer.private_torch import tree_iter, tree_map, without_modes
 
 MOST = 1 << 16  # elements
 
@@ -47,14 +47,14 @@ class Known:
         mirror = self._mirrors.get(tensor.untyped_storage())
         if mirror is None:
             return None
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             return _look_into(mirror, tensor)
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """An operator has run on fakes: the same on what is known of them."""
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
         if func in _ORDERS:  # one order of the rows of a data set is as good as another
-            with _disable_current_modes():
+            with without_modes():
                 self._mirror(fresh[0], torch.arange(args[0], device="cpu"))
             return
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
@@ -72,7 +72,7 @@ class Known:
 
     def _run(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> bool:
         given = tree_map(self._plain, (args, kwargs))
-        with _disable_current_modes(), torch.no_grad():
+        with without_modes(), torch.no_grad():
             try:
                 found = func(*given[0], **given[1])
             except Exception:  # a kernel that the CPU does not have

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from pytracer import errors
+from pytracer import errors, private_torch
 from pytracer.imagined.standins import where
 
 _LAYERS = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input")
@@ -19,7 +19,7 @@ def refuse(library: Any, is_fake: Any) -> None:
 def _refusing(name: str, is_fake: Any) -> Any:
     layer, _, overload = name.partition(".")
     original = getattr(getattr(torch.ops.aten, layer), overload)
-    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    composite = private_torch.dispatch_keys.CompositeImplicitAutograd
 
     def kernel(first: Any, *arguments: Any, **options: Any) -> Any:
         if not is_fake(first):

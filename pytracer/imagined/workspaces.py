@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytracer import schema
+from pytracer import private_torch, schema
 from pytracer._native import C
 from pytracer.imagined.cards import Card
 
@@ -47,7 +47,7 @@ class Workspaces:
         """An operator has run. A backward pass runs on a thread of its own, on a real card."""
         if func not in _CUBLAS:
             return
-        backward = torch._C._current_graph_task_id() != -1
+        backward = private_torch.backward_pass_number() != -1
         self._take("cublas", backward, self._bytes)
         if func in _LT and _LT_HAS_ITS_OWN:
             self._take("cublaslt", backward, _LT_BYTES)

@@ -48,7 +48,7 @@ _TRIED = ("eager", "aot_eager", "inductor", "cudagraphs")
 @experiment("backends", seconds=(300, 300))
 def backends(lab: Lab) -> dict[str, Any]:
     """The back ends that torch has. Trains a step with each that can train."""
-    there = sorted(torch._dynamo.list_backends(exclude_tags=None))
+    there = sorted(torch.compiler.list_backends(exclude_tags=None))
     figures: dict[str, Any] = {
         "there": there,
         "gone": [name for name in NAMED_BACKENDS if name not in there],

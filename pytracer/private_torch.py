@@ -1,0 +1,147 @@
+"""Every private name of torch that our Python uses, in one place.
+
+torch may rename or drop any of these in a release. `pytracer doctor` looks all of them up and says
+what a missing one stops. A name is looked up when it is first used, so one that is missing stops
+nothing else. `csrc/torch/private_torch.h` is the same for our C++.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pytracer import errors
+
+if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import (
+        DataDependentOutputException as DataDependentOutputException,
+        DynamicOutputShapeException as DynamicOutputShapeException,
+        FakeTensor as FakeTensor,
+        FakeTensorMode as FakeTensorMode,
+        UnsupportedOperatorException as UnsupportedOperatorException,
+    )
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+
+backward_pass_number: Callable[[], int]
+backward_runner: Callable[..., Any]
+dispatch_keys: Any
+dynamo_limits: Any
+fake_tensors: Any
+foreach_types_of_norms: list[Any]
+foreach_types_of_optimizers: list[Any]
+functorch: Any
+multiply_fp8: Callable[..., Any]
+multiply_int8: Callable[..., Any]
+profiler_is_on: Callable[[], bool]
+python_function: type
+read_buckets: Callable[[Any], dict[str, Any]]
+subclasses: Any
+tree_iter: Callable[[Any], Any]
+tree_map: Callable[..., Any]
+wait_on_gpu: Callable[[int], None]
+without_modes: Callable[[], Any]
+
+
+class Private(NamedTuple):
+    """A private name of torch: `place` is `module:attribute`."""
+
+    place: str
+    used_for: str
+    is_new: bool = False  # tested releases of torch may lack it
+
+    def find(self) -> Any:
+        """The object.
+
+        Raises:
+            errors.CaptureError: this torch does not have it.
+        """
+        module, _, path = self.place.partition(":")
+        try:
+            found = importlib.import_module(module)
+            for part in filter(None, path.split(".")):
+                found = getattr(found, part)
+        except (ImportError, AttributeError):
+            raise errors.CaptureError(
+                f"this torch has no {self.place.replace(':', '.').rstrip('.')}, which {self.used_for} "
+                "needs; use a torch that `pytracer doctor` calls tested"
+            ) from None
+        return found
+
+
+_IMAGINE = "imagine()"
+_FAKE = "torch._subclasses.fake_tensor"
+_GEMM = "pytracer gemm"
+_GRAPHS = "reading what autograd saved"
+
+# By the name that our modules use.
+NAMES = {
+    "annotate_memory": Private(
+        "torch.cuda.memory:_annotate_memory", "annotate_memory_history()", is_new=True
+    ),
+    "backward_pass_number": Private("torch._C:_current_graph_task_id", _IMAGINE),
+    "backward_runner": Private("torch.autograd.graph:_engine_run_backward", _IMAGINE),
+    "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
+    "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
+    "fake_tensors": Private(f"{_FAKE}:", _IMAGINE),
+    "foreach_types_of_norms": Private(
+        "torch.utils._foreach_utils:_foreach_supported_types", _IMAGINE
+    ),
+    "foreach_types_of_optimizers": Private(
+        "torch.optim.optimizer:_foreach_supported_types", _IMAGINE
+    ),
+    "functorch": Private("torch._C:_functorch", _GRAPHS),
+    "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
+    "multiply_int8": Private("torch:_int_mm", _GEMM),
+    "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
+    "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
+    "read_buckets": Private(
+        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
+        "recognizing DistributedDataParallel's buckets",
+    ),
+    "subclasses": Private("torch._subclasses:", _IMAGINE),
+    "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
+    "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
+    "wait_on_gpu": Private("torch.cuda:_sleep", _GEMM),
+    "without_modes": Private("torch.utils._python_dispatch:_disable_current_modes", _IMAGINE),
+    "DataDependentOutputException": Private(f"{_FAKE}:DataDependentOutputException", _IMAGINE),
+    "DynamicOutputShapeException": Private(f"{_FAKE}:DynamicOutputShapeException", _IMAGINE),
+    "FakeTensor": Private(f"{_FAKE}:FakeTensor", _IMAGINE),
+    "FakeTensorMode": Private(f"{_FAKE}:FakeTensorMode", _IMAGINE),
+    "TorchDispatchMode": Private("torch.utils._python_dispatch:TorchDispatchMode", _IMAGINE),
+    "UnsupportedOperatorException": Private(f"{_FAKE}:UnsupportedOperatorException", _IMAGINE),
+}
+# Private members that our modules use on an object of torch's, or replace for an imagined run.
+MEMBERS = (
+    Private("torch:Tensor._version", "offload()"),
+    Private("torch.amp:GradScaler._maybe_opt_step", _IMAGINE),
+    Private("torch.cuda:_is_in_bad_fork", _IMAGINE),
+    Private("torch.cuda:_lazy_call", _IMAGINE),
+    Private("torch.cuda:_lazy_init", _IMAGINE),
+    Private("torch.library:Library._destroy", _IMAGINE),
+    Private("torch.nn:Module._apply", _IMAGINE),
+    Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),
+    Private("torch._subclasses.fake_tensor:init_gpu_context", _IMAGINE),
+    Private("torch:ops.aten.add.Tensor._op_dk", _IMAGINE),
+    Private("torch:ops.aten.add.Tensor._schema", "trace(cost=True)"),
+)
+
+
+def __getattr__(name: str) -> Any:
+    """Looks a name up in torch, once."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = NAMES[name].find()
+    return found
+
+
+def missing() -> list[str]:
+    """A sentence for each name that this torch should have and does not."""
+    wanted = [one for one in (*NAMES.values(), *MEMBERS) if not one.is_new]
+    return [sentence for sentence in map(_problem, wanted) if sentence]
+
+
+def _problem(private: Private) -> str:
+    try:
+        private.find()
+    except errors.CaptureError as error:
+        return str(error)
+    return ""
