@@ -5,7 +5,7 @@
     python benchmarks/attribution.py --all                         # every case of the conformance suite
     python benchmarks/attribution.py --programs --out FILE         # its programs
 
-The truth is that of tests/conformance: weights, gradients, optimizer state and inputs as formulas
+The truth is that of programs/conformance: weights, gradients, optimizer state and inputs as formulas
 give them (a case that misses one of them is not shown), activations as the slow reference saw them,
 and the rest. Each tool is asked for the bytes per category at its own peak. *right* is the sum over
 categories of what tool and truth have in common; of the larger of both peaks, the remainder is
@@ -34,11 +34,11 @@ from _pytest.outcomes import Skipped
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.conformance.cases import CASES, STEPS, Case, Result, conform, make  # noqa: E402
-from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
-from tests.conformance.expected import storages  # noqa: E402
-from tests.conformance.programs import Says, run  # noqa: E402
-from tests.conformance.techniques import TECHNIQUES  # noqa: E402
+from programs.conformance.cases import CASES, STEPS, Case, Result, conform, make  # noqa: E402
+from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
+from programs.conformance.expected import storages  # noqa: E402
+from programs.conformance.programs import Says, run  # noqa: E402
+from programs.conformance.techniques import TECHNIQUES  # noqa: E402
 
 DEFAULT = (
     "mlp-fp32-adamw",

@@ -14,7 +14,7 @@ plans: three models are recorded without checkpoints. A plan is asked for from r
 and then each is run where the allocator is allowed no more than the budget: whether it runs, its peak
 and what is reserved. plan-times adds what a step takes.
 
-what-if: each architecture of tests/conformance is recorded with one, two and three of its batches, and
+what-if: each architecture of programs/conformance is recorded with one, two and three of its batches, and
 the peak with six is foretold; then it is run.
 """
 
@@ -186,7 +186,7 @@ def convolutions(device: str) -> Training:
 
         model, rows, side, classes = resnet50().to(device), 128, 224, 1000
     else:
-        from tests.conformance.models import Bottleneck
+        from programs.conformance.models import Bottleneck
 
         widths = ((16, 8, 1), (32, 16, 2), (64, 32, 2))
         blocks = (Bottleneck(*each) for each in widths)
@@ -509,7 +509,7 @@ def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
     import torch
 
     import pytracer
-    from tests.conformance.models import MODELS as ARCHITECTURES
+    from programs.conformance.models import MODELS as ARCHITECTURES
 
     gc.collect()  # what was there before is no part of this one
     torch.manual_seed(0)
@@ -545,8 +545,8 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
     """Every architecture: one, two and three batches foretell six."""
     import torch
 
+    from programs.conformance.models import MODELS as ARCHITECTURES
     from pytracer import errors
-    from tests.conformance.models import MODELS as ARCHITECTURES
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows = []

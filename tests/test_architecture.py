@@ -157,6 +157,17 @@ def test_the_layers_have_an_order() -> None:
         left = {layer: imports for layer, imports in left.items() if layer not in lowest}
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "tools", "programs"])
+def test_what_tests_share_with_others_is_in_programs(folder: str) -> None:
+    """`tools/kills.py` and `tools/mutations.py` are the long versions of a test."""
+    importers = {
+        path.name
+        for path in (ROOT / folder).rglob("*.py")
+        if any(name.split(".")[0] == "tests" for name in imports_of(path))
+    }
+    assert importers <= {"kills.py", "mutations.py"}
+
+
 def private_names_of_torch(tree: ast.AST) -> set[str]:
     """Dotted names that begin with torch and have a private part."""
     attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from programs.conformance.models import MODELS
 from pytracer import trace
 from pytracer._native import C
-from tests.conformance.models import MODELS
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 STEPS = 5

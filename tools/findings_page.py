@@ -12,12 +12,12 @@ import torch
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from programs.conformance.cases import CASES  # noqa: E402
+from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
+from programs.conformance.programs import KEPT  # noqa: E402
+from programs.hints.healthy import HEALTHY  # noqa: E402
+from programs.hints.sick import SICK, Sick  # noqa: E402
 from pytracer.analysis.answers import hints  # noqa: E402
-from tests.conformance.cases import CASES  # noqa: E402
-from tests.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
-from tests.conformance.programs import KEPT  # noqa: E402
-from tests.hints.healthy import HEALTHY  # noqa: E402
-from tests.hints.sick import SICK, Sick  # noqa: E402
 
 HEAD = """# Findings
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conformance.cases import CASES, Result, conform
-from tests.conformance.techniques import TECHNIQUES
+from programs.conformance.cases import CASES, Result, conform
+from programs.conformance.techniques import TECHNIQUES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from programs.conformance.cases import sums_hold
+from programs.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own
+from programs.conformance.programs import KEPT, MODES, ON_THE_CPU, run
 from pytracer import trace
 from pytracer.analysis.answers import breakdown, findings
-from tests.conformance.cases import sums_hold
-from tests.conformance.engines import ON_A_GPU, PROGRAMS  # the last to add its own
-from tests.conformance.programs import KEPT, MODES, ON_THE_CPU, run
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.programs import LOSSES, MODES, Says, saved
+from programs.conformance.programs import LOSSES, MODES, Says, saved
 from tests.tiers import by_tier
 
 WIDTH, OUT = 24, 16

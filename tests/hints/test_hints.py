@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from programs.conformance.cases import CASES, make
+from programs.conformance.techniques import TECHNIQUES
+from programs.hints.healthy import HEALTHY
+from programs.hints.sick import SICK
 from pytracer import trace
 from pytracer.analysis.answers import hints
-from tests.conformance.cases import CASES, make
-from tests.conformance.techniques import TECHNIQUES
-from tests.hints.healthy import HEALTHY
-from tests.hints.sick import SICK
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "findings.md"
 

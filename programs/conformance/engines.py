@@ -20,8 +20,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from tests.conformance.programs import ON_A_GPU, PROGRAMS, Program, Says, a_model, program
-from tests.conformance.trainings import finish
+from programs.conformance.programs import ON_A_GPU, PROGRAMS, Program, Says, a_model, program
+from programs.conformance.trainings import finish
 
 
 def on_a_gpu(run: Program) -> Program:
@@ -200,7 +200,7 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
     "scripted": scripted,
     "recorded_as_a_script": recorded,
     "called_by_a_function": lambda model: lambda x: functional_call(model, {}, (x,)),
-    "in_data_parallel_on_one_device": lambda model: nn.DataParallel(model),
+    "in_data_parallel_on_one_device": lambda model: nn.DataParallel(model, device_ids=[0]),
     "recomputed_inside_a_compiler": lambda model: torch.compile(
         lambda x: checkpoint(model, x, use_reentrant=False), backend="aot_eager"
     ),

@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
+from programs.conformance.expected import position, storages
 from pytracer import trace
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
-from tests.conformance.expected import position, storages
 
 MODES: dict[str, dict[str, Any]] = {
     "default": {},

@@ -1,7 +1,7 @@
 """The ways people train: each a step to run, and what it changes before the optimizer is made.
 
 A technique says what it adds to the sizes that a plain step has (`Training.masters`, `.averages`,
-`.casts`, ...); tests/conformance/expected.py computes with that.
+`.casts`, ...); programs/conformance/expected.py computes with that.
 """
 
 import copy
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils import checkpoint as recompute
 
-from tests.conformance.models import Batch, Recipe, Transformer
+from programs.conformance.models import Batch, Recipe, Transformer
 
 
 class Watch:

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.conformance.programs import PROGRAMS, Program, Says, a_model, program
+from programs.conformance.programs import PROGRAMS, Program, Says, a_model, program
 
 Make = Callable[[Any], torch.optim.Optimizer]
 

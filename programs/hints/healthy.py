@@ -1,4 +1,4 @@
-"""Programs that make no mistake: what they keep they need. Those of tests/conformance are more of them."""
+"""Programs that make no mistake: what they keep they need. Those of programs/conformance are more of them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
+from programs.conformance.expected import Reference, analytic, inputs_of, storages
+from programs.conformance.models import MODELS
+from programs.conformance.optimizers import OPTIMIZERS
+from programs.conformance.techniques import TECHNIQUES, Checkpointed, Training
 from pytracer import trace
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import breakdown, recording_quality
@@ -17,10 +21,6 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import role_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
-from tests.conformance.expected import Reference, analytic, inputs_of, storages
-from tests.conformance.models import MODELS
-from tests.conformance.optimizers import OPTIMIZERS
-from tests.conformance.techniques import TECHNIQUES, Checkpointed, Training
 
 STEPS = 2
 EXACT = ("weights", "gradients", "optimizer_state", "inputs")
