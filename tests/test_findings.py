@@ -11,6 +11,7 @@ import torch
 
 from pytracer import trace
 from pytracer.analysis.answers import findings
+from pytracer.reading import LoadedTrace
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
@@ -811,3 +812,19 @@ def test_the_last_result_of_larger_and_larger_ones_is_no_leak() -> None:
             last = step(x)
     assert last.shape == x.shape
     assert "growth" not in rows_of(t)
+
+
+def test_a_rule_in_the_table_of_rules_is_a_finding_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def too_many_weights(now: findings.Situation, rest: Any) -> Any:
+        which = now.of_category("weights") & rest
+        yield now.found("weights", which, "There are weights", "train something smaller")
+
+    monkeypatch.setattr(findings, "RULES", (*findings.RULES, too_many_weights))
+    b = TraceBuilder()
+    b.label(b.alloc(4096), "weights")
+    traced = LoadedTrace(b.trace())
+    (row,) = traced.findings().to_dict("records")
+    assert (row["kind"], row["bytes"]) == ("weights", 4096)
+    assert "There are weights: train something smaller" in " ".join(traced.table().split())

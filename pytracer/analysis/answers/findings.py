@@ -3,7 +3,7 @@
 Each finding is a function from a trace to what it found; it says nothing where it cannot show it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ def needless(now: Situation) -> list[Finding]:
     rows = [group.finding for group in grown]
     if phases.training_threads(now.trace) > 1:
         return rows  # phases follow one of them: what another is about to use looks held in vain
-    for rule in (evaluation, held, late_zero_grad):
+    for rule in RULES:
         rows += rule(now, rest)
     return rows
 
@@ -680,6 +680,14 @@ def _step_at(now: Situation) -> int:
         return 0
     at = slice(now.position, now.position + 1)
     return int(phases.timeline(now.trace).step_at(now.trace.events.ticks[at])[0])
+
+
+# Each gets a situation, and the allocations that no leak explains. It yields what it can show.
+RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
+    evaluation,
+    held,
+    late_zero_grad,
+)
 
 
 def twins(now: Situation) -> Iterator[Finding]:
