@@ -17,6 +17,7 @@ from pytracer.recorded import Trace
 from tests.browser import browser_page
 from tests.test_diff import training
 from tests.test_report import EVIL, evil_trace
+from tests.trace_builder import training_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -179,6 +180,24 @@ def test_two_traces_are_compared_at_their_peaks(tab: Any, tmp_path: Path) -> Non
     known = LoadedTrace(traces[0]).diff(LoadedTrace(traces[1]), by="module")
     differs = {str(row.module): int(row.change) for row in known.reset_index().itertuples()}
     assert {n: b for n, b in page.tree().items() if b} == {n: b for n, b in differs.items() if b}
+
+
+@pytest.mark.parametrize("idle_ms", [0, 60_000])
+def test_a_program_that_mostly_waits_is_shown_by_events(
+    idle_ms: int, tab: Any, tmp_path: Path
+) -> None:
+    """The first AdamW imports a compiler for half a minute; steps would be a pixel wide."""
+    built = training(steps=3)
+    built.now += idle_ms * 1_000_000
+    training_step(built, built.seed(64), layers=1, activation=64)
+    page = shown(tab, tmp_path, built.trace()).open()
+    across = page.tab.locator("label", has_text="across").locator("select")
+    assert across.input_value() == ("events" if idle_ms else "time")
+    told = page.tab.get_by_text("of 60.0 s, so the pictures go by events")
+    assert told.count() == bool(idle_ms)
+    across.select_option("time")
+    page.settle()
+    assert page.problems == []
 
 
 def test_of_a_sampled_trace_the_page_says_so_and_the_peak_is_exact(

@@ -169,6 +169,7 @@ def _facts(
         "name": html.printable(each.name),
         "device": device,
         "end_ns": max(last, 0),
+        "idle_ns": _idle_ns(trace, order),
         "first_step": training_steps.first_step(trace),
         "peak": {
             "bytes": peak.bytes,
@@ -206,6 +207,13 @@ def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any
     return [
         {**row._asdict(), "last_change": end} for row, end in zip(rows, ends.tolist(), strict=True)
     ]
+
+
+def _idle_ns(trace: Trace, order: packed.Order) -> int:
+    """The sum of the long stretches without an allocation or a free."""
+    times = trace.time_ns(trace.events.ticks[order.position])
+    idle = series.clock(times[times >= 0].astype(np.float64)).idle
+    return round(sum(end - begin for begin, end in idle))
 
 
 def _failures(trace: Trace, device: str) -> list[dict[str, int]]:

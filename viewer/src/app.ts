@@ -122,12 +122,9 @@ export class App {
 
   private usualState(): State {
     const facts = this.doc.sets[0];
-    const [from, to] = aroundPeak(facts);
     return {
       set: 0,
-      axis: "time",
-      from,
-      to,
+      ...opening(facts),
       low: 0,
       high: 0,
       cursor: facts.peak_change,
@@ -199,12 +196,12 @@ export class App {
   }
 
   private async openSet(asItIs: boolean): Promise<void> {
-    const { set, axis } = this.state;
+    const { set } = this.state;
     if (!asItIs) {
-      const [from, to] = aroundPeak(this.facts);
-      this.state = { ...this.usual, set, tab: this.state.tab, from, to };
+      this.state = { ...this.usual, ...opening(this.facts), set, tab: this.state.tab };
       this.state.cursor = this.facts.peak_change;
     }
+    const { axis } = this.state;
     const change = this.facts.peak_change;
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
     this.compared = null;
@@ -1050,12 +1047,21 @@ export class App {
 }
 
 /** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
-function aroundPeak({ steps, begin_ns, end_ns, peak }: Facts): [number, number] {
-  const last = Math.max(end_ns, begin_ns + 1);
-  const step = steps.find((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
-  if (steps.length < 2 || !step) return [begin_ns, last];
-  const around = Math.max((step.end_ns - step.start_ns) / 2, 100);
-  return [Math.max(step.start_ns - around, begin_ns), Math.min(step.end_ns + around, last)];
+/** The step of the peak. By events where idle time would squeeze everything that happened. */
+function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
+  const axis = books.isMostlyIdle(facts) ? "events" : "time";
+  const byTime = axis === "time";
+  const { steps, begin_ns, end_ns, changes, peak } = facts;
+  const [first, last] = byTime
+    ? [begin_ns, Math.max(end_ns, begin_ns + 1)]
+    : [-1, Math.max(changes, 1)];
+  const at = steps.findIndex((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
+  if (steps.length < 2 || at < 0) return { axis, from: first, to: last };
+  const [begin, end] = byTime
+    ? [steps[at].start_ns, steps[at].end_ns]
+    : [steps[at - 1]?.last_change ?? first, steps[at].last_change];
+  const around = Math.max((end - begin) / 2, byTime ? 100 : 4);
+  return { axis, from: Math.max(begin - around, first), to: Math.min(end + around, last) };
 }
 
 export function isDark(): boolean {

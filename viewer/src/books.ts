@@ -175,8 +175,19 @@ export function costs(facts: Facts): HTMLElement | null {
 }
 
 /** What somebody has to know before trusting a picture. */
+export function isMostlyIdle({ idle_ns, begin_ns, end_ns }: Facts): boolean {
+  return 2 * idle_ns > end_ns - begin_ns;
+}
+
 export function notes(facts: Facts): string[] {
   const found: string[] = [];
+  if (isMostlyIdle(facts)) {
+    const whole = timeText(facts.end_ns - facts.begin_ns);
+    found.push(
+      `Nothing was allocated or freed in ${timeText(facts.idle_ns)} of ${whole}, so the pictures ` +
+        'go by events. "across: time" shows the clock.',
+    );
+  }
   if (facts.rest) {
     found.push(
       `${countText(facts.rest.count)} of ${countText(facts.allocations)} allocations cover least of the ` +

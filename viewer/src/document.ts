@@ -94,6 +94,7 @@ export interface Facts {
   device: string;
   begin_ns: number;
   end_ns: number;
+  idle_ns: number;
   first_step: number;
   allocations: number;
   shown: number;
