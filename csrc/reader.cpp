@@ -191,10 +191,10 @@ py::dict read_snapshot_file(const std::string& path) {
   return columns;
 }
 
-// A SnapshotWriter and the columns it reads.
+// A SnapshotWriter and the columns it reads. Each call returns the next piece of the file.
 class SnapshotOfArrays {
  public:
-  SnapshotOfArrays(const py::list& words, const std::vector<py::dict>& devices, uint32_t memo) {
+  SnapshotOfArrays(const py::list& words, uint32_t memo) {
     std::vector<SnapshotWords> all;
     all.reserve(words.size());
     for (py::handle each : words) {
@@ -209,29 +209,47 @@ class SnapshotOfArrays {
         one.frames.push_back({std::move(name), std::move(file), line});
       }
     }
-    std::vector<SnapshotDevice> rows;
-    for (const py::dict& device : devices) {
-      rows.push_back(device_of(device));
-    }
-    writer_.emplace(std::move(all), std::move(rows), memo);
+    writer_.emplace(std::move(all), memo);
   }
 
-  py::bytes next(size_t bytes) {
-    std::string piece;
-    {
-      py::gil_scoped_release unlocked;
-      piece.reserve(bytes + 4096);
-      writer_->next(bytes, piece);
-    }
-    return py::bytes(piece);
+  py::bytes begin() {
+    return piece([&](std::string& out) { writer_->begin(out); });
+  }
+
+  py::bytes begin_device(const py::dict& tables) {
+    columns_.clear();
+    SnapshotDevice device = device_of(tables);
+    return piece([&](std::string& out) { writer_->begin_device(device, out); });
+  }
+
+  py::bytes entries(const Column<uint8_t>& action,
+                    const Column<uint32_t>& row,
+                    const Column<int64_t>& time_us) {
+    SnapshotEntries some{view(action), view(row), view(time_us)};
+    return piece([&](std::string& out) { writer_->entries(some, out); });
+  }
+
+  py::bytes end_device() {
+    return piece([&](std::string& out) { writer_->end_device(out); });
+  }
+
+  py::bytes end() {
+    return piece([&](std::string& out) { writer_->end(out); });
   }
 
  private:
+  template <class Write>
+  static py::bytes piece(Write write) {
+    std::string out;
+    {
+      py::gil_scoped_release unlocked;
+      write(out);
+    }
+    return py::bytes(out);
+  }
+
   SnapshotDevice device_of(const py::dict& device) {
     SnapshotDevice found;
-    found.entries = {keep<uint8_t>(device, "action"),
-                     keep<uint32_t>(device, "row"),
-                     keep<int64_t>(device, "time_us")};
     found.blocks = {keep<uint64_t>(device, "blocks.address"),
                     keep<uint64_t>(device, "blocks.bytes"),
                     keep<uint16_t>(device, "blocks.place")};
@@ -503,8 +521,12 @@ PYBIND11_MODULE(_core, m) {
       .def("next", &ChromeTraceOfArrays::next)
       .def("events", &ChromeTraceOfArrays::events);
   py::class_<SnapshotOfArrays>(m, "SnapshotWriter")
-      .def(py::init<const py::list&, const std::vector<py::dict>&, uint32_t>())
-      .def("next", &SnapshotOfArrays::next);
+      .def(py::init<const py::list&, uint32_t>())
+      .def("begin", &SnapshotOfArrays::begin)
+      .def("begin_device", &SnapshotOfArrays::begin_device)
+      .def("entries", &SnapshotOfArrays::entries)
+      .def("end_device", &SnapshotOfArrays::end_device)
+      .def("end", &SnapshotOfArrays::end);
   py::class_<Follower>(m, "Follower")
       .def(py::init<const std::string&>())
       .def("advance", &Follower::advance)

@@ -427,9 +427,10 @@ def test_long_snapshots_are_written_in_pieces(tmp_path: Path, monkeypatch: Any) 
     b = TraceBuilder()
     for i in range(3000):
         b.label(b.alloc(i + 1), "weights", "parameter", f"layer.{i % 300}.weight", "1", "float32")
-    whole = export.write(b.trace(), tmp_path / "whole.pickle").read_bytes()
-    monkeypatch.setattr(export, "_PIECE", 1)
-    assert export.write(b.trace(), tmp_path / "pieces.pickle").read_bytes() == whole
+    whole = written(b.trace(), tmp_path)
+    for events in (1, 7, 1000):
+        monkeypatch.setattr(export, "_CHUNK", events)
+        assert written(b.trace(), tmp_path) == whole
     entries = written(b.trace(), tmp_path)["device_traces"][0]
     assert [entry["size"] for entry in entries[:-1]] == [*range(1, 3001)]
     assert len({id(entry["frames"]) for entry in entries[:-1]}) == 300  # shared, not repeated

@@ -1,7 +1,5 @@
 #include "snapshot_writer.h"
 
-#include "event.h"
-
 #include <algorithm>
 #include <array>
 #include <stdexcept>
@@ -88,13 +86,8 @@ auto at(const Values& values, size_t row) {
 
 }  // namespace
 
-SnapshotWriter::SnapshotWriter(std::vector<SnapshotWords> words,
-                               std::vector<SnapshotDevice> devices,
-                               uint32_t memo)
-    : words_(std::move(words)),
-      frames_memo_(words_.size(), kNotYet),
-      devices_(std::move(devices)),
-      memo_(memo) {}
+SnapshotWriter::SnapshotWriter(std::vector<SnapshotWords> words, uint32_t memo)
+    : words_(std::move(words)), frames_memo_(words_.size(), kNotYet), memo_(memo) {}
 
 // Writes a value that was written before as its number; else makes it the next one.
 bool SnapshotWriter::recall(uint32_t& memo, std::string& out) {
@@ -140,11 +133,9 @@ void SnapshotWriter::frames(size_t words, std::string& out) {
   out.push_back(kAppends);
 }
 
-void SnapshotWriter::entry(const SnapshotDevice& device, size_t i, std::string& out) {
-  auto action = static_cast<Action>(device.entries.action[i]);
-  size_t row = device.entries.row[i];
+void SnapshotWriter::entry(Action action, size_t row, int64_t time_us, std::string& out) {
   bool is_block = action <= Action::kFreeCompleted;
-  const SnapshotDevice::Rows& rows = is_block ? device.blocks : device.events;
+  const SnapshotDevice::Rows& rows = is_block ? device_.blocks : device_.events;
   size_t place = at(rows.place, row);
   out.push_back(kEmptyDict);
   out.push_back(kMark);
@@ -155,18 +146,18 @@ void SnapshotWriter::entry(const SnapshotDevice& device, size_t i, std::string& 
   text("size", out);
   integer(at(rows.bytes, row), out);
   text("stream", out);
-  integer(at(device.places.stream, place), out);
+  integer(at(device_.places.stream, place), out);
   text("time_us", out);
-  integer(device.entries.time_us[i], out);
+  integer(time_us, out);
   text("compile_context", out);
   text("N/A", out);
   text("pool_id", out);
-  integer(at(device.places.pool_high, place), out);
-  integer(at(device.places.pool_low, place), out);
+  integer(at(device_.places.pool_high, place), out);
+  integer(at(device_.places.pool_low, place), out);
   out.push_back(kTuple2);
   text("user_metadata", out);
   if (action == Action::kAlloc) {
-    size_t number = at(device.words, row);
+    size_t number = at(device_.words, row);
     const SnapshotWords& words = words_.at(number);
     text(words.text, out);
     text("category", out);
@@ -184,8 +175,7 @@ void SnapshotWriter::entry(const SnapshotDevice& device, size_t i, std::string& 
 }
 
 // The viewer breaks if there are categories and "unknown" is not one of them.
-void SnapshotWriter::last_entry(const SnapshotDevice& device, std::string& out) {
-  const auto& times = device.entries.time_us;
+void SnapshotWriter::last_entry(std::string& out) {
   out.push_back(kEmptyDict);
   out.push_back(kMark);
   text("action", out);
@@ -197,44 +187,46 @@ void SnapshotWriter::last_entry(const SnapshotDevice& device, std::string& out) 
   text("frames", out);
   out.push_back(kEmptyList);
   text("time_us", out);
-  integer(times.empty() ? int64_t{0} : times.back(), out);
+  integer(last_us_, out);
   text("category", out);
   text("unknown", out);
   out.push_back(kSetItems);
 }
 
-void SnapshotWriter::next(size_t bytes, std::string& out) {
-  if (!begun_) {
-    begun_ = true;
-    out.push_back(kEmptyList);
-    out.push_back(kMark);
+void SnapshotWriter::begin(std::string& out) {
+  out.push_back(kEmptyList);
+  out.push_back(kMark);
+}
+
+void SnapshotWriter::begin_device(const SnapshotDevice& device, std::string& out) {
+  device_ = device;
+  last_us_ = 0;
+  out.push_back(kEmptyList);
+}
+
+void SnapshotWriter::entries(const SnapshotEntries& some, std::string& out) {
+  size_t count = some.action.size();
+  if (some.row.size() != count || some.time_us.size() != count) {
+    throw std::invalid_argument("the columns of a snapshot's entries differ in length");
   }
-  size_t until = out.size() + bytes;
-  while (!ended_ && out.size() < until) {
-    if (device_ == devices_.size()) {
-      out.push_back(kAppends);
-      ended_ = true;
-      return;
-    }
-    const SnapshotDevice& device = devices_[device_];
-    if (!in_device_) {
-      in_device_ = true;
-      at_ = 0;
-      out.push_back(kEmptyList);
-    }
-    size_t end = std::min(at_ + kBatch, device.entries.action.size());
-    bool is_last = end == device.entries.action.size();
+  for (size_t begin = 0; begin < count; begin += kBatch) {
     out.push_back(kMark);
-    for (; at_ < end; ++at_) {
-      entry(device, at_, out);
-    }
-    if (is_last) {
-      last_entry(device, out);
-      in_device_ = false;
-      ++device_;
+    for (size_t i = begin; i < std::min(begin + kBatch, count); ++i) {
+      entry(static_cast<Action>(some.action[i]), some.row[i], some.time_us[i], out);
     }
     out.push_back(kAppends);
   }
+  last_us_ = count == 0 ? last_us_ : some.time_us.back();
+}
+
+void SnapshotWriter::end_device(std::string& out) {
+  out.push_back(kMark);
+  last_entry(out);
+  out.push_back(kAppends);
+}
+
+void SnapshotWriter::end(std::string& out) {
+  out.push_back(kAppends);
 }
 
 }  // namespace pytracer

@@ -2,6 +2,8 @@
 // allocator did, one dict each. pytracer/export/snapshot.py decides what they say.
 #pragma once
 
+#include "event.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -26,15 +28,15 @@ struct SnapshotWords {
   std::vector<SnapshotFrame> frames;
 };
 
-// One device. The columns of entries are equally long, and so are those of blocks, of places; all
-// of them must outlive the writer.
-struct SnapshotDevice {
-  struct Entries {
-    std::span<const uint8_t> action;  // Action
-    std::span<const uint32_t> row;    // of the blocks, or of the events for what is no block's
-    std::span<const int64_t> time_us;
-  } entries;
+// Some entries of a device, in order. The columns are equally long.
+struct SnapshotEntries {
+  std::span<const uint8_t> action;  // Action
+  std::span<const uint32_t> row;    // of the blocks; of the events if the action is not a block's
+  std::span<const int64_t> time_us;
+};
 
+// The tables of one device that its entries name rows of. They must outlive the writer.
+struct SnapshotDevice {
   struct Rows {
     std::span<const uint64_t> address;
     std::span<const uint64_t> bytes;
@@ -55,30 +57,29 @@ struct SnapshotDevice {
 class SnapshotWriter {
  public:
   // `memo`: how many values the pickle's beginning has put into the memo.
-  SnapshotWriter(std::vector<SnapshotWords> words,
-                 std::vector<SnapshotDevice> devices,
-                 uint32_t memo);
+  SnapshotWriter(std::vector<SnapshotWords> words, uint32_t memo);
 
-  // Appends about that many bytes of the list of devices; nothing when it is finished.
-  void next(size_t bytes, std::string& out);
+  // The list of devices is: begin, then per device begin_device, any number of entries, and
+  // end_device; then end. Each appends to `out`.
+  void begin(std::string& out);
+  void begin_device(const SnapshotDevice& device, std::string& out);
+  void entries(const SnapshotEntries& some, std::string& out);
+  void end_device(std::string& out);
+  void end(std::string& out);
 
  private:
   bool recall(uint32_t& memo, std::string& out);
   void text(std::string_view value, std::string& out);
   void frames(size_t words, std::string& out);
-  void entry(const SnapshotDevice& device, size_t i, std::string& out);
-  void last_entry(const SnapshotDevice& device, std::string& out);
+  void entry(Action action, size_t row, int64_t time_us, std::string& out);
+  void last_entry(std::string& out);
 
   std::vector<SnapshotWords> words_;
   std::vector<uint32_t> frames_memo_;  // per words
   std::unordered_map<std::string_view, uint32_t> texts_;
-  std::vector<SnapshotDevice> devices_;
+  SnapshotDevice device_;
+  int64_t last_us_ = 0;
   uint32_t memo_;
-  size_t device_ = 0;
-  size_t at_ = 0;
-  bool begun_ = false;
-  bool in_device_ = false;
-  bool ended_ = false;
 };
 
 }  // namespace pytracer

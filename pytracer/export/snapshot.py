@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from pytracer.schema import ACTION, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest that every version of the viewer reads
-_PIECE = 4 << 20  # bytes of the file at a time
+_CHUNK = 1 << 16  # events at a time
 _SMALL_SEGMENT = 2 << 20
 _SEPARATOR = " · "
 
@@ -70,15 +70,19 @@ def _fill(trace: Trace, file: BinaryIO) -> None:
     pickler = pickle.Pickler(kept, _PROTOCOL)
     pickler.dump(beginning)
     memo = len(pickler.memo.copy())
-    native = core.SnapshotWriter(words.all, [part.columns() for part in parts], memo)
+    native = core.SnapshotWriter(words.all, memo)
     del beginning, pickler
     # The dict stays open: in the place of the instruction that ends the pickle is one that begins
     # a list of keys and values. Both are a byte, so that the pickle's frames are as long as they say.
     file.write(kept.getbuffer()[:-1])
     file.write(b"(" + _text("device_traces"))
-    while piece := native.next(_PIECE):
-        file.write(piece)
-    file.write(b"u.")
+    file.write(native.begin())
+    for part in parts:
+        file.write(native.begin_device(part.tables()))
+        for entries in part.entries():
+            file.write(native.entries(entries.action, entries.row, part.time_us(entries)))
+        file.write(native.end_device())
+    file.write(native.end() + b"u.")
 
 
 def _text(text: str) -> bytes:
@@ -124,6 +128,47 @@ def _time_us(trace: Trace, ticks: U64) -> I64:
     return times
 
 
+class _Entries(NamedTuple):
+    """What an allocator did: the event, and a row of the allocations or, if not theirs, of events."""
+
+    position: I64
+    action: U8
+    row: U32
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Entries of one kind, in order."""
+
+    action: int | None  # None: each event's own
+    at: NDArray[Any]  # by row: the position; of events their actions
+    rows: U32
+
+    @property
+    def positions(self) -> NDArray[Any]:
+        """Rising."""
+        return self.rows if self.action is None else self.at[self.rows]
+
+    def part(self, begin: int, end: int) -> _Entries:
+        """Some of them."""
+        rows = self.rows[begin:end]
+        if self.action is None:
+            return _Entries(rows.astype(np.int64), self.at[rows], rows)
+        return _Entries(self.at[rows], np.full(len(rows), self.action, np.uint8), rows)
+
+
+def _by(at: I64, rows: U32) -> U32:
+    """The rows in the order of their positions."""
+    return rows[np.argsort(at[rows], kind="stable")]
+
+
+def _in_order(parts: list[_Entries]) -> _Entries:
+    """Entries of several kinds. Kinds that share an event keep their order."""
+    position, action, row = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(position, kind="stable")
+    return _Entries(position[order], action[order], row[order])
+
+
 @dataclass(frozen=True)
 class _Segment:
     begin: int
@@ -139,20 +184,15 @@ class _Device:
     def __init__(self, trace: Trace, name: str, number: int, words: "_Words") -> None:
         self.trace, self.name, self.number, self.words = trace, name, number, words
         self.alloc = allocations(trace)
-        self.own = np.flatnonzero(devices.on(trace, name, self.alloc.place))
+        self.own = np.flatnonzero(devices.on(trace, name, self.alloc.place)).astype(np.uint32)
         self.seeds = int((self.alloc.start[self.own] < 0).sum())
 
     # ------------------------------------------------------------ what happened
 
-    def columns(self) -> dict[str, NDArray[Any]]:
-        """Every allocation and free, segments and failures, in order: for core.SnapshotWriter."""
-        positions, kinds, rows = self._moves
+    def tables(self) -> dict[str, NDArray[Any]]:
+        """The tables that the entries name rows of, for core.SnapshotWriter."""
         events, places, alloc = self.trace.events, self.trace.places, self.alloc
-        ticks = events.ticks[np.maximum(positions, 0)] if len(events.ticks) else positions
         return {
-            "action": kinds,
-            "row": rows,
-            "time_us": _time_us(self.trace, ticks.astype(np.uint64, copy=False)),
             "blocks.address": alloc.address,
             "blocks.bytes": alloc.requested_bytes,
             "blocks.place": alloc.place,
@@ -165,42 +205,69 @@ class _Device:
             "places.pool_low": places.pool_low,
         }
 
-    def phases(self) -> list[list[int]]:
-        """The phase of each entry, as runs: the number and how many entries have it."""
-        _, kinds, rows = self._moves
-        made = kinds == ACTION["alloc"]
-        block = np.where(kinds <= ACTION["free_completed"], rows, 0)
-        other = np.full(len(rows), PHASE["other"], np.uint8)
-        if len(self.alloc):
-            phase = np.where(made, self.alloc.phase[block], self.alloc.free_phase[block])
-            known = (kinds <= ACTION["free_completed"]) & (phase < len(PHASES))
-            other[known] = phase[known]
-        cuts = np.flatnonzero(other[1:] != other[:-1])
-        firsts = np.append(0, cuts + 1) if len(other) else cuts
-        counts = np.diff(np.append(firsts, len(other)))
-        return [[int(p), int(n)] for p, n in zip(other[firsts], counts, strict=True)]
+    def entries(self) -> Iterator["_Entries"]:
+        """Every allocation and free, segments and failures, in order and some at a time."""
+        ends = np.arange(0, max(len(self.trace.events.ticks), 1), _CHUNK) + _CHUNK
+        cuts = [np.searchsorted(source.positions, ends) for source in self._sources]
+        begins = [0] * len(cuts)
+        for chunk in zip(*cuts, strict=True):
+            yield _in_order(
+                [
+                    source.part(begin, end)
+                    for source, begin, end in zip(self._sources, begins, chunk, strict=True)
+                ]
+            )
+            begins = list(chunk)
 
     @cached_property
-    def _moves(self) -> tuple[I64, U8, U32]:
-        """Position, action and row (of the allocations, or of the events) of each entry."""
-        own, alloc, events = self.own, self.alloc, self.trace.events
-        given_back, completed = own[alloc.end[own] >= 0], own[alloc.completed[own] >= 0]
+    def _sources(self) -> list["_Source"]:
+        """The three moments of a block, then the device's other events."""
+        alloc, events, own = self.alloc, self.trace.events, self.own
         others = np.isin(events.action, [ACTION[name] for name in _OTHERS])
-        other = np.flatnonzero(others & devices.on(self.trace, self.name, events.place))
-        # Both ends of a block that are one event stay together.
-        keys = [4 * alloc.end[given_back], 4 * alloc.completed[completed] + 1]
-        keys += [4 * alloc.start[own] + 2, 4 * other]
-        key = np.concatenate(keys)
-        order = np.argsort(key, kind="stable").astype(np.uint32)
-        key //= 4
-        of_blocks = ("free_requested", "free_completed", "alloc")
-        kinds = [
-            np.full(len(k), ACTION[n], np.uint8) for n, k in zip(of_blocks, keys, strict=False)
+        others &= devices.on(self.trace, self.name, events.place)
+        other = np.flatnonzero(others).astype(np.uint32)
+        return [
+            _Source(ACTION["free_requested"], alloc.end, _by(alloc.end, own[alloc.end[own] >= 0])),
+            _Source(
+                ACTION["free_completed"],
+                alloc.completed,
+                _by(alloc.completed, own[alloc.completed[own] >= 0]),
+            ),
+            _Source(ACTION["alloc"], alloc.start, _by(alloc.start, own)),
+            _Source(None, events.action, other),
         ]
-        rows = [each.astype(np.uint32) for each in (given_back, completed, own, other)]
-        del keys
-        kind = np.concatenate([*kinds, events.action[other]])[order]
-        return key[order], kind, np.concatenate(rows)[order]
+
+    def time_us(self, entries: "_Entries") -> I64:
+        """Since 1970. Blocks from before the trace have the time of its first event."""
+        ticks = self.trace.events.ticks
+        at = np.maximum(entries.position, 0)
+        return _time_us(self.trace, ticks[at] if len(ticks) else at.astype(np.uint64))
+
+    def phases(self) -> list[list[int]]:
+        """The phase of each entry, as runs: the number and how many entries have it."""
+        runs: list[list[int]] = []
+        for entries in self.entries():
+            phase = self._phase_of(entries)
+            firsts = np.flatnonzero(np.append(True, phase[1:] != phase[:-1])[: len(phase)])
+            counts = np.diff(np.append(firsts, len(phase)))
+            for number, count in zip(phase[firsts].tolist(), counts.tolist(), strict=True):
+                if runs and runs[-1][0] == number:
+                    runs[-1][1] += count
+                else:
+                    runs.append([number, count])
+        return runs
+
+    def _phase_of(self, entries: "_Entries") -> U8:
+        _, action, row = entries
+        phases = np.full(len(row), PHASE["other"], np.uint8)
+        is_block = action <= ACTION["free_completed"]
+        if is_block.any():
+            block = np.where(is_block, row, 0)
+            made = action == ACTION["alloc"]
+            phase = np.where(made, self.alloc.phase[block], self.alloc.free_phase[block])
+            known = is_block & (phase < len(PHASES))
+            phases[known] = phase[known]
+        return phases
 
     # ------------------------------------------------------------ what is left
 
@@ -209,7 +276,8 @@ class _Device:
         alloc = self.alloc
         alive = self.own[(alloc.completed[self.own] < 0) & (alloc.requested_bytes[self.own] > 0)]
         alive = alive[np.argsort(alloc.address[alive], kind="stable")]
-        sizes = blocks.allocated_bytes(self.trace)
+        is_cpu = self.name == "cpu"  # whose blocks are as large as what was asked for
+        sizes = alloc.requested_bytes if is_cpu else blocks.allocated_bytes(self.trace)
         rows = []
         at = 0
         for segment in self._held(alive):
@@ -222,7 +290,7 @@ class _Device:
             rows.append(self._segment(segment, inside, sizes))
         return rows
 
-    def _segment(self, segment: _Segment, inside: list[int], sizes: I64) -> dict[str, Any]:
+    def _segment(self, segment: _Segment, inside: list[int], sizes: NDArray[Any]) -> dict[str, Any]:
         alloc, found = self.alloc, []
         at = segment.begin
         for i, row in enumerate(inside):
@@ -266,7 +334,7 @@ class _Device:
             "blocks": found,
         }
 
-    def _held(self, alive: I64) -> list[_Segment]:
+    def _held(self, alive: U32) -> list[_Segment]:
         """The segments at the end; where they are not known, the addresses that were used."""
         known = self._recorded_segments()
         rows = alive if len(known) else self.own
@@ -347,7 +415,8 @@ class _Words:
         self._trace = trace
         self._of_stack: dict[int, list[_Frame]] = {}
         self._shown: dict[int, list[dict[str, Any]]] = {}
-        self.of, firsts = alike([*columns, alloc.category, stack])
+        number, firsts = alike([*columns, alloc.category, stack])
+        self.of: U32 = number.astype(np.uint32)
         self.all: list[tuple[str, str, str, list[_Frame]]] = []
         for row in firsts.tolist():
             role, name = role_text(trace, int(alloc.role[row])), strings[columns[1][row]]

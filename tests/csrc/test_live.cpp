@@ -140,11 +140,13 @@ TEST(a_snapshots_entries_that_point_nowhere_are_refused) {
   std::vector<uint8_t> action{0};
   std::vector<uint32_t> row{5};
   std::vector<int64_t> time{1};
-  SnapshotDevice device;
-  device.entries = {action, row, time};
-  SnapshotWriter writer({}, {device}, 0);
+  SnapshotWriter writer({}, 0);
   std::string out;
-  CHECK_THROWS(writer.next(1000, out), std::out_of_range, CHECK(*error.what() != 0));
+  writer.begin_device({}, out);
+  CHECK_THROWS(
+      writer.entries({action, row, time}, out), std::out_of_range, CHECK(*error.what() != 0));
+  CHECK_THROWS(
+      writer.entries({action, row, {}}, out), std::invalid_argument, CHECK(*error.what() != 0));
 }
 
 TEST(perfetto_rows_of_different_lengths_are_refused) {
