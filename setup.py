@@ -53,9 +53,9 @@ def find_torches() -> list[native.Torch]:
 
 
 def build(into: Path) -> None:
-    cuda = choice("PYTRACER_CUDA", ("auto", "1", "0"))
+    wanted = {each.name: choice(each.switch, ("auto", "1", "0")) for each in native.ACCELERATORS}
     try:
-        native.build(find_torches(), into, cuda)
+        native.build(find_torches(), into, wanted)
     except native.CannotBuild as problem:
         give_up(str(problem))
 

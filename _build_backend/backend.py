@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda_headers
+import native
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401 - the hooks that need no torch
     build_sdist,
@@ -61,11 +61,20 @@ def _tools():
         return []
     _reveal_torch()
     torch = importlib.util.find_spec("torch")
-    cuda = cuda_headers.cuda_of(Path(torch.origin).parent) if torch else None
-    if cuda and not cuda_headers.find(cuda) and os.environ.get("PYTRACER_CUDA") != "0":
-        return cuda_headers.wheels(cuda)
-    # What reads traces is built where there is no torch, too; torch has these headers.
-    return [] if torch else ["pybind11>=2.12"]
+    if torch is None:  # what reads traces is built nevertheless; torch has these headers
+        return ["pybind11>=2.12"]
+    return _missing_headers(native.torch_in(Path(torch.origin).parent))
+
+
+def _missing_headers(torch):
+    """The wheels with the headers of the accelerators that this torch was built for."""
+    wheels = []
+    for accelerator in native.ACCELERATORS:
+        version = accelerator.version_in(torch)
+        is_wanted = version and os.environ.get(accelerator.switch) != "0"
+        if is_wanted and not accelerator.find_headers(version):
+            wheels += accelerator.wheels(version)
+    return wheels
 
 
 def get_requires_for_build_wheel(config_settings=None):

@@ -6,6 +6,7 @@
 #include "torch/calls.h"
 #include "torch/cpu_allocator.h"
 #include "torch/device_tracker.h"
+#include "torch/devices.h"
 #include "torch/ensure.h"
 #include "torch/frame_locals.h"
 #include "torch/graph.h"
@@ -29,6 +30,7 @@
 #include <optional>
 #include <pthread.h>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -322,6 +324,12 @@ PYBIND11_MODULE(_C, m) {
   built_for["compiler"] = PYTRACER_COMPILER;
   m.attr("built_for") = built_for;
 
+  py::tuple device_types(devices::kKinds.size());
+  for (const devices::Kind& kind : devices::kKinds) {
+    device_types[static_cast<size_t>(kind.type)] = kind.name;
+  }
+  m.attr("device_types") = device_types;
+
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(
           "begin",
@@ -370,8 +378,11 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
-  m.def("open_device_tracker", &open_device_tracker);
-  m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
+  m.def("open_device_tracker", &open_device_tracker, py::arg("device"), py::arg("path"));
+  m.def(
+      "has_device_tracker",
+      [](std::string_view device) { return device_tracker(device) != nullptr; },
+      py::arg("device") = "cuda");
   m.def("seed_device", &sessions::seed_device);
 
   m.def("set_listeners", [](const py::object& hooks) {
@@ -472,7 +483,7 @@ PYBIND11_MODULE(_C, m) {
     return graph::look_at(outputs.ptr(), UINT64_MAX).structure;
   });
   py::class_<Stopwatch, std::shared_ptr<Stopwatch>>(m, "Stopwatch");
-  m.def("cuda_stopwatch", &cuda_stopwatch);
+  m.def("cuda_stopwatch", [] { return device_stopwatch(DeviceType::kCuda); });
   py::class_<PhaseTimes, std::shared_ptr<PhaseTimes>>(m, "PhaseTimes")
       .def(py::init([](const py::object& stopwatch, size_t pending, size_t calls, size_t kept) {
              PhaseTimes::Limits limits{pending, calls, kept};

@@ -15,10 +15,10 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytracer import errors
 from pytracer.version import OLDEST_TORCH, TESTED_TORCH
@@ -179,14 +179,38 @@ def _load(name: str, path: Path, beside: str) -> ModuleType:
     return module
 
 
-def _open_tracker(torch: ModuleType, extension: ModuleType) -> str:
-    """Opens the CUDA tracker beside a torch that has CUDA; returns why there is none."""
-    if torch.version.cuda is None:
-        return "this torch is built without CUDA"
-    path = HERE / f"_cuda-torch{release_of(str(torch.__version__))}.so"
+class _Accelerator(NamedTuple):
+    """An accelerator whose allocator a library of its own follows: _NAME-torch2.13.so."""
+
+    name: str  # its row in _build_backend/native.py
+    title: str
+    device: str  # as torch and schema.DEVICE_TYPES name the device
+    is_in: Callable[[ModuleType], bool]  # whether this torch was built for it
+
+
+_ACCELERATORS = (
+    _Accelerator("cuda", "CUDA", "cuda", lambda torch: torch.version.cuda is not None),
+)
+
+
+def _open_tracker(torch: ModuleType, extension: ModuleType, accelerator: _Accelerator) -> str:
+    """Opens the tracker beside a torch that has the accelerator; returns why there is none."""
+    title = accelerator.title
+    if not accelerator.is_in(torch):
+        return f"this torch is built without {title}"
+    path = HERE / f"_{accelerator.name}-torch{release_of(str(torch.__version__))}.so"
     if not path.is_file():
-        return f"this build of pytracer has no CUDA tracker; build one: {how_to_rebuild()}"
-    return str(extension.open_device_tracker(os.fsencode(path)))
+        return f"this build of pytracer has no {title} tracker; build one: {how_to_rebuild()}"
+    return str(extension.open_device_tracker(accelerator.device, os.fsencode(path)))
+
+
+def _open_trackers(torch: ModuleType, extension: ModuleType) -> dict[str, str]:
+    """By device: "" if one of its trackers is open, or why none is."""
+    problems: dict[str, list[str]] = {}
+    for accelerator in _ACCELERATORS:
+        problem = _open_tracker(torch, extension, accelerator)
+        problems.setdefault(accelerator.device, []).append(problem)
+    return {device: "" if "" in each else "; ".join(each) for device, each in problems.items()}
 
 
 def _open_core() -> dict[str, Any]:
@@ -202,22 +226,29 @@ def _open_extension() -> dict[str, Any]:
         globals().update(_open_core())
     path = HERE / f"_C-torch{release_of(version)}.{facts['abi']}.so"
     extension = _load("_C", path, f"torch {version}")
-    return {"C": extension, "facts": facts, "no_tracker": _open_tracker(torch, extension)}
+    problems = _open_trackers(torch, extension)
+    return {
+        "C": extension,
+        "facts": facts,
+        "no_trackers": problems,
+        "no_tracker": problems["cuda"],
+    }
 
 
 if TYPE_CHECKING:
     facts: dict[str, str | None]  # of the binary that is open
-    no_tracker: str  # why there is no CUDA tracker; "" if there is one
+    no_trackers: dict[str, str]  # by device: why it has no tracker; "" if it has one
+    no_tracker: str  # the same for CUDA
 else:
 
     def __getattr__(name: str) -> Any:
         if name == "core":
             globals().update(_open_core())
-        elif name in ("C", "facts", "no_tracker"):
+        elif name in ("C", "facts", "no_tracker", "no_trackers"):
             globals().update(_open_extension())
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals()[name]
 
 
-__all__ = ["C", "core", "facts", "no_tracker"]
+__all__ = ["C", "core", "facts", "no_tracker", "no_trackers"]

@@ -2,6 +2,7 @@
 
 #include "../core/iterations.h"
 #include "../core/recorder.h"
+#include "devices.h"
 #include "exchange.h"
 #include "frame_locals.h"
 #include "gradients.h"
@@ -195,9 +196,8 @@ uint8_t modes() {
     return 0;
   }
   // Autocast is on for a device where its key is not left out.
-  constexpr c10::DispatchKeySet kCasts{c10::DispatchKey::AutocastCUDA,
-                                       c10::DispatchKey::AutocastCPU};
-  bool casts = !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kCasts);
+  c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  bool casts = !excluded.has_all(devices::kAutocastKeys);
   return (c10::GradMode::is_enabled() ? kScopeGrad : 0) | (casts ? kScopeAutocast : 0);
 }
 

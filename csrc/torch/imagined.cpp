@@ -34,10 +34,12 @@ struct Memory : std::enable_shared_from_this<Memory> {
         segments{given.expandable_segments ? Action::kSegmentMap : Action::kSegmentAlloc,
                  given.expandable_segments ? Action::kSegmentUnmap : Action::kSegmentFree},
         model(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
-          if (type == DeviceType::kCuda) {
+          if (has_segments()) {
             record(taken ? segments.first : segments.second, recorded(address), bytes);
           }
         }) {}
+
+  bool has_segments() const { return type != DeviceType::kCpu; }
 
   void record(Action action, uint64_t address, uint64_t bytes) const noexcept {
     if (!is_open || !recording.load(std::memory_order_relaxed)) {
@@ -177,7 +179,7 @@ void Device::keep(uint64_t bytes, uint32_t label) {
 void Device::open() {
   std::lock_guard lock(memory_->mutex);
   memory_->is_open = true;
-  if (memory_->type == DeviceType::kCuda) {
+  if (memory_->has_segments()) {
     memory_->record(Action::kSnapshot, 0, 0);  // nothing is there yet
   }
 }

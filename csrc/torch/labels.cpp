@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "calls.h"
 #include "cpu_allocator.h"
+#include "devices.h"
 #include "imagined.h"
 #include "look.h"
 
@@ -11,6 +12,7 @@
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace py = pybind11;
@@ -38,12 +40,12 @@ uint16_t place_of(DeviceType type, uint8_t index) {
 }
 
 Block block_at(const void* address, c10::Device device) {
-  if (!device.is_cpu() && !device.is_cuda()) {
+  const devices::Kind* kind = devices::find(device.type());
+  if (kind == nullptr) {
     return {};
   }
-  auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
-  auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
-  return {reinterpret_cast<uint64_t>(address), place_of(type, index)};
+  auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host may have -1
+  return {reinterpret_cast<uint64_t>(address), place_of(kind->type, index)};
 }
 
 bool is_compressed(c10::Layout layout) {

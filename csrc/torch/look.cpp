@@ -1,5 +1,6 @@
 #include "look.h"
 
+#include "devices.h"
 #include "imagined.h"
 #include "quietly.h"
 
@@ -321,8 +322,7 @@ c10::Device device_of(const at::Tensor& tensor) {
   if (block.address == 0) {
     return data.device();
   }
-  return block.type == DeviceType::kCpu ? c10::Device(c10::DeviceType::CPU)
-                                        : c10::Device(c10::DeviceType::CUDA, 0);
+  return devices::torchs_device(block.type, 0);
 }
 
 Memory memory_of(const at::Tensor& tensor) {

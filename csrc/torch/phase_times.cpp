@@ -1,6 +1,7 @@
 #include "phase_times.h"
 
 #include "../core/clock.h"
+#include "devices.h"
 #include "look.h"
 
 #include <pybind11/pybind11.h>
@@ -14,6 +15,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace py = pybind11;
@@ -27,37 +29,43 @@ constexpr uint8_t kForward = 2;
 constexpr uint8_t kBackward = 4;
 constexpr uint8_t kOptimizer = 5;
 
-// Each call of the guard's is made with its device current: where another one would be put back,
-// which the program has not used yet, CUDA would bring up a context there.
-class CudaStopwatch final : public Stopwatch {
+// By torch's guard of the device. Each call of the guard's is made with its device current: where
+// another one would be put back, which the program has not used yet, CUDA would bring up a context
+// there.
+class DeviceStopwatch final : public Stopwatch {
  public:
-  CudaStopwatch()
-      : is_capturing_(py::getattr(
-            py::module_::import("torch._C"), "_cuda_isCurrentStreamCapturing", py::none())) {}
+  explicit DeviceStopwatch(const devices::Kind& kind)
+      : type_(kind.torchs),
+        is_capturing_(
+            py::getattr(py::module_::import("torch._C"),
+                        ("_" + std::string(kind.name) + "_isCurrentStreamCapturing").c_str(),
+                        py::none())) {}
 
   std::optional<int> device_of(PyObject* tensor) override {
-    std::optional<int> found;
+    std::optional<int> index;
     look::each_part(tensor, [&](PyObject* part) {
       c10::Device device = look::device_of(THPVariable_Unpack(part));
-      if (!found && device.is_cuda()) {
-        found = device.index();
+      if (!index && device.type() == type_) {
+        index = device.index();
       }
     });
-    return found;
+    return index;
   }
 
   Event mark(int device, Event again) override {
     if (is_capturing()) {
       return nullptr;
     }
+    c10::Device there{type_, static_cast<c10::DeviceIndex>(device)};
     if (!again) {
-      again = std::make_shared<Marked>(static_cast<c10::DeviceIndex>(device));
+      again = std::make_shared<Marked>(there);
     }
     auto* marked = static_cast<Marked*>(again.get());
-    c10::Device there{c10::DeviceType::CUDA, marked->device};
-    c10::DeviceGuard current(there);
-    guard().record(
-        &marked->event, guard().getStream(there), there.index(), c10::EventFlag::BACKEND_DEFAULT);
+    c10::DeviceGuard current(marked->device);
+    guard().record(&marked->event,
+                   guard().getStream(marked->device),
+                   marked->device.index(),
+                   c10::EventFlag::BACKEND_DEFAULT);
     return again;
   }
 
@@ -69,20 +77,20 @@ class CudaStopwatch final : public Stopwatch {
   // To about half a microsecond.
   int64_t elapsed_ns(const Event& begin, const Event& end) override {
     auto* first = static_cast<Marked*>(begin.get());
-    c10::DeviceGuard current({c10::DeviceType::CUDA, first->device});
-    double ms =
-        guard().elapsedTime(first->event, static_cast<Marked*>(end.get())->event, first->device);
+    c10::DeviceGuard current(first->device);
+    double ms = guard().elapsedTime(
+        first->event, static_cast<Marked*>(end.get())->event, first->device.index());
     return std::max<int64_t>(std::llround(ms * 1e6), 0);
   }
 
  private:
   struct Marked {
-    explicit Marked(c10::DeviceIndex on) : device(on) {}
+    explicit Marked(c10::Device on) : device(on) {}
 
     ~Marked() {
       try {
-        c10::DeviceGuard current({c10::DeviceType::CUDA, device});
-        guard().destroyEvent(event, device);
+        c10::DeviceGuard current(device);
+        guard_of(device.type()).destroyEvent(event, device.index());
       } catch (const std::exception&) {  // a device that has failed, or a forked child
       }
     }
@@ -91,22 +99,26 @@ class CudaStopwatch final : public Stopwatch {
     Marked& operator=(const Marked&) = delete;
 
     void* event = nullptr;
-    c10::DeviceIndex device;
+    c10::Device device;
   };
 
-  static const c10::impl::DeviceGuardImplInterface& guard() {
-    return *c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  static const c10::impl::DeviceGuardImplInterface& guard_of(c10::DeviceType type) {
+    return *c10::impl::getDeviceGuardImpl(type);
   }
 
-  bool is_capturing() const { return py::bool_(is_capturing_()); }
+  const c10::impl::DeviceGuardImplInterface& guard() const { return guard_of(type_); }
 
+  // Torch has no such question for a device without graphs.
+  bool is_capturing() const { return !is_capturing_.is_none() && py::bool_(is_capturing_()); }
+
+  c10::DeviceType type_;
   py::object is_capturing_;
 };
 
 }  // namespace
 
-std::shared_ptr<Stopwatch> cuda_stopwatch() {
-  return std::make_shared<CudaStopwatch>();
+std::shared_ptr<Stopwatch> device_stopwatch(DeviceType type) {
+  return std::make_shared<DeviceStopwatch>(devices::kind_of(type));
 }
 
 PhaseTimes::PhaseTimes(std::shared_ptr<Stopwatch> stopwatch, const Limits& limits)

@@ -15,6 +15,8 @@
 // The GIL guards it all.
 #pragma once
 
+#include "../core/event.h"
+
 #include <Python.h>
 
 #include <cstddef>
@@ -44,8 +46,8 @@ class Stopwatch {
   virtual int64_t elapsed_ns(const Event& begin, const Event& end) = 0;
 };
 
-// CUDA's.
-std::shared_ptr<Stopwatch> cuda_stopwatch();
+// An accelerator's own.
+std::shared_ptr<Stopwatch> device_stopwatch(DeviceType type);
 
 // The borders that one session passes, on the thread that trains.
 class PhaseTimes {

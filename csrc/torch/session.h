@@ -26,7 +26,7 @@ namespace pytracer {
 struct Wants {
   ops::Detail detail = ops::Detail::kSteps;
   bool cpu = false;
-  bool device = false;
+  bool device = false;  // every accelerator that has a tracker
   bool stacks = false;
   bool saved_tensors = false;
 };
@@ -124,9 +124,7 @@ void count_no_steps(PyObject* counter);
 // What of the program cannot be seen, or nothing.
 std::string calls_problem();
 std::string device_problem();
-// The device's allocator has come into being. Attaches to it, if a session waits for that.
-void device_came_up();
-// What the device holds already becomes visible.
+// What the accelerators hold already becomes visible.
 void seed_device();
 void after_fork_in_child();
 
