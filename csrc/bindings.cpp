@@ -16,6 +16,7 @@
 #include "torch/moments.h"
 #include "torch/ops.h"
 #include "torch/phase_times.h"
+#include "torch/private_torch.h"
 #include "torch/quietly.h"
 #include "torch/session.h"
 #include "torch/workspaces.h"
@@ -394,6 +395,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("listen_to_operators",
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
+  m.def("private_torch", [] {
+    py::list checks;
+    for (const private_torch::Check& check : private_torch::check()) {
+      checks.append(py::make_tuple(check.name, check.purpose, check.problem));
+    }
+    return checks;
+  });
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {

@@ -69,6 +69,12 @@ def mark_modules(on: bool) -> None: ...
 def listen_to_operators(on: bool) -> None:
     """Without recording: what torch's own telling costs."""
 
+def private_torch() -> list[tuple[str, str, str]]:
+    """What nobody promises of torch: a name, what it is needed for, and "" or the problem.
+
+    Runs a tiny backward pass and an optimizer's step on the CPU.
+    """
+
 # Looking
 def locals_of(frame: Any) -> dict[str, Any]: ...
 def attributes_of(value: Any) -> dict[str, Any]: ...

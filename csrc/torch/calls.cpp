@@ -11,6 +11,7 @@
 #include "look.h"
 #include "moments.h"
 #include "ops.h"
+#include "private_torch.h"
 #include "quietly.h"
 #include "reads.h"
 #include "session.h"
@@ -25,7 +26,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -260,13 +260,7 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   if (makes_a_graph(args, kwargs)) {
     return true;
   }
-  PyObject* modules = PyImport_GetModuleDict();
-  PyObject* compiled = PyDict_GetItemString(modules, "torch._dynamo.compiled_autograd");
-  PyObject* enabled =
-      compiled != nullptr && PyModule_Check(compiled)
-          ? PyDict_GetItemString(PyModule_GetDict(compiled), "compiled_autograd_enabled")
-          : nullptr;
-  return enabled != nullptr && enabled != Py_False;
+  return private_torch::compiles_backward();
 }
 
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -322,17 +316,6 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 // ------------------------------------------------------------------ optimizers
 
-// The wrapper that torch puts around each optimizer's step; the optimizer is its `self`.
-bool is_step_wrapper(PyCodeObject* code) {
-  static const char* const file = [] {
-    auto optimizer = py::module_::import("torch.optim.optimizer").attr("Optimizer");
-    py::object name = optimizer.attr("profile_hook_step").attr("__code__").attr("co_filename");
-    return PyUnicode_AsUTF8(name.release().ptr());  // kept for good
-  }();
-  return PyUnicode_CompareWithASCIIString(code->co_name, "wrapper") == 0 && file != nullptr &&
-         std::strcmp(PyUnicode_AsUTF8(code->co_filename), file) == 0;
-}
-
 // Whose step has just been entered or left: torch's wrapper is a few frames further up.
 py::object stepping_optimizer() {
   py::object found = py::none();
@@ -340,7 +323,7 @@ py::object stepping_optimizer() {
   Py_XINCREF(frame);
   for (int i = 0; i < 12 && frame != nullptr && found.is_none(); ++i) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    if (is_step_wrapper(code)) {
+    if (private_torch::is_step_wrapper(code)) {
       if (PyObject* optimizer = frame_locals::one(frame, "self")) {
         found = py::reinterpret_steal<py::object>(optimizer);
       }
@@ -522,16 +505,10 @@ bool remove_all_step_counters() {
 }
 
 const char* install() {
-  static auto* const module =
-      new py::object(py::module_::import("torch.nn").attr("Module").attr("__dict__"));
-  static auto* const engine = new py::object(
-      py::module_::import("torch.autograd").attr("Variable").attr("_execution_engine"));
-  py::object function = (*module)["_call_impl"];
-  if (!module_calls.put(function.ptr())) {
+  if (!module_calls.put(private_torch::call_impl().ptr())) {
     return "torch.nn.Module._call_impl is no function here: modules cannot be seen";
   }
-  py::object method = py::type::of(*engine).attr("run_backward");
-  if (!engine_calls.put(method.ptr())) {
+  if (!engine_calls.put(private_torch::run_backward().ptr())) {
     return "torch's engine has changed: backward passes cannot be seen";
   }
   return "";

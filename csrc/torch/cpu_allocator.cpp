@@ -1,6 +1,7 @@
 #include "cpu_allocator.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -113,7 +114,7 @@ bool knows(const c10::StorageImpl& storage) {
 
 bool adopt(c10::StorageImpl& storage) {
   // The pointer is the same; only who is told of its end changes.
-  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  c10::DataPtr& data = private_torch::data_of(storage);
   if (data.get() == nullptr || data.device().type() != c10::DeviceType::CPU) {
     return false;
   }

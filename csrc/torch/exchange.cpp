@@ -7,6 +7,10 @@ namespace pytracer {
 
 namespace {
 
+// How a method may take its arguments.
+constexpr int kPlain = METH_VARARGS | METH_KEYWORDS;
+constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
+
 struct Search {
   uintptr_t address;
   bool writable = true;  // what lies in no library is on the heap
@@ -66,6 +70,12 @@ bool is_writable(const void* address) {
   Search search{reinterpret_cast<uintptr_t>(address)};
   dl_iterate_phdr(&look_in_library, &search);
   return search.writable;
+}
+
+bool has_exchangeable_entry(PyObject* callable) {
+  const PyMethodDef* entry = callable != nullptr ? entry_of(callable) : nullptr;
+  return entry != nullptr && (entry->ml_flags == kPlain || entry->ml_flags == kFast) &&
+         is_writable(entry);
 }
 
 bool FunctionExchange::put(PyObject* function) {
@@ -129,10 +139,10 @@ FastFunction MethodExchange::fast_original() const {
 }
 
 PyCFunction MethodExchange::ours_for(int flags) const {
-  if (flags == (METH_VARARGS | METH_KEYWORDS)) {
+  if (flags == kPlain) {
     return as<PyCFunction>(ours_);
   }
-  return flags == (METH_FASTCALL | METH_KEYWORDS) ? as<PyCFunction>(ours_if_fast_) : nullptr;
+  return flags == kFast ? as<PyCFunction>(ours_if_fast_) : nullptr;
 }
 
 }  // namespace pytracer

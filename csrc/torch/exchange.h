@@ -56,6 +56,9 @@ class MethodExchange {
   PyMethodDef* entry_ = nullptr;
 };
 
+// Whether a MethodExchange for both ways of taking arguments could put ours there.
+bool has_exchangeable_entry(PyObject* callable);
+
 // Whether an address holds data that may be written: not what a library's loader made read-only.
 bool is_writable(const void* address);
 

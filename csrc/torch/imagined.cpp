@@ -1,6 +1,7 @@
 #include "imagined.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -137,7 +138,7 @@ bool Device::resized(const c10::Storage& storage) {
 }
 
 bool Device::back(c10::StorageImpl& storage, bool also_others) {
-  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const c10::DataPtr& data = private_torch::data_of(storage);
   const Held* held = held_by(data);
   // A pointer that is not ours is real memory.
   if (held == nullptr && (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
@@ -160,12 +161,12 @@ constexpr size_t kAlone = 2;
 bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
   auto& old = *before.storage().unsafeGetStorageImpl();
   auto& fresh = *result.storage().unsafeGetStorageImpl();
-  const Held* held = held_by(old._mutable_data_ptr_no_checks());
+  const Held* held = held_by(private_torch::data_of(old));
   if (held == nullptr || before.storage().use_count() > kAlone ||
       old.sym_nbytes() != fresh.sym_nbytes() || !before.is_non_overlapping_and_dense()) {
     return false;
   }
-  c10::DataPtr nothing(nullptr, fresh._mutable_data_ptr_no_checks().device());
+  c10::DataPtr nothing(nullptr, private_torch::data_of(fresh).device());
   fresh.set_data_ptr_noswap(old.set_data_ptr(std::move(nothing)));
   return true;
 }
@@ -339,6 +340,12 @@ class Hooks {
     table_of(hooks->object_).store(hooks->replaced_);
   }
 
+  // The offset to the top stands in front of a table, and is 0 for an object as a whole.
+  static bool has_table() {
+    Function* table = table_of(&at::detail::getCUDAHooks()).load();
+    return table != nullptr && *(table - kHeader) == nullptr;
+  }
+
   static void restore() {
     Object* object = &at::detail::getCUDAHooks();
     if (original != nullptr) {
@@ -349,6 +356,7 @@ class Hooks {
  private:
   using Object = const at::CUDAHooksInterface;
   using Function = void (*)();
+  static constexpr size_t kHeader = 2;  // in front of a table: the offset to the top, and the type
 
   // One more than the interface has: its place says how many these are.
   struct Counting : at::CUDAHooksInterface {
@@ -356,7 +364,6 @@ class Hooks {
   };
 
   Hooks() : object_(&at::detail::getCUDAHooks()) {
-    constexpr size_t kHeader = 2;  // in front of a table: the offset to the top, and the type
     const size_t count = slot_of(&Counting::behind_all);
     original = table_of(object_).load();
     auto* copy = new Function[kHeader + count];
@@ -426,6 +433,10 @@ class Hooks {
 
 bool is_imagining() {
   return imagines;
+}
+
+std::string problem_with_hooks() {
+  return Hooks::has_table() ? "" : "torch's object has no table of the Itanium C++ ABI";
 }
 
 Guard::Guard() {

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace pytracer::imagined {
 
@@ -68,6 +69,9 @@ class Device {
 
 // Whether a Guard exists for the calling thread.
 bool is_imagining();
+
+// Why a Guard cannot answer for CUDA; empty if it can.
+std::string problem_with_hooks();
 
 // While one exists, the calling thread may compute on fake tensors of CUDA, whether or not there is
 // such a device: a backward pass asks for the device's streams. Others see their device as it is.

@@ -6,6 +6,7 @@
 #include "devices.h"
 #include "imagined.h"
 #include "look.h"
+#include "private_torch.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
@@ -24,28 +25,26 @@ namespace {
 // The place table's row of the device that the thread asked for last.
 struct LastPlace {
   uint32_t generation = 0;
-  DeviceType type{};
-  uint8_t index = 0;
+  c10::DeviceType type{};
+  c10::DeviceIndex index = 0;
   uint16_t number = 0;
 };
 
-uint16_t place_of(DeviceType type, uint8_t index) {
+Block block_at(const void* address, c10::Device device) {
   static thread_local constinit LastPlace last;
   Recorder& recorder = Recorder::get();
-  if (last.generation != recorder.generation() || last.type != type || last.index != index) {
+  if (last.generation != recorder.generation() || last.type != device.type() ||
+      last.index != device.index()) {
+    const devices::Kind* kind = devices::find(device.type());
+    if (kind == nullptr) {
+      return {};
+    }
+    auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host has -1
     uint32_t generation = recorder.generation();
-    last = {generation, type, index, recorder.place({0, 0, 0, type, index})};
+    last = {
+        generation, device.type(), device.index(), recorder.place({0, 0, 0, kind->type, index})};
   }
-  return last.number;
-}
-
-Block block_at(const void* address, c10::Device device) {
-  const devices::Kind* kind = devices::find(device.type());
-  if (kind == nullptr) {
-    return {};
-  }
-  auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host may have -1
-  return {reinterpret_cast<uint64_t>(address), place_of(kind->type, index)};
+  return {reinterpret_cast<uint64_t>(address), last.number};
 }
 
 bool is_compressed(c10::Layout layout) {
@@ -68,12 +67,18 @@ Block block_of(const at::Tensor& tensor) {
   }
   // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
   // copy-on-write storages copy nor complains about fake tensors, which have none.
-  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (data.device().is_meta()) {
-    imagined::Block found = imagined::block_of(data);
-    return found.address != 0 ? Block{found.address, place_of(found.type, 0)} : Block{};
+  const auto& data = private_torch::data_of(tensor);
+  const void* address = data.get();
+  c10::Device device = data.device();
+  if (device.is_meta()) {
+    imagined::Block block = imagined::block_of(data);
+    if (block.address == 0) {
+      return {};
+    }
+    address = reinterpret_cast<const void*>(block.address);
+    device = devices::torchs_device(block.type, 0);
   }
-  return block_at(data.get(), data.device());
+  return block_at(address, device);
 }
 
 void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor&)> found) {
@@ -315,7 +320,7 @@ void add_identities(PyObject* nested, uint64_t& seen) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
     if (tensor.has_storage()) {
-      mix(seen, tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      mix(seen, private_torch::data_of(tensor).get());
     }
   } else if (PyDict_Check(nested)) {
     PyObject* key = nullptr;

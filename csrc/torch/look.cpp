@@ -2,6 +2,7 @@
 
 #include "devices.h"
 #include "imagined.h"
+#include "private_torch.h"
 #include "quietly.h"
 
 #include <pybind11/pybind11.h>
@@ -36,14 +37,13 @@ bool has_no_memory(const at::Tensor& tensor) {
   if (!tensor.key_set().has(c10::DispatchKey::Python)) {
     return false;
   }
-  return !tensor.has_storage() ||
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+  return !tensor.has_storage() || private_torch::data_of(tensor).get() == nullptr;
 }
 
 // Whether it is a fake tensor of a device that nobody imagines: what it knows is no part of it.
 bool is_fake(const at::Tensor& tensor) {
   return imagined::is_imagining() && tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device().is_meta();
+         private_torch::data_of(tensor).device().is_meta();
 }
 
 // visit(name, value) for what lies in the slots that the object's classes declare.
@@ -317,7 +317,7 @@ c10::Device device_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return c10::Device(c10::DeviceType::Meta);
   }
-  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  const auto& data = private_torch::data_of(tensor);
   imagined::Block block = data.device().is_meta() ? imagined::block_of(data) : imagined::Block{};
   if (block.address == 0) {
     return data.device();
@@ -331,7 +331,7 @@ Memory memory_of(const at::Tensor& tensor) {
   }
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto& impl = *tensor.unsafeGetTensorImpl();
-  const auto& data = storage->_mutable_data_ptr_no_checks();
+  const auto& data = private_torch::data_of(*storage);
   uint64_t address = data.device().is_meta() ? imagined::block_of(data).address
                                              : reinterpret_cast<uint64_t>(data.get());
   Memory found{address, static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)), 1};

@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "calls.h"
 #include "node_names.h"
+#include "private_torch.h"
 #include "saved_tensors.h"
 
 #include <ATen/SequenceNumber.h>
@@ -22,12 +23,10 @@ namespace pytracer::ops {
 
 namespace {
 
-// The engine opens a FUNCTION scope of this name around each node *and* around the release of
-// what the node had saved; torch's BACKWARD_FUNCTION scope inside it covers only the node's call.
-constexpr char kNodePrefix[] = "autograd::engine::evaluate_function: ";
+using private_torch::kNodePrefix;
+using private_torch::kOptimizerPrefix;
+
 constexpr size_t kNodePrefixLength = sizeof(kNodePrefix) - 1;
-constexpr char kOptimizerPrefix[] = "Optimizer.step#";
-constexpr char kDispatchMode[] = "PythonDispatchMode";
 
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 Detail detail = Detail::kCategory;
@@ -38,11 +37,6 @@ std::atomic<bool> more_than_nodes{false};
 
 bool has_prefix(const char* text, const char* prefix, size_t length) {
   return std::strncmp(text, prefix, length) == 0;
-}
-
-// By name: torch 2.11 does not export the type itself.
-bool is_python(const torch::autograd::Node& node) {
-  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
 // This scope does not carry the node's number. The BACKWARD_FUNCTION scope would, but naming each
@@ -56,7 +50,7 @@ void enter_node(Recorder& recorder,
   NodeKind kind = NodeKind::kPlain;
   if (c10::GradMode::is_enabled()) {
     kind = NodeKind::kWithGrad;
-  } else if (!node || is_python(*node)) {
+  } else if (!node || private_torch::is_python_node(typeid(*node))) {
     kind = NodeKind::kPython;
   }
   int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
@@ -71,7 +65,7 @@ const void* quiet_node() {
 // Under an allocator's lock, where Python must not be asked for the name of a class.
 Node describe_quiet_node() {
   auto node = torch::autograd::get_current_node();
-  bool python = is_python(*node);
+  bool python = private_torch::is_python_node(typeid(*node));
   if (python) {
     forbid_quiet_passes();
   }
@@ -141,7 +135,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   const char* name = fn.name();
   if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
-  } else if (name[0] == 'P' && std::strcmp(name, kDispatchMode) == 0) {
+  } else if (name[0] == 'P' && std::strcmp(name, private_torch::kDispatchMode) == 0) {
     return nullptr;  // an operator is on its way to a mode of the program's, or of ours
   } else {
     OwnTime own(thread);

@@ -3,6 +3,7 @@
 #include "../core/clock.h"
 #include "devices.h"
 #include "look.h"
+#include "private_torch.h"
 
 #include <pybind11/pybind11.h>
 
@@ -35,11 +36,7 @@ constexpr uint8_t kOptimizer = 5;
 class DeviceStopwatch final : public Stopwatch {
  public:
   explicit DeviceStopwatch(const devices::Kind& kind)
-      : type_(kind.torchs),
-        is_capturing_(
-            py::getattr(py::module_::import("torch._C"),
-                        ("_" + std::string(kind.name) + "_isCurrentStreamCapturing").c_str(),
-                        py::none())) {}
+      : type_(kind.torchs), is_capturing_(private_torch::capture_question(kind.name)) {}
 
   std::optional<int> device_of(PyObject* tensor) override {
     std::optional<int> index;

@@ -2,6 +2,7 @@
 
 #include "../core/clock.h"
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -23,27 +24,12 @@ uint64_t count = 0;  // guarded by the GIL
 thread_local Timed* innermost = nullptr;
 constexpr uint64_t kLongNs = 30'000;  // less than interrupted_ticks()
 
-// Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
-PyObject* set_eval_frame(PyObject* callback) {
-  static PyObject* const function = [] {
-    PyObject* module = PyImport_ImportModule("torch._C._dynamo.eval_frame");
-    PyObject* found =
-        module != nullptr ? PyObject_GetAttrString(module, "set_eval_frame") : nullptr;
-    Py_XDECREF(module);
-    PyErr_Clear();
-    return found;
-  }();
-  PyObject* before = function != nullptr ? PyObject_CallOneArg(function, callback) : nullptr;
-  PyErr_Clear();
-  return before;
-}
-
 class IsolatedFromProgram {
  public:
   IsolatedFromProgram()
       : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
         tracing_(may_stop_tracing() ? torch::jit::tracer::getTracingState() : nullptr),
-        compiler_(set_eval_frame(Py_None)) {
+        compiler_(private_torch::set_eval_frame(Py_None)) {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(
         at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     if (tracing_) {
@@ -60,7 +46,7 @@ class IsolatedFromProgram {
     if (compiler_ != nullptr && compiler_ != Py_None) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
-      Py_XDECREF(set_eval_frame(compiler_));
+      Py_XDECREF(private_torch::set_eval_frame(compiler_));
       PyErr_Restore(type, value, traceback);
     }
     Py_XDECREF(compiler_);

@@ -3,12 +3,12 @@
 #include "../core/recorder.h"
 #include "exchange.h"
 #include "labels.h"
+#include "private_torch.h"
 
 #include <pybind11/pybind11.h>
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -17,7 +17,6 @@
 #include <atomic>
 #include <memory>
 #include <new>
-#include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -28,21 +27,8 @@ namespace pytracer::saved_tensors {
 
 namespace {
 
-using torch::autograd::Node;
+using private_torch::WeakNode;
 using torch::autograd::SavedVariable;
-
-// Nodes are shared_ptrs up to torch 2.12 and intrusive ones from there on.
-template <class T>
-std::weak_ptr<T> weaken(const std::shared_ptr<T>& pointer) {
-  return pointer;
-}
-
-template <class T>
-c10::weak_intrusive_ptr<T> weaken(const c10::intrusive_ptr<T>& pointer) {
-  return c10::weak_intrusive_ptr<T>(pointer);
-}
-
-using WeakNode = decltype(weaken(std::declval<const at::Tensor&>().grad_fn()));
 
 // What torch would have kept without hooks, so that torch itself compares the versions and raises.
 struct Packed {
@@ -85,12 +71,6 @@ class WithoutHooks {
   bool before_;
 };
 
-// By name: torch does not export the type.
-bool is_custom_function(const Node& node) {
-  std::string_view type = typeid(node).name();
-  return type.find("6PyNode") != type.npos || type.find("7CppNode") != type.npos;
-}
-
 // Whether the node that saves the tensor may be the one that made it; keeping the tensor itself
 // would then be a cycle that nobody breaks. A node is made before it saves anything, so an input
 // has an older one than the newest. What may make further nodes meanwhile counts as an output.
@@ -101,7 +81,7 @@ bool may_be_output(const at::Tensor& tensor) {
   }
   return node->sequence_nr() + 1 >= at::sequence_number::peek() ||
          tensor._fw_grad(/*level=*/0).defined() || tensor.key_set().has(c10::DispatchKey::Python) ||
-         is_custom_function(*node);
+         private_torch::is_custom_node(typeid(*node));
 }
 
 PyObject* pack(PyObject* /*self*/, PyObject* argument) {
@@ -111,7 +91,7 @@ PyObject* pack(PyObject* /*self*/, PyObject* argument) {
   bool output = may_be_output(tensor);
   WithoutHooks without_hooks;
   SavedVariable saved(tensor, output);
-  WeakNode made_by = weaken(tensor.grad_fn());
+  WeakNode made_by = private_torch::weaken(tensor.grad_fn());
   PyTypeObject* type = packed_type();
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) {
@@ -258,7 +238,7 @@ PyObject* top_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyOb
 }
 
 bool exchange(MethodExchange& method, const char* name) {
-  py::object function = py::module_::import("torch._C._autograd").attr(name);
+  py::object function = private_torch::saved_tensors_function(name);
   return method.put(function.ptr());
 }
 
@@ -273,9 +253,9 @@ bool install() {
     our_pack = PyCFunction_New(&pack_definition, nullptr);
   }
   home = PyThread_get_thread_ident();
-  if (!exchange(disabling, "_saved_tensors_hooks_disable") ||
-      !exchange(enabling, "_saved_tensors_hooks_enable") ||
-      !exchange(asking, "_top_saved_tensors_default_hooks")) {
+  if (!exchange(disabling, private_torch::kDisableHooks) ||
+      !exchange(enabling, private_torch::kEnableHooks) ||
+      !exchange(asking, private_torch::kTopHooks)) {
     uninstall();
     return false;
   }

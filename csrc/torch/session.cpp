@@ -5,6 +5,7 @@
 #include "cpu_allocator.h"
 #include "device_tracker.h"
 #include "devices.h"
+#include "private_torch.h"
 #include "python_stacks.h"
 #include "reads.h"
 #include "saved_tensors.h"
@@ -98,10 +99,8 @@ class Accelerator {
     if (on == waits_) {
       return;
     }
-    std::string module = "torch." + std::string(devices::kind_of(type_).name);
-    py::object queued =
-        py::getattr(py::module_::import(module.c_str()), "_queued_calls", py::none());
-    if (!PyList_Check(queued.ptr())) {
+    py::object queued = private_torch::queued_calls(devices::kind_of(type_).name);
+    if (!queued) {
       return;
     }
     waits_ = on;
