@@ -30,21 +30,29 @@ struct LastPlace {
   uint16_t number = 0;
 };
 
-Block block_at(const void* address, c10::Device device) {
-  static thread_local constinit LastPlace last;
-  Recorder& recorder = Recorder::get();
-  if (last.generation != recorder.generation() || last.type != device.type() ||
-      last.index != device.index()) {
-    const devices::Kind* kind = devices::find(device.type());
-    if (kind == nullptr) {
-      return {};
-    }
-    auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host has -1
-    uint32_t generation = recorder.generation();
-    last = {
-        generation, device.type(), device.index(), recorder.place({0, 0, 0, kind->type, index})};
+// Asks the tables, which is rare: so it stays out of its caller. No block on a device that a
+// recording does not know.
+[[gnu::noinline]] Block find_block(const void* address, c10::Device device, LastPlace& last) {
+  const devices::Kind* kind = devices::find(device.type());
+  if (kind == nullptr) {
+    return {};
   }
-  return {reinterpret_cast<uint64_t>(address), last.number};
+  Recorder& recorder = Recorder::get();
+  auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host has -1
+  uint32_t generation = recorder.generation();
+  uint16_t number = recorder.place({0, 0, 0, kind->type, index});
+  last = {generation, device.type(), device.index(), number};
+  return {reinterpret_cast<uint64_t>(address), number};
+}
+
+Block block_at(const void* address, c10::Device device) {
+  static thread_local constinit LastPlace last_of_thread;
+  LastPlace& last = last_of_thread;
+  if (last.generation == Recorder::get().generation() && last.type == device.type() &&
+      last.index == device.index()) {
+    return {reinterpret_cast<uint64_t>(address), last.number};
+  }
+  return find_block(address, device, last);
 }
 
 bool is_compressed(c10::Layout layout) {
