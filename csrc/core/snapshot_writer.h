@@ -1,5 +1,5 @@
-// Writes the entries of a memory snapshot of torch as a pickle, a piece at a time: what an
-// allocator did, one dict each. pytracer/export/snapshot.py decides what they say.
+// Writes the entries of a memory snapshot of torch as a pickle, a piece at a time: one dict for
+// each action of an allocator. pytracer/export/snapshot.py decides what the entries say.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct SnapshotFrame {
   uint32_t line;
 };
 
-// What an allocation is, in words; many share one.
+// An allocation in words; many allocations share one of these.
 struct SnapshotWords {
   std::string category;
   std::string text;
@@ -26,12 +26,12 @@ struct SnapshotWords {
   std::vector<SnapshotFrame> frames;
 };
 
-// One device. The columns of entries are equally long, and so are those of blocks, of places; all
-// of them must outlive the writer.
+// One device. The columns of entries are equally long, and so are those of blocks and of places.
+// All must outlive the writer.
 struct SnapshotDevice {
   struct Entries {
     std::span<const uint8_t> action;  // Action
-    std::span<const uint32_t> row;    // of the blocks, or of the events for what is no block's
+    std::span<const uint32_t> row;    // a row of the blocks, or of the events if it is no block's
     std::span<const int64_t> time_us;
   } entries;
 
@@ -59,7 +59,7 @@ class SnapshotWriter {
                  std::vector<SnapshotDevice> devices,
                  uint32_t memo);
 
-  // Appends about that many bytes of the list of devices; nothing when it is finished.
+  // Appends about that many bytes of the list of devices; nothing once it is finished.
   void next(size_t bytes, std::string& out);
 
  private:
