@@ -1,12 +1,12 @@
 """The build backend: setuptools, with the torch of the environment that pytracer goes into.
 
 pip builds in an isolated environment, where torch cannot be imported. Asking for torch as a build
-requirement would be worse: pip would download one, and a binary compiled against it need not load
-in the torch that is really there. pip however runs this backend with the target environment's own
-interpreter and only hides that environment's packages, so we ask the interpreter, in a fresh
-process, where it would find torch and add those folders behind the isolated ones.
+requirement would be worse: pip would download one, and a binary compiled against it may not load in
+the installed torch. But pip runs this backend with the target environment's own interpreter, and
+only hides that environment's packages. So we ask the interpreter, in a fresh process, where it would
+find torch, and add those folders behind the isolated ones.
 
-uv and `python -m build` use a throw-away interpreter, which knows nothing of the target: there
+uv and `python -m build` use a throw-away interpreter, which knows nothing about the target: there
 setup.py ends with the advice to use --no-build-isolation. PYTRACER_TORCH_PATH names a folder
 (a site-packages) to look in first.
 """
@@ -56,12 +56,12 @@ def _reveal_torch():
 
 
 def _tools():
-    """What this machine lacks: often nothing, and then a build needs no network."""
+    """Packages that this machine lacks: often none, and then a build needs no network."""
     if os.environ.get("PYTRACER_TORCHES"):
         return []
     _reveal_torch()
     torch = importlib.util.find_spec("torch")
-    if torch is None:  # what reads traces is built nevertheless; torch has these headers
+    if torch is None:  # the reader is built nevertheless; torch would have these headers
         return ["pybind11>=2.12"]
     return _missing_headers(native.torch_in(Path(torch.origin).parent))
 

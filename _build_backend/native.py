@@ -1,4 +1,4 @@
-"""Compiles pytracer's binaries: what every Python needs once, then what each torch needs.
+"""Compiles pytracer's binaries: one for each Python, and those for each torch.
 
     _core.SOABI.so          reads files    csrc/core, csrc/reader.cpp; needs no torch
     _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
@@ -6,10 +6,10 @@
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
 own; pytracer/_native.py opens the one for the torch that runs. They are compiled from torch's
-headers and linked to empty libraries that have torch's names: at run time the torch that Python
-has imported is already there. So neither torch's libraries nor a GPU nor nvcc is needed here.
+headers and linked to empty libraries that have torch's names: at run time, Python has imported
+torch already. So the build needs neither torch's libraries nor a GPU nor nvcc.
 
-Nothing beside Python and a compiler is needed either: no ninja, no setuptools, no network.
+It needs only Python and a compiler: no ninja, no setuptools, no network.
 """
 
 import importlib.util
@@ -39,7 +39,7 @@ PACKAGE = ROOT / "pytracer"
 SOABI = sysconfig.get_config_var("SOABI")
 ONLY_TO_RECORD = ("forward_map", "harvest", "recorder", "scope_stack", "streamer")  # of the core
 SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # what the extension is linked to
+LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # the extension is linked to these
 
 FLAGS = [
     "-std=c++20",
@@ -56,14 +56,14 @@ FLAGS = [
 
 
 class CannotBuild(Exception):
-    """What is missing or not supported, and the command that helps."""
+    """Something is missing or not supported; the message has the command that helps."""
 
 
 # ---------------------------------------------------------------------------- torch
 
 
 class Torch(NamedTuple):
-    folder: Path  # the package's: it has include/ and version.py
+    folder: Path  # the package, with include/ and version.py
     version: str
     git: str
     cuda: str | None
@@ -74,7 +74,7 @@ class Torch(NamedTuple):
 
 
 def torch_in(folder: Path) -> Torch:
-    """Reads what torch says of itself, without the seconds that importing it takes."""
+    """Reads torch's version.py: importing torch takes seconds."""
     names = runpy.run_path(str(folder / "version.py"))
     git, cuda = names.get("git_version") or "", names.get("cuda")
     return Torch(folder, str(names["__version__"]), git, cuda)
@@ -85,7 +85,7 @@ def numbers(release: str) -> tuple[int, ...]:
 
 
 def check_release(torch: Torch) -> None:
-    """Refuses a torch that is too old in one sentence; says that a new one is new."""
+    """Refuses a torch that is too old in one sentence; warns about one that is newer than tested."""
     known = runpy.run_path(str(PACKAGE / "version.py"))
     oldest, newest = known["OLDEST_TORCH"], known["TESTED_TORCH"][-1]
     if numbers(torch.release) < numbers(oldest):
@@ -191,10 +191,10 @@ def find_pybind11(torches: list[Torch]) -> str:
     """Torch brings these headers; without torch they are a package of their own."""
     if torches:
         return str(torches[0].folder / "include")
-    found = importlib.util.find_spec("pybind11")
-    if found is None or found.origin is None:
+    pybind11 = importlib.util.find_spec("pybind11")
+    if pybind11 is None or pybind11.origin is None:
         raise CannotBuild("pybind11 is missing; install it: pip install pybind11")
-    return str(Path(found.origin).parent / "include")
+    return str(Path(pybind11.origin).parent / "include")
 
 
 def python_headers() -> str:
@@ -216,14 +216,14 @@ class Step(NamedTuple):
     says: str
 
     def is_done(self) -> bool:
-        """Whether the output is newer than all it was made of, by the same command."""
+        """Whether the output is newer than all its inputs, and the command is the same."""
         try:
             made = self.output.stat().st_mtime_ns
             if _note(self.output).read_text() != shlex.join(self.command):
                 return False
             needed = [*self.inputs, *_includes(self.output)]
             return all(path.stat().st_mtime_ns <= made for path in needed)
-        except OSError:  # something is not there
+        except OSError:  # a file is missing
             return False
 
     def run(self) -> None:
@@ -243,7 +243,7 @@ def _note(output: Path) -> Path:
 
 
 def _includes(output: Path) -> list[Path]:
-    """What the compiler said that it has read."""
+    """The files that the compiler has read."""
     listed = output.with_name(output.name + ".d")
     if not listed.is_file():
         return []
@@ -261,7 +261,7 @@ def _failure(step: Step, output: str) -> str:
 
 
 def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
-    """Runs what is not done, as many at a time as MAX_JOBS or the processors allow."""
+    """Runs the steps that are not done, as many at a time as MAX_JOBS or the processors allow."""
     by_output = {step.output: step for step in steps}
     graph = TopologicalSorter(
         {step.output: [path for path in step.inputs if path in by_output] for step in steps}
@@ -293,7 +293,7 @@ def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
 
 
 class Progress:
-    """A line per file to stderr; where an installer hides that, a line now and then to the screen."""
+    """A line per file to stderr; if an installer hides that, a line now and then to the terminal."""
 
     def __init__(self, every_s: float = 5) -> None:
         self.every_s, self.began, self.last = every_s, time.monotonic(), time.monotonic()
@@ -314,11 +314,11 @@ def _to_the_screen(text: str) -> None:
     try:
         with open("/dev/tty", "w") as screen:
             screen.write(text)
-    except OSError:  # nobody is there
+    except OSError:  # there is no terminal
         pass
 
 
-# ---------------------------------------------------------------------------- what is built
+# ---------------------------------------------------------------------------- the binaries
 
 
 class Build:
@@ -356,7 +356,7 @@ class Build:
         return self.folder / "libcore.a"
 
     def compile_core(self, to_record: bool) -> None:
-        """Once, for the reader and for all torches. What records needs Linux."""
+        """Compiles the core once, for the reader and for all torches. Recording needs Linux."""
         sources = [
             source
             for source in sorted(CSRC.glob("core/*.cpp"))
@@ -389,7 +389,7 @@ class Build:
             "-DTORCH_EXTENSION_NAME=_C",
             f"-ffile-prefix-map={torch.folder}=torch",
         ]
-        # In two files: torch's headers take eight seconds of each.
+        # In two files: torch's headers take eight seconds in each.
         together = self.folder / "hooks.cpp"
         sources = sorted(CSRC.glob("torch/*.cpp"))
         write_if_other(together, "".join(f'#include "{source}"\n' for source in sources))
@@ -422,7 +422,7 @@ def write_if_other(path: Path, text: str) -> None:
 
 
 def build(torches: list[Torch], into: Path, wanted: Mapping[str, str] | None = None) -> None:
-    """Compiles for these torches, and writes beside the binaries what they are.
+    """Compiles for these torches, and writes _build.json beside the binaries.
 
     `wanted` holds auto, 1 or 0 by the name of an accelerator: whether to build its tracker.
     """
@@ -463,7 +463,7 @@ def build(torches: list[Torch], into: Path, wanted: Mapping[str, str] | None = N
 
 
 def install(binaries: list[Path], into: Path, facts: dict) -> None:
-    """The facts come last: where they are, the binaries are whole."""
+    """Copies the binaries. The facts come last: if they are there, the binaries are whole."""
     into.mkdir(parents=True, exist_ok=True)
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)

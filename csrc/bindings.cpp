@@ -1,4 +1,4 @@
-// What records, for Python. It translates and decides nothing: policy lives in Python.
+// The extension that records. It translates and decides nothing: policy lives in Python.
 #include "columns.h"
 #include "core/clock.h"
 #include "core/harvest.h"
@@ -66,7 +66,8 @@ py::dict status() {
 
 // ------------------------------------------------------------------ Python of ours
 
-// What the function returns, None where it fails; only what the program must see is raised.
+// Returns the function's result, or None if it fails. Raises only exceptions that the program must
+// see.
 py::object call_quietly(const py::function& function, const py::args& arguments) {
   std::vector<PyObject*> given;
   for (py::handle argument : arguments) {
@@ -119,7 +120,7 @@ void label_tensors(const py::list& tensors, const std::vector<uint32_t>& numbers
   }
 }
 
-// Those that have no name.
+// Labels tensors without a name.
 void label_as(int category, const std::string& role, const py::list& tensors) {
   for (py::handle tensor : tensors) {
     labels::record(tensor_of(tensor), label_of(category, role, "", tensor));
@@ -150,7 +151,7 @@ py::dict attributes_of(py::handle object) {
   return found ? py::dict(found) : py::dict();
 }
 
-// The pairs of a dictionary, or of a container of torch's own; of anything else none.
+// The pairs of a dictionary, or of a container of torch's own; an empty list for anything else.
 py::list items_of(py::handle container) {
   if (PyDict_Check(container.ptr())) {
     return py::reinterpret_steal<py::list>(PyDict_Items(container.ptr()));
@@ -174,14 +175,15 @@ py::list tensors_in(py::handle value, int depth, bool also_in_objects) {
   return found;
 }
 
-// The address of its memory, 0 for none; how large that is; and its own elements, and their size.
+// The address of its storage, 0 for none; the storage's bytes; the tensor's own elements, and the
+// bytes of each.
 py::tuple memory_of(py::handle object) {
   const at::Tensor& tensor = tensor_of(object);
   look::Memory memory = look::memory_of(tensor);
   return py::make_tuple(memory.address, memory.bytes, memory.elements, tensor.itemsize());
 }
 
-// The device's kind and its index; of a tensor without memory neither.
+// The device's kind and index; ("", -1) for a tensor without memory.
 py::tuple device_of(py::handle tensor) {
   std::string kind;
   int index = -1;
@@ -195,8 +197,8 @@ py::tuple device_of(py::handle tensor) {
   return py::make_tuple(kind, index);
 }
 
-// Those that are of one of the types itself. There may be a million; Python takes ten times as
-// long.
+// The objects whose type is one of these, and no subclass. There may be a million objects; Python
+// takes ten times as long.
 py::list exactly_of(const py::list& objects, const py::tuple& types) {
   py::list found;
   for (py::handle object : objects) {
@@ -212,7 +214,7 @@ py::list exactly_of(const py::list& objects, const py::tuple& types) {
 
 // ------------------------------------------------------------------ phase times
 
-// A device by hand, in Python: an object with these methods.
+// A stopwatch in Python: an object with these methods.
 class PythonStopwatch final : public Stopwatch {
  public:
   explicit PythonStopwatch(py::object device) : device_(std::move(device)) {}
@@ -252,7 +254,7 @@ std::shared_ptr<Stopwatch> stopwatch_of(const py::object& given) {
   return std::make_shared<PythonStopwatch>(given);
 }
 
-// As it goes into the trace.
+// The document for the trace.
 py::object document_of(const PhaseTimes& times) {
   if (!times.measures()) {
     return py::none();
@@ -278,7 +280,7 @@ py::object document_of(const PhaseTimes& times) {
 
 // ------------------------------------------------------------------ what is imagined
 
-// How many storages were new to the device.
+// Returns how many storages were new to the device.
 size_t back(imagined::Device& device, const py::list& tensors) {
   size_t fresh = 0;
   for (py::handle tensor : tensors) {
@@ -287,7 +289,7 @@ size_t back(imagined::Device& device, const py::list& tensors) {
   return fresh;
 }
 
-// Under the names that torch.cuda.memory_stats has for them.
+// Counters under the names of torch.cuda.memory_stats.
 py::dict counters_of(const imagined::Device& device) {
   imagined::Device::Counters counted = device.counters();
   py::dict result;

@@ -350,7 +350,7 @@ void ChromeTrace::write_flow(const ChromeRows& rows, size_t row, std::string& ou
   events_ += 2;
 }
 
-// Whether that slice is open at that time: an arrow without a slice is an error.
+// The slices, or null if that slice is not open at that time: an arrow without a slice is an error.
 const ChromeRows* ChromeTrace::slice_at(int64_t slice, int64_t time) const {
   const ChromeRows& slices = tables_[0];
   if (slices.kind != ChromeRows::Kind::kSlice || slice < 0 ||

@@ -117,8 +117,8 @@ class ThreadState {
     });
   }
 
-  // Marks every open operator as one that makes a block. Not every operator has a row, and the
-  // outermost one needs to know.
+  // Marks the operators in which a block is made, up to one that has the mark already. Not every
+  // operator has a row, and the outermost one needs to know.
   void mark_allocated() {
     for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
       if (frame->kind != ScopeKind::kOp || frame->allocated) {

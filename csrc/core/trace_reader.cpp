@@ -486,7 +486,7 @@ size_t Reader::rows_read(size_t table) {
   return 0;
 }
 
-// The number of rows from the first one that is later than that.
+// Cuts the rows from the first one that is later than that. Returns how many these are.
 template <typename Group>
 size_t cut_later(Group& group, uint64_t ticks) {
   auto later = std::find_if(

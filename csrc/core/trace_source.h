@@ -24,7 +24,7 @@ class Source {
 
   const std::string& name() const { return name_; }
 
-  // The number of bytes at the beginning, or at the last call of the function below.
+  // The number of bytes at the beginning, or at the last look_again().
   uint64_t size() const { return size_; }
 
   // The number of bytes now: a recording that goes on adds some.

@@ -13,10 +13,10 @@ constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
 
 struct Search {
   uintptr_t address;
-  bool writable = true;  // what lies in no library is on the heap
+  bool writable = true;  // an address in no library is on the heap
 };
 
-// Functions of all kinds go through one type in Python's tables.
+// Python's tables have one type for functions of all kinds.
 template <class To, class From>
 To as(From function) {
   return reinterpret_cast<To>(reinterpret_cast<void*>(function));
@@ -86,7 +86,7 @@ bool FunctionExchange::put(PyObject* function) {
     return false;
   }
   auto* found = reinterpret_cast<PyFunctionObject*>(function);
-  if (found->vectorcall != ours_) {  // else somebody has it that had wrapped it before
+  if (found->vectorcall != ours_) {  // else a wrapper from before has put ours back
     original_ = found->vectorcall;
     set_vectorcall(found, ours_);
   }

@@ -31,7 +31,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   if (fn.name() == std::string_view(private_torch::kAccumulateGrad)) {
     return std::make_unique<InNode>();
   }
-  label_gradient();  // an operator of a hook's, it may be
+  label_gradient();  // perhaps an operator of a hook
   return nullptr;
 }
 
@@ -43,7 +43,8 @@ void leave(const at::RecordFunction& /*fn*/, at::ObserverContext* in_node) {
 
 }  // namespace
 
-// Local callbacks go with a thread's work to the engine's threads; global ones would hear others.
+// Thread-local callbacks go with a thread's work to the engine's threads. Global ones would get
+// other threads' operators, too.
 Watch::Watch(bool wanted) {
   if (wanted) {
     handle_ = at::addThreadLocalCallback(

@@ -77,7 +77,7 @@ class Looking {
 
   void mix(const void* identity) { mix(reinterpret_cast<uintptr_t>(identity)); }
 
-  // Gives the node its number, in the order in which they are met.
+  // Numbers nodes in the order in which they are met.
   void meet(Node* node) {
     auto [known, is_new] = numbers_.emplace(node, numbers_.size() + 1);
     mix(known->second);
@@ -86,7 +86,7 @@ class Looking {
     }
   }
 
-  // The nodes that the outputs were made by; false if one cannot be told.
+  // Adds the nodes that made the outputs; false if one is not known.
   bool add_roots(PyObject* outputs) {
     if (!PyTuple_Check(outputs) && !PyList_Check(outputs)) {
       return false;

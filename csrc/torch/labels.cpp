@@ -30,8 +30,8 @@ struct LastPlace {
   uint16_t number = 0;
 };
 
-// Asks the tables, which is rare: so it stays out of its caller. No block on a device that a
-// recording does not know.
+// Asks the tables. That is rare, so this stays out of its caller. There is no block on a device
+// that a recording does not know.
 [[gnu::noinline]] Block find_block(const void* address, c10::Device device, LastPlace& last) {
   const devices::Kind* kind = devices::find(device.type());
   if (kind == nullptr) {
@@ -93,7 +93,7 @@ void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor
   if (!tensor.defined()) {
     return;
   }
-  // A subclass in Python may say that it is sparse and be no such thing.
+  // A subclass in Python may say that it is sparse without being it.
   bool is_torchs_own = !tensor.key_set().has(c10::DispatchKey::Python);
   if (is_torchs_own && tensor.is_sparse()) {
     auto* parts = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
@@ -155,7 +155,7 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
     }
     last.container = std::move(found);
   }
-  py::object found;  // none where the holder has died, or nothing stands there any more
+  py::object found;  // null if the holder has died, or the place is empty
   if (last.container) {
     PyObject* key = PyTuple_GET_ITEM(path, end);
     found = py::reinterpret_steal<py::object>(look::item(last.container.ptr(), key));
@@ -174,7 +174,7 @@ bool Watched::add(PyObject* tensor,
   if (auto known = known_.find(tensor); known != known_.end()) {
     Entry before = entries_[known->second];
     Shelf any;
-    is_there = find(before, any).ptr() == tensor;  // else it died, and its address has come again
+    is_there = find(before, any).ptr() == tensor;  // else it died, and its address is in use again
   }
   if (is_there && !instead) {
     return false;
@@ -200,7 +200,7 @@ bool Watched::add(PyObject* tensor,
 
 namespace {
 
-// What functional_call has put in a parameter's place.
+// Whether functional_call has put this tensor in a parameter's place.
 bool stands_for_a_moment(PyObject* tensor, PyObject* path) {
   PyObject* shelf = PyTuple_GET_ITEM(path, 0);
   return PyUnicode_Check(shelf) && PyUnicode_CompareWithASCIIString(shelf, "_parameters") == 0 &&
@@ -220,8 +220,8 @@ size_t Watched::each(LabelOne label_one) {
     py::object tensor = find(entry, last);
     PyObject* before = std::exchange(entry.tensor, tensor.ptr());
     if (tensor) {
-      // Who stands there in turns (a shard and the whole, under FSDP) is new but once. Weights that
-      // were computed (functional_call, MAML) come and go.
+      // Tensors that take turns in a place (a shard and the whole, under FSDP) are new only once.
+      // Weights that were computed (functional_call, MAML) come and go.
       bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       const at::Tensor& found = THPVariable_Unpack(tensor.ptr());

@@ -22,9 +22,10 @@ std::string demangle_once(const char* name) {
     std::string text;
   };
 
-  // By pointer: the room that a shared library has for thread-locals is small.
+  // By pointer: a shared library has little room for thread-locals.
   static thread_local auto names = std::make_unique<std::array<Known, 256>>();
-  // A type's name stays where it is; the text is compared in case a library went and another came.
+  // A type's name keeps its address. Comparing the text covers a library that went while another
+  // came.
   Known& known = (*names)[(reinterpret_cast<uintptr_t>(name) >> 3) % names->size()];
   if (known.mangled != name) {
     known = {name, c10::demangle(name)};

@@ -30,9 +30,9 @@ constexpr uint8_t kForward = 2;
 constexpr uint8_t kBackward = 4;
 constexpr uint8_t kOptimizer = 5;
 
-// By torch's guard of the device. Each call of the guard's is made with its device current: where
-// another one would be put back, which the program has not used yet, CUDA would bring up a context
-// there.
+// Works through torch's guard of the device. Each call of the guard is made with its device
+// current. Otherwise the guard would switch back to another device, and CUDA would bring up a
+// context there even if the program has not used it yet.
 class DeviceStopwatch final : public Stopwatch {
  public:
   explicit DeviceStopwatch(const devices::Kind& kind)
@@ -66,7 +66,7 @@ class DeviceStopwatch final : public Stopwatch {
     return again;
   }
 
-  // Not asked while a graph is captured, which that would spoil.
+  // Does not ask while a graph is captured: that would spoil the capture.
   bool has_passed(const Event& event) override {
     return !is_capturing() && guard().queryEvent(static_cast<Marked*>(event.get())->event);
   }
@@ -274,7 +274,7 @@ void PhaseTimes::read_passed() {
   take_back();
 }
 
-// Events that nothing waits for any more are used again.
+// Frees events that nothing waits for, to use them again.
 void PhaseTimes::take_back() {
   uint64_t oldest = count_ + 1;
   auto need = [&oldest](const Border& border) { oldest = std::min(oldest, border.number); };
@@ -294,7 +294,7 @@ void PhaseTimes::take_back() {
   }
 }
 
-// What the device refuses ends the measuring: the program will meet it itself.
+// An error of the device ends the measuring: the program will meet the error itself.
 template <class Ask>
 bool PhaseTimes::ask_device(Ask ask) {
   std::string said;

@@ -48,7 +48,8 @@ std::optional<Wants> wanted_by_all() {
   return all;
 }
 
-// What the sessions have done about one accelerator. Guarded by the GIL.
+// One accelerator: whether its tracker is attached, or waits until the device is up. The GIL guards
+// it.
 class Accelerator {
  public:
   explicit Accelerator(DeviceType type) : type_(type) {}
@@ -163,8 +164,8 @@ void remove_session(uint32_t id) {
   list_who_listens();
 }
 
-// Hooks what is wanted now and unhooks the rest; each part does nothing where nothing changes.
-// Returns what stands in the way.
+// Hooks all that is wanted now and unhooks the rest; a part without a change does nothing. Returns
+// the problem, or "".
 std::string apply() {
   std::optional<Wants> wants = wanted_by_all();
   if (!wants) {
@@ -199,7 +200,7 @@ std::string apply() {
   return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
 }
 
-// For how long the calling thread could have run, and had no core; 0 where Linux does not say.
+// The time in which the calling thread could have run but had no core; 0 if Linux does not say.
 uint64_t waited_for_a_core_ns() {
   std::ifstream file("/proc/thread-self/schedstat");
   uint64_t ran = 0;
@@ -267,7 +268,7 @@ std::array<uint64_t, 4> Session::own_time() const {
   return {until.ticks - from.ticks, until.ns - from.ns, until.at - from.at, waited};
 }
 
-// Whoever ends a session forgets it, when it has been read.
+// Ends a session, and forgets it after it was read.
 class Session::Ending {
  public:
   explicit Ending(Session& session)
@@ -300,9 +301,9 @@ class Session::Ending {
   bool is_first_;
 };
 
-// A forked child leaves its parent's streamer where it lies: its thread does not exist there, its
-// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that somebody
-// waits for, and the file is its parent's.
+// A forked child abandons its parent's streamer: the streamer's thread does not exist there, its
+// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that a thread
+// waits for, and the file is the parent's.
 void Session::end() {
   if (!is_open()) {
     if (owner_ != getpid()) {

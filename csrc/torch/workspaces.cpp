@@ -16,8 +16,9 @@ namespace pytracer::workspaces {
 
 namespace {
 
-// The mutex's owner may allocate, and an observer of a failed allocation may want the GIL. So the
-// GIL is not held while it is waited for, and nothing is allocated from torch while it is held.
+// The mutex's owner may allocate, and an observer of a failed allocation may want the GIL. So this
+// does not hold the GIL while it waits for the mutex, and allocates nothing from torch while it
+// holds the mutex.
 std::vector<std::pair<const void*, c10::Device>> blocks_of(private_torch::Workspaces& workspaces) {
   std::vector<std::pair<const void*, c10::Device>> blocks;
   py::gil_scoped_release unlocked;
