@@ -1,4 +1,4 @@
-"""What pytracer reads of torch and nobody promises stands in one file, and is tried by name."""
+"""Private things of torch that C++ reads: they stand in one file, and are tried by name."""
 
 import re
 from pathlib import Path

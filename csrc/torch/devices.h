@@ -1,8 +1,8 @@
-// The kinds of devices that a recording knows, and how torch and schema.DEVICE_TYPES call them.
+// The kinds of devices that a recording knows, and their names in torch and in schema.DEVICE_TYPES.
 //
-// Another accelerator needs one row here and one number in event.h; its allocator is followed by a
-// tracker of its own (core/tracker.h). Labels, phase times and sessions ask this table and name no
-// device. docs/architecture.md lists the other files.
+// Another accelerator needs one row here, one number in event.h, and a tracker of its own
+// (core/tracker.h). Labels, phase times and sessions ask this table and name no device.
+// docs/architecture.md lists the other files.
 #pragma once
 
 #include "../core/event.h"
@@ -20,7 +20,7 @@ struct Kind {
   DeviceType type;
   c10::DeviceType torchs;
   const char* name;           // as torch.device and schema.DEVICE_TYPES have it
-  c10::DispatchKey autocast;  // is excluded while autocast is off
+  c10::DispatchKey autocast;  // excluded while autocast is off
 };
 
 // In the order of DeviceType. The first row is the host, which has no tracker.
@@ -60,7 +60,7 @@ inline const Kind* find(c10::DeviceType type) {
   return row == kNoRow ? nullptr : &kKinds[row];
 }
 
-// Of keys that are excluded, those that turn autocast off on every known device.
+// Autocast is off on every known device while all of these keys are excluded.
 inline constexpr c10::DispatchKeySet kAutocastKeys = [] {
   c10::DispatchKeySet keys;
   for (const Kind& kind : kKinds) {

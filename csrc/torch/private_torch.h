@@ -1,9 +1,10 @@
-// What pytracer reads of torch and nobody promises: members with an underscore, names of types and
-// records, symbols found at run time. Whoever follows a new release of torch begins here.
+// Private things of torch that pytracer reads: members with an underscore, names of types and
+// records, symbols found at run time. Torch promises none of them, so a new release of torch may
+// change them.
 //
-// check() tries at run time what a compiler cannot check; `pytracer doctor` shows the result.
+// A compiler cannot check most of these. check() tries them at run time, for `pytracer doctor`.
 //
-// These stay where they are used, since each is one file's whole subject:
+// These stay in other files, since each is its file's whole subject:
 //   exchange.h       CPython's tables: a function's vectorcall, a method's entry (before
 //   Python 3.12
 //                    the vectorcall is written without a function of CPython's)
@@ -11,7 +12,7 @@
 //   imagined.cpp     the table of virtual functions of at::CUDAHooksInterface, and
 //                    c10::impl::device_guard_impl_registry
 //
-// These are types in torch's headers that torch does not promise. The compiler checks them:
+// These types in torch's headers are private, too. The compiler checks them:
 //   torch/csrc/autograd   Node, SavedVariable, AccumulateGrad, get_current_node, THPVariable_*
 //   torch/csrc/jit        tracer::getTracingState, setTracingState
 //   ATen                  SparseTensorImpl, SparseCsrTensorImpl, SavedTensorDefaultHooks,
@@ -142,7 +143,7 @@ bool compiles_backward();
 // device that has none.
 pybind11::object queued_calls(const char* device);
 
-// The function that tells whether the current stream of the device is being captured, or None.
+// The function that returns whether the current stream of the device is being captured, or None.
 pybind11::object capture_question(const char* device);
 
 // ------------------------------------------------------------------ symbols
@@ -171,8 +172,8 @@ struct Check {
   std::string problem;  // empty if all is well
 };
 
-// Tries each of the above that is there to be tried. Runs a tiny backward pass and an optimizer's
-// step on the CPU. The GIL must be held.
+// Tries each of the above that can be tried here. Runs a tiny backward pass and an optimizer's step
+// on the CPU. The GIL must be held.
 std::vector<Check> check();
 
 }  // namespace pytracer::private_torch
