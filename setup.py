@@ -45,17 +45,17 @@ def find_torches() -> list[native.Torch]:
     if sys.platform != "linux":
         print(ONLY_LINUX, file=sys.stderr)
         return []
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
         print(WITHOUT_TORCH, file=sys.stderr)
         return []
-    return [native.torch_in(Path(found.origin).parent)]
+    return [native.torch_in(Path(torch.origin).parent)]
 
 
 def build(into: Path) -> None:
-    cuda = choice("PYTRACER_CUDA", ("auto", "1", "0"))
+    wanted = {each.name: choice(each.switch, ("auto", "1", "0")) for each in native.ACCELERATORS}
     try:
-        native.build(find_torches(), into, cuda)
+        native.build(find_torches(), into, wanted)
     except native.CannotBuild as problem:
         give_up(str(problem))
 
@@ -86,7 +86,7 @@ def main() -> None:
         return
 
     class BuildNative(build_ext):
-        """What setuptools calls to compile."""
+        """Compiles when setuptools calls it."""
 
         def run(self) -> None:
             # An editable install is one in place, too.

@@ -1,12 +1,12 @@
 """The build backend: setuptools, with the torch of the environment that pytracer goes into.
 
 pip builds in an isolated environment, where torch cannot be imported. Asking for torch as a build
-requirement would be worse: pip would download one, and a binary compiled against it need not load
-in the torch that is really there. pip however runs this backend with the target environment's own
-interpreter and only hides that environment's packages, so we ask the interpreter, in a fresh
-process, where it would find torch and add those folders behind the isolated ones.
+requirement would be worse: pip would download one, and a binary compiled against it may not load in
+the installed torch. But pip runs this backend with the target environment's own interpreter, and
+only hides that environment's packages. So we ask the interpreter, in a fresh process, where it would
+find torch, and add those folders behind the isolated ones.
 
-uv and `python -m build` use a throw-away interpreter, which knows nothing of the target: there
+uv and `python -m build` use a throw-away interpreter, which knows nothing about the target: there
 setup.py ends with the advice to use --no-build-isolation. PYTRACER_TORCH_PATH names a folder
 (a site-packages) to look in first.
 """
@@ -18,7 +18,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import cuda_headers
+import native
 from setuptools import build_meta
 from setuptools.build_meta import (  # noqa: F401 - the hooks that need no torch
     build_sdist,
@@ -56,16 +56,25 @@ def _reveal_torch():
 
 
 def _tools():
-    """What this machine lacks: often nothing, and then a build needs no network."""
+    """Packages that this machine lacks: often none, and then a build needs no network."""
     if os.environ.get("PYTRACER_TORCHES"):
         return []
     _reveal_torch()
     torch = importlib.util.find_spec("torch")
-    cuda = cuda_headers.cuda_of(Path(torch.origin).parent) if torch else None
-    if cuda and not cuda_headers.find(cuda) and os.environ.get("PYTRACER_CUDA") != "0":
-        return cuda_headers.wheels(cuda)
-    # What reads traces is built where there is no torch, too; torch has these headers.
-    return [] if torch else ["pybind11>=2.12"]
+    if torch is None:  # the reader is built nevertheless; torch would have these headers
+        return ["pybind11>=2.12"]
+    return _missing_headers(native.torch_in(Path(torch.origin).parent))
+
+
+def _missing_headers(torch):
+    """The wheels with the headers of the accelerators that this torch was built for."""
+    wheels = []
+    for accelerator in native.ACCELERATORS:
+        version = accelerator.version_in(torch)
+        is_wanted = version and os.environ.get(accelerator.switch) != "0"
+        if is_wanted and not accelerator.find_headers(version):
+            wheels += accelerator.wheels(version)
+    return wheels
 
 
 def get_requires_for_build_wheel(config_settings=None):

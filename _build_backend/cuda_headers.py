@@ -1,8 +1,8 @@
-"""Where the CUDA headers are that the CUDA tracker is compiled with.
+"""Finds the CUDA headers for compiling the CUDA tracker, which needs nothing else of CUDA.
 
-Headers are all it needs. They come with a CUDA toolkit, or with NVIDIA's wheels: torch installs
-the runtime's, but not the small one with the compiler's `crt/` headers, which the runtime's
-include. Nothing here imports torch: its version.py is read.
+They come with a CUDA toolkit, or in NVIDIA's wheels. Torch installs the wheel of the runtime, but
+not the small one with the compiler's `crt/` headers, which the runtime's headers include. Nothing
+here imports torch: it reads version.py.
 """
 
 import os
@@ -15,10 +15,10 @@ NEEDED = ("cuda_runtime_api.h", "crt/host_defines.h")
 
 
 def cuda_of(torch_folder: Path) -> str | None:
-    """The CUDA version that this torch was built for, "13.0" say; None without CUDA."""
+    """The CUDA version that this torch was built for, such as "13.0"; None without CUDA."""
     text = (torch_folder / "version.py").read_text()
-    found = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(r"^cuda\b.*=\s*'([\d.]+)'", text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def wheels(cuda: str) -> list[str]:
@@ -31,9 +31,9 @@ def wheels(cuda: str) -> list[str]:
 
 
 def find(cuda: str) -> list[str]:
-    """The include directories, or nothing where there is no complete set for this major version."""
+    """The include directories; [] if there is no complete set for this major version."""
     major = int(cuda.split(".")[0])
-    # Wheels first: they are of the very version that torch was built for.
+    # Wheels first: they have the very version that torch was built for.
     layout = [f"cu{major}"] if major >= 13 else ["cuda_runtime", "cuda_nvcc"]
     in_wheels = [Path(path, "nvidia", name, "include") for path in sys.path for name in layout]
     nvcc = shutil.which("nvcc")
@@ -50,5 +50,5 @@ def find(cuda: str) -> list[str]:
 
 def _major(folder: Path) -> int | None:
     text = (folder / NEEDED[0]).read_text(errors="replace")
-    found = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
-    return int(found[1]) // 1000 if found else None
+    match = re.search(r"^#define\s+CUDART_VERSION\s+(\d+)", text, re.MULTILINE)
+    return int(match[1]) // 1000 if match else None

@@ -1,15 +1,15 @@
-"""Compiles pytracer's binaries: what every Python needs once, then what each torch needs.
+"""Compiles pytracer's binaries: one for each Python, and those for each torch.
 
     _core.SOABI.so          reads files    csrc/core, csrc/reader.cpp; needs no torch
     _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
-    _cuda-torch2.13.so      CUDA tracker   csrc/cuda; where there are headers of CUDA
+    _cuda-torch2.13.so      CUDA tracker   csrc/cuda; one for each row of ACCELERATORS
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
 own; pytracer/_native.py opens the one for the torch that runs. They are compiled from torch's
-headers and linked to empty libraries that have torch's names: at run time the torch that Python
-has imported is already there. So neither torch's libraries nor a GPU nor nvcc is needed here.
+headers and linked to empty libraries that have torch's names: at run time, Python has imported
+torch already. So the build needs neither torch's libraries nor a GPU nor nvcc.
 
-Nothing beside Python and a compiler is needed either: no ninja, no setuptools, no network.
+It needs only Python and a compiler: no ninja, no setuptools, no network.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -39,7 +39,7 @@ PACKAGE = ROOT / "pytracer"
 SOABI = sysconfig.get_config_var("SOABI")
 ONLY_TO_RECORD = ("forward_map", "harvest", "recorder", "scope_stack", "streamer")  # of the core
 SHARED = ["-bundle", "-undefined", "dynamic_lookup"] if sys.platform == "darwin" else ["-shared"]
-LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # what the extension is linked to
+LIBRARIES = ("c10", "torch", "torch_cpu", "torch_python")  # the extension is linked to these
 
 FLAGS = [
     "-std=c++20",
@@ -56,14 +56,14 @@ FLAGS = [
 
 
 class CannotBuild(Exception):
-    """What is missing or not supported, and the command that helps."""
+    """Something is missing or not supported; the message has the command that helps."""
 
 
 # ---------------------------------------------------------------------------- torch
 
 
 class Torch(NamedTuple):
-    folder: Path  # the package's: it has include/ and version.py
+    folder: Path  # the package, with include/ and version.py
     version: str
     git: str
     cuda: str | None
@@ -74,7 +74,7 @@ class Torch(NamedTuple):
 
 
 def torch_in(folder: Path) -> Torch:
-    """Reads what torch says of itself, without the seconds that importing it takes."""
+    """Reads torch's version.py: importing torch takes seconds."""
     names = runpy.run_path(str(folder / "version.py"))
     git, cuda = names.get("git_version") or "", names.get("cuda")
     return Torch(folder, str(names["__version__"]), git, cuda)
@@ -85,7 +85,7 @@ def numbers(release: str) -> tuple[int, ...]:
 
 
 def check_release(torch: Torch) -> None:
-    """Refuses a torch that is too old in one sentence; says that a new one is new."""
+    """Refuses a torch that is too old in one sentence; warns about one that is newer than tested."""
     known = runpy.run_path(str(PACKAGE / "version.py"))
     oldest, newest = known["OLDEST_TORCH"], known["TESTED_TORCH"][-1]
     if numbers(torch.release) < numbers(oldest):
@@ -101,22 +101,72 @@ def check_release(torch: Torch) -> None:
         )
 
 
-def find_cuda(torch: Torch, wanted: str) -> list[str] | None:
+# ---------------------------------------------------------------------------- accelerators
+
+
+class Accelerator(NamedTuple):
+    """A device whose tracker is compiled from csrc/NAME into _NAME-torch2.13.so."""
+
+    name: str
+    title: str
+    library: str  # torch's library that has the allocator; the tracker is linked to it by name
+    version_in: Callable[[Torch], str | None]  # which one this torch was built for
+    version_beside_others: str  # to compile for where torch was built without
+    find_headers: Callable[[str], list[str]]  # the include directories of a version; [] for none
+    wheels: Callable[[str], list[str]]  # packages with these headers
+    flags: Callable[[Torch], list[str]]  # of the compiler, beside the include directories
+
+    @property
+    def switch(self) -> str:
+        """The variable that asks for its tracker: auto, 1 or 0."""
+        return f"PYTRACER_{self.name.upper()}"
+
+    @property
+    def folder(self) -> Path:
+        return CSRC / self.name
+
+    def version_for(self, torch: Torch) -> str:
+        return self.version_in(torch) or self.version_beside_others
+
+
+def cuda_flags(torch: Torch) -> list[str]:
+    """A torch for CPUs has c10's headers of CUDA, all but one that its own build generates."""
+    is_there = (torch.folder / "include/c10/cuda/impl/cuda_cmake_macros.h").is_file()
+    return [] if is_there else ["-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE"]
+
+
+ACCELERATORS = (
+    Accelerator(
+        name="cuda",
+        title="CUDA",
+        library="c10_cuda",
+        version_in=lambda torch: torch.cuda,
+        version_beside_others="13.0",
+        find_headers=cuda_headers.find,
+        wheels=cuda_headers.wheels,
+        flags=cuda_flags,
+    ),
+)
+
+
+def find_headers(accelerator: Accelerator, torch: Torch, wanted: str) -> list[str] | None:
     """The include directories for the tracker, or None to build without it."""
-    if wanted == "0" or (torch.cuda is None and wanted == "auto"):
+    is_in_torch = accelerator.version_in(torch) is not None
+    if wanted == "0" or (wanted == "auto" and not is_in_torch):
         return None
-    version = torch.cuda or "13.0"  # CPU builds of torch have c10's headers of CUDA too
-    found = cuda_headers.find(version)
-    if found:
-        return found
-    wheels = " ".join(f"'{wheel}'" for wheel in cuda_headers.wheels(version))
+    version = accelerator.version_for(torch)
+    folders = accelerator.find_headers(version)
+    if folders:
+        return folders
+    title = accelerator.title
+    wheels = " ".join(f"'{wheel}'" for wheel in accelerator.wheels(version))
     remedy = (
-        f"no headers of CUDA {version} were found; install them: pip install {wheels}, "
-        "or set CUDA_HOME to a toolkit of that version"
+        f"no headers of {title} {version} were found; install them: pip install {wheels}, "
+        f"or set {title}_HOME to a toolkit of that version"
     )
     if wanted == "1":
-        raise CannotBuild(f"PYTRACER_CUDA=1, but {remedy}")
-    print(f"warning: building pytracer without its CUDA tracker; {remedy}", file=sys.stderr)
+        raise CannotBuild(f"{accelerator.switch}=1, but {remedy}")
+    print(f"warning: building pytracer without its {title} tracker; {remedy}", file=sys.stderr)
     return None
 
 
@@ -141,10 +191,10 @@ def find_pybind11(torches: list[Torch]) -> str:
     """Torch brings these headers; without torch they are a package of their own."""
     if torches:
         return str(torches[0].folder / "include")
-    found = importlib.util.find_spec("pybind11")
-    if found is None or found.origin is None:
+    pybind11 = importlib.util.find_spec("pybind11")
+    if pybind11 is None or pybind11.origin is None:
         raise CannotBuild("pybind11 is missing; install it: pip install pybind11")
-    return str(Path(found.origin).parent / "include")
+    return str(Path(pybind11.origin).parent / "include")
 
 
 def python_headers() -> str:
@@ -166,14 +216,14 @@ class Step(NamedTuple):
     says: str
 
     def is_done(self) -> bool:
-        """Whether the output is newer than all it was made of, by the same command."""
+        """Whether the output is newer than all its inputs, and the command is the same."""
         try:
             made = self.output.stat().st_mtime_ns
             if _note(self.output).read_text() != shlex.join(self.command):
                 return False
             needed = [*self.inputs, *_includes(self.output)]
             return all(path.stat().st_mtime_ns <= made for path in needed)
-        except OSError:  # something is not there
+        except OSError:  # a file is missing
             return False
 
     def run(self) -> None:
@@ -193,7 +243,7 @@ def _note(output: Path) -> Path:
 
 
 def _includes(output: Path) -> list[Path]:
-    """What the compiler said that it has read."""
+    """The files that the compiler has read."""
     listed = output.with_name(output.name + ".d")
     if not listed.is_file():
         return []
@@ -211,7 +261,7 @@ def _failure(step: Step, output: str) -> str:
 
 
 def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
-    """Runs what is not done, as many at a time as MAX_JOBS or the processors allow."""
+    """Runs the steps that are not done, as many at a time as MAX_JOBS or the processors allow."""
     by_output = {step.output: step for step in steps}
     graph = TopologicalSorter(
         {step.output: [path for path in step.inputs if path in by_output] for step in steps}
@@ -243,7 +293,7 @@ def run_all(steps: list[Step], tell: Callable[[str], None]) -> None:
 
 
 class Progress:
-    """A line per file to stderr; where an installer hides that, a line now and then to the screen."""
+    """A line per file to stderr; if an installer hides that, a line now and then to the terminal."""
 
     def __init__(self, every_s: float = 5) -> None:
         self.every_s, self.began, self.last = every_s, time.monotonic(), time.monotonic()
@@ -264,11 +314,11 @@ def _to_the_screen(text: str) -> None:
     try:
         with open("/dev/tty", "w") as screen:
             screen.write(text)
-    except OSError:  # nobody is there
+    except OSError:  # there is no terminal
         pass
 
 
-# ---------------------------------------------------------------------------- what is built
+# ---------------------------------------------------------------------------- the binaries
 
 
 class Build:
@@ -306,7 +356,7 @@ class Build:
         return self.folder / "libcore.a"
 
     def compile_core(self, to_record: bool) -> None:
-        """Once, for the reader and for all torches. What records needs Linux."""
+        """Compiles the core once, for the reader and for all torches. Recording needs Linux."""
         sources = [
             source
             for source in sorted(CSRC.glob("core/*.cpp"))
@@ -339,7 +389,7 @@ class Build:
             "-DTORCH_EXTENSION_NAME=_C",
             f"-ffile-prefix-map={torch.folder}=torch",
         ]
-        # In two files: torch's headers take eight seconds of each.
+        # In two files: torch's headers take eight seconds in each.
         together = self.folder / "hooks.cpp"
         sources = sorted(CSRC.glob("torch/*.cpp"))
         write_if_other(together, "".join(f'#include "{source}"\n' for source in sources))
@@ -353,17 +403,16 @@ class Build:
         needed = ["-Wl,--no-as-needed", *map(str, stubs)]
         self.link(f"_C-torch{torch.release}.{SOABI}.so", [*objects, self.core], needed, stubs)
 
-    def tracker(self, torch: Torch, cuda: list[str]) -> None:
-        include = torch.folder / "include"
-        flags = [*(f"-isystem{path}" for path in (include, *cuda) if path != "/usr/include")]
+    def tracker(self, accelerator: Accelerator, torch: Torch, headers: list[str]) -> None:
+        folders = (torch.folder / "include", *headers)
+        flags = [f"-isystem{path}" for path in folders if path != "/usr/include"]
         flags.append(f"-ffile-prefix-map={torch.folder}=torch")
-        if not (include / "c10/cuda/impl/cuda_cmake_macros.h").is_file():  # a CPU build of torch
-            flags.append("-DC10_CUDA_NO_CMAKE_CONFIGURE_FILE")
-        sources = sorted(CSRC.glob("cuda/*.cpp"))
+        flags += accelerator.flags(torch)
+        sources = sorted(accelerator.folder.glob("*.cpp"))
         objects = [self.compile(source, f"torch{torch.release}", flags) for source in sources]
-        stub = self.folder / "stubs" / "libc10_cuda.so"
+        stub = self.folder / "stubs" / f"lib{accelerator.library}.so"
         needed = ["-Wl,--no-as-needed", str(stub)]
-        self.link(f"_cuda-torch{torch.release}.so", objects, needed, [stub])
+        self.link(f"_{accelerator.name}-torch{torch.release}.so", objects, needed, [stub])
 
 
 def write_if_other(path: Path, text: str) -> None:
@@ -372,8 +421,11 @@ def write_if_other(path: Path, text: str) -> None:
         path.write_text(text)
 
 
-def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
-    """Compiles for these torches, and writes beside the binaries what they are."""
+def build(torches: list[Torch], into: Path, wanted: Mapping[str, str] | None = None) -> None:
+    """Compiles for these torches, and writes _build.json beside the binaries.
+
+    `wanted` holds auto, 1 or 0 by the name of an accelerator: whether to build its tracker.
+    """
     for torch in torches:
         check_release(torch)
     work = Build()
@@ -383,22 +435,27 @@ def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
         "compiler": compiler_name(work.cxx),
         "torches": {},
     }
-    for library in (*LIBRARIES, "c10_cuda") if torches else ():
+    libraries = (*LIBRARIES, *(accelerator.library for accelerator in ACCELERATORS))
+    for library in libraries if torches else ():
         work.stub(library)
     for torch in torches:
-        headers = find_cuda(torch, cuda)
+        headers = {
+            each: find_headers(each, torch, (wanted or {}).get(each.name, "auto"))
+            for each in ACCELERATORS
+        }
         of_torch = {
             "torch": torch.version,
             "torch_git": torch.git,
-            "cuda": (torch.cuda or "13.0") if headers else None,
+            **{each.name: each.version_for(torch) if headers[each] else None for each in headers},
         }
         facts["torches"][torch.release] = of_torch
         macros = {f"PYTRACER_{name.upper()}_VERSION": of or "" for name, of in of_torch.items()}
         macros["PYTRACER_PYTHON_VERSION"] = facts["python"]
         macros["PYTRACER_COMPILER"] = facts["compiler"]
         work.extension(torch, macros)
-        if headers:
-            work.tracker(torch, headers)
+        for accelerator, folders in headers.items():
+            if folders:
+                work.tracker(accelerator, torch, folders)
     work.reader(find_pybind11(torches))
     work.compile_core(to_record=bool(torches))  # last, since the rest waits for torch's headers
     run_all(work.steps, Progress())
@@ -406,11 +463,12 @@ def build(torches: list[Torch], into: Path, cuda: str = "auto") -> None:
 
 
 def install(binaries: list[Path], into: Path, facts: dict) -> None:
-    """The facts come last: where they are, the binaries are whole."""
+    """Copies the binaries. The facts come last: if they are there, the binaries are whole."""
     into.mkdir(parents=True, exist_ok=True)
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)
-    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *into.glob("_cuda*.so")]:
+    trackers = [path for each in ACCELERATORS for path in into.glob(f"_{each.name}-*.so")]
+    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers]:
         old.unlink()
     for binary in binaries:
         shutil.copy2(binary, into / binary.name)

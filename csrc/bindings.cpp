@@ -1,4 +1,4 @@
-// What records, for Python. It translates and decides nothing: policy lives in Python.
+// The extension that records. It translates and decides nothing: policy lives in Python.
 #include "columns.h"
 #include "core/clock.h"
 #include "core/harvest.h"
@@ -6,6 +6,7 @@
 #include "torch/calls.h"
 #include "torch/cpu_allocator.h"
 #include "torch/device_tracker.h"
+#include "torch/devices.h"
 #include "torch/ensure.h"
 #include "torch/frame_locals.h"
 #include "torch/graph.h"
@@ -15,6 +16,7 @@
 #include "torch/moments.h"
 #include "torch/ops.h"
 #include "torch/phase_times.h"
+#include "torch/private_torch.h"
 #include "torch/quietly.h"
 #include "torch/session.h"
 #include "torch/workspaces.h"
@@ -29,6 +31,7 @@
 #include <optional>
 #include <pthread.h>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -63,7 +66,8 @@ py::dict status() {
 
 // ------------------------------------------------------------------ Python of ours
 
-// What the function returns, None where it fails; only what the program must see is raised.
+// Returns the function's result, or None if it fails. Raises only exceptions that the program must
+// see.
 py::object call_quietly(const py::function& function, const py::args& arguments) {
   std::vector<PyObject*> given;
   for (py::handle argument : arguments) {
@@ -116,7 +120,7 @@ void label_tensors(const py::list& tensors, const std::vector<uint32_t>& numbers
   }
 }
 
-// Those that have no name.
+// Labels tensors without a name.
 void label_as(int category, const std::string& role, const py::list& tensors) {
   for (py::handle tensor : tensors) {
     labels::record(tensor_of(tensor), label_of(category, role, "", tensor));
@@ -147,7 +151,7 @@ py::dict attributes_of(py::handle object) {
   return found ? py::dict(found) : py::dict();
 }
 
-// The pairs of a dictionary, or of a container of torch's own; of anything else none.
+// The pairs of a dictionary, or of a container of torch's own; an empty list for anything else.
 py::list items_of(py::handle container) {
   if (PyDict_Check(container.ptr())) {
     return py::reinterpret_steal<py::list>(PyDict_Items(container.ptr()));
@@ -171,14 +175,15 @@ py::list tensors_in(py::handle value, int depth, bool also_in_objects) {
   return found;
 }
 
-// The address of its memory, 0 for none; how large that is; and its own elements, and their size.
+// The address of its storage, 0 for none; the storage's bytes; the tensor's own elements, and the
+// bytes of each.
 py::tuple memory_of(py::handle object) {
   const at::Tensor& tensor = tensor_of(object);
   look::Memory memory = look::memory_of(tensor);
   return py::make_tuple(memory.address, memory.bytes, memory.elements, tensor.itemsize());
 }
 
-// The device's kind and its index; of a tensor without memory neither.
+// The device's kind and index; ("", -1) for a tensor without memory.
 py::tuple device_of(py::handle tensor) {
   std::string kind;
   int index = -1;
@@ -192,8 +197,8 @@ py::tuple device_of(py::handle tensor) {
   return py::make_tuple(kind, index);
 }
 
-// Those that are of one of the types itself. There may be a million; Python takes ten times as
-// long.
+// The objects whose type is one of these, and no subclass. There may be a million objects; Python
+// takes ten times as long.
 py::list exactly_of(const py::list& objects, const py::tuple& types) {
   py::list found;
   for (py::handle object : objects) {
@@ -209,7 +214,7 @@ py::list exactly_of(const py::list& objects, const py::tuple& types) {
 
 // ------------------------------------------------------------------ phase times
 
-// A device by hand, in Python: an object with these methods.
+// A stopwatch in Python: an object with these methods.
 class PythonStopwatch final : public Stopwatch {
  public:
   explicit PythonStopwatch(py::object device) : device_(std::move(device)) {}
@@ -249,7 +254,7 @@ std::shared_ptr<Stopwatch> stopwatch_of(const py::object& given) {
   return std::make_shared<PythonStopwatch>(given);
 }
 
-// As it goes into the trace.
+// The document for the trace.
 py::object document_of(const PhaseTimes& times) {
   if (!times.measures()) {
     return py::none();
@@ -275,7 +280,7 @@ py::object document_of(const PhaseTimes& times) {
 
 // ------------------------------------------------------------------ what is imagined
 
-// How many storages were new to the device.
+// Returns how many storages were new to the device.
 size_t back(imagined::Device& device, const py::list& tensors) {
   size_t fresh = 0;
   for (py::handle tensor : tensors) {
@@ -284,7 +289,7 @@ size_t back(imagined::Device& device, const py::list& tensors) {
   return fresh;
 }
 
-// Under the names that torch.cuda.memory_stats has for them.
+// Counters under the names of torch.cuda.memory_stats.
 py::dict counters_of(const imagined::Device& device) {
   imagined::Device::Counters counted = device.counters();
   py::dict result;
@@ -321,6 +326,12 @@ PYBIND11_MODULE(_C, m) {
   built_for["python"] = PYTRACER_PYTHON_VERSION;
   built_for["compiler"] = PYTRACER_COMPILER;
   m.attr("built_for") = built_for;
+
+  py::tuple device_types(devices::kKinds.size());
+  for (const devices::Kind& kind : devices::kKinds) {
+    device_types[static_cast<size_t>(kind.type)] = kind.name;
+  }
+  m.attr("device_types") = device_types;
 
   py::class_<Session, std::shared_ptr<Session>>(m, "Session")
       .def(
@@ -370,8 +381,11 @@ PYBIND11_MODULE(_C, m) {
 
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
-  m.def("open_device_tracker", &open_device_tracker);
-  m.def("has_device_tracker", [] { return device_tracker() != nullptr; });
+  m.def("open_device_tracker", &open_device_tracker, py::arg("device"), py::arg("path"));
+  m.def(
+      "has_device_tracker",
+      [](std::string_view device) { return device_tracker(device) != nullptr; },
+      py::arg("device") = "cuda");
   m.def("seed_device", &sessions::seed_device);
 
   m.def("set_listeners", [](const py::object& hooks) {
@@ -383,6 +397,13 @@ PYBIND11_MODULE(_C, m) {
   m.def("listen_to_operators",
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
+  m.def("private_torch", [] {
+    py::list checks;
+    for (const private_torch::Check& check : private_torch::check()) {
+      checks.append(py::make_tuple(check.name, check.purpose, check.problem));
+    }
+    return checks;
+  });
   m.def("locals_of", &locals_of);
   m.def("label_workspaces", &workspaces::label);
   m.def("record_saved", [](const py::list& tensors) {
@@ -472,7 +493,7 @@ PYBIND11_MODULE(_C, m) {
     return graph::look_at(outputs.ptr(), UINT64_MAX).structure;
   });
   py::class_<Stopwatch, std::shared_ptr<Stopwatch>>(m, "Stopwatch");
-  m.def("cuda_stopwatch", &cuda_stopwatch);
+  m.def("cuda_stopwatch", [] { return device_stopwatch(DeviceType::kCuda); });
   py::class_<PhaseTimes, std::shared_ptr<PhaseTimes>>(m, "PhaseTimes")
       .def(py::init([](const py::object& stopwatch, size_t pending, size_t calls, size_t kept) {
              PhaseTimes::Limits limits{pending, calls, kept};

@@ -1,4 +1,4 @@
-// Columns, to and from numpy; an allocator's rules; and the core's errors as Python's. Both
+// Converts columns to and from numpy, an allocator's rules, and the core's errors to Python's. Both
 // extensions include this.
 #pragma once
 
@@ -20,7 +20,7 @@ namespace pytracer {
 
 namespace py = pybind11;
 
-// Hands the vector's memory to numpy; nothing is copied.
+// Hands the vector's memory to numpy without a copy.
 template <class T>
 py::array_t<T> to_array(std::vector<T>&& column) {
   auto* kept = new std::vector<T>(std::move(column));
@@ -71,7 +71,7 @@ std::span<const T> column_of(const py::dict& columns, const char* name, Column<T
   return view(holder);
 }
 
-// Columns that Python has, seen from here: valid as long as this object.
+// Views of columns in Python, valid as long as this object.
 class ViewOfArrays {
  public:
   explicit ViewOfArrays(const py::dict& columns) : columns_(columns) {}
@@ -140,7 +140,7 @@ inline void raise_file_errors_as(const py::object& type) {
   });
 }
 
-// What the dictionary does not name stays as torch has it.
+// Rules that the dictionary does not name stay as in torch.
 inline AllocatorRules rules_of(const py::dict& rules) {
   AllocatorRules result;
   auto read = [&](const char* name, auto& field) {

@@ -1,5 +1,5 @@
-// What reads and writes files, for Python. It needs no torch, so that a trace can be looked at
-// where there is none.
+// The extension that reads and writes files. It needs no torch, so that a trace can be read without
+// one.
 #include "columns.h"
 #include "core/allocator_replay.h"
 #include "core/anonymous.h"
@@ -140,7 +140,7 @@ py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
 
 // ------------------------------------------------------------------ memory snapshots
 
-// What the stacks and strings of a snapshot are to a Trace as well, and rows of its own.
+// A snapshot for Python: stacks and strings as in a Trace, and rows of its own.
 py::dict read_snapshot_file(const std::string& path) {
   Snapshot found;
   {
@@ -276,12 +276,12 @@ class SnapshotOfArrays {
 
 // ------------------------------------------------------------------ a recording that goes on
 
-// A trace that is still written, and what it has come to.
+// A trace that is still written, and its state so far.
 class Follower {
  public:
   explicit Follower(const std::string& path) : tail_(path) {}
 
-  // Reads about that many bytes at most. True when there is more to be read at once.
+  // Reads about that many bytes at most. True if there is more to read now.
   bool advance(size_t most_bytes) {
     py::gil_scoped_release unlocked;
     bool more = tail_.advance(most_bytes, [this](Recording& flush) { live_.take(flush); });
@@ -323,7 +323,7 @@ class Follower {
     return state;
   }
 
-  // For each step from this number on: its number, ticks, peak and end on the main device.
+  // For each step from this number on: the number, ticks, peak and end on the main device.
   std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> steps(uint64_t from) const {
     std::vector<std::tuple<uint64_t, uint64_t, int64_t, int64_t>> rows;
     size_t main = live_.main_device();
@@ -380,7 +380,7 @@ class Follower {
 
 // ------------------------------------------------------------------ Chrome trace
 
-// Rows as Python has them, and the columns that they are views of.
+// Rows for a writer, and the columns in Python that they view.
 class RowsOfArrays {
  public:
   ChromeRows operator()(const py::dict& table) {
@@ -412,7 +412,7 @@ class RowsOfArrays {
   std::vector<Column<int64_t>> columns_;
 };
 
-// The next piece of what such a writer makes.
+// The next piece of a writer's output.
 template <typename Writer>
 py::bytes next_piece(Writer& writer, size_t bytes) {
   std::string piece;

@@ -7,6 +7,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 _R = TypeVar("_R")
 
 built_for: dict[str, str]
+device_types: tuple[str, ...]
 
 # Sessions
 class Session:
@@ -22,13 +23,13 @@ class Session:
         phases: PhaseTimes,
     ) -> str: ...
     def count_step(self) -> bool:
-        """Whether the device's memory is to be read."""
+        """Counts a step. Returns whether to read the device's memory."""
 
     def new_counts(self) -> tuple[int, int]:
-        """Calls of outermost modules and optimizers' steps, since it was last asked."""
+        """Calls of outermost modules, and optimizers' steps, since the last call of this."""
 
     def own_time(self) -> list[int]:
-        """What recording computed, in ticks and in ns; how long in ticks; ns without a core."""
+        """Recording's own computing, in ticks and in ns; the length, in ticks; ns without a core."""
 
     def end(self) -> None: ...
     def read(self) -> dict[str, Any]: ...
@@ -53,20 +54,26 @@ def after_fork_in_child() -> None: ...
 
 # Hooks
 def set_listeners(hooks: Any) -> None:
-    """Its methods are named as `Listeners` of csrc/torch/moments.h has them; and `tidy`."""
+    """Its methods have the names in `Listeners` of csrc/torch/moments.h; and there is `tidy`."""
 
 def use_moments(moments: Moments) -> None: ...
 def quietly(function: Callable[..., _R], *arguments: Any) -> _R | None: ...
 def adopt_cpu_tensors(tensors: list[Any], also_known: bool = True) -> int: ...
 def exactly_of(objects: list[Any], types: tuple[type, ...]) -> list[Any]: ...
-def open_device_tracker(path: bytes) -> str:
-    """Empty, or why the library cannot be opened."""
+def open_device_tracker(device: str, path: bytes) -> str:
+    """Opens the tracker of `device` ("cuda"). "", or why the library cannot be opened."""
 
-def has_device_tracker() -> bool: ...
+def has_device_tracker(device: str = "cuda") -> bool: ...
 def seed_device() -> None: ...
 def mark_modules(on: bool) -> None: ...
 def listen_to_operators(on: bool) -> None:
-    """Without recording: what torch's own telling costs."""
+    """Switches RecordFunction on without recording, to measure torch's own cost of it."""
+
+def private_torch() -> list[tuple[str, str, str]]:
+    """Tries the private things of torch: for each its name, its purpose, and "" or the problem.
+
+    Runs a tiny backward pass and an optimizer's step on the CPU.
+    """
 
 # Looking
 def locals_of(frame: Any) -> dict[str, Any]: ...
@@ -134,7 +141,7 @@ class PhaseTimes:
     def waiting(self) -> int: ...
     def document(self) -> dict[str, Any] | None: ...
 
-# What is imagined
+# Imagined runs
 class ImaginedDevice:
     def __init__(self, is_cuda: bool, rules: dict[str, Any]) -> None: ...
     def open(self) -> None: ...

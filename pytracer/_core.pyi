@@ -1,4 +1,4 @@
-"""What reads and writes files, without torch. Only pytracer._native may import it."""
+"""The extension that reads and writes files, without torch. Only pytracer._native may import it."""
 
 from typing import Any
 

@@ -1,10 +1,10 @@
 """The only door to the compiled extensions: `from pytracer._native import C`, or `core`.
 
-`core` reads and writes files and needs no torch. `C` records. An extension of torch works with the
-release of torch it was compiled for and with no other. Loaded into another, it fails with an
-undefined symbol or, worse, reads structures that have changed. So there is one for each release,
-and which one fits is seen before any is opened: from the `_build.json` that the build writes beside
-them, and from torch's version. Each is opened when it is first asked for.
+`core` reads and writes files and needs no torch. `C` records. An extension of torch works only with
+the release of torch that it was compiled for. In another release it fails with an undefined symbol
+or, worse, reads structures that have changed. So there is one extension for each release. This module
+chooses before it opens any: by the `_build.json` that the build writes beside them, and by torch's
+version. It opens each extension when that is first used.
 """
 
 import importlib.machinery
@@ -15,10 +15,10 @@ import re
 import shlex
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pytracer import errors
 from pytracer.version import OLDEST_TORCH, TESTED_TORCH
@@ -45,7 +45,7 @@ def release_of(version: str) -> str:
 
 
 def _promised(version: str) -> str:
-    """What must be equal for two torches to share a binary.
+    """The part of the version that must be equal for two torches to share a binary.
 
     Patch releases keep the ABI, and builds for the CPU and for CUDA are the same in all that the
     extension sees. Nightlies and builds from source promise nothing, so they are compared whole.
@@ -56,7 +56,7 @@ def _promised(version: str) -> str:
 
 
 def _installed_elsewhere(package: Path) -> Path | None:
-    """A built pytracer that this one is found before: whoever stands in a clone imports that."""
+    """A built pytracer that this one hides: in a clone's folder, Python imports the clone."""
     for entry in sys.path:
         other = Path(entry).resolve() / package.name
         if other != package.resolve() and (other / "_build.json").is_file():
@@ -65,10 +65,10 @@ def _installed_elsewhere(package: Path) -> Path | None:
 
 
 def read_facts(package: Path = HERE) -> Facts:
-    """What the binaries in this package were built for.
+    """Reads which Python and which torches the binaries in this package were built for.
 
     Raises:
-        BuildMissing: there are none.
+        BuildMissing: there are no binaries.
     """
     try:
         facts: Facts = json.loads((package / "_build.json").read_text())
@@ -84,10 +84,10 @@ def read_facts(package: Path = HERE) -> Facts:
 
 
 def facts_for(facts: Facts, torch_version: str, package: Path = HERE) -> dict[str, str | None]:
-    """What is known of the binary for this torch.
+    """The facts of the binary for this torch.
 
     Raises:
-        BuildMismatch: there is none for this torch or this Python; names both and what to do.
+        BuildMismatch: there is none for this torch or this Python; names both, and the remedy.
     """
     check_torch(torch_version)
     _check_abi(facts, package)
@@ -119,7 +119,7 @@ def _check_abi(facts: Facts, package: Path) -> str:
 
 
 def check_torch(version: str) -> None:
-    """Refuses a torch that no build of this pytracer can support.
+    """Refuses a torch that this pytracer cannot be built for.
 
     Raises:
         BuildMismatch: it is too old.
@@ -136,7 +136,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def torch_version() -> str:
-    """The version of the torch that runs, or would; importing it takes seconds, so it is read.
+    """The version of the imported torch, or of the one that an import would find.
+
+    Importing takes seconds, so this reads version.py.
 
     Raises:
         BuildMissing: there is no torch.
@@ -144,15 +146,15 @@ def torch_version() -> str:
     if (torch := sys.modules.get("torch")) is not None:
         return str(torch.__version__)
     try:
-        found = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):  # somebody keeps it from being imported
-        found = None
-    if found is None or found.origin is None:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # somebody prevents its import
+        spec = None
+    if spec is None or spec.origin is None:
         raise errors.BuildMissing(
             "recording needs torch, and there is none here (reading traces needs none). Install "
             f"it: {shlex.quote(sys.executable)} -m pip install torch"
         )
-    version = Path(found.origin).with_name("version.py")
+    version = Path(spec.origin).with_name("version.py")
     named = re.search(r"^__version__\b.*?= *'(.+?)'", _text_of(version), re.MULTILINE)
     return named[1] if named else str(importlib.import_module("torch").__version__)
 
@@ -179,14 +181,38 @@ def _load(name: str, path: Path, beside: str) -> ModuleType:
     return module
 
 
-def _open_tracker(torch: ModuleType, extension: ModuleType) -> str:
-    """Opens the CUDA tracker beside a torch that has CUDA; returns why there is none."""
-    if torch.version.cuda is None:
-        return "this torch is built without CUDA"
-    path = HERE / f"_cuda-torch{release_of(str(torch.__version__))}.so"
+class _Accelerator(NamedTuple):
+    """An accelerator whose allocator a library of its own follows: _NAME-torch2.13.so."""
+
+    name: str  # its row in _build_backend/native.py
+    title: str
+    device: str  # as torch and schema.DEVICE_TYPES name the device
+    is_in: Callable[[ModuleType], bool]  # whether this torch was built for it
+
+
+_ACCELERATORS = (
+    _Accelerator("cuda", "CUDA", "cuda", lambda torch: torch.version.cuda is not None),
+)
+
+
+def _open_tracker(torch: ModuleType, extension: ModuleType, accelerator: _Accelerator) -> str:
+    """Opens the tracker beside a torch that has the accelerator; returns why there is none."""
+    title = accelerator.title
+    if not accelerator.is_in(torch):
+        return f"this torch is built without {title}"
+    path = HERE / f"_{accelerator.name}-torch{release_of(str(torch.__version__))}.so"
     if not path.is_file():
-        return f"this build of pytracer has no CUDA tracker; build one: {how_to_rebuild()}"
-    return str(extension.open_device_tracker(os.fsencode(path)))
+        return f"this build of pytracer has no {title} tracker; build one: {how_to_rebuild()}"
+    return str(extension.open_device_tracker(accelerator.device, os.fsencode(path)))
+
+
+def _open_trackers(torch: ModuleType, extension: ModuleType) -> dict[str, str]:
+    """By device: "" if one of its trackers is open, or why none is."""
+    problems: dict[str, list[str]] = {}
+    for accelerator in _ACCELERATORS:
+        problem = _open_tracker(torch, extension, accelerator)
+        problems.setdefault(accelerator.device, []).append(problem)
+    return {device: "" if "" in each else "; ".join(each) for device, each in problems.items()}
 
 
 def _open_core() -> dict[str, Any]:
@@ -202,22 +228,29 @@ def _open_extension() -> dict[str, Any]:
         globals().update(_open_core())
     path = HERE / f"_C-torch{release_of(version)}.{facts['abi']}.so"
     extension = _load("_C", path, f"torch {version}")
-    return {"C": extension, "facts": facts, "no_tracker": _open_tracker(torch, extension)}
+    problems = _open_trackers(torch, extension)
+    return {
+        "C": extension,
+        "facts": facts,
+        "no_trackers": problems,
+        "no_tracker": problems["cuda"],
+    }
 
 
 if TYPE_CHECKING:
     facts: dict[str, str | None]  # of the binary that is open
-    no_tracker: str  # why there is no CUDA tracker; "" if there is one
+    no_trackers: dict[str, str]  # by device: why it has no tracker; "" if it has one
+    no_tracker: str  # the same for CUDA
 else:
 
     def __getattr__(name: str) -> Any:
         if name == "core":
             globals().update(_open_core())
-        elif name in ("C", "facts", "no_tracker"):
+        elif name in ("C", "facts", "no_tracker", "no_trackers"):
             globals().update(_open_extension())
         else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         return globals()[name]
 
 
-__all__ = ["C", "core", "facts", "no_tracker"]
+__all__ = ["C", "core", "facts", "no_tracker", "no_trackers"]

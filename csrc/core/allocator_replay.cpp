@@ -41,9 +41,9 @@ struct Block {
   Block* next = nullptr;
   uint64_t segment = 0;  // an expandable segment's base, or 0
   uint64_t shelved_at = 0;
-  uint32_t number = kNobody;  // the allocation that has it
+  uint32_t number = kNobody;  // the allocation that uses it
   bool allocated = false;
-  bool pending = false;  // given back, and a stream may still use it
+  bool pending = false;  // freed by the program, and a stream may still use it
   bool mapped = true;
 
   bool is_split() const { return prev != nullptr || next != nullptr; }
@@ -119,7 +119,7 @@ class Allocator {
     return true;
   }
 
-  // Of an allocation that has its block.
+  // For an allocation that has a block.
   uint64_t address_of(uint32_t number) const { return held_[number]->address; }
 
   bool holds(uint32_t number) const { return number < held_.size() && held_[number] != nullptr; }
@@ -134,7 +134,7 @@ class Allocator {
     }
   }
 
-  // Nothing to do where a retry has done so already.
+  // Does nothing if a retry has done this already.
   void complete_free(uint32_t number) {
     request_free(number);
     if (holds(number)) {
@@ -142,7 +142,7 @@ class Allocator {
     }
   }
 
-  // What empty_cache() does, or the end of a private pool.
+  // Does the work of empty_cache(), or of the end of a private pool.
   void trim(uint32_t owner) {
     if (owner == 0) {
       release_cached();
@@ -177,7 +177,7 @@ class Allocator {
     if (divisions <= 1 || size <= kMinBlock * divisions) {
       return round_up(size, kMinBlock);
     }
-    // Between two powers of two there are so many sizes.
+    // The number of sizes between two powers of two.
     const uint64_t power = std::bit_floor(size);
     return round_up(size, std::max<uint64_t>(power / divisions, 1));
   }
@@ -248,7 +248,7 @@ class Allocator {
     return shelf.free.lower_bound(&key);
   }
 
-  // What a block could become: its segment grows into what is not mapped behind it.
+  // The size that a block could grow to, if its segment grows into the unmapped range behind it.
   static uint64_t size_to_be(const Block& block) {
     const bool grows = block.next != nullptr && !block.next->mapped;
     return block.size + (grows ? block.next->size : 0);
@@ -276,7 +276,7 @@ class Allocator {
     return block;
   }
 
-  // The front of the block is given out; the rest goes back to the shelf.
+  // Hands out the front of the block; the rest goes back to the shelf.
   Block* split(Block& rest, uint64_t size) {
     Block* front = make(size, rest.address, *rest.shelf, rest.segment);
     put_between(*front, rest.prev, &rest);
@@ -350,7 +350,7 @@ class Allocator {
     if (block == nullptr && release_oversize(shelf, size)) {
       block = grow(shelf, size);
     }
-    // While a graph is captured, or a pool of the program's is in use, nothing else is given back.
+    // While a graph is captured, or a pool of the program's is in use, nothing else is freed.
     if (block == nullptr && shelf.pool->owner == 0) {
       release_cached();
       ++counted_.retries;
@@ -402,8 +402,8 @@ class Allocator {
     ++counted_.device_frees;
   }
 
-  // As the driver was seen to do: room is taken in chunks from the top of the address space down,
-  // and what is left of a chunk serves later segments, the lowest first.
+  // Imitates the observed driver: it takes room in chunks from the top of the address space down.
+  // The rest of a chunk serves later segments, the lowest first.
   uint64_t segment_address(uint64_t amount) {
     const uint64_t pages = round_up(amount, kPhysicalPage) / kPhysicalPage;
     std::set<uint64_t>* lowest = nullptr;
@@ -448,7 +448,7 @@ class Allocator {
     return block;
   }
 
-  // The lowest addresses with enough room, free or not mapped.
+  // The lowest range with enough room, free or not mapped.
   Block* find_expandable(Shelf& shelf, uint64_t size) {
     for (Block* block : shelf.unmapped) {
       if (block->prev != nullptr && block->prev->is_free()) {
@@ -573,7 +573,7 @@ class Allocator {
     }
   }
 
-  // One block that is large enough, else the largest ones until they are.
+  // One block that is large enough; otherwise the largest ones, until their sum is.
   bool release_oversize(Shelf& shelf, uint64_t size) {
     if (rules_.max_split_size == AllocatorRules::kNone) {
       return false;

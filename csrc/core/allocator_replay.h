@@ -1,11 +1,12 @@
-// Requests and frees through a model of torch's CUDA caching allocator: what it would reserve under
-// other settings and limits, how often it would retry, and which request would fail.
+// Replays requests and frees in a model of torch's CUDA caching allocator. The result: how much it
+// would reserve under other settings and limits, how often it would retry, and which request would
+// fail.
 //
-// The rules are those of c10/cuda/CUDACachingAllocator.cpp. tests/allocator_reference.py says the
-// same in slow Python, one function per function of torch's; both are held equal.
+// The rules are those of c10/cuda/CUDACachingAllocator.cpp. tests/allocator_reference.py has them
+// in slow Python, one function for each of torch's; a test keeps the two equal.
 //
-// What the model does not know: where the driver puts a segment. It does what an H200's driver was
-// seen to do. Addresses matter only between free blocks of equal size.
+// The model does not know where the driver puts a segment. It imitates the observed driver of an
+// H200. Addresses matter only between free blocks of equal size.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +19,7 @@
 
 namespace pytracer {
 
-// What a program can set by PYTORCH_ALLOC_CONF, and what bounds the allocator.
+// A program's settings in PYTORCH_ALLOC_CONF, and the bounds of the allocator.
 struct AllocatorRules {
   static constexpr uint64_t kNone = std::numeric_limits<uint64_t>::max();
 
@@ -28,20 +29,20 @@ struct AllocatorRules {
   double gc_threshold = 0;                  // works only beside a limit, as in torch
   bool expandable_segments = false;
   uint64_t large_segment_size = 20 << 20;
-  uint64_t limit = kNone;     // set_per_process_memory_fraction: asked before the driver is
-  uint64_t capacity = kNone;  // what the driver has for this allocator
+  uint64_t limit = kNone;     // set_per_process_memory_fraction: checked before the driver is asked
+  uint64_t capacity = kNone;  // the bytes that the driver has for this allocator
 };
 
 enum class ReplayStep : uint8_t {
   kAlloc = 0,
   kFreeRequested = 1,  // the program gave the block back, a stream may still use it
   kFreeCompleted = 2,  // the allocator may hand it out again
-  kAttempt = 3,        // a request that failed in the recording: served and given back at once
+  kAttempt = 3,        // a request that failed in the recording: served and freed at once
   kTrim = 4,           // empty_cache(); of a private pool: its blocks may go from now on
 };
 inline constexpr uint8_t kReplaySteps = 5;
 
-// Where a request is served from: a stream's blocks of one pool. Pool 0 is the default one.
+// The blocks that can serve a request: one stream's blocks of one pool. Pool 0 is the default.
 struct ReplayLane {
   uint64_t stream;
   uint32_t pool;
@@ -49,7 +50,7 @@ struct ReplayLane {
 
 struct ReplaySteps {
   std::span<const uint8_t> kind;
-  std::span<const uint32_t> block;  // the allocation's number; any, where there is none
+  std::span<const uint32_t> block;  // the allocation's number; ignored if the step has none
   std::span<const uint64_t> bytes;
   std::span<const uint32_t> lane;
 };
@@ -59,11 +60,11 @@ struct ReplayResult {
   uint64_t peak_allocated = 0;
   uint64_t peak_active = 0;
   int64_t peak_reserved_step = -1;
-  uint64_t reserved = 0;  // at the end, or where a request failed
+  uint64_t reserved = 0;  // at the end, or when a request failed
   uint64_t allocated = 0;
   uint64_t active = 0;
-  uint64_t largest_free = 0;          // the largest block that the allocator holds and nobody has
-  uint64_t largest_free_of_lane = 0;  // of those that the failed request could be served from
+  uint64_t largest_free = 0;          // the largest block that is reserved and not in use
+  uint64_t largest_free_of_lane = 0;  // the largest of those that could serve the failed request
   uint64_t retries = 0;
   uint64_t device_allocs = 0;
   uint64_t device_frees = 0;
@@ -76,17 +77,16 @@ struct ReplayResult {
   std::vector<uint64_t> largest_free_after;
 };
 
-// Stops at the first request that fails. Steps that name a block or lane that does not exist are
-// passed over.
+// Stops at the first request that fails. Skips steps that name a block or lane that does not exist.
 ReplayResult replay_allocator(const ReplaySteps& steps,
                               std::span<const ReplayLane> lanes,
                               const AllocatorRules& rules,
                               bool curves);
 
-// The same model, asked one request at a time. Nothing bounds what it takes from the driver.
+// The same model, for one request at a time. It may take any amount from the driver.
 class AllocatorModel {
  public:
-  // Called with each segment, or piece of one, that is taken from the driver or given back.
+  // Calls back for each segment, or piece of one, that it takes from the driver or gives back.
   using Segments = std::function<void(bool taken, uint64_t address, uint64_t bytes)>;
 
   AllocatorModel(AllocatorRules rules, Segments segments);
@@ -94,7 +94,7 @@ class AllocatorModel {
   AllocatorModel(const AllocatorModel&) = delete;  // its blocks point into it
   AllocatorModel& operator=(const AllocatorModel&) = delete;
 
-  // The address of a block for the allocation of this number, which has none yet.
+  // Returns the address of a new block for the allocation of this number, which has no block yet.
   uint64_t allocate(uint32_t number, uint64_t bytes);
   void free(uint32_t number);
   // empty_cache().

@@ -7,11 +7,11 @@ namespace pytracer {
 
 namespace {
 
-// The part of a path from here on says nothing about the machine.
+// From here on, a path says nothing about the machine.
 constexpr std::array<std::string_view, 3> kPublic = {
     "/site-packages/", "/dist-packages/", "/lib/python3."};
 
-// In front of these a slash only divides: a/b, ../b, 3/4.
+// After one of these, a slash only divides: a/b, ../b, 3/4.
 bool continues_a_word(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
          static_cast<unsigned char>(c) >= 0x80 ||
@@ -57,7 +57,7 @@ std::string without_paths(std::string_view text, std::string_view root) {
       kept += text[at++];
       continue;
     }
-    // A root with spaces in it is known to be one path as far as it goes.
+    // A root may contain spaces, and is one path up to its end.
     bool below_root = root.size() > 1 && text.substr(at).starts_with(root);
     size_t end = at + (below_root ? root.size() : 1);
     end = static_cast<size_t>(

@@ -6,9 +6,10 @@
 
 namespace pytracer {
 
-// Every absolute path in the text becomes a shorter one. What is below `root` is relative to it,
-// what is installed begins with site-packages, Python's own with lib/python3.x, and of any other
-// only the file's name stays. A text that begins with a slash is one path, spaces and all.
+// Shortens every absolute path in the text. A path below `root` becomes relative to it. A path of
+// an installed package begins with site-packages, one of Python's own with lib/python3.x. Of any
+// other path only the file's name stays. A text that begins with a slash is one path, with its
+// spaces.
 std::string without_paths(std::string_view text, std::string_view root);
 
 }  // namespace pytracer

@@ -1,15 +1,15 @@
 // A growing array that any thread may append to without a lock.
 //
-//  * A row's position is claimed by one fetch_add: the order of the log *is* the order of claims,
+//  * One fetch_add claims a row's position: the order of the log *is* the order of claims,
 //    recorded and never inferred from clocks. Whoever holds a lock while appending (an allocator
 //    holds its device's) gets positions in the order of that lock.
 //  * A row is whole or absent: its ready word is stored last and is never zero.
 //  * Rows never move. Memory grows by chunks and is given back chunk by chunk, once every row of
 //    a chunk has been read.
-//  * When `limit` rows have been claimed, further rows are refused and counted by the caller.
-//    Nothing already recorded is overwritten or hidden, and a refused row claims no position: a
-//    limit may be raised later and a reader meets no hole. Threads that append at the very moment
-//    may each put one row more than the limit.
+//  * When `limit` rows have been claimed, the log refuses further rows and the caller counts them.
+//    Nothing already recorded is overwritten or hidden. A refused row claims no position: so a
+//    limit may be raised later, and a reader meets no hole. Threads that append at that very
+//    moment may each put one row beyond the limit.
 #pragma once
 
 #include "event.h"
@@ -43,7 +43,7 @@ class AppendLog {
   static constexpr uint64_t kChunkRows = uint64_t{1} << 14;
   static constexpr uint64_t kMaxChunks = uint64_t{1} << 18;  // 2^32 rows: scopes are 32 bits wide
   static constexpr uint64_t kRefused = UINT64_MAX;
-  // What lies above is for the rows beyond the limit: more than Linux has threads.
+  // The rest is room for rows beyond the limit: more rows than Linux has threads.
   static constexpr uint64_t kMostRows = kChunkRows * kMaxChunks - (uint64_t{1} << 22);
 
   // calloc: the directory is 2 MiB of which a recording touches a few words.
@@ -71,7 +71,7 @@ class AppendLog {
     }
     uint64_t position = next_.fetch_add(1, std::memory_order_relaxed);
     if (position + 1 >= limit) [[unlikely]] {
-      // The last row that fits. If somebody has set another limit since, that one counts.
+      // The last row that fits. If the limit has changed meanwhile, the new one counts.
       limit_.compare_exchange_strong(limit, kFull, std::memory_order_relaxed);
     }
     uint64_t* chunk = chunks_[position / kChunkRows].load(std::memory_order_acquire);
@@ -93,7 +93,7 @@ class AppendLog {
     return position;
   }
 
-  // Positions claimed so far. Rows just below it may still be in the making.
+  // Positions claimed so far. Rows just below this may not be whole yet.
   uint64_t size() const {
     return std::min(next_.load(std::memory_order_acquire), end_.load(std::memory_order_relaxed));
   }
@@ -125,8 +125,8 @@ class AppendLog {
     return from;
   }
 
-  // Gives back the chunks that lie wholly below `position`. Their rows must all have been read:
-  // then no writer can still be inside them. A few are kept for the next writer.
+  // Frees the chunks that lie wholly below `position`. Their rows must all have been read: then no
+  // writer can still be inside them. A few chunks are kept for the next writer.
   void release_below(uint64_t position) {
     std::lock_guard lock(growth_);
     for (; (first_chunk_ + 1) * kChunkRows <= position; ++first_chunk_) {
@@ -179,8 +179,8 @@ class AppendLog {
 
   static constexpr uint64_t kFull = 0;  // as a limit: refuse, and claim nothing
 
-  // Its pages are asked for at once. Met one by one they cost twice as much, in a virtual machine
-  // 2 us each; so it is where Linux is older than 5.14 and does not know how.
+  // Asks for all pages of a chunk at once. Faults one by one cost twice as much, in a virtual
+  // machine 2 us each. Linux before 5.14 cannot do this, and has the faults.
   static uint64_t* new_chunk() {
     constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE; old headers lack the name
     static const auto kPage = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -193,7 +193,7 @@ class AppendLog {
     return chunk;
   }
 
-  // In order: where memory ends the log ends, and no row lies behind a chunk that is missing.
+  // In order: the log ends where memory ran out, and no row lies behind a missing chunk.
   uint64_t* add_chunk(uint64_t index) {
     std::lock_guard lock(growth_);
     while (next_chunk_ <= index && next_chunk_ * kChunkRows < end_.load()) {
@@ -217,11 +217,11 @@ class AppendLog {
   // The claim counter is the one line that every thread writes: it gets a line of its own.
   alignas(64) std::atomic<uint64_t> next_{0};
   alignas(64) std::atomic<uint64_t> limit_{kMostRows};
-  std::atomic<uint64_t*>* chunks_;  // null: not there yet, or given back
+  std::atomic<uint64_t*>* chunks_;  // null: not there yet, or freed
   std::mutex growth_;
   std::vector<uint64_t*> spare_;
-  uint64_t first_chunk_ = 0;                            // below: given back
-  uint64_t next_chunk_ = 0;                             // from here on: not there yet
+  uint64_t first_chunk_ = 0;                            // freed below this
+  uint64_t next_chunk_ = 0;                             // not there yet from here on
   std::atomic<uint64_t> end_{kChunkRows * kMaxChunks};  // no row will ever be here or behind
 };
 

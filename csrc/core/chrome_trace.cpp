@@ -261,7 +261,7 @@ void ChromeTrace::write(const ChromeRows& rows, size_t row, std::string& out) {
   }
 }
 
-// `{"ph":"X","cat":"op","name":"aten::mm","pid":1`, and no end.
+// `{"ph":"X","cat":"op","name":"aten::mm","pid":1`, without its end.
 void ChromeTrace::head(std::string_view phase,
                        const ChromeRows& rows,
                        size_t row,
@@ -350,7 +350,7 @@ void ChromeTrace::write_flow(const ChromeRows& rows, size_t row, std::string& ou
   events_ += 2;
 }
 
-// The slices, if that one is open at that time: an arrow without a slice is an error.
+// The slices, or null if that slice is not open at that time: an arrow without a slice is an error.
 const ChromeRows* ChromeTrace::slice_at(int64_t slice, int64_t time) const {
   const ChromeRows& slices = tables_[0];
   if (slices.kind != ChromeRows::Kind::kSlice || slice < 0 ||
@@ -391,7 +391,7 @@ void ChromeTrace::arguments(const ChromeRows& rows, size_t row, std::string& out
         out += "true";
         break;
       case Kind::kThousandths:
-        append_microseconds(value, out);  // which has just that form
+        append_microseconds(value, out);  // which writes this very form
         break;
     }
   }

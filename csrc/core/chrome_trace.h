@@ -1,12 +1,12 @@
 // Rows of events as Chrome trace JSON, a chunk at a time: what Perfetto and chrome://tracing read.
 //
-// This knows the format and nothing of what is shown: pytracer/export/chrome.py decides that, and
-// writes what stands before and after the events. docs/chrome-trace.md has the dialect.
+// This file knows the format. pytracer/export/chrome.py decides which events there are, and writes
+// the text before and after them. docs/chrome-trace.md has the dialect.
 //
 //   - Times are whole nanoseconds, written as microseconds with three digits: a double's shortest
-//     form would lose some, and an exponent is refused.
-//   - Texts are written as UTF-8. What is not UTF-8 (lone surrogates) becomes U+FFFD: viewers drop
-//     all arguments of an event with an escape they cannot read.
+//     form would lose some, and viewers refuse an exponent.
+//   - Texts are written as UTF-8. Bytes that are not UTF-8 (lone surrogates) become U+FFFD: viewers
+//     drop all arguments of an event with an escape that they cannot read.
 //   - Slices of a thread must nest, or viewers drop them; nest() sees to it.
 #pragma once
 
@@ -22,11 +22,11 @@ namespace pytracer {
 // One argument of every row. Rows without it leave it out.
 struct ChromeArgument {
   enum class Kind : uint8_t {
-    kInteger,  // left out where it is kNoValue
+    kInteger,  // left out if it is kNoValue
     kHex,
-    kText,         // a row of the texts, left out where that is empty
-    kFlag,         // left out where 0
-    kThousandths,  // written as a decimal number; left out where it is kNoValue
+    kText,         // a row of the texts, left out if that is empty
+    kFlag,         // left out if 0
+    kThousandths,  // written as a decimal number; left out if it is kNoValue
   };
 
   std::string name;
@@ -59,26 +59,26 @@ struct ChromeRows {
   std::vector<ChromeArgument> arguments;
 };
 
-// A series of samples has more of them than a screen has points. Keeps of each `bucket_ns` the
-// last sample and, for each column, the first that is its highest; all are kept for 0. Returns
-// the rows to keep, rising.
+// A series has more samples than a screen has points. Keeps the last sample of each `bucket_ns`
+// and, for each column, the first of its highest samples. 0 keeps all. Returns the rows to keep,
+// rising.
 std::vector<int64_t> thin_samples(std::span<const int64_t> times,
                                   std::span<const std::span<const int64_t>> columns,
                                   int64_t bucket_ns);
 
-// Makes slices of a thread nest: each ends at the latest where the one that it began in ends.
-// Of two that begin together the earlier row is the outer one. No slice ends before it begins.
+// Makes slices of a thread nest: each ends no later than the slice in which it began. If two begin
+// together, the earlier row is the outer slice. No slice ends before it begins.
 void nest(std::span<const int64_t> thread, std::span<const int64_t> begin, std::span<int64_t> end);
 
 class ChromeTrace {
  public:
-  // Texts and columns are views of the caller's. Slices come first, nested already; flows that
-  // have no slice at one of their ends are left out.
+  // Texts and columns are views of the caller's. Slices come first, nested already. Flows without a
+  // slice at one of their ends are left out.
   //
-  // Throws std::invalid_argument when columns differ in length or point outside of the texts.
+  // Throws std::invalid_argument if columns differ in length or point outside of the texts.
   ChromeTrace(std::span<const std::string> texts, std::vector<ChromeRows> tables);
 
-  // Appends about `bytes` of events, each followed by ",\n". False when there are none left.
+  // Appends about `bytes` of events, each followed by ",\n". False if no event is left.
   bool next(size_t bytes, std::string& out);
 
   uint64_t events() const { return events_; }  // written so far

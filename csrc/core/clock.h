@@ -25,8 +25,8 @@ inline uint64_t ticks_now() {
 #endif
 }
 
-// About 50 us: no short call of ours computes for so long, and no other program that gets the core
-// gives it back sooner. On x86 the counter runs at 2 to 4 GHz and does not say how fast.
+// About 50 us. None of our short calls computes for so long, and another program that gets the core
+// keeps it for longer. On x86 the counter runs at 2 to 4 GHz and does not say how fast.
 inline uint64_t interrupted_ticks() {
 #if defined(__x86_64__)
   return uint64_t{1} << 17;
@@ -40,8 +40,8 @@ inline uint64_t interrupted_ticks() {
 #endif
 }
 
-// What the calling thread has computed: nothing while it waits, or while others have its core. A
-// system call of 200 to 500 ns, where ticks take 10.
+// The calling thread's processor time: it stands still while the thread waits, and while others
+// have the core. Reading it is a system call of 200 to 500 ns; reading ticks takes 10.
 inline uint64_t thread_ns() {
   timespec now{};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);

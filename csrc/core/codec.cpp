@@ -33,8 +33,8 @@ uint64_t load64(const uint8_t* at) {
   return value;
 }
 
-// Of five bytes, though four would do for a match: columns have few distinct bytes, so the last
-// place with the same four is seldom the start of a long match. Needs 8 bytes to read.
+// A hash of five bytes, though a match needs only four: columns have few distinct bytes, so the
+// last place with the same four is seldom the start of a long match. Reads 8 bytes.
 uint32_t hash_of(const uint8_t* at) {
   constexpr uint64_t kPrime = 0x9E3779B97F4A7C15u;
   return static_cast<uint32_t>(((load64(at) << 24) * kPrime) >> (64 - kHashBits));
@@ -83,7 +83,7 @@ uint8_t* write_match(uint8_t* out, size_t distance, size_t match) {
   return match - kMinMatch >= 15 ? write_length(out, match - kMinMatch - 15) : out;
 }
 
-// Adds up a length's extra bytes. False when they run out or pass the limit.
+// Adds up a length's extra bytes. False if they run out or pass the limit.
 bool read_length(const uint8_t*& in, const uint8_t* end, size_t limit, size_t& length) {
   uint8_t byte;
   do {
@@ -104,8 +104,8 @@ void copy_match(uint8_t* out, size_t distance, size_t length) {
     std::memset(out, out[-1], length);
     return;
   }
-  // A match may overlap what it writes, repeating it. What is written is itself a repetition, so
-  // the part that can be copied at once doubles each time.
+  // A match may overlap its own output and repeat it. The output is then a repetition too, so the
+  // part that can be copied at once doubles each time.
   const uint8_t* from = out - distance;
   while (length > distance) {
     std::memcpy(out, from, distance);
@@ -244,7 +244,7 @@ size_t lz4_compress(std::span<const uint8_t> in, std::span<uint8_t> out) {
       const uint8_t* earlier = begin + slot;
       slot = static_cast<uint32_t>(at - begin);
       if (static_cast<size_t>(at - earlier) > kMaxDistance || load32(earlier) != load32(at)) {
-        at += 1 + (misses++ >> 6);  // the longer nothing matches, the faster we go
+        at += 1 + (misses++ >> 6);  // steps grow for as long as nothing matches
         continue;
       }
       while (at > anchor && earlier > begin && at[-1] == earlier[-1]) {

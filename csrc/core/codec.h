@@ -22,11 +22,11 @@ constexpr size_t lz4_bound(size_t size) {
   return size + size / 255 + 16;
 }
 
-// Returns the compressed size, or 0 when `out` is too small (it never is from lz4_bound on) or
-// the input is larger than kLz4MaxInput.
+// Returns the compressed size, or 0 if `out` is too small (lz4_bound always suffices) or the input
+// is larger than kLz4MaxInput.
 size_t lz4_compress(std::span<const uint8_t> in, std::span<uint8_t> out);
 
-// True when `in` is one whole block that decodes to exactly out.size() bytes.
+// True if `in` is one whole block that decodes to exactly out.size() bytes.
 bool lz4_decompress(std::span<const uint8_t> in, std::span<uint8_t> out);
 
 // CRC-32 as in zlib, gzip and PNG. Pass an earlier result to continue it.
@@ -54,8 +54,8 @@ EncodedColumn encode_column(std::span<const uint8_t> raw,
                             std::vector<uint8_t>& scratch,
                             std::vector<uint8_t>& out);
 
-// The inverse; `raw` is exactly as large as what was encoded. False when the bytes are not such
-// a column; `raw` then holds anything.
+// The inverse; `raw` has exactly the size of the encoded column. False if the bytes are not such a
+// column; `raw` then holds anything.
 bool decode_column(std::span<const uint8_t> encoded,
                    Codec codec,
                    unsigned width,

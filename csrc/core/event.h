@@ -1,5 +1,5 @@
-// The vocabulary: what is recorded, in which order, in how many bytes. Everything else in the
-// project (file format, lifetimes, numpy columns) speaks these words. pytracer/schema.py repeats
+// The vocabulary: the rows of a recording, their order and their bytes. Everything else in the
+// project (file format, lifetimes, numpy columns) uses these words. pytracer/schema.py repeats
 // the numbers for Python; a test keeps the two equal.
 //
 // Three append-only logs make up a recording:
@@ -17,7 +17,7 @@
 namespace pytracer {
 
 enum class Action : uint8_t {
-  kAlloc = 0,          // bytes: what was asked for
+  kAlloc = 0,          // bytes: the requested size
   kFreeRequested = 1,  // the program gave the block back
   kFreeCompleted = 2,  // no stream uses it any more: the allocator may hand it out again
   kSegmentAlloc = 3,   // the allocator took memory from the driver; bytes: the segment's size
@@ -25,19 +25,19 @@ enum class Action : uint8_t {
   kSegmentMap = 5,  // the same two for expandable segments
   kSegmentUnmap = 6,
   kSnapshot = 7,     // the device's recording starts here: seeds describe what was alive now
-  kSeed = 8,         // a block that was alive before; bytes: what had been asked for
+  kSeed = 8,         // a block that was alive before; bytes: the requested size
   kSeedSegment = 9,  // a segment that was held before
-  kOom = 10,         // an allocation failed; bytes: what was asked for, address: free device bytes
-  kLabel = 11,       // the block at address is known to be something; bytes: a label id
+  kOom = 10,         // an allocation failed; bytes: the requested size, address: free device bytes
+  kLabel = 11,       // we learned what the block at address is for; bytes: a label id
   kSaved = 12,       // autograd saved a tensor in the block at address; bytes: the tensor's own
 };
 inline constexpr uint8_t kActions = 13;
 
 // Two events share a cache line and never straddle one. 2^48 bytes is 256 TiB: larger than any
-// block, so the action and the log's own ready mark fit beside the size. A request may be larger
-// still, and is recorded as the most there can be.
+// block, so the action and the log's own ready mark fit beside the size. A larger request is
+// recorded as kMostBytes.
 inline constexpr uint64_t kMostBytes = (uint64_t{1} << 48) - 1;
-// No sum of sizes is beyond what a signed number holds.
+// Sums of sizes stay below this, so a signed number holds them.
 inline constexpr uint64_t kMostBytesInAll = uint64_t{1} << 62;
 
 struct Event {
@@ -74,10 +74,11 @@ inline constexpr uint8_t kScopeReady = 0x80;  // the log's own mark beside the f
 
 struct ScopeBegin {
   uint64_t ticks;
-  uint32_t parent;   // the enclosing scope on the same thread, 0 for none
-  uint32_t forward;  // of a node: the op that made it, 0 when not known
-                     // of a backward, without operators: the first outside of modules that it is of
-  uint32_t name;     // a row of the string table
+  uint32_t parent;  // the enclosing scope on the same thread, 0 for none
+  uint32_t
+      forward;    // of a node: the op that made it, 0 if not known
+                  // of a backward, without operators: the first op outside of modules in its graph
+  uint32_t name;  // a row of the string table
   uint16_t thread;
   ScopeKind kind;
   uint8_t flags_and_ready;  // ScopeFlag bits; the top bit is the log's ready mark
@@ -120,7 +121,7 @@ struct StackFrame {
   bool operator==(const StackFrame&) const = default;
 };
 
-// What a block was found to hold. Category numbers are pytracer/schema.py's.
+// What a block is for. Category numbers are those of pytracer/schema.py.
 struct Label {
   uint8_t category;
   uint32_t role;  // rows of the string table, 0 for none

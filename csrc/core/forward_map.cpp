@@ -44,7 +44,7 @@ void MadeNodes::forget() {
 uint32_t Recorder::forward_of(const Frame& node) const {
   const ThreadState* maker = forward_thread_.load(std::memory_order_acquire);
   if (maker == nullptr || node.sequence < 0) {
-    return 0;  // -1: an AccumulateGrad, made by no op
+    return 0;  // -1: an AccumulateGrad, which no op made
   }
   if (node.forward_thread != maker->made_.torch_id()) {  // numbers count per thread
     maker = thread_called(node.forward_thread);
@@ -64,8 +64,7 @@ const ThreadState* Recorder::thread_called(uint64_t torch_id) const {
   return found != threads_.rend() ? found->get() : nullptr;
 }
 
-// The op made the nodes of the numbers in [op.sequence, next_sequence) that no inner op has
-// claimed.
+// Says that the op made the nodes in [op.sequence, next_sequence) that no inner op has claimed.
 void Recorder::claim(ThreadState& thread, Frame& op, int64_t next_sequence) {
   if (!thread.made_.has_unclaimed(op.sequence, next_sequence) ||
       !recording.load(std::memory_order_relaxed)) {

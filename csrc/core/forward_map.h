@@ -8,8 +8,8 @@
 //     aten::addmm ends     next node: 8    it claims 7 (AddmmBackward0)
 //   aten::linear ends      next node: 8    nothing is left to claim
 //
-// In the backward pass AddmmBackward0 says "number 7, of thread 1", and thread 1's ring says which
-// scope made its number 7.
+// In the backward pass, AddmmBackward0 has number 7 and thread 1. Thread 1's ring holds the scope
+// that made its node 7.
 #pragma once
 
 #include <algorithm>
@@ -23,11 +23,12 @@ namespace pytracer {
 // The nodes that one thread has made. Only that thread writes; other threads read.
 class MadeNodes {
  public:
-  // Whether an operator that began at number `first` leaves nodes for us to claim when `next` is
-  // the next number: an inner operator may have claimed all of them.
+  // Whether an operator that began at number `first` has nodes to claim now that `next` is the next
+  // number. Inner operators may have claimed all of them.
   bool has_unclaimed(int64_t first, int64_t next) const { return next > std::max(first, claimed_); }
 
-  // The scope made the nodes of the numbers in [first, next) that no inner operator has claimed.
+  // Says that the scope made the nodes in [first, next), except those that an inner operator has
+  // claimed.
   void claim(int64_t first, int64_t next, uint32_t scope);
 
   // The scope that made this node, 0 if not known.
@@ -36,16 +37,16 @@ class MadeNodes {
     return entry >> 32 == (number & UINT32_MAX) ? static_cast<uint32_t>(entry) : 0;
   }
 
-  // Whether an operator is known to have made it.
+  // Whether the scope that made this node is known.
   bool has(uint64_t number) const {
     return ring_ != nullptr && entry_of(number) >> 32 == (number & UINT32_MAX);
   }
 
-  // Asks torch once what it calls this thread. Returns whether it had not been asked before. After
-  // that other threads may read: the ring is there.
+  // Asks torch once for its id of this thread. Returns true the first time. From then on other
+  // threads may read: the ring is there.
   bool identify(uint64_t (*ask)());
 
-  // What torch calls this thread, 0 while it has made no node.
+  // Torch's id of this thread; 0 while it has made no node.
   uint64_t torch_id() const { return torch_id_; }
 
   // Another recording has begun.

@@ -33,7 +33,7 @@ void add_some(const std::vector<Row>& rows, Sink& sink) {
 
 }  // namespace
 
-// Moves `from` behind what was copied: the stretch, or as far as a row that is of a later flush.
+// Moves `from` behind the rows that were copied: all of them, or those before a later flush's row.
 // Returns false if a row on the way is still being written.
 template <class Row, class Sink, class Change, class IsLater>
 bool Harvest::copy(const AppendLog<Row>& log,
@@ -126,7 +126,7 @@ bool Harvest::drain(Sink& sink, uint64_t until) {
   };
   auto renumber = [&](auto& row) { row.scope = own_number(row.scope); };
   auto is_later = [&](const ScopeBegin& row) { return row.ticks > until; };
-  // A clock may be read a moment too early, so a reference is looked at as well.
+  // A clock may be read a moment too early, so references count as well.
   auto refers_later = [&](const auto& row) {
     return row.ticks > until || row.scope > read_.scopes - start_.scopes;
   };

@@ -1,13 +1,13 @@
 // Reads a session's rows as they appear and hands them to a sink: a TraceWriter (a file) or a
-// RecordingBuilder (memory). Both are fed by the same code, so both say the same.
+// RecordingBuilder (memory). The same code feeds both, so both hold the same.
 //
-// Rows come after the rows they refer to: sizes are read from the referring logs first, tables
-// last, and written the other way round.
+// A row comes after the rows that it refers to. So the sizes of the referring logs are read first
+// and those of the tables last; writing goes the other way round.
 //
-// What is read up to an instant is consistent, whatever the threads did meanwhile. Each row's ticks
-// are read before its position is claimed, and a scope is claimed before the ticks of what refers
-// to it are read. So of the rows up to an instant every scope that is referred to is among them,
-// and so is every event that came before a step's mark or a scope's end.
+// The rows up to an instant are consistent, whatever the threads did meanwhile. A thread reads a
+// row's ticks before it claims the row's position, and it claims a scope before it reads the ticks
+// of a row that refers to the scope. So the rows up to an instant include every scope that they
+// refer to, and every event before a step's mark or a scope's end.
 #pragma once
 
 #include "recorder.h"
@@ -58,13 +58,13 @@ class Harvest {
 
   static constexpr uint64_t kAll = UINT64_MAX;
 
-  // Everything up to the instant, in ticks, that is whole by now. Returns whether all of it was.
+  // Reads all rows up to the instant (in ticks) that are whole by now. Returns whether all were.
   template <class Sink>
   bool drain(Sink& sink, uint64_t until = kAll);
 
-  // Drains until every row that exists now has been read. Rows take nanoseconds to become whole;
-  // a thread may be asleep in the middle of one, though, so this gives up in the end, and the
-  // recording says so.
+  // Drains until every row that exists now has been read. Rows take nanoseconds to become whole,
+  // but a thread may sleep in the middle of one. So this gives up in the end, and the recording
+  // says so.
   template <class Sink>
   void drain_all(Sink& sink) {
     auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(1);
@@ -83,8 +83,8 @@ class Harvest {
   uint32_t session() const { return session_; }
 
  private:
-  // The rows to read now lie below `to`. Those below `overdue` were there the last time already and
-  // wait no longer, whatever their clock says.
+  // The rows to read now lie below `to`. Rows below `overdue` were there the last time already:
+  // they are read whatever their clock says.
   struct Stretch {
     uint64_t overdue;
     uint64_t to;
@@ -111,7 +111,7 @@ class Harvest {
   Recorder::Positions start_;
   Recorder::Losses lost_before_;
   Recorder::Positions read_;
-  Recorder::Positions seen_;  // claimed when it was drained last
+  Recorder::Positions seen_;  // the claimed positions at the last drain
   size_t strings_ = 0;
   size_t stacks_ = 0;
   size_t places_ = 0;

@@ -1,7 +1,7 @@
-// Steps of a program with several optimizers, as people count them: a GAN's two are one.
+// Steps of a program with several optimizers, as people count them: a GAN's two steps are one.
 //
-// An iteration is over when an optimizer steps that has stepped in it already. Often that is known
-// earlier: as soon as the last one was only ever followed by such an optimizer.
+// An iteration is over when an optimizer steps for the second time in it. Often its end is known
+// earlier: when, so far, only such optimizers have followed the one that stepped last.
 // pytracer/analysis/facts/phases.py has the same in Python.
 #pragma once
 
@@ -14,8 +14,8 @@ namespace pytracer {
 
 class Iterations {
  public:
-  // An optimizer has stepped. Returns whether an iteration was over before: it had stepped in it,
-  // and a forward has begun since the last step.
+  // An optimizer has stepped. Returns whether an iteration was over before this step: the optimizer
+  // had stepped in it already, and a forward has begun since the last step.
   bool stepped(uint64_t optimizer, bool forward_since) {
     if (any_) {
       std::set<uint64_t>& known = followers_[last_];
@@ -35,8 +35,8 @@ class Iterations {
     return over;
   }
 
-  // Of the optimizers that have followed the last one: whether there is any, all have stepped in
-  // this iteration, or none has.
+  // About the optimizers that have followed the last one so far: whether there are any, whether all
+  // of them have stepped in this iteration, or none of them.
   bool is_first() const { return followers() == nullptr; }
 
   bool is_over() const { return !is_first() && have_stepped() == followers()->size(); }
@@ -47,7 +47,7 @@ class Iterations {
 
   void close() { now_.clear(); }
 
-  // It steps no more, and its number may be another one's from here on.
+  // The optimizer steps no more. Another one may get its number.
   void forget(uint64_t optimizer) {
     now_.erase(optimizer);
     followers_.erase(optimizer);
@@ -59,7 +59,7 @@ class Iterations {
   }
 
  private:
-  static constexpr size_t kMost = 64;  // of a file with other numbers nothing is right
+  static constexpr size_t kMost = 64;  // a file with greater numbers is damaged
 
   const std::set<uint64_t>* followers() const {
     auto found = followers_.find(last_);
@@ -74,7 +74,7 @@ class Iterations {
     return count;
   }
 
-  std::set<uint64_t> now_;  // have stepped in this iteration
+  std::set<uint64_t> now_;  // the optimizers that have stepped in this iteration
   std::unordered_map<uint64_t, std::set<uint64_t>> followers_;
   uint64_t last_ = 0;
   bool any_ = false;

@@ -106,7 +106,7 @@ class LiveTable {
 struct Device {
   int64_t snapshot = kNone;  // its recording starts at this event
   LiveTable live;
-  // The same blocks in order. Only made when a label misses every start, since keeping it costs
+  // The same blocks in order. Made only when a label misses every start, since keeping it costs
   // more than the table does.
   std::unique_ptr<std::map<uint64_t, int64_t>> ordered;
 };
@@ -201,7 +201,7 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
   return touches;
 }
 
-// Of what was there before the first event. Other seeds' turn is when step() comes to them.
+// Plants the seeds from before the first event. step() comes to the other seeds in their turn.
 void Matcher::plant_seeds() {
   std::vector<FirstTouch> touches = first_touches();
   for (size_t seed : seeds_) {

@@ -1,23 +1,26 @@
-// From events to allocations: which alloc, free and label belong to the same block.
+// Makes allocations of events: finds the alloc, free and labels of each block.
 //
-// An allocation is one life of a block. Addresses are reused, so it is known by a number: seeds
-// (what was alive before) first, in row order, then by the position of the alloc.
+// An allocation is one life of a block. Addresses are reused, so an allocation has a number: seeds
+// (blocks that were alive before) come first, in row order, then the others in the order of their
+// allocs.
 //
-// The rules, one test each; tests/lifetimes_reference.py says the same in slow Python:
+// The rules, one test each; tests/lifetimes_reference.py has them in slow Python:
 //   - A device whose log holds a kSnapshot starts there. Its earlier rows are ignored and counted
 //     (before_snapshot); the seeds after it describe what was alive at the snapshot.
 //   - A device without one starts at its first row.
 //   - A seed is a block that was alive before if nothing happened at its address before the seed's
-//     row; after a snapshot, which is the seeds' instant, also if what happened first was a free.
-//   - Any other seed saw the block that lives there by then, and is ignored (duplicate_seeds). If
-//     none does, on a device without a snapshot, nobody told of its making: it begins at the seed.
+//     row. After a snapshot, which is the seeds' instant, it also is if the first event there was a
+//     free.
+//   - Any other seed found the block that lives there by then, and is ignored (duplicate_seeds). If
+//     none lives there, on a device without a snapshot, its alloc was missed: it begins at the
+//     seed.
 //   - An alloc where a block still lives ends that block, unseen (implicit_frees).
 //   - kFreeRequested ends the program's use, kFreeCompleted makes the bytes reusable. A block
 //     that is only completed (the CPU) ends there. In between it can still be labelled.
 //   - Labels and saves find the block that starts at their address; failing that, the live block
 //     with the nearest start below, if it reaches that far.
-//   - Anything that finds no block is counted by name. Nothing is guessed. A free that finds none
-//     is no surprise on a device without a snapshot (the CPU): nobody knows what was there before.
+//   - A row that finds no block is counted by name. Nothing is guessed. On a device without a
+//     snapshot (the CPU), such a free is no surprise: the blocks from before are not known.
 #pragma once
 
 #include "event.h"
@@ -41,12 +44,12 @@ struct EventColumns {
 struct LifetimeCounters {
   uint64_t before_snapshot = 0;          // rows of a device before its snapshot; not a loss
   uint64_t repeated_snapshots = 0;       // a device's second and later snapshots, ignored
-  uint64_t duplicate_seeds = 0;          // seeds of a block that is known already; not a loss
+  uint64_t duplicate_seeds = 0;          // seeds of blocks that are known already; not a loss
   uint64_t implicit_frees = 0;           // blocks that ended unseen: their address came again
   uint64_t unmatched_free_requests = 0;  // kFreeRequested where no block lives
   uint64_t unmatched_frees = 0;          // kFreeCompleted where no block lives, after a snapshot
-  uint64_t frees_from_before = 0;        // the same of a device without one; not a loss
-  uint64_t repeated_free_requests = 0;   // kFreeRequested of a block already given back
+  uint64_t frees_from_before = 0;        // the same on a device without a snapshot; not a loss
+  uint64_t repeated_free_requests = 0;   // kFreeRequested of a block that was freed already
   uint64_t unmatched_labels = 0;         // kLabel where no block lives
   uint64_t unmatched_saves = 0;          // kSaved where no block lives
   uint64_t unknown_places = 0;           // rows whose place is not in the table, ignored
@@ -68,8 +71,7 @@ struct Lifetimes {
   LifetimeCounters counters;
 };
 
-// Throws std::invalid_argument when the columns differ in length; nothing else in them is an
-// error.
+// Throws std::invalid_argument if the columns differ in length. No content of them is an error.
 Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> places);
 
 }  // namespace pytracer

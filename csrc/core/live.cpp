@@ -25,7 +25,7 @@ enum Category : uint8_t {
   kFunctional,
 };
 
-// Labels of a block that has several: the one furthest to the left counts.
+// If a block has several labels, the leftmost of these counts.
 constexpr std::array<uint8_t, 10> kLabelOrder = {kWeights,
                                                  kGradients,
                                                  kOptimizerState,
@@ -38,7 +38,7 @@ constexpr std::array<uint8_t, 10> kLabelOrder = {kWeights,
                                                  kTemporaries};
 
 constexpr uint32_t kNone = UINT32_MAX;
-constexpr uint64_t kMostOfOneBlock = uint64_t{1} << 42;  // so that sums are numbers, too
+constexpr uint64_t kMostOfOneBlock = uint64_t{1} << 42;  // so that no sum overflows
 
 int rank_of(uint8_t label) {
   auto found = std::find(kLabelOrder.begin(), kLabelOrder.end(), label);
@@ -66,7 +66,7 @@ bool names_collective(std::string_view text) {
   return is;
 }
 
-// They allocate for the op around them.
+// These ops allocate for the op around them.
 bool names_factory(std::string_view text) {
   if (!text.starts_with("aten::")) {
     return false;
@@ -302,7 +302,8 @@ void Live::add_scope(const Recording::ScopeBegins& rows, size_t row) {
   }
 }
 
-// The thread that trains: it calls backward, else it steps, else it calls modules.
+// The thread that trains: the one that calls backward. If there is none, the one whose optimizer
+// steps; if there is none either, the one that calls modules.
 void Live::choose_main_thread(const Scope& scope) {
   int rank = scope.kind == ScopeKind::kBackward && !scope.in_node ? 3
              : scope.kind == ScopeKind::kOptimizer                ? 2
@@ -332,14 +333,14 @@ void Live::end_scope(uint32_t number, uint32_t stack, uint64_t ticks) {
     marks_.push_back({ticks, number, scope->kind, false});
   }
   if (recent_[number % kRecent].number != number) {
-    // Its end is a mark that is still to be applied: it goes with the next flush.
+    // Its end is a mark that is not applied yet: the next flush brings it.
     if (!is_mark(*scope)) {
       open_.erase(number);
     }
   }
 }
 
-// Whether it is one of the main thread's outermost.
+// Whether it is one of the main thread's outermost scopes.
 bool Live::is_mark(const Scope& scope) {
   if (scope.thread != main_thread_) {
     return false;
@@ -362,7 +363,7 @@ bool Live::is_kept(uint32_t interval) const {
   return kept_[interval % kRecent] != 0;
 }
 
-// What pytracer/analysis/facts/phases.py does for a whole recording, one mark at a time.
+// The rules of pytracer/analysis/facts/phases.py, one mark at a time.
 void Live::apply(const Mark& mark) {
   auto close_pending = [&] {
     if (pending_ && !marked_steps_) {
@@ -462,7 +463,7 @@ LivePhase Live::phase_of(uint32_t number, uint16_t thread) {
     return in_closure ? interval_.phase : said;
   }
   if (thread != main_thread_ && nodes_seen_ && at_or_zero(trains_, thread) == 0) {
-    return LivePhase::kOther;  // it has no part in the training
+    return LivePhase::kOther;  // the thread takes no part in the training
   }
   return interval_.phase;
 }
@@ -513,7 +514,7 @@ void Live::take_event(const Recording::Events& rows, size_t row) {
   }
 }
 
-// Its recording starts here: what was told before is not of it.
+// The device's recording starts here: earlier events do not belong to it.
 void Live::start_device(uint32_t device) {
   devices_[device].reserved = 0;
   std::vector<uint32_t> here;
@@ -613,7 +614,7 @@ void Live::label(uint64_t address, uint64_t row) {
   bool made_outside =
       block.from_before || block.phase == LivePhase::kOther || block.phase == LivePhase::kData;
   if (category == kInputs && !made_outside) {
-    return;  // what a forward made is handed on, not put in
+    return;  // a forward made the block and passes it on; it is no input
   }
   uint32_t role = at_or_zero(tables_.labels.role, row);
   bool old = at_or_zero(tables_.strings, role) == "from_before";
@@ -627,7 +628,7 @@ void Live::label(uint64_t address, uint64_t row) {
   settle_again(block);
 }
 
-// It outlived the step that made it, and now more is known of it.
+// The block outlived the step that made it, and now its category is better known.
 void Live::settle_again(Block& block) {
   if (!block.in_base) {
     return;
@@ -640,7 +641,8 @@ void Live::settle_again(Block& block) {
   sums[block.settled] += block.bytes;
 }
 
-// They were alive in the interval that made them: whether they outlive it shows only now.
+// These blocks are alive at the end of the interval that made them: only now it shows that they
+// outlive it.
 void Live::settle_the_provisional() {
   for (uint32_t number : provisional_) {
     if (blocks_[number].alive) {
@@ -650,7 +652,7 @@ void Live::settle_the_provisional() {
   provisional_.clear();
 }
 
-// A line is told when the outermost op ends, which may be in a later flush.
+// The line of a block comes when its outermost op ends, perhaps in a later flush.
 void Live::resolve_lines() {
   for (; resolved_ < moves_.size(); ++resolved_) {
     const Move& move = moves_[resolved_];
@@ -664,7 +666,7 @@ void Live::resolve_lines() {
       return false;
     }
     Block& block = blocks_[waiting.first];
-    if (outer != nullptr && block.outer == waiting.second) {  // else its row is another's by now
+    if (outer != nullptr && block.outer == waiting.second) {  // else another block has its row
       block.line = outer->line;
     }
     return true;
@@ -752,14 +754,14 @@ Live::Scan Live::scan(size_t count) const {
   return found;
 }
 
-// The first moves make up a step, or a part of one that is too long to keep.
+// The first moves are one step, or a part of a step that is too long to keep.
 void Live::close(size_t count, bool whole_step, uint64_t ticks) {
   resolve_lines();
   settle_the_provisional();
   Scan found = scan(count);
   size_t main = main_device();
   size_t until_peak = devices_.empty() ? 0 : found.at[main];
-  if (main != of_device_) {  // of what was there before, nothing is known of this one
+  if (main != of_device_) {  // nothing is known about this device's earlier blocks
     of_device_ = main;
     base_modules_.clear();
     base_lines_.clear();
@@ -790,7 +792,7 @@ void Live::close(size_t count, bool whole_step, uint64_t ticks) {
     done.peaks.push_back(found.peaks[device].bytes);
     done.ends.push_back(found.after[device].total);
   }
-  // Categories first: they ask for what a block was before it is settled.
+  // Categories first: their rules ask for a block's state before it is settled.
   for (size_t i = 0; i < count; ++i) {
     Block& block = blocks_[moves_[i].block];
     if (!block.in_base) {

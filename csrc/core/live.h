@@ -1,10 +1,10 @@
-// What a recording that goes on has used so far: by category, step, module and line, in memory that
-// does not grow with the recording.
+// The use of memory so far, in a recording that goes on: by category, step, module and line. The
+// memory for this does not grow with the recording.
 //
-// A block's category is known when its life is over, so a step is judged when it is: at its end all
-// but the blocks that outlive it have told what they were. The rules are those of
-// pytracer/analysis/facts/categories.py as far as they need nothing of what comes later;
-// docs/watch.md says which are left out. Totals, peaks and steps are exact.
+// A block's category is known when its life is over. So a step is judged at its end: by then only
+// the blocks that outlive it have no final category. The rules are those of
+// pytracer/analysis/facts/categories.py, without the rules that need later events; docs/watch.md
+// lists these. Totals, peaks and steps are exact.
 #pragma once
 
 #include "event.h"
@@ -22,7 +22,7 @@
 
 namespace pytracer {
 
-inline constexpr size_t kCategories = 11;  // as many as pytracer/schema.py has
+inline constexpr size_t kCategories = 11;  // those of pytracer/schema.py
 using ByCategory = std::array<int64_t, kCategories>;
 
 enum class LivePhase : uint8_t { kOther, kData, kForward, kRecompute, kBackward, kOptimizer };
@@ -56,13 +56,13 @@ class Live {
  public:
   void take(Recording& flush);
 
-  // The recording is over: the last optimizer step was the last step.
+  // The recording is over, and the last optimizer step ended the last step.
   void end();
 
   // The unfinished step counts, too.
   std::vector<LiveDevice> devices() const;
 
-  // The last ones; older ones are forgotten.
+  // The last steps; older ones are dropped.
   const std::deque<LiveStep>& steps() const { return steps_; }
 
   uint64_t step() const { return step_; }
@@ -70,8 +70,8 @@ class Live {
   // The position of the device that matters most: a GPU before the CPU, then the highest.
   size_t main_device() const;
 
-  // At the last whole step's peak on that device; before the first whole step as it is now. By row
-  // of the string table and of the stack table.
+  // Bytes at the last whole step's peak on that device; before the first whole step, bytes now. By
+  // rows of the string table and of the stack table.
   std::unordered_map<uint32_t, int64_t> modules() const;
   std::unordered_map<uint32_t, int64_t> lines() const;
 
@@ -92,10 +92,10 @@ class Live {
     uint32_t number = 0;
     uint32_t parent = 0;
     uint32_t module = 0;  // names
-    uint32_t op = 0;      // the innermost that computes something
+    uint32_t op = 0;      // the innermost op that computes something
     uint32_t root = 0;    // the outermost module's call
-    uint32_t outer = 0;   // the outermost op: it has the line
-    uint32_t caused = 0;  // the forward's module, of a node
+    uint32_t outer = 0;   // the outermost op, which has the line
+    uint32_t caused = 0;  // of a node: the forward's module
     uint32_t name = 0;    // of an optimizer's step
     uint32_t line = 0;    // a row of the stack table
     uint16_t thread = 0;
@@ -124,9 +124,9 @@ class Live {
     uint8_t label = 0;
     uint8_t settled = 0;  // its category when the step that made it was over
     bool from_before = false;
-    bool old_label = false;  // the label says no more than that it was there before
+    bool old_label = false;  // the label only says that the block was there before
     bool saved = false;
-    bool by_node = false;  // a node of the backward let it go
+    bool by_node = false;  // a node of the backward freed it
     bool communicates = false;
     bool in_pool = false;
     bool second = false;  // its op had made another one before
@@ -153,12 +153,12 @@ class Live {
     bool begins;
   };
 
-  struct Base {  // what was alive when the last whole step ended
+  struct Base {  // the bytes that were alive when the last whole step ended
     int64_t total = 0;
     ByCategory by_category{};
   };
 
-  // What a stretch of moves comes to, on each device.
+  // The sums of a stretch of moves, on each device.
   struct Scan {
     std::vector<LivePeak> peaks;
     std::vector<Base> after;
@@ -193,14 +193,14 @@ class Live {
   template <typename Key>
   std::unordered_map<uint32_t, int64_t> holders(const std::vector<int64_t>& base, Key key) const;
 
-  static constexpr size_t kRecent = size_t{1} << 16;  // scopes that are remembered after their end
+  static constexpr size_t kRecent = size_t{1} << 16;  // scopes that are kept after their end
   static constexpr size_t kMostOpen = size_t{1} << 16;
   static constexpr size_t kMostMoves = size_t{1} << 18;
   static constexpr size_t kMostSteps = 4096;
 
   Recording tables_;
   std::vector<Scope> recent_ = std::vector<Scope>(kRecent);
-  std::map<uint32_t, Scope> open_;  // those that lasted longer than `recent_` reaches
+  std::map<uint32_t, Scope> open_;  // open scopes older than those in `recent_`
   uint32_t scopes_ = 0;
   std::vector<Mark> marks_;
 
@@ -210,10 +210,10 @@ class Live {
   std::vector<std::pair<uint64_t, uint32_t>> live_in_order_;  // made when a label misses
   bool in_order_ = false;
   std::vector<Move> moves_;                                  // of the step that is not over
-  std::vector<std::pair<uint32_t, uint32_t>> without_line_;  // a block, and the op that will tell
-  std::vector<uint32_t> provisional_;                        // whose category may still change
-  size_t resolved_ = 0;                                      // whose lines are known
-  std::vector<uint8_t> is_collective_;                       // per row of the string table
+  std::vector<std::pair<uint32_t, uint32_t>> without_line_;  // a block, and the op with its line
+  std::vector<uint32_t> provisional_;   // blocks whose category may still change
+  size_t resolved_ = 0;                 // how many of the lines are known
+  std::vector<uint8_t> is_collective_;  // per row of the string table
   std::vector<uint8_t> is_factory_;
   std::vector<uint8_t> is_product_;
   std::vector<uint8_t> trains_;  // per thread
@@ -221,10 +221,10 @@ class Live {
   std::vector<Base> base_;
   std::vector<int64_t> base_modules_, base_lines_;  // of the main device
   std::vector<int64_t> peak_modules_, peak_lines_;
-  size_t of_device_ = 0;  // whose those are
+  size_t of_device_ = 0;  // the device of these
 
   Interval interval_;
-  Interval around_;   // what goes on around forward and backward
+  Interval around_;   // the interval around forward and backward
   Interval forward_;  // one that lasts until a backward begins; number 0 for none
   Interval before_data_;
   uint32_t intervals_ = 0;
@@ -235,7 +235,7 @@ class Live {
   bool ops_seen_ = false;
 
   bool marked_steps_ = false;
-  bool pending_ = false;  // an optimizer's step ended, and it is not known whether the step did
+  bool pending_ = false;  // an optimizer's step has ended; whether the step has is not known yet
   bool went_forward_ = false;  // since then
   Iterations iterations_;
   size_t pending_moves_ = 0;

@@ -9,14 +9,15 @@
 
 namespace pytracer {
 
-// What tracing itself computes, and no time that its threads wait. One in 61 of the short calls is
-// timed and stands for all. (A prime, so that it is not always the same one of a program's loop.)
-// Ticks go on while another program has the core, so a call that took too long stands for nothing.
-// What takes longer by itself is timed by the thread's clock: see quietly::Timed.
+// Counts the time in which tracing computes, without the time in which its threads wait. One short
+// call in 61 is timed and stands for the others. (61 is a prime, so that it is not always the same
+// call of a program's loop.) Ticks go on while another program has the core, so a call that took
+// too long is left out. Calls that are long by themselves are timed by the thread's clock: see
+// quietly::Timed.
 class OwnTime {
  public:
   struct Reading {
-    uint64_t at;     // when it was read, in ticks
+    uint64_t at;     // when this was read, in ticks
     uint64_t ticks;  // of short calls
     uint64_t ns;     // of the others
   };
@@ -43,7 +44,7 @@ class OwnTime {
         ticks_now(), ticks_.load(std::memory_order_relaxed), ns_.load(std::memory_order_relaxed)};
   }
 
-  // Of this thread: what happens inside of it is counted with it.
+  // This thread is inside a longer call, whose time includes the short calls in it.
   static inline thread_local constinit bool in_longer_call = false;
 
  private:

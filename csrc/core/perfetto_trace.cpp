@@ -17,7 +17,7 @@ constexpr uint32_t kTrackOrdering = 11, kTrackRank = 12;
 constexpr uint32_t kCounterUnit = 3;
 constexpr uint32_t kEventCategory = 3, kEventArgument = 4, kEventType = 9, kEventName = 10;
 constexpr uint32_t kEventTrack = 11, kEventValue = 30, kEventFlow = 47, kEventFlowEnd = 48;
-// Slices that have it in common have their colour in common.
+// Slices with the same correlation have the same colour.
 constexpr uint32_t kEventCorrelation = 54;
 constexpr uint32_t kArgumentName = 1, kArgumentFlag = 2, kArgumentInteger = 4, kArgumentReal = 5;
 constexpr uint32_t kArgumentPointer = 7, kArgumentText = 17;
@@ -98,7 +98,7 @@ PerfettoTrace::PerfettoTrace(std::vector<std::string> texts,
   find_flows();
 }
 
-// A flow is told by the slices at its ends.
+// A flow is written with the slices at its ends.
 void PerfettoTrace::find_flows() {
   for (const PerfettoRows& table : tables_) {
     if (table.rows.kind != ChromeRows::Kind::kFlow) {
@@ -191,7 +191,7 @@ void PerfettoTrace::arguments(const ChromeRows& rows, size_t row, std::string& e
   }
 }
 
-// Without rows it is an end: what began is known.
+// Without rows it is an end: its beginning is known.
 void PerfettoTrace::event(int type,
                           uint64_t track,
                           int64_t time,

@@ -1,5 +1,5 @@
-// The rows of chrome_trace.h as Perfetto's own format: protobuf, which says what JSON cannot, the
-// order of tracks and what is inside of what. A piece at a time.
+// The rows of chrome_trace.h in Perfetto's own format, a piece at a time. The format is protobuf.
+// Unlike JSON it has the order of tracks, and tracks inside of tracks.
 // https://perfetto.dev/docs/reference/synthetic-track-event describes the messages.
 #pragma once
 
@@ -23,13 +23,13 @@ struct PerfettoTrack {
   std::string name;
   int32_t rank;  // its place among its parent's tracks
   bool is_counter;
-  // Then there are as many of it as lives overlap, numbered from its id on, and their bars have one
-  // colour.
+  // If so, there are as many such tracks as lives overlap, numbered from `id` on. Their bars have
+  // one colour.
   bool holds_lifetimes;
 };
 
-// A table's rows and where they go: of slices, instants and lifetimes the `thread` column has the
-// track's id; of a counter there is one track for each argument.
+// A table's rows and their tracks. For slices, instants and lifetimes the `thread` column has the
+// track's id. A counter has one track for each argument.
 struct PerfettoRows {
   ChromeRows rows;
   std::vector<uint64_t> counters;
@@ -44,13 +44,14 @@ class PerfettoTrace {
                 std::vector<PerfettoRows> tables,
                 uint32_t sequence);
 
-  // Appends about that many bytes. False when there is nothing left.
+  // Appends about that many bytes. False if nothing is left.
   bool next(size_t bytes, std::string& out);
 
   uint64_t events() const { return events_; }
 
  private:
-  // Lives that overlap lie on lanes of their own: per track the lanes, by when they are free.
+  // Lives that overlap lie on lanes of their own. For each track: its lanes, by the time when they
+  // become free.
   using Lane = std::pair<int64_t, uint64_t>;
   using Lanes = std::priority_queue<Lane, std::vector<Lane>, std::greater<>>;
 

@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint8_t kNewestProtocol = 5;
 constexpr size_t kMaxDepth = 64;  // a snapshot's marks nest eight deep
-constexpr size_t kMaxName = 60;   // of what is shown of a file's own words
+constexpr size_t kMaxName = 60;   // characters of a file's own words in a message
 
 const char* forbidden_name(uint8_t opcode) {
   switch (opcode) {
@@ -79,7 +79,7 @@ class PickleReader {
       case 0x80:
         protocol(byte());
         break;
-      case 0x95:  // a frame's length: it only helps those who read in pieces
+      case 0x95:  // a frame's length, which only helps readers of pieces
         little(8);
         break;
       case 'N':
@@ -286,7 +286,7 @@ class PickleReader {
     return stack_.back();
   }
 
-  // How many values lie above the last mark, which is taken away.
+  // Removes the last mark. Returns how many values lie above it.
   size_t marked() {
     if (marks_.empty()) {
       damaged("closes a container that it did not open");
@@ -317,7 +317,7 @@ class PickleReader {
   }
 
   uint32_t new_container(uint64_t begin, uint64_t length) {
-    // The shortest container that anything real writes takes more than two bytes.
+    // The shortest container that a real writer makes takes more than two bytes.
     if (out_.containers_.size() > bytes_.size() / 2 || out_.containers_.size() >= UINT32_MAX) {
       refuse("holds more containers than a file of its size can need");
     }

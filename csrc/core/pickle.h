@@ -1,12 +1,12 @@
 // Reads the part of Python's pickle format that plain data needs: containers, numbers, texts.
 //
-// A pickle is a program for a small machine, and the machine of Python runs whatever it is told.
-// This one knows no instruction that makes an object or calls anything: it refuses those and says
-// what they asked for. Guarantees:
+// A pickle is a program for a small machine, and Python's machine runs any program. This machine
+// knows no instruction that makes an object or calls anything: it refuses these, and names what
+// they asked for. Guarantees:
 //   - nothing is executed, imported or looked up
 //   - time and memory are in proportion to the file: each instruction makes at most one value, a
 //     memo index cannot exceed the file's size, and marks nest at most kMaxDepth deep
-//   - values may contain themselves or be shared; whoever walks them must not recurse blindly
+//   - values may contain themselves or be shared, so code that walks them must not recurse blindly
 #pragma once
 
 #include <cstddef>
@@ -84,9 +84,9 @@ class Pickle {
     }
   }
 
-  // Whether it is a number without a fraction that fits; `out` gets its 64 bits.
+  // Whether the value is a whole number that fits; `out` gets its 64 bits.
   bool integer(Value value, uint64_t& out) const;
-  // The same of any number, rounded.
+  // The same for any number, rounded.
   bool number(Value value, double& out) const;
 
  private:
@@ -96,7 +96,7 @@ class Pickle {
   struct Container {
     uint64_t begin;
     uint64_t length;
-    uint32_t next;  // 0: none; container 0 is nobody's continuation
+    uint32_t next;  // 0: none; container 0 continues no other
     uint32_t last;  // of a first part: the chain's end
   };
 

@@ -29,8 +29,8 @@ bool barrier_on_all_threads() {
 
 }  // namespace
 
-// Marks the state of a thread that ends. The state itself stays: its frees may still come, and
-// other threads read which ops it ran.
+// Marks the state of a thread that ends. The state itself stays: the thread's frees may still come,
+// and other threads read which ops it ran.
 struct ThreadExit {
   ThreadState* state = nullptr;
 
@@ -52,7 +52,7 @@ ThreadState& Recorder::new_thread_state() {
   return state;
 }
 
-// Other names are the program's.
+// The program may have set any other name.
 static ThreadName name_of_this_thread() {
   char name[16] = {};
   prctl(PR_GET_NAME, name);
@@ -63,7 +63,7 @@ static ThreadName name_of_this_thread() {
 ThreadState& Recorder::adopt_thread() {
   ThreadName name = name_of_this_thread();
   std::lock_guard lock(threads_mutex_);
-  // A state retired in an earlier recording belongs to nobody any more.
+  // Nobody uses a state that was retired in an earlier recording.
   for (auto& state : threads_) {
     if (state->retired_ && state->generation_ != generation_.load()) {
       state->retired_ = false;
@@ -71,7 +71,7 @@ ThreadState& Recorder::adopt_thread() {
       return *state;
     }
   }
-  // Numbers are 16 bits wide; a program with more threads than that shares the last one.
+  // Numbers are 16 bits wide. In a program with more threads, the rest share the last number.
   auto number = static_cast<uint16_t>(std::min<size_t>(threads_.size(), UINT16_MAX));
   threads_.push_back(std::make_unique<ThreadState>(number, std::move(name)));
   return *threads_.back();
@@ -80,7 +80,7 @@ ThreadState& Recorder::adopt_thread() {
 void Recorder::retire_thread(ThreadState& state) {
   std::lock_guard lock(threads_mutex_);
   state.retired_ = true;
-  // Programs may start a thread for each step: of a state that stays only the nodes are needed.
+  // A program may start a thread for each step. Of a state that stays, only the nodes are needed.
   std::vector<Frame>().swap(state.frames_);
   std::vector<std::shared_ptr<Annotation>>().swap(state.annotations_);
   std::vector<ThreadState::CachedName>().swap(state.names_);
@@ -177,7 +177,7 @@ void Recorder::mark_step(std::string_view name) {
 uint32_t Recorder::begin_session(uint64_t max_events) {
   std::lock_guard lock(mutex_);
   uint32_t id = next_session_++;
-  // Scopes from as far back as there are any: the new session may lie inside an open one.
+  // From the first scope that is still there: the new session may lie inside an open scope.
   Positions start{events.size(), released_.scopes, released_.scope_ends};
   uint64_t room = std::min(max_events, AppendLog<Event>::kMostRows);
   Positions limit{events.size() + room, scopes.size() + room, scope_ends.size() + room};
@@ -231,8 +231,8 @@ uint32_t Recorder::open_sessions() const {
 }
 
 // Waits until no thread is inside the recorder. A hook raises its busy flag and then looks at
-// `recording` again; with a barrier on every thread after `recording` fell, whoever has not
-// raised the flag by now will see that it fell.
+// `recording` again. A barrier on every thread follows the fall of `recording`: a thread that has
+// not raised its flag by then will see that `recording` fell.
 bool Recorder::quiesce() {
   if (!barrier_on_all_threads()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -268,7 +268,7 @@ Recorder::Positions Recorder::end_of(uint32_t id) const {
   return it != sessions_.end() && it->second.ended ? it->second.end : reached();
 }
 
-// In the order in which rows refer to each other: what an event refers to is there before it.
+// In the order of references between rows: the rows that an event refers to are there before it.
 Recorder::Positions Recorder::reached() const {
   Positions now;
   now.events = events.size();
@@ -349,7 +349,7 @@ void Recorder::start_afresh_after_fork() {
   this_thread_state = nullptr;
 }
 
-// Numbers go on, so that nothing that belongs to the parent's recording passes for the child's.
+// The generation goes on, so that no number of the parent's recording is valid in the child.
 void Recorder::continue_after(const Recorder& parents) {
   take_stack.store(parents.take_stack.load());
   torch_thread_id.store(parents.torch_thread_id.load());

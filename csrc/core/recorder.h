@@ -5,33 +5,39 @@
 //   forward_map.h   which operator made an autograd node
 //   recorder.h      the logs, the sessions, and what hooks call
 //
-// Example: loss = linear(x).sum(); loss.backward(). Time runs downwards. In brackets: the frames of
-// the thread, innermost last; an op's frame has autograd's next node number.
+// Example: loss = linear(x).sum(); loss.backward(). Time runs downwards. Brackets hold the thread's
+// frames, the innermost last. The number in an op's frame is autograd's next node number, the
+// number in a node's frame is the node's own.
 //
-//   call          the thread's frames                     rows appended
-//   ------------  --------------------------------------
-//   ------------------------------------------- push module   [linear] push op       [linear]
-//   [aten::linear 0] push op       [linear] [aten::linear 0] [addmm 0] record alloc scope 1: module
-//   linear
-//                                                         scope 2: op aten::linear, parent 1
-//                                                         scope 3: op aten::addmm, parent 2
-//                                                         event:   alloc, in scope 3
-//   pop op        [linear] [aten::linear 0]               none; next node is 1: node 0 is scope 3's
-//   pop op        [linear]                                end of 2, with the Python line
-//   pop module    []                                      end of 1
+//   call          the thread's frames                        rows appended
+//   ------------  -----------------------------------------  ------------------------------------
+//   push module   [linear]
+//   push op       [linear] [aten::linear 0]
+//   push op       [linear] [aten::linear 0] [addmm 0]
+//   record alloc                                             scope 1: module linear
+//                                                            scope 2: op aten::linear, parent 1
+//                                                            scope 3: op aten::addmm, parent 2
+//                                                            event:   alloc, in scope 3
+//   pop op        [linear] [aten::linear 0]                  none; next node is 1, so scope 3
+//                                                            made node 0
+//   pop op        [linear]                                   end of 2, with the Python line
+//   pop module    []                                         end of 1
 //   push op       [aten::sum 1]
-//   record alloc                                          scope 4: op aten::sum; event: alloc, in 4
-//   pop op        []                                      end of 4; next node is 2: node 1 is 4's
+//   record alloc                                             scope 4: op aten::sum
+//                                                            event:   alloc, in scope 4
+//   pop op        []                                         end of 4; next node is 2, so scope 4
+//                                                            made node 1
 //   push pass     [backward]
-//   push_node     [backward] [SumBackward0 1]             none: it allocates nothing
+//   push_node     [backward] [SumBackward0 1]                none: it allocates nothing
 //   pop node      [backward]
 //   push_node     [backward] [AddmmBackward0 0]
 //   push op       [backward] [AddmmBackward0 0] [mm -1]
-//   record alloc                                          scope 5: backward
-//                                                         scope 6: node AddmmBackward0, parent 5,
-//                                                                  forward 3 (node 0 was scope 3's)
-//                                                         event:   alloc, in scope 6
-//   pop, pop, pop []                                      end of 6, end of 5
+//   record alloc                                             scope 5: backward
+//                                                            scope 6: node AddmmBackward0,
+//                                                                     parent 5, forward 3 (which
+//                                                                     made node 0)
+//                                                            event:   alloc, in scope 6
+//   pop, pop, pop []                                         end of 6, end of 5
 //
 // A frame becomes a row only when something happens inside it: most ops allocate nothing and cost
 // no memory.
@@ -73,8 +79,9 @@ inline constinit std::atomic<bool> recording{false};
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
-  // Of 65536 place numbers these are given out; the others are for what no number is left for.
-  static constexpr uint32_t kPlacesKept = 256;  // one per device
+  // There are 65536 place numbers. The last 256 are kept, one per device, for the time when all
+  // others are in use.
+  static constexpr uint32_t kPlacesKept = 256;
   static constexpr uint32_t kMostPlaces = UINT16_MAX + 1 - kPlacesKept;
 
   static Recorder& get() { return *instance; }
@@ -105,16 +112,16 @@ class Recorder {
     frames.push_back({key, name, ticks, sequence, 0, 0, name_id, kind, flags, false, {}});
   }
 
-  // What is known of the frame that was pushed last, before anything happens in it.
+  // Adds flags to the frame that was pushed last, before anything happens in it.
   static void mark(ThreadState& thread, uint8_t flags) { thread.frames_.back().flags |= flags; }
 
-  // The same: of a backward pass, the number of a node and the thread that made it.
+  // Gives the frame of a backward pass the number of a node, and the thread that made the node.
   static void mark_forward(ThreadState& thread, int64_t number, uint64_t made_by) {
     thread.frames_.back().sequence = number;
     thread.frames_.back().forward_thread = made_by;
   }
 
-  // Whether an op is known to have made the thread's node of this number.
+  // Whether the recorder knows the op that made this node of the thread.
   static bool made_by_an_op(const ThreadState& thread, uint64_t number) {
     return thread.made_.has(number);
   }
@@ -122,10 +129,10 @@ class Recorder {
   // The thread enters an annotation, whose address is the frame's key.
   void push_annotation(ThreadState& thread, ScopeKind kind, std::shared_ptr<Annotation> annotation);
 
-  // It has ended. `owner` is the thread that entered it, `thread` the one that ends it.
+  // Ends the annotation. `owner` is the thread that entered it, `thread` the one that ends it.
   void end_annotation(ThreadState& thread, ThreadState& owner, Annotation& annotation);
 
-  // An autograd node is evaluated: its number on the thread that made it, and that thread.
+  // The engine evaluates an autograd node. A node has a number on the thread that made it.
   void push_node(ThreadState& thread,
                  const void* key,
                  const char* name,
@@ -133,8 +140,8 @@ class Recorder {
                  uint64_t forward_thread,
                  NodeKind node);
 
-  // True, and done, for the innermost frame when nothing has happened in it and it has made no
-  // nodes that an inner operator has not claimed; else call pop.
+  // Pops the innermost frame if nothing has happened in it and it leaves no nodes to claim. Returns
+  // false, and does nothing, in any other case: then call pop.
   template <class NextSequence>
   static bool pop_untouched(ThreadState& thread, const void* key, NextSequence next_sequence) {
     auto& frames = thread.frames_;
@@ -159,8 +166,8 @@ class Recorder {
   // Returns the event's position, or AppendLog::kRefused.
   uint64_t record(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
 
-  // The thread's outermost operator reads this block, which is labelled so as soon as the operator
-  // makes one.
+  // The thread's outermost operator reads this block. The block gets its label as soon as the
+  // operator makes a block.
   static void will_read(ThreadState& thread, uint16_t place, uint64_t address, uint32_t label) {
     if (thread.read_count_ < thread.reads_.size()) {
       thread.reads_[thread.read_count_++] = {address, label, place};
@@ -169,7 +176,7 @@ class Recorder {
 
   static void forget_reads(ThreadState& thread) { thread.read_count_ = 0; }
 
-  // It happened and cannot be recorded.
+  // Counts an event that cannot be recorded.
   void lose(Action action) noexcept {
     lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
   }
@@ -178,8 +185,8 @@ class Recorder {
   void open_current(ThreadState& thread);
   void mark_step(std::string_view name);
 
-  // Numbers are 16 bits wide. Beyond them a device's streams and pools share one row, which is
-  // counted: the bytes stay right, and where they lie is lost by name.
+  // Numbers are 16 bits wide. When they run out, all further streams and pools of a device share
+  // one row, and the recorder counts that: the bytes stay right, but not where they lie.
   uint16_t place(const Place& place);
 
   // How the Python stack of the calling thread becomes a row of `stacks`; null takes none.
@@ -203,26 +210,26 @@ class Recorder {
     uint64_t scope_ends = 0;
   };
 
-  // What was refused since the recording began: events by their action, then scopes, then places.
+  // Counts of rows refused since the recording began: events by action, then scopes, then places.
   using Losses = std::array<uint64_t, kActions + 2>;
 
   uint32_t begin_session(uint64_t max_events);
-  // After the last session has ended no thread appends any more and the logs can be read whole.
-  // The session's rows stay until it is forgotten.
+  // After the last session has ended, no thread appends any more, and the logs can be read whole.
+  // A session's rows stay until the session is forgotten.
   void end_session(uint32_t id);
-  // Nobody reads the session any more. With the last one the recording's memory is given back.
+  // Nobody reads the session any more. Forgetting the last session frees the recording's memory.
   void forget_session(uint32_t id);
   Positions start_of(uint32_t id) const;
-  // How far its rows reach: to where the logs are now, or were as it ended.
+  // Where the session's rows end: at the logs' present ends, or where these were when it ended.
   Positions end_of(uint32_t id) const;
   Losses losses_before(uint32_t id) const;
   Losses losses() const;
-  // How many have not ended.
+  // How many sessions have not ended.
   uint32_t sessions() const;
-  // This session has read the rows below: their memory may go when no other needs it.
+  // This session has read the rows below `positions`. Memory that no session needs is freed.
   void release_below(uint32_t id, const Positions& positions);
 
-  // What the operating system calls the threads, by their number.
+  // The operating system's names of the threads, by our numbers.
   std::vector<ThreadName> threads_from(size_t first) const;
   // In a forked child: other threads are gone and may have held any lock, so the child gets a
   // recorder of its own and the parent's is left where it lies.
@@ -239,8 +246,8 @@ class Recorder {
   std::atomic<uint64_t> lost_scopes{0};
   std::atomic<uint64_t> lost_places{0};
 
-  // Counts recordings, on into a forked child: what was interned under an earlier number is not
-  // valid any more. Every cache of interned numbers carries the generation that it belongs to.
+  // Counts recordings, also across a fork. Numbers interned in an earlier generation are invalid,
+  // so every cache of interned numbers carries its generation.
   uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
 
  private:
@@ -267,8 +274,8 @@ class Recorder {
   void erase(ThreadState& thread, size_t depth, int64_t next_sequence);
   void pop_ended(ThreadState& thread);
 
-  // Whatever happens next on this thread is not inside of annotations that another thread has
-  // ended.
+  // Drops the frames of annotations that another thread has ended: nothing more happens inside
+  // them.
   void drop_ended(ThreadState& thread) {
     if (thread.some_ended_elsewhere_.load(std::memory_order_relaxed) &&
         thread.some_ended_elsewhere_.exchange(false)) [[unlikely]] {
@@ -287,7 +294,7 @@ class Recorder {
   struct Session {
     Positions start;
     Positions unread;  // rows from here on are still needed
-    Positions limit;   // rows from here on are more than it asked for
+    Positions limit;   // rows from here on exceed the session's limit
     Losses lost_before;
     bool ended = false;
     Positions end;  // once it has ended
@@ -303,14 +310,14 @@ class Recorder {
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
   std::atomic<const NodeSource*> node_source_{nullptr};
-  std::atomic<ThreadState*> forward_thread_{nullptr};  // that made nodes first: mostly the one
+  std::atomic<ThreadState*> forward_thread_{nullptr};  // the first that made nodes; mostly the only
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;
 };
 
 // A hook's stay in the recorder. Raises the thread's flag, and only then looks whether anything
-// records (see Recorder::quiesce). True while something does; the thread then remembers nothing of
-// an earlier recording.
+// records (see Recorder::quiesce). True while something does. By then the thread has dropped its
+// caches of an earlier recording.
 class Recorder::Stay {
  public:
   Stay(Recorder& recorder, ThreadState& thread) : thread_(thread) {

@@ -1,4 +1,4 @@
-// A recording in memory: made of rows, and written to a file. No recorder is needed for either.
+// A recording in memory: building it from rows, and writing it to a file. Neither needs a recorder.
 #include "harvest.h"
 
 #include <algorithm>
@@ -26,7 +26,7 @@ void RecordingBuilder::add(std::span<const NamedCount> rows) {
 
 namespace {
 
-// Counters are named in the string table; a name that is not there yet is added behind it.
+// Counters have their names in the string table; a new name goes behind the others.
 void write_losses(TraceWriter& writer, const RecordingView& from) {
   std::vector<std::string> names;
   std::vector<NamedCount> rows;
@@ -54,8 +54,8 @@ void write_tables(TraceWriter& writer, const RecordingView& from) {
   writer.add_columns(from.threads);
 }
 
-// What happened, in flushes like those of a recording that is streamed: a copy of the file that is
-// cut short can be read as far as one.
+// Writes the events in flushes, like those of a recording that is streamed: so a copy of the file
+// that is cut short can be read up to its last flush.
 class History {
  public:
   History(TraceWriter& writer, const RecordingView& from) : writer_(writer), from_(from) {}
@@ -92,8 +92,8 @@ class History {
     writer_.end_flush();
   }
 
-  // Columns from outside may hold what no row can: a flag in the ready mark's place, a size beyond
-  // the largest.
+  // Columns from outside may hold values that no row can: a flag in the ready mark's place, or a
+  // size beyond the largest.
   void write_scopes(size_t scopes, size_t scope_ends) {
     auto begins = view_of<RecordingView::ScopeBegins>(from_.scope_begins, scopes_, scopes);
     std::vector<uint8_t> flags(begins.flags.begin(), begins.flags.end());

@@ -1,4 +1,4 @@
-// The recorder's work on a thread's frames: push, pop, and the rows that they become.
+// The recorder's work on a thread's frames: push, pop, and making rows of them.
 #include "scope_stack.h"
 
 #include "recorder.h"
@@ -19,8 +19,8 @@ bool is_factory(const Frame& frame) {
          std::strncmp(frame.name, kPrefix.data(), kPrefix.size()) == 0;
 }
 
-// How many of the innermost frames are operators of a plain node: none if one of them is more
-// than torch's own arithmetic.
+// How many of the innermost frames are operators of a plain node. 0 if one of them is not torch's
+// own arithmetic.
 size_t operators_of_node(const std::vector<Frame>& frames) {
   size_t count = 0;
   for (auto frame = frames.rbegin(); frame != frames.rend(); ++frame, ++count) {
@@ -88,12 +88,12 @@ void Recorder::pop_ended(ThreadState& thread) {
   }
 }
 
-// Frames above stay: generators and tasks that take turns on a thread leave in any order.
+// Frames above it stay: generators and tasks that take turns on a thread leave in any order.
 void Recorder::pop(ThreadState& thread, const void* key, int64_t next_sequence) {
   auto& frames = thread.frames_;
   auto found = std::find_if(
       frames.rbegin(), frames.rend(), [key](const Frame& frame) { return frame.key == key; });
-  if (found != frames.rend()) {  // else it was entered before we looked, or on another thread
+  if (found != frames.rend()) {  // else it was entered before the recording, or on another thread
     erase(thread, static_cast<size_t>(frames.rend() - found) - 1, next_sequence);
   }
 }
@@ -127,7 +127,7 @@ uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
   return frame.name_id;
 }
 
-// By the text and not by its address: torch writes a node's name anew each time it runs.
+// Compares texts and not addresses: torch writes a node's name anew each time the node runs.
 uint32_t Recorder::name_of(ThreadState& thread, std::string_view name) {
   thread.names_.resize(ThreadState::kNames);
   auto slot = std::hash<std::string_view>{}(name) % ThreadState::kNames;
@@ -141,10 +141,10 @@ uint32_t Recorder::name_of(ThreadState& thread, std::string_view name) {
 
 // Gives the open frames their rows, outermost first, and returns the innermost one's number.
 //
-// Of nested operators the outermost and the innermost get a row: the program called the first, and
-// the second allocated. A factory (aten::empty and its kind) inside another operator gets none: it
-// allocates for that operator. Nor do the operators of a plain node: they allocate for the node,
-// whether RecordFunction reports them or not (see scope_of_node).
+// Of nested operators, the outermost and the innermost get a row: the program called the first, and
+// the second allocated. A factory (aten::empty and its kind) inside another operator gets no row:
+// it allocates for that operator. The operators of a plain node get no rows either: they allocate
+// for the node, whether RecordFunction reports them or not (see scope_of_node).
 uint32_t Recorder::open_scope(ThreadState& thread) {
   auto& frames = thread.frames_;
   if (frames.empty()) {
@@ -196,17 +196,17 @@ void Recorder::close(ThreadState& thread, size_t depth) {
     return;
   }
   if (frame.kind == ScopeKind::kOp && inside_op) {
-    return;  // an inner operator's extent is not kept: a third of the log for nothing
+    return;  // an inner operator gets no end: nothing needs it, and it would be a third of the log
   }
   uint64_t left = ticks_now();
   uint32_t stack = 0;
-  // The outermost op was called from Python: its line is the line. Under a node the line would
-  // be that of backward(), which says nothing, unless the forward is being run again.
+  // Python called the outermost op, so its line is the one to keep. Under a node that line would be
+  // the call of backward(), which says nothing, unless the forward runs again there.
   bool inside_node = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kNode;
   if (frame.kind == ScopeKind::kOp && frame.allocated && !inside_op &&
       (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
     auto take = take_stack.load(std::memory_order_relaxed);
-    stack = take != nullptr ? take() : 0;  // may wait for the GIL: not while we stay
+    stack = take != nullptr ? take() : 0;  // may wait for the GIL, so not during a Stay
   }
   Stay stay(*this, thread);
   if (!stay || frame.scope == 0) {
@@ -217,7 +217,7 @@ void Recorder::close(ThreadState& thread, size_t depth) {
   }
 }
 
-// The row of the node that the thread evaluates, 0 if none; what is known of it is asked for once.
+// The row of the node that the thread evaluates, 0 if there is none. Each node is described once.
 uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source) {
   const void* node = source.current();
   uint32_t scope = thread.asked_scope_.load(std::memory_order_relaxed);
@@ -260,7 +260,7 @@ void Recorder::close_node(ThreadState& thread) {
   }
 }
 
-// The engine's threads may still be giving back what their last node held: theirs are atomics.
+// The engine's threads may still free memory that their last node held, so their fields are atomic.
 void Recorder::ask_for_no_nodes() {
   node_source_.store(nullptr);
   Stay stay(*this, this_thread());

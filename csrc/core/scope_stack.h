@@ -21,23 +21,23 @@
 
 namespace pytracer {
 
-// What a thread's innermost autograd node is.
+// The kind of a thread's innermost autograd node.
 enum class NodeKind : uint8_t {
   kNone,
   kWithGrad,  // evaluated with grad mode on: it makes a graph of its own
-  kPython,    // a Function of the program's: it may run anything
-  kPlain,     // one of torch's own: it computes gradients, and its operators are not told apart
+  kPython,    // a Function that the program wrote: it may run anything
+  kPlain,     // one of torch's own: it computes gradients; its operators all count as the node
 };
 
-// Whether an operator is torch's own (`aten::mul`, `detach`) and not a collective (`c10d::...`,
-// `nccl:...`) or of a library.
+// Whether an operator is torch's own (`aten::mul`, `detach`), and neither a collective
+// (`c10d::...`, `nccl:...`) nor a library's.
 inline bool is_arithmetic(const char* name) {
   return std::strncmp(name, "aten::", 6) == 0 || std::strchr(name, ':') == nullptr;
 }
 
-// A scope that the program opens by hand. Unlike an op it may end on another thread: when a
-// generator is drained by a worker, or a future is completed. Its thread and whoever ends it share
-// this.
+// A scope that the program opens by hand. Unlike an op, it may end on another thread: when a worker
+// drains a generator, or completes a future. The thread that began it and the thread that ends it
+// share this.
 struct Annotation {
   explicit Annotation(std::string text) : name(std::move(text)) {}
 
@@ -45,33 +45,33 @@ struct Annotation {
   std::atomic<bool> ended_elsewhere{false};
 };
 
-// An op, module or pass that the thread is inside of.
+// An op, node, module, pass or annotation that the thread is inside of.
 struct Frame {
-  const void* key;   // tells whose frame this is when it is popped
+  const void* key;   // identifies the frame when it is popped
   const char* name;  // valid as long as the frame is open
-  uint64_t ticks;    // 0 for an op inside an op: it begins when something happens in it
+  uint64_t ticks;    // 0 for an op inside an op: its row begins when something happens in it
   int64_t sequence;  // of an op: autograd's next node number at entry, or -1 (makes no nodes)
                      // of a node: its own number
   uint64_t forward_thread;  // of a node: torch's id of the thread that made it
   uint32_t scope;           // 0 until something happens inside
-  uint32_t name_id;         // when the name is interned already, else 0
+  uint32_t name_id;         // the interned name, or 0 if it is not interned yet
   ScopeKind kind;
   uint8_t flags;
-  bool allocated;  // a block was made inside: worth a Python line
+  bool allocated;  // a block was made inside, so the Python line is wanted
   NodeKind node;   // of a node
 };
 
-// The autograd node that a thread evaluates: what its operators are, and whose.
+// The autograd node that a thread evaluates.
 struct Node {
   std::string name;
   int64_t sequence;         // its number on the thread that made it, -1 for none
   uint64_t forward_thread;  // torch's id of that thread
 };
 
-// How the recorder learns of nodes while RecordFunction is off: it asks at each event.
+// While RecordFunction is off, the recorder asks for the current node at each event.
 struct NodeSource {
-  const void* (*current)();  // which the calling thread evaluates; null for none
-  Node (*describe)();        // the same one
+  const void* (*current)();  // identifies the node that the thread evaluates; null for none
+  Node (*describe)();        // describes that node
 };
 
 // A thread's number and, of torch's own threads alone, the name that torch gave it.
@@ -101,7 +101,7 @@ class ThreadState {
 
   bool is_in(const void* key) const { return !frames_.empty() && frames_.back().key == key; }
 
-  // Neither in a module nor in a backward pass (which may run modules again).
+  // Neither in a module nor in a backward pass, which may run modules again.
   bool outside_of_modules() const {
     return !inside(ScopeKind::kModule) && !inside(ScopeKind::kNode) &&
            !inside(ScopeKind::kBackward);
@@ -117,8 +117,8 @@ class ThreadState {
     });
   }
 
-  // Marks all operators that a block is made in, as far as not marked yet: not each has a row, and
-  // the outermost one needs to know.
+  // Marks the operators in which a block is made, up to one that has the mark already. Not every
+  // operator has a row, and the outermost one needs to know.
   void mark_allocated() {
     for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
       if (frame->kind != ScopeKind::kOp || frame->allocated) {
@@ -136,7 +136,7 @@ class ThreadState {
   static constexpr size_t kNames = 1024;
 
   std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
-  uint32_t calls_ = 0;             // of which some are timed: see OwnTime
+  uint32_t calls_ = 0;             // counted because some of them are timed: see OwnTime
   NodeKind node_ = NodeKind::kNone;
   bool retired_ = false;  // its thread has ended
   uint16_t number_;
@@ -144,9 +144,9 @@ class ThreadState {
   ThreadName name_;
   MadeNodes made_;
   std::vector<Frame> frames_;
-  std::vector<std::shared_ptr<Annotation>> annotations_;  // of the frames that are annotations
-  std::atomic<bool> some_ended_elsewhere_{false};         // of these annotations
-  std::vector<CachedName> names_;                         // kNames, or none yet
+  std::vector<std::shared_ptr<Annotation>> annotations_;  // one for each frame that is one
+  std::atomic<bool> some_ended_elsewhere_{false};         // some of these annotations have
+  std::vector<CachedName> names_;                         // kNames entries, or none yet
 
   struct Read {
     uint64_t address;
@@ -154,10 +154,12 @@ class ThreadState {
     uint16_t place;
   };
 
-  // What the outermost operator reads, worth noting if it makes a block: of a long list the first.
+  // The blocks that the outermost operator reads, recorded if it makes a block. Of a long list only
+  // the first ones.
   std::array<Read, 8> reads_;
   uint8_t read_count_ = 0;
-  // The node of the last event, while the recorder asks for nodes. Who ends the pass closes it.
+  // The node of the last event, while the recorder asks for nodes. The thread that ends the pass
+  // closes it.
   const void* asked_node_ = nullptr;
   std::atomic<uint32_t> asked_scope_{0};
   std::atomic<uint64_t> asked_until_{0};  // the last event's ticks

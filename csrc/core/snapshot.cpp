@@ -17,7 +17,7 @@ using Value = Pickle::Value;
 constexpr size_t kMaxFields = 64;  // an entry has about ten
 constexpr size_t kMaxDevices = 255;
 constexpr size_t kBytesPerRow = 16;  // the shortest entry that torch writes takes 25
-constexpr size_t kMaxFrames = 4096;  // of one stack
+constexpr size_t kMaxFrames = 4096;  // in one stack
 
 enum class Field : uint8_t {
   kOther,
@@ -192,13 +192,13 @@ class SnapshotReader {
   }
 
   void count_row() {
-    // Rows are cheap to refer to again and again, and dear to keep.
+    // A file may refer to one row many times at little cost, but each of our rows takes memory.
     if (++rows_ > most_rows_) {
       refuse("repeats its entries more often than a file of its size can hold them");
     }
   }
 
-  // Calls visit(field, value, key) for each of a dict's fields.
+  // Calls visit(field, value, key) for each field of a dict.
   template <typename Visit>
   void each_field(Value dict, const char* what, Visit visit) {
     if (dict.kind() != Kind::kDict) {
@@ -271,7 +271,7 @@ class SnapshotReader {
         hash = mixed(hash, frame.payload() + 1);
       }
     });
-    // Threads of one loop have the same stack again and again: the same frames, in other lists.
+    // A loop has the same stack again and again: the same frames, in other lists.
     auto [at, added] = stack_of_frames_.emplace(hash, 0);
     if (added) {
       own.resize(std::min(own.size(), kMaxFrames));
@@ -457,7 +457,7 @@ class SnapshotReader {
     rows.pool_high.push_back(pool_id.first);
     rows.pool_low.push_back(pool_id.second);
     rows.expandable.push_back(expandable != 0 ? 1 : 0);
-    // Blocks lie one after the other; older versions do not say where.
+    // Blocks lie one after the other; older versions do not give their addresses.
     pickle_.each(blocks, [&](Value block) { address += read_block(block, address); });
   }
 
@@ -512,7 +512,7 @@ class SnapshotReader {
       });
     }
     requested = has_requested ? requested : bytes;
-    // What is free, or rounded up, may be larger than what an event can say.
+    // A free block, or a rounded size, may be larger than an event can hold.
     if (bytes > room_of_blocks_ || (state != 0 && requested > kMostBytes)) {
       refuse("has a block of an impossible size");
     }

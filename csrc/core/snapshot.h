@@ -1,9 +1,9 @@
-// A memory snapshot of torch (torch.cuda.memory._dump_snapshot) as columns. What they mean for a
-// Trace is decided in pytracer/snapshot.py.
+// A memory snapshot of torch (torch.cuda.memory._dump_snapshot) as columns. pytracer/snapshot.py
+// decides what they mean for a Trace.
 //
-// A snapshot is a dict: `segments` with their blocks are what the allocator held when it was
-// taken, `device_traces` what it did before, per device. Fields came and went with torch's
-// versions; what is missing is 0, and what is not known is left out and counted.
+// A snapshot is a dict. `segments`, with their blocks, are the allocator's memory at the time of
+// the snapshot; `device_traces` are its earlier actions, per device. Fields came and went with
+// torch's versions: a missing one reads as 0, and an unknown one is left out and counted.
 #pragma once
 
 #include "trace_file.h"
@@ -19,7 +19,7 @@ namespace pytracer {
 struct Snapshot {
   struct Entries {
     std::vector<uint32_t> device;
-    std::vector<uint8_t> action;    // Action, of those that an allocator does
+    std::vector<uint8_t> action;    // an Action of an allocator
     std::vector<uint64_t> address;  // of an oom: the device's free bytes
     std::vector<uint64_t> bytes;
     std::vector<uint64_t> stream;
@@ -28,7 +28,7 @@ struct Snapshot {
     std::vector<int64_t> time_us;  // since 1970; -1: not recorded
     std::vector<uint32_t> stack;
     std::vector<uint32_t> category;  // rows of strings
-    std::vector<uint32_t> metadata;  // what our own export adds
+    std::vector<uint32_t> metadata;  // from our own export
   };
 
   struct Segments {
@@ -48,7 +48,7 @@ struct Snapshot {
     std::vector<uint64_t> address;
     std::vector<uint64_t> bytes;
     std::vector<uint64_t> requested;
-    std::vector<uint8_t> state;  // 0 inactive, 1 allocated, 2 given back but still in use
+    std::vector<uint8_t> state;  // 0 inactive, 1 allocated, 2 freed but still in use
     std::vector<uint32_t> stack;
   };
 
@@ -67,11 +67,11 @@ struct Snapshot {
   Annotations annotations;
   uint32_t devices = 0;  // how many traces there are
   std::vector<std::pair<std::string, std::string>> settings;
-  std::string pytracer;  // what our own export adds, a JSON document
-  std::vector<std::pair<std::string, uint64_t>> losses;  // what could not be read, by name
+  std::string pytracer;                                  // from our own export: a JSON document
+  std::vector<std::pair<std::string, uint64_t>> losses;  // counts of unreadable things, by name
 };
 
-// Throws FileError: not a pickle, not a snapshot, one that wants to run code, or cut short.
+// Throws FileError if the file is no pickle, no snapshot, wants to run code, or is cut short.
 Snapshot read_snapshot(const std::string& path);
 Snapshot read_snapshot(std::span<const uint8_t> bytes, const std::string& name = "<memory>");
 

@@ -10,7 +10,7 @@ namespace {
 constexpr uint32_t kNotYet = UINT32_MAX;
 constexpr size_t kBatch = 1000;  // entries between a MARK and its APPENDS, as Python does it
 
-// The instructions of a pickle that data need.
+// The pickle's instructions for plain data.
 enum Code : char {
   kMark = '(',
   kEmptyDict = '}',
@@ -64,7 +64,7 @@ void integer(int64_t value, std::string& out) {
   }
 }
 
-// What is 2^63 or more takes a ninth byte, or it would be negative.
+// 2^63 or more takes a ninth byte, or it would be negative.
 void integer(uint64_t value, std::string& out) {
   if (value <= INT64_MAX) {
     integer(static_cast<int64_t>(value), out);
@@ -89,7 +89,7 @@ auto at(const Values& values, size_t row) {
 SnapshotWriter::SnapshotWriter(std::vector<SnapshotWords> words, uint32_t memo)
     : words_(std::move(words)), frames_memo_(words_.size(), kNotYet), memo_(memo) {}
 
-// Writes a value that was written before as its number; else makes it the next one.
+// Writes the number of a value that was written before; gives a new value the next number.
 bool SnapshotWriter::recall(uint32_t& memo, std::string& out) {
   if (memo == kNotYet) {
     memo = memo_++;
@@ -174,7 +174,7 @@ void SnapshotWriter::entry(Action action, size_t row, int64_t time_us, std::stri
   out.push_back(kSetItems);
 }
 
-// The viewer breaks if there are categories and "unknown" is not one of them.
+// Torch's viewer breaks if there are categories without "unknown" among them.
 void SnapshotWriter::last_entry(std::string& out) {
   out.push_back(kEmptyDict);
   out.push_back(kMark);

@@ -1,5 +1,5 @@
-// Writes the entries of a memory snapshot of torch as a pickle, a piece at a time: what an
-// allocator did, one dict each. pytracer/export/snapshot.py decides what they say.
+// Writes the entries of a memory snapshot of torch as a pickle, a piece at a time: one dict for
+// each action of an allocator. pytracer/export/snapshot.py decides what the entries say.
 #pragma once
 
 #include "event.h"
@@ -20,7 +20,7 @@ struct SnapshotFrame {
   uint32_t line;
 };
 
-// What an allocation is, in words; many share one.
+// An allocation in words; many allocations share one of these.
 struct SnapshotWords {
   std::string category;
   std::string text;

@@ -9,7 +9,7 @@ namespace pytracer {
 
 namespace {
 
-// How much a kill may lose. Short enough to matter to nobody, long enough to cost nothing.
+// How much a kill may lose: short enough to matter to nobody, long enough to cost nothing.
 constexpr auto kInterval = std::chrono::milliseconds(100);
 
 void add_clock(TraceWriter& writer) {
@@ -40,7 +40,7 @@ Streamer::~Streamer() {
     return;
   }
   try {
-    write_rest();  // the thread may not have come to it
+    write_rest();  // the thread may not have written all
     writer_.end_flush();
   } catch (const std::exception&) {  // the file ends where it ends
   }
@@ -67,7 +67,7 @@ void Streamer::run() {
 
 void Streamer::write_some() {
   if (failure_) {
-    // Nobody will read these rows: finish() raises. They must not fill the memory meanwhile.
+    // finish() will raise, so nobody reads these rows. They must not fill the memory meanwhile.
     Nowhere nowhere;
     harvest_.drain(nowhere);
   } else {
@@ -77,10 +77,10 @@ void Streamer::write_some() {
       if (harvest_.events_read() != before) {
         add_clock(writer_);
       }
-      if (whole) {  // else a row is missing that others may refer to: the next time, then
+      if (whole) {  // else a row is missing that others may refer to: wait for the next time
         writer_.end_flush();
       }
-    } catch (const std::exception& error) {  // also a lack of memory
+    } catch (const std::exception& error) {  // FileError, or no memory
       auto* of_file = dynamic_cast<const FileError*>(&error);
       failure_ = of_file ? *of_file
                          : FileError(FileError::Kind::kIo,

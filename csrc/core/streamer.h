@@ -15,19 +15,19 @@ namespace pytracer {
 
 class Streamer {
  public:
-  // Throws FileError when the file cannot be made. With a root, the file is anonymous.
+  // Throws FileError if the file cannot be made. With a root, the file is anonymous.
   Streamer(uint32_t session,
            const std::string& path,
            bool overwrite,
            const std::string& meta,
            const std::optional<std::string>& anonymous_root = std::nullopt);
-  // Writes what is left, unless finish() did; the file has no trailer then.
+  // Without finish(), writes the rows that are left, and no trailer.
   ~Streamer();
   Streamer(const Streamer&) = delete;  // its thread refers to it
   Streamer& operator=(const Streamer&) = delete;
 
-  // Writes what is left and the trailer. Call when the session has ended. Throws FileError when
-  // this or any earlier write failed (the disk was full): nothing is lost silently.
+  // Writes the rows that are left, and the trailer. Call it when the session has ended. Throws
+  // FileError if this or any earlier write failed (the disk was full): nothing is lost silently.
   void finish(const std::string& meta);
 
  private:

@@ -46,7 +46,7 @@ class RowTable {
  public:
   RowTable() { clear(); }
 
-  // The row's number, or `most` where it is new and as many rows are there already.
+  // The row's number, or `most` if the row is new and the table has `most` rows already.
   uint32_t intern(const Row& row, uint32_t most = UINT32_MAX) {
     std::lock_guard lock(mutex_);
     if (rows_.size() >= most && !numbers_.contains(row)) [[unlikely]] {

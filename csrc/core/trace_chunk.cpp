@@ -113,7 +113,7 @@ bool ChunkColumns::decode_text(uint8_t id, std::string& text) {
 }
 
 bool ChunkColumns::decode_strings(size_t rows, std::vector<std::string>& strings) {
-  // Stored, not compressed: 4 bytes of file for each string object that we make.
+  // Stored, not compressed: each string object that we make costs the file 4 bytes.
   const EncodedBytes* stored = find(1);
   std::vector<uint32_t> lengths;
   std::string text;

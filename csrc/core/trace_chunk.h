@@ -1,5 +1,5 @@
-// One chunk of a trace: its header, and its columns decoded. Both readers use it: the one of whole
-// files and the one that follows a file while it grows.
+// One chunk of a trace: its header and its decoded columns. Both readers use it: the reader of
+// whole files, and the one that follows a growing file.
 #pragma once
 
 #include "codec.h"
@@ -20,7 +20,7 @@ struct FileVersion {
   uint16_t minor;
 };
 
-// Reads which version of the format the file has. Throws FileError if it cannot be read as a trace.
+// Reads the file's version of the format. Throws FileError if the file is no readable trace.
 FileVersion version_of(Source& source);
 
 struct ChunkHeader {
@@ -34,7 +34,7 @@ struct ChunkHeader {
   uint32_t own_crc;
 };
 
-// The header that these bytes begin with, if it is a sound one.
+// The header at the start of these bytes, if it is sound.
 std::optional<ChunkHeader> header_of(std::span<const uint8_t> bytes);
 
 struct EncodedBytes {
@@ -46,17 +46,17 @@ struct EncodedBytes {
   std::span<const uint8_t> encoded;
 };
 
-// The columns of the chunk at hand. They point into the payload, which must outlive them.
+// The columns of the current chunk. They point into the payload, which must outlive them.
 class ChunkColumns {
  public:
-  // False when the payload is not what its header says.
+  // False if the payload does not match its header.
   bool parse(const ChunkHeader& header, std::span<const uint8_t> payload);
 
   const EncodedBytes* find(uint8_t id) const;
 
   const std::vector<EncodedBytes>& all() const { return columns_; }
 
-  // Appends a decoded column. Sizes are compared with what the file holds before memory is taken.
+  // Appends a decoded column. Checks sizes against the file's before it takes memory.
   template <typename Item>
   bool decode(uint8_t id, size_t rows, std::vector<Item>& out) {
     const EncodedBytes* found = find(id);

@@ -28,7 +28,7 @@ inline constexpr size_t kMaxColumnBytes = size_t{256} << 20;  // of one decoded 
 
 std::string_view table_name(Table table);
 
-// What went wrong with a file as a whole. what() is one line: path, what happened, what to do.
+// A problem with a file as a whole. what() is one line: the path, the problem, what to do.
 class FileError : public std::runtime_error {
  public:
   enum class Kind : uint8_t {
@@ -64,15 +64,15 @@ class FileError : public std::runtime_error {
 //   - every call leaves whole chunks in the file
 //   - after kill -9 the file can be read up to the last end_flush(), in all tables alike
 //   - memory is bounded by one chunk, however long the recording
-//   - rows are numbered by the writer, per table, in the order they are added
+//   - the writer numbers rows, per table, in the order in which they are added
 //   - after a failed write the file ends at its last whole chunk, and every later call throws
 //     the same error again
-// Write rows before the rows that refer to them (strings before scopes before events), or a
-// killed recording has references into nothing; the reader turns those to "none".
-// One thread at a time, except bytes_written().
+// Write rows before the rows that refer to them (strings before scopes before events). Otherwise a
+// killed recording has dangling references, which the reader turns to "none". One thread at a time,
+// except bytes_written().
 class TraceWriter {
  public:
-  // Throws FileError; without `overwrite` also when the file exists.
+  // Throws FileError; without `overwrite` also if the file exists.
   explicit TraceWriter(const std::string& path, bool overwrite = false);
   // Appends to `memory` instead of a file: for tests.
   explicit TraceWriter(std::vector<uint8_t>* memory);
@@ -87,19 +87,19 @@ class TraceWriter {
   void set_meta(std::string_view json);  // replaces what was set before
   void add(std::span<const std::string> rows);
   void add(std::span<const NamedThread> rows);
-  // Rows of any table of trace_tables.h. Of NamedCount a later row replaces an earlier one of the
-  // same name.
+  // Rows of any table of trace_tables.h. A later NamedCount replaces an earlier one of the same
+  // name.
   template <class Row>
   void add(std::span<const Row> rows);
-  // The same rows as columns. They are written as they are, without a copy.
+  // The same rows as columns, written without a copy.
   template <class View>
   void add_columns(const View& columns);
 
-  // What was added since the last time belongs together: a reader shows all of it or nothing.
+  // Ends a flush: a reader shows all rows since the last flush, or none of them.
   void end_flush();
 
-  // Ends the last flush, writes the trailer that says "complete", syncs and closes. Later calls of
-  // it do nothing; adding afterwards throws std::logic_error.
+  // Ends the last flush, writes the trailer that says "complete", syncs and closes. Later calls do
+  // nothing; adding afterwards throws std::logic_error.
   void finish();
 
   uint64_t bytes_written() const { return bytes_written_.load(std::memory_order_relaxed); }
@@ -133,7 +133,7 @@ class TraceWriter {
 
 struct ReadReport {
   enum class Status : uint8_t {
-    kComplete,   // finished, and all of it is here
+    kComplete,   // finished, and whole
     kTruncated,  // never finished (killed, or still recording): the whole flushes are here
     kCorrupt,    // parts in the middle are damaged or missing; the rest is here
   };
@@ -141,7 +141,7 @@ struct ReadReport {
   struct Lost {
     std::string table;
     uint64_t rows = 0;    // known to have been there
-    uint64_t chunks = 0;  // found, but unreadable
+    uint64_t chunks = 0;  // present, but unreadable
   };
 
   Status status = Status::kComplete;
@@ -154,12 +154,12 @@ struct ReadReport {
   std::vector<std::string> notes;  // one sentence each, for people
 };
 
-// Throws FileError when there is nothing to read; damage and truncation are in the report.
-// Rows that are lost in the middle leave blank rows, so that all others keep their numbers; a
-// blank event is a kLabel of label 0 at address 0. A clock reading that is lost leaves none. Rows
-// behind the last whole flush are cut.
+// Throws FileError if there is nothing to read; the report has damage and truncation. Lost rows in
+// the middle become blank rows, so that all others keep their numbers. A blank event is a kLabel of
+// label 0 at address 0. A lost clock reading leaves no row. Rows behind the last whole flush are
+// cut.
 Recording read_recording(const std::string& path, ReadReport& report);
-// The same from memory. `name` stands for the path in messages.
+// The same from memory. Messages have `name` in the path's place.
 Recording read_recording(std::span<const uint8_t> bytes,
                          ReadReport& report,
                          const std::string& name = "<memory>");

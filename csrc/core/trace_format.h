@@ -1,4 +1,4 @@
-// What the writer and the reader of a trace share; nobody else includes this.
+// Shared by the writer and the readers of a trace; no other file includes this.
 // docs/trace-format.md describes the bytes.
 #pragma once
 
@@ -10,18 +10,18 @@
 
 namespace pytracer {
 
-// Like PNG's: the first byte is no text, and a transfer that rewrites line ends breaks it.
+// Like PNG's: the first byte is no text, and a transfer that rewrites line ends damages the magic.
 inline constexpr std::array<uint8_t, 8> kMagic = {0x89, 'P', 'Y', 'T', '\r', '\n', 0x1A, '\n'};
 // Where a chunk may begin. Random bytes: a payload holds them by chance once in 2^64 positions.
 inline constexpr std::array<uint8_t, 8> kSync = {0xC4, 0x7E, 0x91, 0x0D, 0xF3, 0x5A, 0x0A, 0xE8};
 inline constexpr size_t kFileHeader = 16;
 inline constexpr size_t kChunkHeader = 36;
-inline constexpr size_t kHeaderCrc = 32;  // where in it its own checksum is
+inline constexpr size_t kHeaderCrc = 32;  // the checksum's place in the header
 inline constexpr size_t kColumnHeader = 12;
 inline constexpr unsigned kBytesWidth = 0;  // a column that is one text, not one item per row
 inline constexpr uint64_t kMaxRow = uint64_t{1} << 48;
 inline constexpr size_t kMaxPayload = size_t{512} << 20;
-inline constexpr int kMaxNesting = 64;  // of the meta document
+inline constexpr int kMaxNesting = 64;  // in the meta document
 
 constexpr size_t index_of(Table table) {
   return static_cast<size_t>(table);
@@ -68,10 +68,10 @@ constexpr size_t row_bytes() {
   return bytes;
 }
 
-// Replaces what is not UTF-8. True when there was such.
+// Replaces bytes that are not UTF-8. Returns whether there were any.
 bool make_utf8(std::string& text);
 
-// What people should know about a file: each sentence once, and not too many.
+// Notes for people about a file: each sentence once, and not too many.
 class Notes {
  public:
   explicit Notes(std::vector<std::string>& out) : out_(out) {}
@@ -88,8 +88,8 @@ class Notes {
   std::set<std::string> said_;
 };
 
-// Makes true what Recording promises, whatever the file said: references lead to rows, texts are
-// UTF-8. Then the losses get their names.
+// Makes Recording's promises true for any file: references lead to rows, texts are UTF-8. Then
+// gives the losses their names.
 void make_safe(Recording& recording, Losses& losses, Notes& notes);
 
 }  // namespace pytracer

@@ -25,7 +25,7 @@ constexpr std::array<std::string_view, kTables> kTableNames = {"none",
                                                                "end",
                                                                "flushes"};
 
-// Rows in the place of lost ones, which change nothing for whoever reads on.
+// Rows in the place of lost ones. They do not change the meaning of later rows.
 void blank(Recording::Events& events, size_t from) {
   uint64_t before = from > 0 ? events.ticks[from - 1] : 0;
   std::fill(events.ticks.begin() + static_cast<std::ptrdiff_t>(from), events.ticks.end(), before);
@@ -50,7 +50,7 @@ void blank(Recording::ScopeEnds& scopes, size_t from) {
 template <typename Group>
 void blank(Group&, size_t) {}  // zeros mean "none" already
 
-// A whole chunk, and where it is.
+// A whole chunk and its place.
 struct Chunk {
   ChunkHeader header;
   uint64_t at;
@@ -58,7 +58,7 @@ struct Chunk {
   uint64_t end() const { return at + kChunkHeader + header.payload_size; }
 };
 
-// How deep the brackets of a JSON document nest.
+// How deep a JSON document's brackets nest.
 int nesting(std::string_view json) {
   int depth = 0;
   int deepest = 0;
@@ -79,8 +79,8 @@ int nesting(std::string_view json) {
   return deepest;
 }
 
-// Twice through the file: first for where its whole chunks are, which tells how far it may be
-// believed, then for what is in them.
+// Goes through the file twice. The first time it finds the whole chunks, which tell how much of the
+// file is trustworthy; the second time it reads them.
 class Reader {
  public:
   Reader(Source& source, ReadReport& report)
@@ -126,17 +126,17 @@ class Reader {
   Totals totals_;
   Flushes flushes_;
   uint32_t chain_ = 0;     // over the chunks taken so far
-  bool in_flush_ = false;  // one has begun
-  size_t clock_rows_ = 0;  // those that are lost, too: they leave no blank ones
+  bool in_flush_ = false;  // a flush has begun
+  size_t clock_rows_ = 0;  // with the lost ones, which leave no blank rows
   bool ended_ = false;
-  // Blank rows and checksums cost work that the file did not pay for in bytes; both are limited
-  // by what it holds.
+  // Blank rows and checksums cost work that the file did not pay for in bytes. The file's size
+  // limits both.
   uint64_t blank_budget_ = 0;
   uint64_t checked_ = 0;
   uint64_t size_of_data_;
-  std::array<uint64_t, kTables> expected_{};  // rows that the headers speak of
+  std::array<uint64_t, kTables> expected_{};  // rows that the headers claim
   std::array<ReadReport::Lost, kTables> lost_{};
-  ChunkColumns columns_;  // of the chunk at hand
+  ChunkColumns columns_;  // of the current chunk
 };
 
 void Reader::corrupt(const std::string& text) {
@@ -215,7 +215,7 @@ std::optional<Chunk> Reader::chunk_at(uint64_t at) {
 }
 
 bool Reader::is_sound(const Chunk& chunk) {
-  // A file may be made of headers that all claim the same bytes: checking each claim would take
+  // A file may consist of headers that all claim the same bytes. To check each claim would take
   // quadratic time.
   checked_ += chunk.header.payload_size;
   if (checked_ > 8 * size_of_data_) {
@@ -226,7 +226,7 @@ bool Reader::is_sound(const Chunk& chunk) {
     auto piece = source_.look(at, 1);
     piece = piece.first(std::min<uint64_t>(piece.size(), chunk.end() - at));
     if (piece.empty()) {
-      return false;  // somebody has cut the file meanwhile
+      return false;  // the file was cut meanwhile
     }
     crc = crc32(piece, crc);
     at += piece.size();
@@ -234,7 +234,7 @@ bool Reader::is_sound(const Chunk& chunk) {
   return crc == chunk.header.payload_crc;
 }
 
-// Where the next sound header is, or the end.
+// The place of the next sound header, or the file's end.
 uint64_t Reader::find_header(uint64_t from) {
   while ((from = source_.next_data(from)) < source_.size()) {
     auto piece = source_.look(from, kChunkHeader);
@@ -255,7 +255,8 @@ uint64_t Reader::find_header(uint64_t from) {
   return source_.size();
 }
 
-// What follows the last whole chunk: cut off by a kill or a power cut, or damaged?
+// Decides whether the bytes after the last whole chunk were cut off by a kill or a power cut, or
+// are damaged.
 void Reader::take_tail(uint64_t at) {
   uint64_t size = source_.size() - at;
   auto header = header_of(source_.read(at, kChunkHeader));
@@ -279,10 +280,10 @@ void Reader::take_what_follows_the_end(uint64_t at) {
   }
 }
 
-// A flush is there as a whole or not at all.
+// Takes a flush as a whole or not at all.
 void Reader::cut_to_last_flush() {
   if (report_.minor == 0) {
-    return;  // nothing in it says what belongs together
+    return;  // nothing in this version says which chunks belong together
   }
   auto last = std::find_if(chunks_.rbegin(), chunks_.rend(), [](const Chunk& chunk) {
     return chunk.header.table == Table::kFlushes || chunk.header.table == Table::kEnd;
@@ -363,8 +364,8 @@ bool Reader::take_rows(const ChunkHeader& header) {
   return false;
 }
 
-// Whether the chunk's rows can follow those we have, with blank rows in between where some were
-// lost.
+// Whether the chunk's rows can follow those that we have, with blank rows in the place of lost
+// ones.
 bool Reader::fits(const ChunkHeader& header, size_t rows_here, size_t bytes_per_row) {
   if (header.first_row < rows_here) {
     return false;
@@ -419,7 +420,7 @@ bool Reader::take_meta() {
   return true;
 }
 
-// A reading that is lost leaves no blank one: time is the line through the first and the last.
+// A lost reading leaves no blank row: time is the line through the first reading and the last.
 bool Reader::take_clock(const ChunkHeader& header) {
   if (!fits(header, clock_rows_, row_bytes<Recording::Clock>()) ||
       !take_group(header, out_.clock, false)) {
@@ -429,7 +430,8 @@ bool Reader::take_clock(const ChunkHeader& header) {
   return true;
 }
 
-// Says what was written before it: other chunks, or in another order, are not this recording's.
+// Holds the chain of the chunks before it: other chunks, or the same in another order, do not
+// belong to this recording.
 bool Reader::take_flush(const ChunkHeader& header) {
   if (header.rows != 1 || !take_group(header, flushes_)) {
     return false;
@@ -484,7 +486,7 @@ size_t Reader::rows_read(size_t table) {
   return 0;
 }
 
-// How many rows there are behind the first that is later than that.
+// Cuts the rows from the first one that is later than that. Returns how many these are.
 template <typename Group>
 size_t cut_later(Group& group, uint64_t ticks) {
   auto later = std::find_if(
@@ -494,8 +496,8 @@ size_t cut_later(Group& group, uint64_t ticks) {
   return cut;
 }
 
-// Version 1.0 did not say which chunks belong together. Events came last: a scope that is later
-// than the last of them may have had some, and would look as if nothing had happened in it.
+// Version 1.0 did not say which chunks belong together. Events came last. So a scope that is later
+// than the last event may have had events, and would look empty.
 void Reader::cut_after_last_event() {
   if (ended_ || report_.minor > 0) {
     return;
@@ -509,7 +511,7 @@ void Reader::cut_after_last_event() {
   }
 }
 
-// What the file says it held, against what we have.
+// Compares the rows that the file claims with those that we have.
 void Reader::check_totals() {
   for (size_t i = 0; i < rows_in(totals_); ++i) {
     size_t table = totals_.table[i];

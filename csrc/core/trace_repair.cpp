@@ -7,7 +7,7 @@
 namespace pytracer {
 namespace {
 
-// How long the UTF-8 sequence at the text's start is; 0 when it is not one.
+// The length of the UTF-8 sequence at the text's start; 0 if there is none.
 size_t utf8_length(std::string_view text) {
   auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   if (byte(0) < 0x80) {
@@ -22,7 +22,7 @@ size_t utf8_length(std::string_view text) {
       return 0;
     }
   }
-  // Overlong forms, surrogates and what lies beyond Unicode.
+  // Overlong forms, surrogates and numbers beyond Unicode.
   bool bad = (byte(0) == 0xE0 && byte(1) < 0xA0) || (byte(0) == 0xED && byte(1) > 0x9F) ||
              (byte(0) == 0xF0 && byte(1) < 0x90) || (byte(0) == 0xF4 && byte(1) > 0x8F);
   return bad ? 0 : length;
@@ -114,7 +114,7 @@ void Repair::clamp(std::vector<Item>& ids, size_t limit, std::string_view what) 
   note_count(outside, what);
 }
 
-// Parents come before their children: so no chain of them can be a circle.
+// Parents come before their children, so no chain of parents is a circle.
 template <typename Item>
 void Repair::clamp_to_earlier(std::vector<Item>& ids, size_t first_number, std::string_view what) {
   size_t outside = 0;
@@ -167,7 +167,7 @@ void Repair::check_scopes() {
   }
 }
 
-// An unknown action becomes a blank row: events are known by their positions, so none may go.
+// An unknown action becomes a blank row: events are known by their positions, so no row may go.
 void Repair::check_events() {
   auto& events = out_.events;
   clamp(events.scope, rows_in(out_.scope_begins) + 1, "an event's scope");

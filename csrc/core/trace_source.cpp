@@ -50,7 +50,7 @@ Source::Source(std::span<const uint8_t> bytes, std::string name)
     : name_(std::move(name)), size_(bytes.size()), here_(bytes) {}
 
 Source::Source(const std::string& path) : name_(path) {
-  // Without O_NONBLOCK opening a pipe would wait for a writer.
+  // Without O_NONBLOCK, opening a pipe would wait for a writer.
   fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd_ < 0) {
     throw read_error(path, errno);
@@ -85,7 +85,7 @@ std::span<const uint8_t> Source::look(uint64_t at, size_t count) {
   return here_.subspan(std::min(static_cast<size_t>(at - position_), here_.size()));
 }
 
-// More than was asked for: most chunks are small, and the next one is asked for next.
+// Reads more than is asked for: most chunks are small, and the next one is needed next.
 void Source::fill(uint64_t at, size_t count) {
   buffer_.resize(static_cast<size_t>(std::min<uint64_t>(std::max(count, kPiece), size_ - at)));
   size_t done = 0;
@@ -99,7 +99,7 @@ void Source::fill(uint64_t at, size_t count) {
       throw read_error(name_, errno);
     }
     if (got == 0) {
-      break;  // somebody has cut the file meanwhile
+      break;  // the file was cut meanwhile
     }
     done += static_cast<size_t>(got);
   }
@@ -113,7 +113,7 @@ uint64_t Source::next_data(uint64_t at) const {
   }
   off_t found = ::lseek(fd_, static_cast<off_t>(at), SEEK_DATA);
   if (found < 0) {
-    return errno == ENXIO ? size_ : at;  // no more data, or a disk that does not tell
+    return errno == ENXIO ? size_ : at;  // no more data, or a disk that does not know its holes
   }
   return std::min(static_cast<uint64_t>(found), size_);
 }

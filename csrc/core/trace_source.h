@@ -1,4 +1,4 @@
-// What a trace is read from: a file, a piece at a time and however large, or memory.
+// The source of a trace: memory, or a file of any size, read a piece at a time.
 #pragma once
 
 #include "trace_file.h"
@@ -14,7 +14,7 @@ namespace pytracer {
 
 class Source {
  public:
-  // `name` stands for the path in messages. `bytes` must outlive the source.
+  // Messages have `name` in the path's place. `bytes` must outlive the source.
   Source(std::span<const uint8_t> bytes, std::string name);
   // Throws FileError.
   explicit Source(const std::string& path);
@@ -24,25 +24,25 @@ class Source {
 
   const std::string& name() const { return name_; }
 
-  // As many bytes as there were at the beginning, or when it was last asked how many there are.
+  // The number of bytes at the beginning, or at the last look_again().
   uint64_t size() const { return size_; }
 
-  // How many bytes there are now: a recording that goes on adds some.
+  // The number of bytes now: a recording that goes on adds some.
   uint64_t look_again();
 
-  // The `count` bytes from `at` on, or fewer where the file ends. Valid until the next call.
+  // The `count` bytes from `at` on, or fewer if the file ends there. Valid until the next call.
   std::span<const uint8_t> read(uint64_t at, size_t count) {
     auto found = look(at, count);
     return found.first(std::min(count, found.size()));
   }
 
-  // The same, and what else is in memory behind them.
+  // The same, and the further bytes behind them that are in memory.
   std::span<const uint8_t> look(uint64_t at, size_t count);
 
-  // From `at` on, where the file's next bytes are: it may have holes of any size.
+  // The place of the file's next bytes from `at` on: the file may have holes of any size.
   uint64_t next_data(uint64_t at) const;
 
-  // Without a hole at the end.
+  // The size without a hole at the end.
   uint64_t size_of_data() const;
 
   bool is_zero_from(uint64_t at);
@@ -55,12 +55,12 @@ class Source {
   std::string name_;
   int fd_ = -1;
   uint64_t size_ = 0;
-  std::span<const uint8_t> here_;  // what is in memory, from position_ on
+  std::span<const uint8_t> here_;  // the bytes in memory, from position_ on
   uint64_t position_ = 0;
   std::vector<uint8_t> buffer_;
 };
 
-// There is less memory than the file needs.
+// The file needs more memory than there is.
 FileError no_memory_for(const std::string& path);
 
 }  // namespace pytracer

@@ -1,10 +1,10 @@
-// The tables of a trace, each described once: a line per column. The rows' way into memory and into
-// a file, the way back, and the arrays that Python gets are all made from these lines.
+// The tables of a trace, each described once: a line per column. These lines make the code that
+// brings rows into memory, into a file and back, and the arrays that Python gets.
 //
 //   column(type, name, filter, value of a row)
 //
-// The order is the order of the column ids in the file: add a column at the end of its table. Files
-// of before lack it, so such a line ends in kMayBeMissing and reads as zeros there:
+// The order is that of the column ids in the file: add a column at the end of its table. Earlier
+// files lack it, so its line ends in kMayBeMissing, and the column reads as zeros there:
 //
 //   column(uint16_t, numa_node, kFilterShuffle, row.numa_node, kMayBeMissing)
 //
@@ -41,7 +41,7 @@ enum class Table : uint16_t {
 };
 inline constexpr size_t kTables = 14;  // one more than the largest: indexes arrays by table
 
-// The rows that only files have; event.h has the others.
+// Rows that only files have; event.h has the others.
 struct NamedThread {
   uint64_t native_id;
   uint32_t name;  // a row of the string table
@@ -67,7 +67,7 @@ inline constexpr uint8_t kRising = kFilterDelta | kFilterShuffle;
 
 enum class Presence : uint8_t {
   kAlways,
-  kMayBeMissing,  // added later: zeros where the file has no such column
+  kMayBeMissing,  // added later: zeros if the file has no such column
 };
 using enum Presence;
 
@@ -154,13 +154,13 @@ constexpr auto column_schema(const char* name,
   return ColumnSchema<T, OfRow>{name, filter, of_row, presence};
 }
 
-// Where a table's columns are: in memory of their own, or in somebody else's.
+// A table's columns lie in memory of their own, or in somebody else's.
 template <class T>
 using Owned = std::vector<T>;
 template <class T>
 using Viewed = std::span<const T>;
 
-// The table that rows of this type go to.
+// The table of rows of this type.
 template <class Row>
 struct TableOf;
 
@@ -205,7 +205,7 @@ PYTRACER_TABLE(ScopeEndTable, Table::kScopeEnds, ScopeEnd, PYTRACER_SCOPE_END_CO
 PYTRACER_TABLE(TotalTable, Table::kEnd, Total, PYTRACER_TOTAL_COLUMNS)
 PYTRACER_TABLE(FlushTable, Table::kFlushes, Flush, PYTRACER_FLUSH_COLUMNS)
 
-// A whole recording. Owned, it is what a reader makes; Viewed, what a writer takes.
+// A whole recording. A reader makes an Owned one; a writer takes a Viewed one.
 template <template <class> class Store>
 struct RecordingOf {
   using Clock = ClockTable<Store>;
@@ -217,7 +217,7 @@ struct RecordingOf {
   using ScopeBegins = ScopeBeginTable<Store>;
   using ScopeEnds = ScopeEndTable<Store>;
 
-  std::string meta;  // a JSON document, empty when there was none
+  std::string meta;  // a JSON document, empty if there was none
   Clock clock;
   Store<std::string> strings;  // valid UTF-8
   Stacks stacks;

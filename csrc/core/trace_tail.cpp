@@ -3,8 +3,8 @@
 namespace pytracer {
 namespace {
 
-// A disk of another machine may show a chunk's length before its bytes. It has them by the time
-// the file has grown by this much more.
+// A disk of another machine may show a chunk's length before its bytes. When the file has grown by
+// this much more, the bytes are there.
 constexpr uint64_t kPatience = uint64_t{1} << 20;
 
 }  // namespace
@@ -13,7 +13,7 @@ TraceTail::TraceTail(const std::string& path) : source_(path) {
   begin();
 }
 
-// Reads the file's header, once it is there.
+// Reads the file's header as soon as it is there.
 bool TraceTail::begin() {
   if (at_ == 0 && source_.size() >= kFileHeader) {
     minor_ = version_of(source_).minor;
@@ -81,7 +81,7 @@ bool TraceTail::take_chunk(const TakeFlush& take) {
   return true;
 }
 
-// Bytes that are there and no chunk: not yet all written, or damaged.
+// The bytes are no chunk: not all of it is written yet, or it is damaged.
 bool TraceTail::wait_or_give_up() {
   if (unsound_since_ == 0) {
     unsound_since_ = source_.size();
@@ -103,7 +103,7 @@ bool TraceTail::decode_next(const ChunkHeader& header, Group& group) {
 
 bool TraceTail::decode(const ChunkHeader& header) {
   if (header.flags != 0) {
-    return true;  // a newer version's; it is skipped
+    return true;  // a newer version's chunk: skipped
   }
   switch (header.table) {
     case Table::kMeta:

@@ -1,4 +1,4 @@
-// Follows a trace while it is written: hands out each flush as soon as the file has it.
+// Follows a trace while it is written, and hands out each flush as soon as the file has it.
 #pragma once
 
 #include "trace_chunk.h"
@@ -13,10 +13,10 @@
 namespace pytracer {
 
 // Guarantees:
-//   - rows are handed out once, in their order, and only those of whole flushes
-//   - a chunk that is being written is waited for; it is never read in part
+//   - it hands out rows once, in their order, and only those of whole flushes
+//   - it waits for a chunk that is being written, and never reads a part of one
 //   - memory is bounded by one flush and one piece of the file, however long the recording
-// References are not checked: rows of other tables may be missing where a file is damaged.
+// It does not check references: in a damaged file, rows of other tables may be missing.
 class TraceTail {
  public:
   // The rows of one flush, and of no other.
@@ -25,14 +25,14 @@ class TraceTail {
   enum class State : uint8_t {
     kGrowing,   // or the recording was killed: a file cannot tell
     kComplete,  // its end was read
-    kDamaged,   // what follows cannot be read
-    kReplaced,  // the file is shorter than what was read: another recording took its place
+    kDamaged,   // the bytes that follow cannot be read
+    kReplaced,  // the file is shorter than the part already read: it is another recording's now
   };
 
-  // Throws FileError when it is no trace; an empty file is one that has not begun.
+  // Throws FileError if it is no trace; an empty file is a trace that has not begun.
   explicit TraceTail(const std::string& path);
 
-  // Reads up to about that many bytes. True when there is more to be read at once.
+  // Reads up to about that many bytes. True if there is more to read now.
   bool advance(size_t most_bytes, const TakeFlush& take);
 
   State state() const { return state_; }
@@ -49,13 +49,13 @@ class TraceTail {
   bool decode_losses(const ChunkHeader& header);
 
   Source source_;
-  uint64_t at_ = 0;  // where the next chunk begins
+  uint64_t at_ = 0;  // the beginning of the next chunk
   State state_ = State::kGrowing;
   uint64_t unsound_since_ = 0;  // the file's size when a whole chunk did not read well
   uint16_t minor_ = 0;
   std::array<uint64_t, kTables> rows_{};
   ChunkColumns columns_;
-  Recording flush_;                   // the one that is being read
+  Recording flush_;                   // the flush that is being read
   std::vector<std::string> strings_;  // names of losses
 };
 

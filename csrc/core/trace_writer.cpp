@@ -12,13 +12,13 @@
 namespace pytracer {
 namespace {
 
-constexpr size_t kTextPerChunk = size_t{1} << 20;  // keeps chunks, and what a kill loses, small
+constexpr size_t kTextPerChunk = size_t{1} << 20;  // keeps chunks small, and the loss by a kill
 
 inline std::span<const uint8_t> as_bytes(std::string_view text) {
   return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
 }
 
-// Columns are numbered from 1 in the order they are added: the order of their lines in
+// Numbers columns from 1 in the order in which they are added, that of their lines in
 // trace_tables.h.
 class ChunkBuilder {
  public:
@@ -199,7 +199,7 @@ void TraceWriter::write_chunk(std::span<const uint8_t> chunk) {
   chain_ = crc32(chunk.subspan(kHeaderCrc, sizeof(uint32_t)), chain_);
 }
 
-// One call per chunk, without a buffer of our own: what is written survives the process.
+// One call per chunk, without a buffer of our own: written bytes survive the process.
 void TraceWriter::write_bytes(std::span<const uint8_t> bytes) {
   uint64_t before = bytes_written();
   if (memory_ != nullptr) {
@@ -212,7 +212,7 @@ void TraceWriter::write_bytes(std::span<const uint8_t> bytes) {
     }
     if (wrote <= 0) {
       int error = wrote < 0 ? errno : ENOSPC;
-      // Leave no half chunk behind. When even this fails, the reader copes.
+      // Leaves no half chunk behind. If even this fails, the reader copes.
       [[maybe_unused]] int ignored = ::ftruncate(fd_, static_cast<off_t>(before));
       fail(error);
     }
@@ -259,7 +259,7 @@ void TraceWriter::finish() {
   sync();
   finished_ = true;
   if (fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 && errno != EINTR) {
-    fail(errno);  // some network disks tell only now that they are full
+    fail(errno);  // some network disks report only now that they are full
   }
 }
 
@@ -318,7 +318,7 @@ void TraceWriter::add(std::span<const std::string> rows) {
     text.clear();
     lengths.clear();
     while (i < rows.size() && lengths.size() < kMaxRowsPerChunk && text.size() < kTextPerChunk) {
-      // A name of more than a mebibyte is nobody's name: keep its beginning.
+      // No real name is longer than a mebibyte: keeps its beginning.
       std::string_view row = std::string_view(rows[i++]).substr(0, kTextPerChunk);
       if (anonymous_root_) {
         row = shorter = without_paths(row, *anonymous_root_);

@@ -1,7 +1,7 @@
 // Between the recorder and an accelerator's allocator.
 //
-// A tracker is a library of its own (csrc/cuda). It links to nothing of ours, and is opened only
-// beside a torch that has its device. It gets the functions below and gives back its tracker:
+// A tracker is a library of its own (csrc/cuda for CUDA). It links to nothing of ours, and opens
+// only beside a torch that has its device. It gets the functions below and returns its tracker:
 //
 //   extern "C" DeviceTracker* pytracer_open_tracker(const RecorderCalls& calls);
 #pragma once
@@ -18,7 +18,7 @@ class DeviceTracker {
  public:
   virtual ~DeviceTracker() = default;
 
-  // True once the device's allocator exists; attaching earlier would do nothing.
+  // True once the device's allocator exists; attaching earlier has no effect.
   virtual bool ready() const = 0;
   // Attaches to the allocator, once per process: there is no way to detach. Returns an empty
   // string, or why it cannot be done.
@@ -27,11 +27,11 @@ class DeviceTracker {
   virtual void seed() = 0;
 };
 
-// What a tracker may ask of the recorder; see recorder.h.
+// The functions of the recorder that a tracker may call; see recorder.h.
 struct RecorderCalls {
   const std::atomic<bool>* recording;
   uint32_t (*generation)() noexcept;
-  uint16_t (*place)(const Place& place);  // throws where there is no memory for another place
+  uint16_t (*place)(const Place& place);  // throws if there is no memory for another place
   void (*record)(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
   void (*lose)(Action action) noexcept;
 };

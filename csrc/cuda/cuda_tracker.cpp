@@ -1,8 +1,8 @@
-// The CUDA caching allocator's events. A library of its own: what it calls of the recorder it gets
-// as a table (core/tracker.h), and the one symbol of torch's that it needs is the allocator.
+// The CUDA caching allocator's events. This is a library of its own: it gets the recorder's
+// functions as a table (core/tracker.h), and of torch it needs one symbol, the allocator.
 //
-// The tracker runs with the device's allocator lock held: it appends one record and does nothing
-// else. No GIL, no CUDA call, no torch call, no exception may happen there.
+// on_event runs with the device's allocator lock held: it appends one record and does nothing else.
+// It may not take the GIL, call CUDA or torch, or throw.
 #include "../core/tracker.h"
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -109,7 +109,7 @@ class CudaTracker final : public DeviceTracker {
     }
   }
 
-  // The allocator tells its trackers of a snapshot with the lock held: that event marks the
+  // The allocator reports a snapshot to its trackers with the lock held: that event marks the
   // instant, and the rows written afterwards describe it.
   void seed() override {
     auto snapshot = c10::cuda::CUDACachingAllocator::get()->snapshot({0, 0}, false);
@@ -130,7 +130,7 @@ class CudaTracker final : public DeviceTracker {
   }
 
  private:
-  // Not under the device's lock, so without the cache that the lock guards.
+  // Runs without the device's lock, so without the cache that the lock guards.
   static uint16_t place_of_seed(int device, void* stream, c10::MempoolId_t pool) {
     return recorder->place({reinterpret_cast<uint64_t>(stream),
                             pool.first,

@@ -2,6 +2,7 @@
 
 #include "../core/iterations.h"
 #include "../core/recorder.h"
+#include "devices.h"
 #include "exchange.h"
 #include "frame_locals.h"
 #include "gradients.h"
@@ -10,6 +11,7 @@
 #include "look.h"
 #include "moments.h"
 #include "ops.h"
+#include "private_torch.h"
 #include "quietly.h"
 #include "reads.h"
 #include "session.h"
@@ -24,7 +26,6 @@
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,12 +40,12 @@ namespace pytracer::calls {
 namespace {
 
 // All guarded by the GIL.
-unsigned long backward_thread = 0;  // which runs backward passes; 0: none yet
+unsigned long backward_thread = 0;  // the thread that runs backward passes; 0: none yet
 constexpr unsigned long kSeveral = ~0UL;
 bool marking_modules = false;
 // The number of the thread's next node when its last backward pass or step was over.
 thread_local uint64_t nodes_before = 0;
-bool made_a_graph = false;  // a backward pass of this step: what follows may go through it
+bool made_a_graph = false;  // a backward pass of this step did: a later one may go through it
 
 PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, PyObject* names);
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs);
@@ -61,7 +62,7 @@ MethodExchange engine_calls(&engine_call);
 struct ModuleNames {
   struct Known {
     uint32_t name;
-    py::object reference;  // weak; its end takes this entry away
+    py::object reference;  // weak; its callback removes this entry
   };
 
   uint32_t generation = 0;
@@ -95,8 +96,8 @@ py::object reference_to(PyObject* module) {
   return reference;
 }
 
-// Whether torch.compile, torch.export or make_fx runs modules and passes to see what they do. They
-// compute nothing then. An imagined run computes nothing either, but it is what is recorded.
+// Whether torch.compile, torch.export or make_fx runs modules and passes only to trace them.
+// Nothing is computed then. An imagined run computes nothing either, but is to be recorded.
 bool is_only_looked_at() {
   if (imagined::is_imagining()) {
     return false;
@@ -107,7 +108,7 @@ bool is_only_looked_at() {
                                     Modes::get_mode(Key::FUNCTIONAL));
 }
 
-// False where an exception is set that is the program's to see.
+// False if it leaves an exception set that the program must see.
 bool name_of(PyObject* module, uint32_t& name) {
   auto& known = module_names().known;
   if (auto it = known.find(reinterpret_cast<uintptr_t>(module)); it != known.end()) {
@@ -133,7 +134,7 @@ bool name_of(PyObject* module, uint32_t& name) {
   return true;
 }
 
-// What of ours happens at a moment, of which each kind has its own type.
+// Times our work at a moment. `What` is another type for each kind of moment.
 template <class What>
 bool timed(Moments& moments, What what) {
   static auto* const kind = new quietly::Kind;
@@ -141,7 +142,7 @@ bool timed(Moments& moments, What what) {
   return what(moments);
 }
 
-// False where an exception is set that is the program's to see.
+// False if it leaves an exception set that the program must see.
 template <class What>
 bool at_moment(What what) {
   std::shared_ptr<Moments> moments = moments::current();
@@ -175,8 +176,9 @@ class OpenFrame {
   ThreadState& thread_;
 };
 
-// A module's call as torch's profilers record it. The scope is one that eager torch never uses, so
-// they cannot take it for an operator or an annotation, and our own callbacks do not hear it.
+// Opens a record of a module's call for torch's profilers. Its scope is one that eager torch never
+// uses: so profilers do not take it for an operator or an annotation, and our callbacks do not get
+// it.
 class Mark {
  public:
   explicit Mark(uint32_t name) : function_(at::RecordScope::STATIC_RUNTIME_MODEL) {
@@ -189,15 +191,14 @@ class Mark {
   at::RecordFunction function_;
 };
 
-// Where operators are recorded they say it themselves.
+// 0 if operators are recorded: they have these flags themselves.
 uint8_t modes() {
   if (ops::records_operators()) {
     return 0;
   }
-  // Autocast is on for a device where its key is not left out.
-  constexpr c10::DispatchKeySet kCasts{c10::DispatchKey::AutocastCUDA,
-                                       c10::DispatchKey::AutocastCPU};
-  bool casts = !c10::impl::tls_local_dispatch_key_set().excluded_.has_all(kCasts);
+  // Autocast is on for a device if its key is not excluded.
+  c10::DispatchKeySet excluded = c10::impl::tls_local_dispatch_key_set().excluded_;
+  bool casts = !excluded.has_all(devices::kAutocastKeys);
   return (c10::GradMode::is_enabled() ? kScopeGrad : 0) | (casts ? kScopeAutocast : 0);
 }
 
@@ -260,13 +261,7 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   if (makes_a_graph(args, kwargs)) {
     return true;
   }
-  PyObject* modules = PyImport_GetModuleDict();
-  PyObject* compiled = PyDict_GetItemString(modules, "torch._dynamo.compiled_autograd");
-  PyObject* enabled =
-      compiled != nullptr && PyModule_Check(compiled)
-          ? PyDict_GetItemString(PyModule_GetDict(compiled), "compiled_autograd_enabled")
-          : nullptr;
-  return enabled != nullptr && enabled != Py_False;
+  return private_torch::compiles_backward();
 }
 
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -286,8 +281,7 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (outermost) {
     reads::pause();
     look = graph::look_at(outputs, ops::records_operators() ? UINT64_MAX : nodes_before);
-    // Without operators nothing tells what a backward pass made for another one: then the graph
-    // does.
+    // Without operators, only the graph tells what a backward pass made for a later one.
     bool must_be_read = made_a_graph && !ops::records_operators();
     if (!at_moment([&](Moments& now) {
           return now.before_backward(outputs, look.structure, must_be_read);
@@ -322,25 +316,14 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 
 // ------------------------------------------------------------------ optimizers
 
-// The wrapper that torch puts around each optimizer's step; the optimizer is its `self`.
-bool is_step_wrapper(PyCodeObject* code) {
-  static const char* const file = [] {
-    auto optimizer = py::module_::import("torch.optim.optimizer").attr("Optimizer");
-    py::object name = optimizer.attr("profile_hook_step").attr("__code__").attr("co_filename");
-    return PyUnicode_AsUTF8(name.release().ptr());  // kept for good
-  }();
-  return PyUnicode_CompareWithASCIIString(code->co_name, "wrapper") == 0 && file != nullptr &&
-         std::strcmp(PyUnicode_AsUTF8(code->co_filename), file) == 0;
-}
-
-// Whose step has just been entered or left: torch's wrapper is a few frames further up.
+// The optimizer whose step begins or ends now: torch's wrapper is a few frames further up.
 py::object stepping_optimizer() {
   py::object found = py::none();
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(frame);
   for (int i = 0; i < 12 && frame != nullptr && found.is_none(); ++i) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    if (is_step_wrapper(code)) {
+    if (private_torch::is_step_wrapper(code)) {
       if (PyObject* optimizer = frame_locals::one(frame, "self")) {
         found = py::reinterpret_steal<py::object>(optimizer);
       }
@@ -357,7 +340,8 @@ py::object stepping_optimizer() {
 // Counts training steps, whether or not anything records.
 class Steps {
  public:
-  // Among the optimizers that are alive and have stepped, from 1 on; numbers of dead ones are free.
+  // The number among the optimizers that are alive and have stepped, from 1 on. Numbers of dead
+  // optimizers are free.
   uint64_t number_of(PyObject* optimizer) {
     size_t free = optimizers_.size();
     for (size_t i = optimizers_.size(); i > 0; --i) {
@@ -381,8 +365,8 @@ class Steps {
     return free + 1;
   }
 
-  // How many have ended, now that this optimizer has stepped. In the first iteration nobody knows
-  // whether another one is to follow: its first optimizer is taken for its only one.
+  // How many iterations have ended, now that this optimizer has stepped. In the first iteration
+  // another optimizer may still follow; until then the first one counts as the only one.
   int ended_by(uint64_t optimizer) {
     int ended = 0;
     if (iterations_.stepped(optimizer, true)) {
@@ -404,7 +388,7 @@ class Steps {
  private:
   std::vector<py::object> optimizers_;  // weak references
   Iterations iterations_;
-  bool is_counted_ = false;  // this iteration
+  bool is_counted_ = false;  // this iteration is
 };
 
 Steps& steps() {
@@ -422,8 +406,7 @@ const void* handled_exception() {
   return identity;
 }
 
-// Like py::gil_scoped_acquire. That one spends thousands of instructions on finding the thread's
-// state.
+// Like py::gil_scoped_acquire, which spends thousands of instructions to find the thread's state.
 class WithGil {
  public:
   WithGil() : state_(PyGILState_Ensure()) {}
@@ -437,7 +420,7 @@ class WithGil {
   PyGILState_STATE state_;
 };
 
-// No exception can pass through here: the program gets its own a moment later.
+// No exception can pass through here: the program gets its exception a moment later.
 template <class What>
 void at_step_moment(What what) {
   if (!at_moment(what)) {
@@ -481,13 +464,13 @@ void Step::end() {
   nodes_before = at::sequence_number::peek();
   auto optimizer = py::reinterpret_steal<py::object>(std::exchange(optimizer_, nullptr));
   if (handled_exception() != handled_) {
-    return;  // it was left by one
+    return;  // an exception ended the step
   }
   if (recording.load(std::memory_order_relaxed)) {
     at_step_moment([&](Moments& now) { return now.after_step(optimizer.ptr()); });
   }
   for (int ended = steps().ended_by(number_); ended > 0; --ended) {
-    for (const py::object& counter : std::vector(step_counters())) {  // it may take itself away
+    for (const py::object& counter : std::vector(step_counters())) {  // one may remove itself
       if (!quietly::call(counter.ptr(), nullptr, 0)) {
         quietly::raise_later();
       }
@@ -522,17 +505,11 @@ bool remove_all_step_counters() {
 }
 
 const char* install() {
-  static auto* const module =
-      new py::object(py::module_::import("torch.nn").attr("Module").attr("__dict__"));
-  static auto* const engine = new py::object(
-      py::module_::import("torch.autograd").attr("Variable").attr("_execution_engine"));
-  py::object function = (*module)["_call_impl"];
-  if (!module_calls.put(function.ptr())) {
-    return "torch.nn.Module._call_impl is no function here: modules cannot be seen";
+  if (!module_calls.put(private_torch::call_impl().ptr())) {
+    return "torch.nn.Module._call_impl is not a function here, so modules cannot be seen";
   }
-  py::object method = py::type::of(*engine).attr("run_backward");
-  if (!engine_calls.put(method.ptr())) {
-    return "torch's engine has changed: backward passes cannot be seen";
+  if (!engine_calls.put(private_torch::run_backward().ptr())) {
+    return "torch's engine has changed, so backward passes cannot be seen";
   }
   return "";
 }

@@ -1,6 +1,7 @@
 #include "cpu_allocator.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -12,10 +13,10 @@ namespace pytracer::cpu_allocator {
 
 namespace {
 
-// What we forward to. Set once: blocks made through us are freed by its deleter for ever.
+// The allocator behind ours. Set once: its deleter frees all blocks made through us, for ever.
 c10::Allocator* original = nullptr;
 c10::DeleterFnPtr original_deleter = nullptr;
-int priority = 0;  // what it was registered with, hence ours
+int priority = 0;  // its priority in torch, and ours
 std::atomic<bool> reporting{false};
 
 void report(Action action, const void* address, uint64_t bytes) {
@@ -31,8 +32,8 @@ void deleter(void* address) {
   original_deleter(address);
 }
 
-// Keeps context == data and only swaps the deleter: oneDNN asks for raw pointers and gives them
-// back without a context.
+// Keeps context == data and only swaps the deleter: oneDNN asks for raw pointers and frees them
+// without a context.
 class ReportingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
@@ -55,7 +56,7 @@ class ReportingAllocator final : public c10::Allocator {
   }
 
  private:
-  // What fails is recorded as CUDA's allocator does it; the exception goes on as it is.
+  // Records a failure as CUDA's allocator does; the exception goes on unchanged.
   static c10::DataPtr allocate_or_report(size_t bytes) {
     try {
       return original->allocate(bytes);
@@ -86,7 +87,7 @@ std::string install() {
     }
     original = current;
     original_deleter = current->raw_deleter();
-    // Torch ignores a lower priority than the present one and does not tell which that is.
+    // Torch ignores a priority lower than the present one, and has no way to ask for that one.
     for (priority = 0; priority <= UINT8_MAX && c10::GetCPUAllocator() != &wrapper(); ++priority) {
       c10::SetCPUAllocator(&wrapper(), static_cast<uint8_t>(priority));
     }
@@ -112,8 +113,8 @@ bool knows(const c10::StorageImpl& storage) {
 }
 
 bool adopt(c10::StorageImpl& storage) {
-  // The pointer is the same; only who is told of its end changes.
-  c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  // The pointer stays; only its deleter changes.
+  c10::DataPtr& data = private_torch::data_of(storage);
   if (data.get() == nullptr || data.device().type() != c10::DeviceType::CPU) {
     return false;
   }

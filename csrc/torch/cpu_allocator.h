@@ -15,10 +15,10 @@ std::string install();
 void uninstall();
 bool installed();
 
-// Makes the free of a block that was there before visible, and tells that it is alive. Returns
-// false for memory that is not the CPU allocator's (numpy's, shared, mapped from a file).
+// Records that a block from before is alive, and makes its free visible. Returns false for memory
+// that is not the CPU allocator's (numpy's, shared, mapped from a file).
 bool adopt(c10::StorageImpl& storage);
-// Whether its end will be told: it was made while this was installed, or adopted.
+// Whether its free will be recorded: it was made while this was installed, or adopted.
 bool knows(const c10::StorageImpl& storage);
 
 }  // namespace pytracer::cpu_allocator

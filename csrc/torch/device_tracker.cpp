@@ -1,16 +1,19 @@
 #include "device_tracker.h"
 
 #include "../core/recorder.h"
+#include "devices.h"
 
+#include <algorithm>
+#include <array>
 #include <dlfcn.h>
 
 namespace pytracer {
 
 namespace {
 
-DeviceTracker* opened = nullptr;
+std::array<DeviceTracker*, devices::kKinds.size()> opened{};  // by device type
 
-// The recorder is another one after a fork, so each call asks for it.
+// After a fork there is another recorder, so each call asks for it.
 const RecorderCalls recorder_calls{
     &recording,
     []() noexcept { return Recorder::get().generation(); },
@@ -26,10 +29,25 @@ std::string loader_says() {
   return text != nullptr ? text : "the loader gives no reason";
 }
 
+// nullptr for the host, and for a name that no device has.
+const devices::Kind* accelerator(std::string_view name) {
+  const auto* kind = std::find_if(
+      devices::kKinds.begin(), devices::kKinds.end(), [name](const devices::Kind& known) {
+        return known.name == name;
+      });
+  bool is_one = kind != devices::kKinds.end() && kind->type != DeviceType::kCpu;
+  return is_one ? kind : nullptr;
+}
+
 }  // namespace
 
-std::string open_device_tracker(const std::string& path) {
-  if (opened != nullptr) {
+std::string open_device_tracker(std::string_view device, const std::string& path) {
+  const devices::Kind* kind = accelerator(device);
+  if (kind == nullptr) {
+    return "no accelerator has the name '" + std::string(device) + "'";
+  }
+  auto& tracker = opened[static_cast<size_t>(kind->type)];
+  if (tracker != nullptr) {
     return {};
   }
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
@@ -40,12 +58,17 @@ std::string open_device_tracker(const std::string& path) {
   if (open == nullptr) {
     return loader_says();
   }
-  opened = open(recorder_calls);
+  tracker = open(recorder_calls);
   return {};
 }
 
-DeviceTracker* device_tracker() {
-  return opened;
+DeviceTracker* device_tracker(DeviceType type) {
+  return opened[static_cast<size_t>(type)];
+}
+
+DeviceTracker* device_tracker(std::string_view device) {
+  const devices::Kind* kind = accelerator(device);
+  return kind != nullptr ? device_tracker(kind->type) : nullptr;
 }
 
 }  // namespace pytracer

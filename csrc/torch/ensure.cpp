@@ -21,7 +21,7 @@ bool is_finalizing() {
 #endif
 }
 
-// An exception may be on its way, and stays.
+// Keeps an exception that is on its way.
 void end_what_is_held_by(PyObject* object) {
   PyObject *type, *value, *traceback;
   PyErr_Fetch(&type, &value, &traceback);
@@ -43,7 +43,7 @@ bool holds_something_open(PyObject* object) {
   return is_open;
 }
 
-// `method` is the Python; args[0] is the object.
+// `method` is the function in Python; args[0] is the object.
 PyObject* call_and_end_if_it_raises(PyObject* method, PyObject* args, PyObject* kwargs) {
   bool was_open = PyTuple_GET_SIZE(args) > 0 && holds_something_open(PyTuple_GET_ITEM(args, 0));
   PyObject* result = PyObject_Call(method, args, kwargs);
@@ -55,7 +55,7 @@ PyObject* call_and_end_if_it_raises(PyObject* method, PyObject* args, PyObject* 
 
 PyObject* call_and_end(PyObject* method, PyObject* args, PyObject* kwargs) {
   if (is_finalizing()) {
-    Py_RETURN_NONE;  // modules are going: what was open has been ended at exit
+    Py_RETURN_NONE;  // the interpreter ends: open sessions were ended at exit
   }
   PyObject* result = PyObject_Call(method, args, kwargs);
   if (PyTuple_GET_SIZE(args) > 0) {

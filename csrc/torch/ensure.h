@@ -1,7 +1,7 @@
 // Methods that end what their object has begun, whatever interrupts their Python.
 //
 // A Ctrl-C may come between any two lines of Python: also in a `finally`, before its first call.
-// What has to happen in any case therefore happens in C, after the method's Python.
+// So the work that must happen in any case happens in C, after the method's Python.
 #pragma once
 
 #include "session.h"
@@ -13,7 +13,7 @@
 
 namespace pytracer {
 
-// What one object has begun: sessions, and a counter of steps. It is the object's attribute
+// The sessions and the counter of steps that one object has begun. It is the object's attribute
 // `_held`.
 class Held {
  public:
@@ -22,13 +22,13 @@ class Held {
   Held& operator=(const Held&) = delete;
 
   std::shared_ptr<Session> session();
-  // Calls it after each training step, until the end.
+  // Calls the counter after each training step, until the end.
   void count_steps(const pybind11::function& counter);
   bool is_open() const;
-  // Ends all of it. Twice is harmless.
+  // Ends all of it. Calling it twice is harmless.
   void end();
 
-  // Called when an interrupted method has left sessions that had to be ended here.
+  // Called after an interrupted method left sessions that were ended here.
   static void set_listener(PyObject* listener);
 
  private:
@@ -36,9 +36,9 @@ class Held {
   pybind11::object counter_;
 };
 
-// The method, after which its object's sessions are ended: if it raises and nothing was open before
-// it (a trace that is entered a second time goes on), or always. The latter does
-// nothing at all once the interpreter is going away.
+// Wraps the method so that its object's sessions are ended after it. The first does so if the
+// method raises and nothing was open before it (a trace that is entered a second time goes on). The
+// second always does, and once the interpreter is ending it does nothing at all.
 pybind11::object ends_if_it_raises(const pybind11::function& method);
 pybind11::object ends_always(const pybind11::function& method);
 

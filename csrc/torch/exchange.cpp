@@ -7,12 +7,16 @@ namespace pytracer {
 
 namespace {
 
+// How a method may take its arguments.
+constexpr int kPlain = METH_VARARGS | METH_KEYWORDS;
+constexpr int kFast = METH_FASTCALL | METH_KEYWORDS;
+
 struct Search {
   uintptr_t address;
-  bool writable = true;  // what lies in no library is on the heap
+  bool writable = true;  // an address in no library is on the heap
 };
 
-// Functions of all kinds go through one type in Python's tables.
+// Python's tables have one type for functions of all kinds.
 template <class To, class From>
 To as(From function) {
   return reinterpret_cast<To>(reinterpret_cast<void*>(function));
@@ -68,6 +72,12 @@ bool is_writable(const void* address) {
   return search.writable;
 }
 
+bool has_exchangeable_entry(PyObject* callable) {
+  const PyMethodDef* entry = callable != nullptr ? entry_of(callable) : nullptr;
+  return entry != nullptr && (entry->ml_flags == kPlain || entry->ml_flags == kFast) &&
+         is_writable(entry);
+}
+
 bool FunctionExchange::put(PyObject* function) {
   if (is_put()) {
     return true;
@@ -76,7 +86,7 @@ bool FunctionExchange::put(PyObject* function) {
     return false;
   }
   auto* found = reinterpret_cast<PyFunctionObject*>(function);
-  if (found->vectorcall != ours_) {  // else somebody has it that had wrapped it before
+  if (found->vectorcall != ours_) {  // else a wrapper from before has put ours back
     original_ = found->vectorcall;
     set_vectorcall(found, ours_);
   }
@@ -129,10 +139,10 @@ FastFunction MethodExchange::fast_original() const {
 }
 
 PyCFunction MethodExchange::ours_for(int flags) const {
-  if (flags == (METH_VARARGS | METH_KEYWORDS)) {
+  if (flags == kPlain) {
     return as<PyCFunction>(ours_);
   }
-  return flags == (METH_FASTCALL | METH_KEYWORDS) ? as<PyCFunction>(ours_if_fast_) : nullptr;
+  return flags == kFast ? as<PyCFunction>(ours_if_fast_) : nullptr;
 }
 
 }  // namespace pytracer

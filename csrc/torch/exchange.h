@@ -1,12 +1,12 @@
-// Puts functions of ours where Python finds the code of a callable. The callable itself, its type
-// and everything that refers to it stay the same objects.
+// Puts our functions where Python finds the code of a callable. The callable itself, its type and
+// everything that refers to it stay the same objects.
 #pragma once
 
 #include <Python.h>
 
 namespace pytracer {
 
-// What METH_FASTCALL | METH_KEYWORDS stands for; its public name differs from Python to Python.
+// A function of METH_FASTCALL | METH_KEYWORDS. Its public name differs between releases of Python.
 using FastFunction = PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*);
 
 // The vectorcall of one Python function.
@@ -14,14 +14,14 @@ class FunctionExchange {
  public:
   explicit FunctionExchange(vectorcallfunc ours) : ours_(ours) {}
 
-  // False if `function` is no Python function. The function is kept for as long as ours is there.
+  // False if `function` is no Python function. It is kept alive for as long as ours is there.
   bool put(PyObject* function);
-  // Where somebody has put another there meanwhile, theirs stays.
+  // If somebody has put another one there meanwhile, theirs stays.
   void take_away();
 
   bool is_put() const { return function_ != nullptr; }
 
-  // What ours stands for. It is valid for ever: a call may still be on its way.
+  // The function that ours replaces. Valid for ever: a call may still be on its way.
   vectorcallfunc original() const { return original_; }
 
  private:
@@ -30,7 +30,7 @@ class FunctionExchange {
   PyFunctionObject* function_ = nullptr;
 };
 
-// The entry of one method or function in the table that its extension has made for it.
+// The entry of one method or function in its extension's table.
 class MethodExchange {
  public:
   explicit MethodExchange(PyCFunctionWithKeywords ours, FastFunction ours_if_fast = nullptr)
@@ -43,7 +43,7 @@ class MethodExchange {
 
   bool is_put() const { return entry_ != nullptr; }
 
-  // What ours stand for, however it takes its arguments. Valid for ever.
+  // The function that ours replaces, by the way in which it takes arguments. Valid for ever.
   PyCFunctionWithKeywords original() const;
   FastFunction fast_original() const;
 
@@ -56,7 +56,10 @@ class MethodExchange {
   PyMethodDef* entry_ = nullptr;
 };
 
-// Whether an address holds data that may be written: not what a library's loader made read-only.
+// Whether a MethodExchange for both ways of taking arguments could put ours there.
+bool has_exchangeable_entry(PyObject* callable);
+
+// Whether data at this address may be written. False for data that the loader has made read-only.
 bool is_writable(const void* address);
 
 }  // namespace pytracer

@@ -16,7 +16,7 @@ namespace pytracer::frame_locals {
 
 namespace {
 
-// A value that inner functions share lies in a cell. Borrowed, or null where there is none yet.
+// A value that inner functions share lies in a cell. Borrowed, or null if there is none yet.
 [[maybe_unused]] PyObject* out_of_cell(PyObject* value) {
   return value != nullptr && PyCell_Check(value) ? PyCell_GET(value) : value;
 }

@@ -1,8 +1,8 @@
 // The variables of a function that is running.
 //
-// `frame.f_locals` is no way to read them before Python 3.13: it refreshes, and may empty, the
-// dictionary that the program got from locals(), and keeps the values alive in it. So they are
-// read where the interpreter keeps them, and nothing is left behind.
+// Before Python 3.13, `frame.f_locals` is no way to read them: it refreshes, and may empty, the
+// dictionary that the program got from locals(), and keeps the values alive there. So this reads
+// them where the interpreter keeps them, and leaves nothing behind.
 #pragma once
 
 #include <Python.h>
@@ -10,7 +10,7 @@
 namespace pytracer::frame_locals {
 
 // A dictionary of the names and values that the frame has now. A new reference; null with an
-// exception set. Where this Python gives no way to read them, an empty one.
+// exception set. Empty if this Python has no way to read them.
 PyObject* all(PyFrameObject* frame);
 
 // One of them: a new reference, or null without an exception.

@@ -2,19 +2,16 @@
 
 #include "../core/recorder.h"
 #include "labels.h"
+#include "private_torch.h"
 
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include <cstring>
 #include <memory>
 #include <string_view>
 
 namespace pytracer::gradients {
 
 namespace {
-
-constexpr std::string_view kNode =
-    "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad";
 
 void label_gradient() {
   auto node = torch::autograd::get_current_node();
@@ -31,10 +28,10 @@ void label_gradient() {
 struct InNode final : at::ObserverContext {};
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
-  if (fn.name() == kNode) {
+  if (fn.name() == std::string_view(private_torch::kAccumulateGrad)) {
     return std::make_unique<InNode>();
   }
-  label_gradient();  // an operator of a hook's, it may be
+  label_gradient();  // perhaps an operator of a hook
   return nullptr;
 }
 
@@ -46,7 +43,8 @@ void leave(const at::RecordFunction& /*fn*/, at::ObserverContext* in_node) {
 
 }  // namespace
 
-// Local callbacks go with a thread's work to the engine's threads; global ones would hear others.
+// Thread-local callbacks go with a thread's work to the engine's threads. Global ones would get
+// other threads' operators, too.
 Watch::Watch(bool wanted) {
   if (wanted) {
     handle_ = at::addThreadLocalCallback(

@@ -1,6 +1,7 @@
 #include "graph.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
@@ -21,16 +22,11 @@ namespace {
 
 using torch::autograd::Node;
 
-// By the type's name, since torch does not export the types. PyNode runs a Function in Python,
-// CppNode one in C++ that anybody may have written; jit's nodes lie in another namespace.
 bool is_torchs_own(const std::type_info& type) {
   static auto* const known = new std::unordered_map<std::type_index, bool>;
   auto [it, is_new] = known->try_emplace(type, false);
   if (is_new) {
-    const char* name = type.name();
-    it->second = std::strncmp(name, "N5torch8autograd", 16) == 0 &&
-                 std::strstr(name, "6PyNode") == nullptr &&
-                 std::strstr(name, "7CppNode") == nullptr;
+    it->second = private_torch::is_torchs_node(type);
   }
   return it->second;
 }
@@ -38,10 +34,6 @@ bool is_torchs_own(const std::type_info& type) {
 bool has_hooks(Node& node) {
   return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
          !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
-}
-
-bool is_python(const std::type_info& type) {
-  return std::strcmp(type.name(), "N5torch8autograd6PyNodeE") == 0;
 }
 
 // Whether a Python hook receives the accumulated gradient. DDP's hooks are C++, and leave gradients
@@ -54,22 +46,12 @@ bool has_gradient_hook(Node& node) {
     return false;
   }
   return std::any_of(node.post_hooks().begin(), node.post_hooks().end(), [](const auto& hook) {
-    return std::strstr(typeid(*hook).name(), "PyFunction") != nullptr;
+    return private_torch::is_python_hook(typeid(*hook));
   });
 }
 
 bool is_fsdps(PyTypeObject* type) {
   return std::strcmp(type->tp_name, "RegisterPostBackwardFunctionBackward") == 0;
-}
-
-// Its Python object; releases of torch keep it in different places.
-template <class Function>
-PyObject* object_of(Function& node) {
-  if constexpr (requires { node.obj; }) {
-    return node.obj;
-  } else {
-    return node.pyobj();
-  }
 }
 
 class Looking {
@@ -95,7 +77,7 @@ class Looking {
 
   void mix(const void* identity) { mix(reinterpret_cast<uintptr_t>(identity)); }
 
-  // Gives the node its number, in the order in which they are met.
+  // Numbers nodes in the order in which they are met.
   void meet(Node* node) {
     auto [known, is_new] = numbers_.emplace(node, numbers_.size() + 1);
     mix(known->second);
@@ -104,7 +86,7 @@ class Looking {
     }
   }
 
-  // The nodes that the outputs were made by; false if one cannot be told.
+  // Adds the nodes that made the outputs; false if one is not known.
   bool add_roots(PyObject* outputs) {
     if (!PyTuple_Check(outputs) && !PyList_Check(outputs)) {
       return false;
@@ -139,8 +121,8 @@ class Looking {
     }
     if (!is_torchs_own(type)) {
       found_.is_plain = false;
-      if (is_python(type)) {
-        PyObject* object = object_of(static_cast<torch::autograd::PyNode&>(node));
+      if (private_torch::is_python_node(type)) {
+        PyObject* object = private_torch::object_of(static_cast<torch::autograd::PyNode&>(node));
         PyTypeObject* kind = object != nullptr ? Py_TYPE(object) : &PyBaseObject_Type;
         mix(kind);
         found_.may_drop_gradients = found_.may_drop_gradients || is_fsdps(kind);

@@ -1,6 +1,7 @@
 #include "imagined.h"
 
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
@@ -16,8 +17,8 @@ namespace pytracer::imagined {
 
 namespace {
 
-// The model's addresses are above what a processor can follow, which is as it should be. Recorded
-// they are below 2^53, so that JavaScript reads them as they are.
+// The model's addresses are too high for a processor, on purpose: nobody can follow one. In the
+// recording they are below 2^53, so that JavaScript reads them exactly.
 constexpr uint64_t kModelsSegments = uint64_t{1} << 57;
 constexpr uint64_t kSegments = uint64_t{1} << 47;
 
@@ -34,10 +35,12 @@ struct Memory : std::enable_shared_from_this<Memory> {
         segments{given.expandable_segments ? Action::kSegmentMap : Action::kSegmentAlloc,
                  given.expandable_segments ? Action::kSegmentUnmap : Action::kSegmentFree},
         model(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
-          if (type == DeviceType::kCuda) {
+          if (has_segments()) {
             record(taken ? segments.first : segments.second, recorded(address), bytes);
           }
         }) {}
+
+  bool has_segments() const { return type != DeviceType::kCpu; }
 
   void record(Action action, uint64_t address, uint64_t bytes) const noexcept {
     if (!is_open || !recording.load(std::memory_order_relaxed)) {
@@ -52,8 +55,8 @@ struct Memory : std::enable_shared_from_this<Memory> {
   }
 
   DeviceType type;
-  std::pair<Action, Action> segments;  // how it is called that they come and go
-  bool is_open = false;                // guarded by the mutex, as is all below
+  std::pair<Action, Action> segments;  // the actions by which they come and go
+  bool is_open = false;                // the mutex guards this and all below
   std::mutex mutex;                    // a leaf: tensors die on any thread
   AllocatorModel model;
   std::vector<uint32_t> spare;  // numbers whose allocations are gone
@@ -64,7 +67,7 @@ struct Memory : std::enable_shared_from_this<Memory> {
 
 namespace {
 
-// What a storage's pointer carries.
+// The context of a storage's pointer.
 struct Held {
   std::shared_ptr<Memory> memory;
   uint32_t number;
@@ -87,7 +90,7 @@ void end(void* context) {
   memory.spare.push_back(held->number);
 }
 
-// Of nothing it is known whose it is: it may become something.
+// Zero bytes have an owner, too: the storage may grow.
 std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
   if (bytes == 0) {
     return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0});
@@ -135,7 +138,7 @@ bool Device::resized(const c10::Storage& storage) {
 }
 
 bool Device::back(c10::StorageImpl& storage, bool also_others) {
-  const c10::DataPtr& data = storage._mutable_data_ptr_no_checks();
+  const c10::DataPtr& data = private_torch::data_of(storage);
   const Held* held = held_by(data);
   // A pointer that is not ours is real memory.
   if (held == nullptr && (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
@@ -148,22 +151,22 @@ bool Device::back(c10::StorageImpl& storage, bool also_others) {
   std::unique_ptr<Held> fresh = begin(*memory_, bytes);
   auto* address = reinterpret_cast<void*>(fresh->model_address);
   c10::DataPtr now(address, fresh.release(), &end, data.device());
-  storage.set_data_ptr_noswap(std::move(now));  // what it had before ends here
+  storage.set_data_ptr_noswap(std::move(now));  // its earlier block ends here
   return true;
 }
 
-// A tensor of its own, and the storage's object in Python.
+// References to a storage: its tensor, and its object in Python.
 constexpr size_t kAlone = 2;
 
 bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
   auto& old = *before.storage().unsafeGetStorageImpl();
   auto& fresh = *result.storage().unsafeGetStorageImpl();
-  const Held* held = held_by(old._mutable_data_ptr_no_checks());
+  const Held* held = held_by(private_torch::data_of(old));
   if (held == nullptr || before.storage().use_count() > kAlone ||
       old.sym_nbytes() != fresh.sym_nbytes() || !before.is_non_overlapping_and_dense()) {
     return false;
   }
-  c10::DataPtr nothing(nullptr, fresh._mutable_data_ptr_no_checks().device());
+  c10::DataPtr nothing(nullptr, private_torch::data_of(fresh).device());
   fresh.set_data_ptr_noswap(old.set_data_ptr(std::move(nothing)));
   return true;
 }
@@ -177,7 +180,7 @@ void Device::keep(uint64_t bytes, uint32_t label) {
 void Device::open() {
   std::lock_guard lock(memory_->mutex);
   memory_->is_open = true;
-  if (memory_->type == DeviceType::kCuda) {
+  if (memory_->has_segments()) {
     memory_->record(Action::kSnapshot, 0, 0);  // nothing is there yet
   }
 }
@@ -211,7 +214,7 @@ thread_local bool imagines = false;
 
 constexpr auto kCuda = static_cast<size_t>(c10::DeviceType::CUDA);
 
-// What is asked on a thread that imagines is answered here, the rest by the device's own guard.
+// Answers for threads that imagine; for others the device's own guard answers.
 class Answers final : public c10::impl::DeviceGuardImplInterface {
  public:
   explicit Answers(const DeviceGuardImplInterface* own) : own_(own) {}
@@ -327,14 +330,20 @@ class Answers final : public c10::impl::DeviceGuardImplInterface {
   const DeviceGuardImplInterface* own_;
 };
 
-// Torch asks one object whether there is CUDA, and keeps the first one that it meets. So it stays,
-// and a few of its answers change: it gets a copy of its class's table of virtual functions, in
-// which these lead here.
+// Torch asks one object whether there is CUDA, and keeps the first object that it gets. So the
+// object stays, and a few of its answers change: it gets a copy of its class's table of virtual
+// functions, in which these entries lead here.
 class Hooks {
  public:
   static void replace() {
     static const Hooks* const hooks = new Hooks;
     table_of(hooks->object_).store(hooks->replaced_);
+  }
+
+  // The offset to the top stands in front of a table, and is 0 for an object as a whole.
+  static bool has_table() {
+    Function* table = table_of(&at::detail::getCUDAHooks()).load();
+    return table != nullptr && *(table - kHeader) == nullptr;
   }
 
   static void restore() {
@@ -347,14 +356,14 @@ class Hooks {
  private:
   using Object = const at::CUDAHooksInterface;
   using Function = void (*)();
+  static constexpr size_t kHeader = 2;  // in front of a table: the offset to the top, and the type
 
-  // One more than the interface has: its place says how many these are.
+  // One more than the interface has: its slot is their number.
   struct Counting : at::CUDAHooksInterface {
     virtual void behind_all() const {}
   };
 
   Hooks() : object_(&at::detail::getCUDAHooks()) {
-    constexpr size_t kHeader = 2;  // in front of a table: the offset to the top, and the type
     const size_t count = slot_of(&Counting::behind_all);
     original = table_of(object_).load();
     auto* copy = new Function[kHeader + count];
@@ -365,7 +374,7 @@ class Hooks {
     answer<&Object::isAvailable>(&yes<&Object::isAvailable>);
     answer<&Object::hasPrimaryContext>(&has_context);
     answer<&Object::isPinnedPtr>(&is_pinned);
-    // What is asked of a device's architecture before a convolution is chosen.
+    // Questions about a device's architecture before torch chooses a convolution.
     answer<&Object::supportsDilatedConvolutionWithCuDNN>(
         &yes<&Object::supportsDilatedConvolutionWithCuDNN>);
     answer<&Object::supportsDepthwiseConvolutionWithCuDNN>(
@@ -379,9 +388,8 @@ class Hooks {
     return *reinterpret_cast<std::atomic<Function*>*>(const_cast<at::CUDAHooksInterface*>(object));
   }
 
-  // As the Itanium C++ ABI has it, by which every torch for Linux and macOS is built: a pointer to
-  // a virtual member function is the offset in the table. x86 adds 1, ARM adds it to the second
-  // word.
+  // Every torch for Linux and macOS follows the Itanium C++ ABI: a pointer to a virtual member
+  // function is its offset in the table. x86 adds 1; ARM adds it to the second word.
   template <class Member>
   static size_t slot_of(Member member) {
     uintptr_t offset = 0;
@@ -426,10 +434,14 @@ bool is_imagining() {
   return imagines;
 }
 
+std::string problem_with_hooks() {
+  return Hooks::has_table() ? "" : "torch's object has no table of the Itanium C++ ABI";
+}
+
 Guard::Guard() {
   Hooks::replace();
   auto& entry = c10::impl::device_guard_impl_registry[kCuda];
-  // One for each guard that was there, and never deleted: another thread may be inside of it.
+  // One for each guard that was there. Never deleted: another thread may be inside of it.
   static const Answers* answers = nullptr;
   if (entry.load() != answers || answers == nullptr) {
     if (answers == nullptr || answers->own() != entry.load()) {

@@ -1,8 +1,8 @@
-// Memory that is not there: an imagined device, whose blocks back fake tensors.
+// An imagined device: its blocks have no memory, and back fake tensors.
 //
-// A fake tensor's storage has a size and no memory. It is given a pointer that nobody may follow,
-// and whose end is the block's end. So one map leads from a storage to its address: the storage
-// itself. Labels, saved tensors and names read it there, as they do from real storages.
+// A fake tensor's storage has a size and no memory. Here it gets a pointer that nobody may follow.
+// The end of that pointer is the block's end. So the storage itself holds its block's address:
+// labels, saved tensors and names read it there, as they do from real storages.
 #pragma once
 
 #include "../core/allocator_replay.h"
@@ -12,12 +12,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 namespace pytracer::imagined {
 
 struct Memory;
 
-// The block behind a pointer, where it is one of ours: address 0 for none.
+// The block behind a pointer of ours; address 0 for any other pointer.
 struct Block {
   uint64_t address = 0;
   DeviceType type = DeviceType::kCpu;
@@ -28,31 +29,32 @@ Block block_of(const c10::DataPtr& data);
 // One device that is imagined, from its making until it is closed.
 class Device {
  public:
-  // `of`: whose memory it is, the CPU's or CUDA's. Only CUDA's comes in segments.
+  // `of`: the kind of memory, the CPU's or CUDA's. Only CUDA's comes in segments.
   Device(DeviceType of, AllocatorRules rules);
   ~Device();
   Device(const Device&) = delete;  // one device is one place of the recording
   Device& operator=(const Device&) = delete;
 
-  // From here on it is recorded what happens.
+  // Records from here on.
   void open();
-  // The tensor's storage has memory from now on, or as much as it has become large. Returns
-  // whether anything was new.
+  // Gives the tensor's storage a block, or a block of its new size. Returns whether anything
+  // changed.
   bool back(const at::Tensor& tensor);
-  // The storage has another size now; one that has no memory of ours is left as it is.
+  // The storage has another size now. A storage without a block of ours stays as it is.
   bool resized(const c10::Storage& storage);
-  // The result has the other's block, as if it had been computed in place. False, and nothing is
-  // done, where somebody else still uses that. The other's storage has an object in Python.
+  // Gives the result the other's block, as if it had been computed in place. If somebody else still
+  // uses the other's block, returns false and does nothing. The other's storage has an object in
+  // Python.
   bool take_over(const at::Tensor& result, const at::Tensor& before);
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);
-  // What happens from here on is recorded no more.
+  // Records no more from here on.
   void close();
 
-  // Gives back what is cached, as empty_cache() does.
+  // Frees cached memory, as empty_cache() does.
   void trim();
 
-  // As the allocator counts itself: requested, allocated, active and reserved bytes, now and most.
+  // The allocator's own counters: requested, allocated, active and reserved bytes, now and at most.
   struct Counters {
     uint64_t requested, allocated, active, reserved;
     uint64_t peak_requested, peak_allocated, peak_active, peak_reserved;
@@ -63,14 +65,17 @@ class Device {
  private:
   bool back(c10::StorageImpl& storage, bool also_others);
 
-  std::shared_ptr<Memory> memory_;  // whose blocks may outlive this
+  std::shared_ptr<Memory> memory_;  // its blocks may outlive this
 };
 
 // Whether a Guard exists for the calling thread.
 bool is_imagining();
 
-// While one exists, the calling thread may compute on fake tensors of CUDA, whether or not there is
-// such a device: a backward pass asks for the device's streams. Others see their device as it is.
+// Why a Guard cannot answer for CUDA; empty if it can.
+std::string problem_with_hooks();
+
+// While one exists, the calling thread may compute on fake tensors of CUDA, with or without a CUDA
+// device: a backward pass asks for the device's streams. Other threads see their device as it is.
 class Guard {
  public:
   Guard();

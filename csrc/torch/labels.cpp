@@ -3,14 +3,17 @@
 #include "../core/recorder.h"
 #include "calls.h"
 #include "cpu_allocator.h"
+#include "devices.h"
 #include "imagined.h"
 #include "look.h"
+#include "private_torch.h"
 
 #include <ATen/SparseCsrTensorImpl.h>
 #include <ATen/SparseTensorImpl.h>
 #include <c10/core/DeviceType.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace py = pybind11;
@@ -22,28 +25,34 @@ namespace {
 // The place table's row of the device that the thread asked for last.
 struct LastPlace {
   uint32_t generation = 0;
-  DeviceType type{};
-  uint8_t index = 0;
+  c10::DeviceType type{};
+  c10::DeviceIndex index = 0;
   uint16_t number = 0;
 };
 
-uint16_t place_of(DeviceType type, uint8_t index) {
-  static thread_local constinit LastPlace last;
-  Recorder& recorder = Recorder::get();
-  if (last.generation != recorder.generation() || last.type != type || last.index != index) {
-    uint32_t generation = recorder.generation();
-    last = {generation, type, index, recorder.place({0, 0, 0, type, index})};
+// Asks the tables. That is rare, so this stays out of its caller. There is no block on a device
+// that a recording does not know.
+[[gnu::noinline]] Block find_block(const void* address, c10::Device device, LastPlace& last) {
+  const devices::Kind* kind = devices::find(device.type());
+  if (kind == nullptr) {
+    return {};
   }
-  return last.number;
+  Recorder& recorder = Recorder::get();
+  auto index = static_cast<uint8_t>(std::max<int>(device.index(), 0));  // the host has -1
+  uint32_t generation = recorder.generation();
+  uint16_t number = recorder.place({0, 0, 0, kind->type, index});
+  last = {generation, device.type(), device.index(), number};
+  return {reinterpret_cast<uint64_t>(address), number};
 }
 
 Block block_at(const void* address, c10::Device device) {
-  if (!device.is_cpu() && !device.is_cuda()) {
-    return {};
+  static thread_local constinit LastPlace last_of_thread;
+  LastPlace& last = last_of_thread;
+  if (last.generation == Recorder::get().generation() && last.type == device.type() &&
+      last.index == device.index()) {
+    return {reinterpret_cast<uint64_t>(address), last.number};
   }
-  auto type = device.is_cpu() ? DeviceType::kCpu : DeviceType::kCuda;
-  auto index = static_cast<uint8_t>(device.is_cpu() ? 0 : device.index());
-  return {reinterpret_cast<uint64_t>(address), place_of(type, index)};
+  return find_block(address, device, last);
 }
 
 bool is_compressed(c10::Layout layout) {
@@ -66,19 +75,25 @@ Block block_of(const at::Tensor& tensor) {
   }
   // The storage's pointer, not the tensor's: views share a block. Read this way it neither makes
   // copy-on-write storages copy nor complains about fake tensors, which have none.
-  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  if (data.device().is_meta()) {
-    imagined::Block found = imagined::block_of(data);
-    return found.address != 0 ? Block{found.address, place_of(found.type, 0)} : Block{};
+  const auto& data = private_torch::data_of(tensor);
+  const void* address = data.get();
+  c10::Device device = data.device();
+  if (device.is_meta()) {
+    imagined::Block block = imagined::block_of(data);
+    if (block.address == 0) {
+      return {};
+    }
+    address = reinterpret_cast<const void*>(block.address);
+    device = devices::torchs_device(block.type, 0);
   }
-  return block_at(data.get(), data.device());
+  return block_at(address, device);
 }
 
 void each_part(const at::Tensor& tensor, c10::function_ref<void(const at::Tensor&)> found) {
   if (!tensor.defined()) {
     return;
   }
-  // A subclass in Python may say that it is sparse and be no such thing.
+  // A subclass in Python may say that it is sparse without being it.
   bool is_torchs_own = !tensor.key_set().has(c10::DispatchKey::Python);
   if (is_torchs_own && tensor.is_sparse()) {
     auto* parts = static_cast<at::SparseTensorImpl*>(tensor.unsafeGetTensorImpl());
@@ -140,7 +155,7 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
     }
     last.container = std::move(found);
   }
-  py::object found;  // none where the holder has died, or nothing stands there any more
+  py::object found;  // null if the holder has died, or the place is empty
   if (last.container) {
     PyObject* key = PyTuple_GET_ITEM(path, end);
     found = py::reinterpret_steal<py::object>(look::item(last.container.ptr(), key));
@@ -159,7 +174,7 @@ bool Watched::add(PyObject* tensor,
   if (auto known = known_.find(tensor); known != known_.end()) {
     Entry before = entries_[known->second];
     Shelf any;
-    is_there = find(before, any).ptr() == tensor;  // else it died, and its address has come again
+    is_there = find(before, any).ptr() == tensor;  // else it died, and its address is in use again
   }
   if (is_there && !instead) {
     return false;
@@ -185,7 +200,7 @@ bool Watched::add(PyObject* tensor,
 
 namespace {
 
-// What functional_call has put in a parameter's place.
+// Whether functional_call has put this tensor in a parameter's place.
 bool stands_for_a_moment(PyObject* tensor, PyObject* path) {
   PyObject* shelf = PyTuple_GET_ITEM(path, 0);
   return PyUnicode_Check(shelf) && PyUnicode_CompareWithASCIIString(shelf, "_parameters") == 0 &&
@@ -205,8 +220,8 @@ size_t Watched::each(LabelOne label_one) {
     py::object tensor = find(entry, last);
     PyObject* before = std::exchange(entry.tensor, tensor.ptr());
     if (tensor) {
-      // Who stands there in turns (a shard and the whole, under FSDP) is new but once. Weights that
-      // were computed (functional_call, MAML) come and go.
+      // Tensors that take turns in a place (a shard and the whole, under FSDP) are new only once.
+      // Weights that were computed (functional_call, MAML) come and go.
       bool may_be_new = tensor.ptr() != before && THPVariable_Unpack(tensor.ptr()).is_leaf();
       unknown += may_be_new && known_.try_emplace(tensor.ptr(), i).second ? 1 : 0;
       const at::Tensor& found = THPVariable_Unpack(tensor.ptr());
@@ -313,7 +328,7 @@ void add_identities(PyObject* nested, uint64_t& seen) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
     if (tensor.has_storage()) {
-      mix(seen, tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get());
+      mix(seen, private_torch::data_of(tensor).get());
     }
   } else if (PyDict_Check(nested)) {
     PyObject* key = nullptr;

@@ -1,6 +1,8 @@
 #include "look.h"
 
+#include "devices.h"
 #include "imagined.h"
+#include "private_torch.h"
 #include "quietly.h"
 
 #include <pybind11/pybind11.h>
@@ -24,28 +26,28 @@ namespace pytracer::look {
 namespace {
 
 constexpr int kDeepestPart = 4;
-constexpr size_t kMostVisits = 5000;  // of what is looked at together
+constexpr size_t kMostVisits = 5000;  // in one look
 
 PyTypeObject* tensor_type() {
   return reinterpret_cast<PyTypeObject*>(THPVariableClass);
 }
 
-// Whether it is a subclass in Python that stands for tensors elsewhere.
+// Whether it is a subclass in Python whose memory is other tensors'.
 bool has_no_memory(const at::Tensor& tensor) {
   if (!tensor.key_set().has(c10::DispatchKey::Python)) {
     return false;
   }
-  return !tensor.has_storage() ||
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get() == nullptr;
+  return !tensor.has_storage() || private_torch::data_of(tensor).get() == nullptr;
 }
 
-// Whether it is a fake tensor of a device that nobody imagines: what it knows is no part of it.
+// Whether it is a fake tensor of an imagined run without memory of ours: its attributes are no part
+// of it.
 bool is_fake(const at::Tensor& tensor) {
   return imagined::is_imagining() && tensor.has_storage() &&
-         tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().device().is_meta();
+         private_torch::data_of(tensor).device().is_meta();
 }
 
-// visit(name, value) for what lies in the slots that the object's classes declare.
+// visit(name, value) for each value in the slots that the object's classes declare.
 template <class Visit>
 void each_slot(PyObject* object, Visit visit) {
   PyObject* classes = Py_TYPE(object)->tp_mro;
@@ -64,7 +66,7 @@ void each_slot(PyObject* object, Visit visit) {
         visit(name, value);
         Py_DECREF(value);
       }
-      PyErr_Clear();  // nothing lies there yet
+      PyErr_Clear();  // the slot is empty
     }
   }
 }
@@ -100,7 +102,7 @@ void each_part(PyObject* tensor, int depth, Found found) {
   }
 }
 
-// found(value) for what lies under this attribute, a dictionary or a container of torch's own.
+// visit(value) for each value of this attribute, a dictionary or a container of torch's own.
 template <class Visit>
 void each_value(PyObject* attributes, PyObject* key, Visit visit) {
   PyObject* container = PyDict_GetItemWithError(attributes, key);
@@ -129,7 +131,7 @@ void each_value(PyObject* attributes, PyObject* key, Visit visit) {
   }
 }
 
-// What computes or learns is no batch, nor is a class, a module or a function.
+// False for objects that compute or learn, and for classes, Python's modules and functions.
 bool may_be_batch(PyObject* object) {
   auto of_torch = [](const char* module, const char* name) {
     return py::object(py::module_::import(module).attr(name)).release().ptr();
@@ -159,7 +161,7 @@ bool is_parameter(PyObject* tensor) {
   if (PyType_IsSubtype(Py_TYPE(tensor), reinterpret_cast<PyTypeObject*>(ParameterClass))) {
     return true;
   }
-  // What is made of a subclass stays of that class, and is marked.
+  // A parameter made of a subclass stays of that class, and has a mark.
   auto held = py::reinterpret_steal<py::object>(attributes(tensor));
   return held && PyDict_GetItemString(held.ptr(), "_is_param") == Py_True;
 }
@@ -265,7 +267,7 @@ PyObject* first_parameter(PyObject* module) {
   static PyObject* const modules = PyUnicode_InternFromString("_modules");
   Undisturbed undisturbed;
   std::vector<py::object> left{py::reinterpret_borrow<py::object>(module)};
-  std::unordered_set<PyObject*> seen;  // some have what they are a part of
+  std::unordered_set<PyObject*> seen;  // some modules refer to the module that they are in
   while (!left.empty()) {
     py::object one = std::move(left.back());
     left.pop_back();
@@ -316,13 +318,12 @@ c10::Device device_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return c10::Device(c10::DeviceType::Meta);
   }
-  const auto& data = tensor.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
+  const auto& data = private_torch::data_of(tensor);
   imagined::Block block = data.device().is_meta() ? imagined::block_of(data) : imagined::Block{};
   if (block.address == 0) {
     return data.device();
   }
-  return block.type == DeviceType::kCpu ? c10::Device(c10::DeviceType::CPU)
-                                        : c10::Device(c10::DeviceType::CUDA, 0);
+  return devices::torchs_device(block.type, 0);
 }
 
 Memory memory_of(const at::Tensor& tensor) {
@@ -331,7 +332,7 @@ Memory memory_of(const at::Tensor& tensor) {
   }
   auto* storage = tensor.storage().unsafeGetStorageImpl();
   const auto& impl = *tensor.unsafeGetTensorImpl();
-  const auto& data = storage->_mutable_data_ptr_no_checks();
+  const auto& data = private_torch::data_of(*storage);
   uint64_t address = data.device().is_meta() ? imagined::block_of(data).address
                                              : reinterpret_cast<uint64_t>(data.get());
   Memory found{address, static_cast<uint64_t>(storage->sym_nbytes().maybe_as_int().value_or(0)), 1};

@@ -1,6 +1,6 @@
-// Looks into the program's objects without running any of its code: what an object is its type
-// says, what it holds is read where Python and torch keep it. No __getattr__, no property, no
-// proxy, no override and no __torch_dispatch__ is asked. The GIL must be held.
+// Looks into the program's objects without running any of its code. It asks an object's type, and
+// reads an object's content where Python and torch keep it. It calls no __getattr__, property,
+// proxy, override or __torch_dispatch__. The GIL must be held.
 #pragma once
 
 #include <Python.h>
@@ -15,8 +15,8 @@ namespace pytracer::look {
 
 using Found = c10::function_ref<void(PyObject*)>;
 
-// While it lives no garbage is collected: up to Python 3.11 any allocation may do that, and with it
-// run finalizers and let other threads in. So containers stay as they are while they are looked at.
+// While it lives, no garbage is collected. Up to Python 3.11, any allocation may collect garbage,
+// run finalizers and let other threads in. So containers stay as they are during a look.
 class Undisturbed {
  public:
   Undisturbed() : was_enabled_(PyGC_Disable() != 0) {}
@@ -36,42 +36,42 @@ class Undisturbed {
 
 bool is_tensor(PyObject* object);
 
-// Whether it is what modules register as a parameter, and was not computed: functional_call puts
-// other tensors in a parameter's place for a moment.
+// Whether modules register this tensor as a parameter, and it was not computed: functional_call
+// puts other tensors in a parameter's place for a moment.
 bool is_parameter(PyObject* tensor);
 
-// The object's own attributes: a new reference to their dictionary, or null where it has none.
+// The object's own attributes: a new reference to their dictionary, or null if it has none.
 PyObject* attributes(PyObject* object);
 
-// What a weak reference refers to: a new reference, or null once it is gone.
+// The referent of a weak reference: a new reference, or null once it is gone.
 PyObject* referred_to(PyObject* reference);
 
-// The item of a dictionary, list or tuple, of what is derived from one, or of a container of
-// torch's own (a script module has such). A new reference, or null.
+// The item of a dictionary, list or tuple, of a class derived from one, or of a container of
+// torch's own (a script module has these). A new reference, or null.
 PyObject* item(PyObject* container, PyObject* key);
 
-// Whether torch has defined the type: then what its objects are asked runs torch's code only.
+// Whether torch has defined the type: then calls of its objects run only torch's code.
 bool is_of_torch(PyTypeObject* type);
 
-// The tensors with memory that this one is made of: itself, unless it is a subclass without memory
-// of its own. Then those that it has as attributes, such as a DTensor's shard; gradients that
-// somebody keeps there are no part of it.
+// The tensors with memory that this one consists of. That is the tensor itself, or for a subclass
+// without memory of its own the tensors in its attributes, such as a DTensor's shard. Gradients
+// that are kept there are no part of it.
 void each_part(PyObject* tensor, Found found);
 
-// Tensors in nested dictionaries, lists and tuples, and where asked in objects that are batches:
-// not in what computes or learns. Parts of subclasses are found in their place.
+// Tensors in nested dictionaries, lists and tuples and, if asked for, in objects that are batches,
+// but not in objects that compute or learn. For a subclass its parts are found.
 void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found);
 void each_tensor(
     PyObject* const* values, Py_ssize_t count, int depth, bool also_in_objects, Found found);
 
-// Shape and dtype as people write them; of what has none, empty.
+// Shape and dtype as people write them; empty if there is none.
 std::string shape_of(const at::Tensor& tensor);
 const char* dtype_of(const at::Tensor& tensor);
 
-// The first parameter of the module or of one that it has: a new reference, or null.
+// The first parameter of the module or of a module inside it: a new reference, or null.
 PyObject* first_parameter(PyObject* module);
 
-// Where its memory lies.
+// The device of its memory.
 c10::Device device_of(const at::Tensor& tensor);
 
 struct Memory {

@@ -22,19 +22,19 @@ namespace {
 constexpr int kDeepestBatch = 4;
 const std::vector<Py_ssize_t> kNotMet{-1};  // sizes that no optimizer's groups have
 constexpr size_t kMostStepping = 5;
-constexpr size_t kMostStructures = 256;  // then those that come no more are forgotten with the rest
-constexpr int kMostPasses = 8;  // of one step; a program may have no optimizer that says so
+constexpr size_t kMostStructures = 256;  // then all are dropped, and those in use come again
+constexpr int kMostPasses = 8;  // in one step; a program may have no optimizer that ends it
 
 bool is_power_of_four(uint64_t number) {
   return std::has_single_bit(number) && std::countr_zero(number) % 2 == 0;
 }
 
-// Calls of an outermost module: 2, 3, 5, 17, 65, ... Modules may be many.
+// Due in these calls of an outermost module: 2, 3, 5, 17, 65, ... There may be many modules.
 bool is_look_due(uint64_t call) {
   return call == 3 || (call > 1 && is_power_of_four(call - 1));
 }
 
-// What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
+// Models' names for the keys and values of earlier words: past_key_values, cache, kv_cache, ...
 bool names_a_cache(PyObject* name) {
   Py_ssize_t length = 0;
   const char* text = PyUnicode_AsUTF8AndSize(name, &length);
@@ -111,7 +111,7 @@ uint64_t identity_of_state(PyObject* optimizer) {
   return found ? labels::identity_of(found.ptr()) : 0;
 }
 
-// Null where it is gone.
+// Null if the object is gone.
 py::object referred_to(const py::object& reference) {
   return py::reinterpret_steal<py::object>(look::referred_to(reference.ptr()));
 }
@@ -188,7 +188,7 @@ bool Moments::after_root() {
   return true;
 }
 
-// Where each save is seen as it happens, by hooks, the graph need not be read.
+// The graph need not be read if hooks see each save as it happens.
 bool Moments::before_backward(PyObject* outputs, uint64_t structure, bool must) {
   sessions::AllListening listening = sessions::listening();
   bool by_hooks = std::any_of(
@@ -230,10 +230,10 @@ bool Moments::before_step(PyObject* optimizer) {
       if (!tell(all_listeners().meet_optimizer, optimizer)) {
         return false;
       }
-      one->state = is_new ? identity_of_state(optimizer) : one->state;  // it is labelled
+      one->state = is_new ? identity_of_state(optimizer) : one->state;  // has its labels
     }
     if (watched.label_gradients_of(parameters_of(optimizer)) == 0) {
-      watched.label();  // something is to be written down of a step that does nothing
+      watched.label();  // so that a step that does nothing has an event, too
     }
     if (has_engines && !tell(all_listeners().label_engines)) {
       return false;
@@ -254,7 +254,7 @@ bool Moments::before_step(PyObject* optimizer) {
   return true;
 }
 
-// State that this step has made.
+// The state that this step has made.
 bool Moments::after_step(PyObject* optimizer) {
   sessions::AllListening listening = sessions::listening();
   for (const auto& session : *listening) {
@@ -289,7 +289,7 @@ std::shared_ptr<Moments::Optimizer> Moments::entry_of(PyObject* optimizer) {
   return one;
 }
 
-// All state if some of it is new: it has grown, or its tensors were replaced.
+// Labels all state if some of it is new: it has grown, or its tensors were replaced.
 bool Moments::label_changed_state(Optimizer& optimizer) {
   py::object held = referred_to(optimizer.reference);
   uint64_t now = held ? identity_of_state(held.ptr()) : optimizer.state;
@@ -308,12 +308,12 @@ bool Moments::label_inside_a_step() {
   });
 }
 
-// Weights are where they are, inputs are new.
+// Weights stay in their places; inputs are new.
 bool Moments::label_inputs(PyObject* module,
                            PyObject* const* args,
                            Py_ssize_t count,
                            PyObject* names) {
-  py::list caches;  // what is handed over as one
+  py::list caches;  // arguments that are caches
   if (!find_caches(module, args, count, names, caches)) {
     return false;
   }
@@ -345,7 +345,7 @@ bool Moments::label_inputs(PyObject* module,
   return true;
 }
 
-// By the names of the arguments.
+// Finds caches by the names of the arguments.
 bool Moments::find_caches(
     PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names, py::list& caches) {
   for (Py_ssize_t i = 0; names != nullptr && i < PyTuple_GET_SIZE(names); ++i) {

@@ -1,9 +1,9 @@
-// The moments at which a recording looks at what the program has: an outermost module is entered or
-// left, a backward pass begins or ends, an optimizer steps.
+// The moments at which a recording looks at the program's objects: an outermost module begins or
+// ends, a backward pass begins or ends, an optimizer steps.
 //
-// In the steady state nothing has changed since the last time, and no Python of ours runs, but for
-// DeepSpeed's engines, models that are given caches, and saved-tensor hooks. Where something is new
-// (a module, a parameter, an optimizer's state) Python is told and learns it.
+// In the steady state nothing has changed since the last time, and none of our Python runs, except
+// for DeepSpeed's engines, models that get caches, and saved-tensor hooks. When something is new (a
+// module, a parameter, an optimizer's state), Python is called and learns it.
 //
 // The GIL must be held for all of it. A method returns false if it leaves an exception set: the
 // caller passes that on to the program.
@@ -20,25 +20,26 @@
 
 namespace pytracer {
 
-// What Python learns, by the name of the method that is told.
+// Functions in Python that learn new things, by the names of their methods.
 struct Listeners {
-  pybind11::object name_of_module;      // (module) -> str, asked once per module
-  pybind11::object look_again;          // (): somebody unknown stands where a parameter stood
+  pybind11::object name_of_module;      // (module) -> str, called once per module
+  pybind11::object look_again;          // (): an unknown tensor is in a parameter's place
   pybind11::object note_attributes;     // (module): it may have got tensors
   pybind11::object cache_positions;     // (module) -> which of its arguments are caches
   pybind11::object tensors_of_caches;   // (caches) -> list of the tensors in them
-  pybind11::object read_graph;          // (outputs): notes what it has saved
+  pybind11::object read_graph;          // (outputs): notes the tensors that the graph has saved
   pybind11::object read_graph_of_func;  // (outputs): the same, if torch.func made it
-  pybind11::object label_engines;       // (): of libraries that keep parameters to themselves
+  pybind11::object label_engines;       // (): engines of libraries that hide their parameters
   pybind11::object meet_optimizer;      // (optimizer): it is new, or its groups have grown
   pybind11::object label_state;         // (optimizer): its state has changed
   pybind11::object read_memory;         // (): some session's reading of the device is due
 };
 
 // Decides which graphs are read. A walk takes about 2 us a node, so not every graph is walked. The
-// decision depends on what the program does and never on how fast. A structure is the nodes and
-// their edges, whatever the sizes. It is read in the first two passes that have it, and then in its
-// 16th, 64th, 256th ... pass. If one pass of a step is read, all later passes of that step are.
+// decision depends on the program's actions and never on its speed. A structure is the nodes and
+// their edges, for any sizes of tensors. It is read in the first two passes that have it, and then
+// in its 16th, 64th, 256th ... pass. If one pass of a step is read, all later passes of the step
+// are.
 class GraphWalks {
  public:
   bool is_due(uint64_t structure, bool must = false);
@@ -49,12 +50,12 @@ class GraphWalks {
  private:
   bool is_due_by_itself(uint64_t structure);
 
-  std::unordered_map<uint64_t, uint64_t> met_;  // in how many passes
+  std::unordered_map<uint64_t, uint64_t> met_;  // by structure: the number of its passes
   int passes_ = 0;                              // of this step
   bool walking_ = false;
 };
 
-// Of one recording.
+// The moments of one recording.
 class Moments {
  public:
   labels::Watched watched;
@@ -71,8 +72,8 @@ class Moments {
   // By weak reference only.
   struct Optimizer {
     pybind11::object reference;
-    std::vector<Py_ssize_t> groups;  // sizes; they grow, nobody exchanges their members
-    uint64_t state = 0;              // which tensors it was, see labels::identity_of
+    std::vector<Py_ssize_t> groups;  // sizes, which only grow
+    uint64_t state = 0;              // the identity of its tensors, see labels::identity_of
   };
 
   struct CachePositions {
@@ -99,10 +100,10 @@ class Moments {
 
 namespace moments {
 
-// Set once, for the life of the process: `hooks` has methods of the listeners' names.
+// Set once, for the life of the process: `hooks` has methods with the listeners' names.
 void set_listeners(const pybind11::object& hooks);
 const Listeners& listeners();
-// What the moments of the recording to come are told to.
+// Sets the moments of the next recording.
 void use(std::shared_ptr<Moments> moments);
 // The moments in use; null before any are.
 std::shared_ptr<Moments> current();

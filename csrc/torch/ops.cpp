@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "calls.h"
 #include "node_names.h"
+#include "private_torch.h"
 #include "saved_tensors.h"
 
 #include <ATen/SequenceNumber.h>
@@ -22,32 +23,25 @@ namespace pytracer::ops {
 
 namespace {
 
-// The engine opens a FUNCTION scope of this name around each node *and* around the release of
-// what the node had saved; torch's BACKWARD_FUNCTION scope inside it covers only the node's call.
-constexpr char kNodePrefix[] = "autograd::engine::evaluate_function: ";
+using private_torch::kNodePrefix;
+using private_torch::kOptimizerPrefix;
+
 constexpr size_t kNodePrefixLength = sizeof(kNodePrefix) - 1;
-constexpr char kOptimizerPrefix[] = "Optimizer.step#";
-constexpr char kDispatchMode[] = "PythonDispatchMode";
 
 at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 Detail detail = Detail::kCategory;
 
 uint64_t quiet = 0;  // passes of this recording, guarded by the GIL
-// A pass may run more than nodes, or has.
+// A pass has run more than nodes, or may do so.
 std::atomic<bool> more_than_nodes{false};
 
 bool has_prefix(const char* text, const char* prefix, size_t length) {
   return std::strncmp(text, prefix, length) == 0;
 }
 
-// By name: torch 2.11 does not export the type itself.
-bool is_python(const torch::autograd::Node& node) {
-  return std::strcmp(typeid(node).name(), "N5torch8autograd6PyNodeE") == 0;
-}
-
-// This scope does not carry the node's number. The BACKWARD_FUNCTION scope would, but naming each
-// node once more costs more than all the rest; the engine's own notion of "the current node" is
-// set by now and says the same.
+// This scope does not carry the node's number. The BACKWARD_FUNCTION scope would, but to name each
+// node once more costs more than all the rest. The engine's current node is set by now, and has the
+// number.
 void enter_node(Recorder& recorder,
                 ThreadState& thread,
                 const at::RecordFunction& fn,
@@ -56,7 +50,7 @@ void enter_node(Recorder& recorder,
   NodeKind kind = NodeKind::kPlain;
   if (c10::GradMode::is_enabled()) {
     kind = NodeKind::kWithGrad;
-  } else if (!node || is_python(*node)) {
+  } else if (!node || private_torch::is_python_node(typeid(*node))) {
     kind = NodeKind::kPython;
   }
   int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
@@ -68,10 +62,10 @@ const void* quiet_node() {
   return at::isRecordFunctionEnabled() ? nullptr : torch::autograd::get_current_node().get();
 }
 
-// Under an allocator's lock, where Python must not be asked for the name of a class.
+// Runs under an allocator's lock, so it must not ask Python for the name of a class.
 Node describe_quiet_node() {
   auto node = torch::autograd::get_current_node();
-  bool python = is_python(*node);
+  bool python = private_torch::is_python_node(typeid(*node));
   if (python) {
     forbid_quiet_passes();
   }
@@ -86,7 +80,7 @@ bool nobody_else_listens() {
   return at::getStepCallbacks(at::RecordScope::FUNCTION).callbacks_.size() == 1;
 }
 
-// Goes with torch's record of the annotation, so that whoever ends it knows who began it.
+// Goes with torch's record of the annotation: the thread that ends it learns which one began it.
 struct Entered final : at::ObserverContext {
   std::shared_ptr<Annotation> annotation;
   ThreadState* owner = nullptr;
@@ -99,7 +93,7 @@ std::unique_ptr<at::ObserverContext> enter_annotation(Recorder& recorder,
                                                       const at::RecordFunction& fn) {
   const char* name = fn.name();
   bool is_step = has_prefix(name, kOptimizerPrefix, sizeof(kOptimizerPrefix) - 1);
-  // A collective that goes on by itself says nothing about what its thread does meanwhile.
+  // An asynchronous collective says nothing about its thread's work meanwhile.
   if (fn.isAsync() || (detail == Detail::kSteps && !is_step)) {
     return nullptr;
   }
@@ -141,8 +135,8 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
   const char* name = fn.name();
   if (name[0] == 'a' && name[1] == 'u' && has_prefix(name, kNodePrefix, kNodePrefixLength)) {
     enter_node(recorder, thread, fn, name + kNodePrefixLength);
-  } else if (name[0] == 'P' && std::strcmp(name, kDispatchMode) == 0) {
-    return nullptr;  // an operator is on its way to a mode of the program's, or of ours
+  } else if (name[0] == 'P' && std::strcmp(name, private_torch::kDispatchMode) == 0) {
+    return nullptr;  // an operator is on its way to a mode: the program's, or ours
   } else {
     OwnTime own(thread);
     // A Function in Python has a number without grad mode, too.
@@ -169,7 +163,7 @@ void leave_operator(const at::RecordFunction& fn) {
   if (!Recorder::pop_untouched(thread, &fn, &at::sequence_number::peek)) {
     // It made nodes, or something happened in it.
     if (saved_tensors::program_has_hooks()) {
-      forbid_quiet_passes();  // what they unpack with runs in the backward
+      forbid_quiet_passes();  // their unpacking runs in the backward
     }
     Recorder::get().pop(thread, &fn, at::sequence_number::peek());
   }

@@ -1,5 +1,5 @@
-// The op stack: torch's RecordFunction tells when operators, autograd nodes and annotations are
-// entered and left.
+// The op stack: torch's RecordFunction calls back when operators, autograd nodes and annotations
+// begin and end.
 #pragma once
 
 #include <cstdint>
@@ -12,24 +12,24 @@ struct RecordFunction;
 namespace pytracer::ops {
 
 enum class Detail {
-  kSteps,     // optimizers' steps only, and only to count them
+  kSteps,     // only optimizers' steps, and only to count them
   kCategory,  // annotations: optimizer steps, DataLoader, FSDP
-  kOp,        // and operators and nodes
+  kOp,        // these, and operators and nodes
 };
 
-// Installing twice, or with another detail, replaces what was there.
+// Installing again, also with another detail, replaces the earlier callback.
 void install(Detail detail);
 void uninstall();
 bool installed();
-// Whether they are recorded wherever they run.
+// Whether operators are recorded wherever they run.
 bool records_operators();
-// One that has been pushed is over.
+// An operator that has been pushed ends.
 void leave_operator(const at::RecordFunction& fn);
 
 // Around an outermost backward pass. Turns RecordFunction off for this thread and the engine's when
-// nobody else listens, if that is possible because the pass runs only torch's own nodes (graph.h):
-// it computes gradients, and an operator inside of a node is not told apart anyway. Allocations are
-// then attributed by asking the engine for its current node. Listening costs a host-bound step
+// nobody else listens and `is_possible`: the pass runs only torch's own nodes (graph.h). Such a
+// pass computes gradients, and every allocation in it counts as its node's, not as an operator's.
+// So each allocation asks the engine for its current node. RecordFunction costs a host-bound step
 // several percent, most of it torch's own.
 class QuietBackward {
  public:
@@ -42,8 +42,8 @@ class QuietBackward {
   bool quiet_;
 };
 
-// Around what a quiet pass turns out to run all the same (a module, another pass): turns
-// RecordFunction on again for as long as it lasts. No later pass is quiet.
+// Around a module or another pass that a quiet pass runs unexpectedly: turns RecordFunction on
+// again for as long as that lasts. No later pass is quiet.
 class ResumeRecordFunction {
  public:
   ResumeRecordFunction();
@@ -56,7 +56,7 @@ class ResumeRecordFunction {
   bool inside_;
 };
 
-// A recording begins: backward passes may be quiet until one turns out to run more than nodes.
+// A recording begins: backward passes may be quiet, until one runs more than nodes.
 void allow_quiet_passes();
 // No later pass of this recording is quiet.
 void forbid_quiet_passes();

@@ -1,7 +1,9 @@
 #include "phase_times.h"
 
 #include "../core/clock.h"
+#include "devices.h"
 #include "look.h"
+#include "private_torch.h"
 
 #include <pybind11/pybind11.h>
 
@@ -14,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <exception>
+#include <string>
 #include <utility>
 
 namespace py = pybind11;
@@ -27,41 +30,43 @@ constexpr uint8_t kForward = 2;
 constexpr uint8_t kBackward = 4;
 constexpr uint8_t kOptimizer = 5;
 
-// Each call of the guard's is made with its device current: where another one would be put back,
-// which the program has not used yet, CUDA would bring up a context there.
-class CudaStopwatch final : public Stopwatch {
+// Works through torch's guard of the device. Each call of the guard is made with its device
+// current. Otherwise the guard would switch back to another device, and CUDA would bring up a
+// context there even if the program has not used it yet.
+class DeviceStopwatch final : public Stopwatch {
  public:
-  CudaStopwatch()
-      : is_capturing_(py::getattr(
-            py::module_::import("torch._C"), "_cuda_isCurrentStreamCapturing", py::none())) {}
+  explicit DeviceStopwatch(const devices::Kind& kind)
+      : type_(kind.torchs), is_capturing_(private_torch::capture_question(kind.name)) {}
 
   std::optional<int> device_of(PyObject* tensor) override {
-    std::optional<int> found;
+    std::optional<int> index;
     look::each_part(tensor, [&](PyObject* part) {
       c10::Device device = look::device_of(THPVariable_Unpack(part));
-      if (!found && device.is_cuda()) {
-        found = device.index();
+      if (!index && device.type() == type_) {
+        index = device.index();
       }
     });
-    return found;
+    return index;
   }
 
   Event mark(int device, Event again) override {
     if (is_capturing()) {
       return nullptr;
     }
+    c10::Device there{type_, static_cast<c10::DeviceIndex>(device)};
     if (!again) {
-      again = std::make_shared<Marked>(static_cast<c10::DeviceIndex>(device));
+      again = std::make_shared<Marked>(there);
     }
     auto* marked = static_cast<Marked*>(again.get());
-    c10::Device there{c10::DeviceType::CUDA, marked->device};
-    c10::DeviceGuard current(there);
-    guard().record(
-        &marked->event, guard().getStream(there), there.index(), c10::EventFlag::BACKEND_DEFAULT);
+    c10::DeviceGuard current(marked->device);
+    guard().record(&marked->event,
+                   guard().getStream(marked->device),
+                   marked->device.index(),
+                   c10::EventFlag::BACKEND_DEFAULT);
     return again;
   }
 
-  // Not asked while a graph is captured, which that would spoil.
+  // Does not ask while a graph is captured: that would spoil the capture.
   bool has_passed(const Event& event) override {
     return !is_capturing() && guard().queryEvent(static_cast<Marked*>(event.get())->event);
   }
@@ -69,20 +74,20 @@ class CudaStopwatch final : public Stopwatch {
   // To about half a microsecond.
   int64_t elapsed_ns(const Event& begin, const Event& end) override {
     auto* first = static_cast<Marked*>(begin.get());
-    c10::DeviceGuard current({c10::DeviceType::CUDA, first->device});
-    double ms =
-        guard().elapsedTime(first->event, static_cast<Marked*>(end.get())->event, first->device);
+    c10::DeviceGuard current(first->device);
+    double ms = guard().elapsedTime(
+        first->event, static_cast<Marked*>(end.get())->event, first->device.index());
     return std::max<int64_t>(std::llround(ms * 1e6), 0);
   }
 
  private:
   struct Marked {
-    explicit Marked(c10::DeviceIndex on) : device(on) {}
+    explicit Marked(c10::Device on) : device(on) {}
 
     ~Marked() {
       try {
-        c10::DeviceGuard current({c10::DeviceType::CUDA, device});
-        guard().destroyEvent(event, device);
+        c10::DeviceGuard current(device);
+        guard_of(device.type()).destroyEvent(event, device.index());
       } catch (const std::exception&) {  // a device that has failed, or a forked child
       }
     }
@@ -91,22 +96,26 @@ class CudaStopwatch final : public Stopwatch {
     Marked& operator=(const Marked&) = delete;
 
     void* event = nullptr;
-    c10::DeviceIndex device;
+    c10::Device device;
   };
 
-  static const c10::impl::DeviceGuardImplInterface& guard() {
-    return *c10::impl::getDeviceGuardImpl(c10::DeviceType::CUDA);
+  static const c10::impl::DeviceGuardImplInterface& guard_of(c10::DeviceType type) {
+    return *c10::impl::getDeviceGuardImpl(type);
   }
 
-  bool is_capturing() const { return py::bool_(is_capturing_()); }
+  const c10::impl::DeviceGuardImplInterface& guard() const { return guard_of(type_); }
 
+  // Torch has no such question for a device without graphs.
+  bool is_capturing() const { return !is_capturing_.is_none() && py::bool_(is_capturing_()); }
+
+  c10::DeviceType type_;
   py::object is_capturing_;
 };
 
 }  // namespace
 
-std::shared_ptr<Stopwatch> cuda_stopwatch() {
-  return std::make_shared<CudaStopwatch>();
+std::shared_ptr<Stopwatch> device_stopwatch(DeviceType type) {
+  return std::make_shared<DeviceStopwatch>(devices::kind_of(type));
 }
 
 PhaseTimes::PhaseTimes(std::shared_ptr<Stopwatch> stopwatch, const Limits& limits)
@@ -265,7 +274,7 @@ void PhaseTimes::read_passed() {
   take_back();
 }
 
-// Events that nothing waits for any more are used again.
+// Frees events that nothing waits for, to use them again.
 void PhaseTimes::take_back() {
   uint64_t oldest = count_ + 1;
   auto need = [&oldest](const Border& border) { oldest = std::min(oldest, border.number); };
@@ -285,7 +294,7 @@ void PhaseTimes::take_back() {
   }
 }
 
-// What the device refuses ends the measuring: the program will meet it itself.
+// An error of the device ends the measuring: the program will meet the error itself.
 template <class Ask>
 bool PhaseTimes::ask_device(Ask ask) {
   std::string said;

@@ -1,19 +1,21 @@
 // How long the device works on each phase: a few events a step, and no waiting.
 //
-// The host runs ahead of a GPU, so its own clock does not say how long a forward takes there. Where
-// a phase begins or ends (the outermost module, the backward pass, the optimizer) an event is put
-// into the stream that is current; the device writes the time when it comes to it. Six a
-// micro-step; they are used again. They are read when the trace ends, or in a long one those that
-// the device has passed. A stream that is being captured into a graph gets none: nothing would run,
-// and the graph would have them for good. Nothing here brings CUDA up or allocates its memory.
+// The host runs ahead of a GPU, so its own clock does not say how long a forward takes there. When
+// a phase begins or ends (the outermost module, the backward pass, the optimizer), an event goes
+// into the current stream, and the device writes the time when it comes to the event. There are six
+// events a micro-step, and they are used again. They are read when the trace ends; in a long trace,
+// those that the device has passed are read before. A stream that is being captured into a graph
+// gets no event: nothing would run, and the graph would keep the event for good. Nothing here
+// brings CUDA up or allocates its memory.
 //
-// A phase is one pair: from the border that begins it to the one that ends it, as
-// pytracer/analysis/facts/phases.py has them. A forward that a backward follows lasts until that
-// one, so the loss belongs to it; a call of a model that none follows lasts until the model is
-// left.
+// A phase is a pair of borders, one where it begins and one where it ends, by the rules of
+// pytracer/analysis/facts/phases.py. A forward with a backward lasts until the backward begins, so
+// the loss belongs to it. A call of a model without a backward lasts until the call ends.
 //
 // The GIL guards it all.
 #pragma once
+
+#include "../core/event.h"
 
 #include <Python.h>
 
@@ -28,32 +30,33 @@
 
 namespace pytracer {
 
-// What a device offers.
+// The clock of a device.
 class Stopwatch {
  public:
-  using Event = std::shared_ptr<void>;  // what it is only its stopwatch knows
+  using Event = std::shared_ptr<void>;  // only its stopwatch knows the type
 
   virtual ~Stopwatch() = default;
-  // Which of its devices the tensor is on, if it is on one.
+  // The index of the tensor's device, if that is one of the stopwatch's devices.
   virtual std::optional<int> device_of(PyObject* tensor) = 0;
-  // Puts an event into the current stream, an old one if given. Null where there may be none.
+  // Puts an event into the current stream: `again`, if that is given. Null if the stream may get
+  // none.
   virtual Event mark(int device, Event again) = 0;
-  // Whether the device has come to it.
+  // Whether the device has passed the event.
   virtual bool has_passed(const Event& event) = 0;
-  // The device's time between two events that it has passed.
+  // The device's time between two events that it has passed, in nanoseconds.
   virtual int64_t elapsed_ns(const Event& begin, const Event& end) = 0;
 };
 
-// CUDA's.
-std::shared_ptr<Stopwatch> cuda_stopwatch();
+// The stopwatch of an accelerator.
+std::shared_ptr<Stopwatch> device_stopwatch(DeviceType type);
 
 // The borders that one session passes, on the thread that trains.
 class PhaseTimes {
  public:
   struct Limits {
-    size_t pending;  // pairs that wait; of more those that have passed are read
-    size_t calls;    // of models, since the last backward: a forward of more begins later
-    size_t kept;     // pairs of a trace
+    size_t pending;  // pairs that wait; beyond this, those that the device has passed are read
+    size_t calls;    // calls of models since the last backward; with more, a forward begins later
+    size_t kept;     // pairs in a trace
   };
 
   struct Row {
@@ -77,13 +80,13 @@ class PhaseTimes {
 
   // Reads what the device has passed, without waiting.
   void look();
-  // The trace ends: calls without a backward have lasted as long as they did.
+  // The trace ends: calls without a backward are forwards of their own.
   void end_calls();
 
-  // How many pairs the device has not passed, as far as it can be waited for.
+  // How many pairs the device has not passed; 0 after an error, when waiting is no use.
   size_t waiting() const { return problem_.empty() ? pending_.size() : 0; }
 
-  // What is still not read is missing for good.
+  // Counts all pairs that are not read yet as missing.
   void give_up();
 
   bool measures() const { return stopwatch_ != nullptr; }
@@ -121,7 +124,7 @@ class PhaseTimes {
   std::shared_ptr<Stopwatch> stopwatch_;
   Limits limits_;
   std::string problem_;
-  unsigned long thread_ = 0;  // the first that passes a border trains
+  unsigned long thread_ = 0;  // the thread that trains: the first that passes a border
   std::optional<int> device_;
   uint64_t count_ = 0;
   uint64_t missing_ = 0;

@@ -28,8 +28,8 @@ struct CodePointHash {
   }
 };
 
-// Guarded by the GIL, and valid in one recording. Code objects are kept alive so that their
-// addresses stay theirs.
+// The GIL guards it, and it is valid in one recording. Code objects are kept alive, so that no
+// other object gets their addresses.
 struct Known {
   uint32_t generation = 0;
   std::unordered_map<CodePoint, StackFrame, CodePointHash> frames;
@@ -94,7 +94,7 @@ uint32_t take_with_gil() {
     frame = caller;
   }
   Py_XDECREF(frame);
-  // 64 well-mixed bits over the whole stack: two stacks would have to be billions apart to clash.
+  // 64 well-mixed bits over the whole stack: only among billions of stacks would two clash.
   auto [it, is_new] = known().stacks.try_emplace(hash, 0);
   if (is_new) {
     uint32_t row = 0;
@@ -109,7 +109,7 @@ uint32_t take_with_gil() {
 }
 
 uint32_t take() {
-  // A thread that never ran Python has no lines to tell; giving it a Python state would be slow.
+  // A thread that never ran Python has no lines; giving it a Python state would be slow.
   if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
     return 0;
   }

@@ -7,7 +7,7 @@ namespace pytracer::python_stacks {
 
 void install();
 void uninstall();
-// Lets go of the code objects that a recording referred to. The GIL must be held.
+// Releases the code objects that a recording referred to. The GIL must be held.
 void clear();
 
 }  // namespace pytracer::python_stacks

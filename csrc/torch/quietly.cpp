@@ -2,6 +2,7 @@
 
 #include "../core/clock.h"
 #include "../core/recorder.h"
+#include "private_torch.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -23,27 +24,12 @@ uint64_t count = 0;  // guarded by the GIL
 thread_local Timed* innermost = nullptr;
 constexpr uint64_t kLongNs = 30'000;  // less than interrupted_ticks()
 
-// Dynamo's switch for the calling thread: set_eval_frame(callback) -> the callback before.
-PyObject* set_eval_frame(PyObject* callback) {
-  static PyObject* const function = [] {
-    PyObject* module = PyImport_ImportModule("torch._C._dynamo.eval_frame");
-    PyObject* found =
-        module != nullptr ? PyObject_GetAttrString(module, "set_eval_frame") : nullptr;
-    Py_XDECREF(module);
-    PyErr_Clear();
-    return found;
-  }();
-  PyObject* before = function != nullptr ? PyObject_CallOneArg(function, callback) : nullptr;
-  PyErr_Clear();
-  return before;
-}
-
 class IsolatedFromProgram {
  public:
   IsolatedFromProgram()
       : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()),
         tracing_(may_stop_tracing() ? torch::jit::tracer::getTracingState() : nullptr),
-        compiler_(set_eval_frame(Py_None)) {
+        compiler_(private_torch::set_eval_frame(Py_None)) {
     at::impl::PythonTorchFunctionTLS::set_disabled_state(
         at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     if (tracing_) {
@@ -60,7 +46,7 @@ class IsolatedFromProgram {
     if (compiler_ != nullptr && compiler_ != Py_None) {
       PyObject *type, *value, *traceback;
       PyErr_Fetch(&type, &value, &traceback);
-      Py_XDECREF(set_eval_frame(compiler_));
+      Py_XDECREF(private_torch::set_eval_frame(compiler_));
       PyErr_Restore(type, value, traceback);
     }
     Py_XDECREF(compiler_);
@@ -70,7 +56,7 @@ class IsolatedFromProgram {
   IsolatedFromProgram& operator=(const IsolatedFromProgram&) = delete;
 
  private:
-  // Inside of an operator torch refuses to.
+  // Inside of an operator torch refuses.
   static bool may_stop_tracing() {
     return !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::Tracer);
   }
@@ -80,7 +66,7 @@ class IsolatedFromProgram {
   PyObject* compiler_;
 };
 
-// The folder of a package or module that is imported.
+// The folder of an imported package or module.
 std::string folder_of(const char* module) {
   std::string folder;
   PyObject* found = PyImport_ImportModule(module);
@@ -94,7 +80,7 @@ std::string folder_of(const char* module) {
   return folder;
 }
 
-// Whether code in this file runs because ours does: ours, torch's, the standard library's.
+// Whether our call runs the code in this file: it is ours, torch's or the standard library's.
 bool runs_for_us(std::string_view file) {
   static const auto* const folders = new std::array{folder_of("pytracer"), folder_of("torch")};
   static const auto* const library = new std::string(folder_of("os"));
@@ -106,8 +92,8 @@ bool runs_for_us(std::string_view file) {
          std::any_of(folders->begin(), folders->end(), is_in);
 }
 
-// Whether the exception was raised by what ours called. A signal's handler is the program's: it may
-// run between any two of our lines, and what it raises is meant for the program.
+// Whether our call raised the exception. A signal's handler belongs to the program: it may run
+// between any two of our lines, and its exceptions are meant for the program.
 bool is_ours(PyObject* traceback) {
   if (traceback == nullptr) {
     return true;
@@ -124,7 +110,7 @@ bool is_ours(PyObject* traceback) {
   return ours;
 }
 
-// Forgets the exception that is set, if it is of ours.
+// Clears the exception that is set, if it is ours.
 bool forget_ours() {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) {
     return false;
@@ -213,12 +199,12 @@ void raise_later() {
   if (traceback != nullptr) {
     PyException_SetTraceback(value, traceback);
   }
-  // Signals are handled by the main thread; another one is interrupted by its exception's type.
+  // The main thread handles signals; another thread gets an asynchronous exception of this type.
   if (gettid() != getpid()) {
     PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), type);
     Py_XDECREF(value);
   } else if (Py_AddPendingCall(&raise_now, value) != 0) {
-    Py_XDECREF(value);  // no room, since a full queue of others is on its way
+    Py_XDECREF(value);  // the queue is full of others
   }
   Py_XDECREF(type);
   Py_XDECREF(traceback);

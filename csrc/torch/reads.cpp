@@ -36,7 +36,7 @@ const Rows& rows() {
   return found;
 }
 
-// Of torch's own tensors; a subclass in Python could not be asked without Python.
+// Visits torch's own tensors only: to ask a subclass in Python would run Python.
 template <class Visit>
 void each_tensor(const c10::IValue& value, Visit visit) {
   auto visit_one = [&](const at::Tensor& tensor) {
@@ -86,13 +86,13 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     return nullptr;
   }
   if (!listening) {
-    return nullptr;  // another thread's, handed on to this one with its work
+    return nullptr;  // another thread's callback, which came here with its work
   }
   ThreadState& thread = Recorder::this_thread();
   OwnTime own(thread);
   if (!ops::records_operators()) {
     if (thread.in_op()) {
-      return nullptr;  // of operators one inside another the first says enough
+      return nullptr;  // the outermost operator is enough
     }
     Recorder::get().push(thread, ScopeKind::kOp, &fn, fn.name(), fn.seqNr());
   }
@@ -111,8 +111,8 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
 }  // namespace
 
 void listen() {
-  // What a backward pass runs (a hook that steps, another pass) leaves the thread's callbacks to
-  // torch, which puts those back that there were before. Nor is it for us to hold gradients there.
+  // Inside a backward pass (a hook that steps, another pass) torch sets the thread's callbacks, and
+  // puts back the earlier ones after it. Nor may a callback of ours hold gradients there.
   if (listening || torch::autograd::get_current_node()) {
     return;
   }

@@ -3,12 +3,12 @@
 #include "../core/recorder.h"
 #include "exchange.h"
 #include "labels.h"
+#include "private_torch.h"
 
 #include <pybind11/pybind11.h>
 
 #include <ATen/SavedTensorHooks.h>
 #include <ATen/SequenceNumber.h>
-#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -17,7 +17,6 @@
 #include <atomic>
 #include <memory>
 #include <new>
-#include <string_view>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -28,27 +27,15 @@ namespace pytracer::saved_tensors {
 
 namespace {
 
-using torch::autograd::Node;
+using private_torch::WeakNode;
 using torch::autograd::SavedVariable;
 
-// Nodes are shared_ptrs up to torch 2.12 and intrusive ones from there on.
-template <class T>
-std::weak_ptr<T> weaken(const std::shared_ptr<T>& pointer) {
-  return pointer;
-}
-
-template <class T>
-c10::weak_intrusive_ptr<T> weaken(const c10::intrusive_ptr<T>& pointer) {
-  return c10::weak_intrusive_ptr<T>(pointer);
-}
-
-using WeakNode = decltype(weaken(std::declval<const at::Tensor&>().grad_fn()));
-
-// What torch would have kept without hooks, so that torch itself compares the versions and raises.
+// The object that torch would have kept without hooks, so that torch itself compares versions and
+// raises.
 struct Packed {
   PyObject_HEAD SavedVariable saved;
   bool output;
-  WeakNode made_by;  // of an output
+  WeakNode made_by;  // the node of an output
 };
 
 void packed_dealloc(PyObject* self) {
@@ -71,7 +58,7 @@ PyTypeObject* packed_type() {
   return reinterpret_cast<PyTypeObject*>(type);
 }
 
-// Torch saves without asking our hooks, as it does while it compiles.
+// While it lives, torch saves without our hooks, as it does while it compiles.
 class WithoutHooks {
  public:
   WithoutHooks() : before_(at::SavedTensorDefaultHooks::set_tracing(true)) {}
@@ -85,15 +72,9 @@ class WithoutHooks {
   bool before_;
 };
 
-// By name: torch does not export the type.
-bool is_custom_function(const Node& node) {
-  std::string_view type = typeid(node).name();
-  return type.find("6PyNode") != type.npos || type.find("7CppNode") != type.npos;
-}
-
-// Whether the node that saves the tensor may be the one that made it; keeping the tensor itself
-// would then be a cycle that nobody breaks. A node is made before it saves anything, so an input
-// has an older one than the newest. What may make further nodes meanwhile counts as an output.
+// Whether the node that saves the tensor may be the node that made it. To keep the tensor itself
+// would then be a cycle that nobody breaks. A node is made before it saves anything, so an input's
+// node is older than the newest. Tensors that may make further nodes meanwhile count as outputs.
 bool may_be_output(const at::Tensor& tensor) {
   const auto& node = tensor.grad_fn();
   if (!node) {
@@ -101,7 +82,7 @@ bool may_be_output(const at::Tensor& tensor) {
   }
   return node->sequence_nr() + 1 >= at::sequence_number::peek() ||
          tensor._fw_grad(/*level=*/0).defined() || tensor.key_set().has(c10::DispatchKey::Python) ||
-         is_custom_function(*node);
+         private_torch::is_custom_node(typeid(*node));
 }
 
 PyObject* pack(PyObject* /*self*/, PyObject* argument) {
@@ -111,7 +92,7 @@ PyObject* pack(PyObject* /*self*/, PyObject* argument) {
   bool output = may_be_output(tensor);
   WithoutHooks without_hooks;
   SavedVariable saved(tensor, output);
-  WeakNode made_by = weaken(tensor.grad_fn());
+  WeakNode made_by = private_torch::weaken(tensor.grad_fn());
   PyTypeObject* type = packed_type();
   PyObject* object = type->tp_alloc(type, 0);
   if (object == nullptr) {
@@ -125,8 +106,8 @@ PyObject* pack(PyObject* /*self*/, PyObject* argument) {
   END_HANDLE_TH_ERRORS
 }
 
-// Returned as torch saved it: of what carries no gradient torch keeps the very object then, with
-// its class and attributes, as it does behind hooks that return what they are given.
+// Returns the tensor as torch saved it. If the tensor has no gradient, torch keeps the very object,
+// with its class and attributes, as it does for hooks that return their argument.
 PyObject* unpack(PyObject* /*self*/, PyObject* argument) {
   HANDLE_TH_ERRORS
   const auto* packed = reinterpret_cast<const Packed*>(argument);
@@ -146,12 +127,12 @@ PyMethodDef unpack_definition = {"unpack", &unpack, METH_O, nullptr};
 
 using Default = at::SavedTensorDefaultHooks;
 
-// Made as they are first wanted. Asked for without the GIL, too: null until then.
+// Made when first wanted; null until then. Also read without the GIL.
 std::atomic<PyObject*> our_pack{nullptr};
 std::atomic<PyObject*> our_unpack{nullptr};
 
-// Guarded by the GIL. Each thread has a stack of its own: ours belong on that of the thread that
-// installed them. 0 where they are not wanted.
+// Guarded by the GIL. Each thread has a stack of hooks; ours go onto the stack of the thread that
+// installed them, `home`. 0 if they are not wanted.
 unsigned long home = 0;
 bool pushed = false;
 
@@ -167,7 +148,7 @@ c10::SafePyObject safe(PyObject* hook) {
   return {Py_NewRef(hook), getPyInterpreter()};
 }
 
-// Where the program has hooks of its own, only those count.
+// If the program has hooks of its own, only those count.
 void push() {
   if (Default::is_enabled() && !Default::get_hooks(/*ignore_is_tracing=*/true)) {
     Default::lazy_initialize();
@@ -197,8 +178,8 @@ bool top_is_ours() {
   return top && are_ours(*top);
 }
 
-// torch.func refuses to run while hooks are active. It announces itself by disabling them, so that
-// is where ours step aside; they come back where it enables them again.
+// torch.func refuses to run while hooks are active. It first calls the function that disables
+// hooks: then ours step aside. They come back when it enables hooks again.
 
 template <class Forward>
 PyObject* while_aside(Forward forward) {
@@ -247,7 +228,7 @@ PyObject* enable_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, P
   return back_again(enabling.fast_original()(self, args, count, names));
 }
 
-// Torch asks which hooks the program has: selective checkpointing warns of them, and will refuse.
+// Torch asks for the program's hooks: selective checkpointing warns about them, and will refuse.
 
 PyObject* top(PyObject* self, PyObject* args, PyObject* kwargs) {
   return top_is_ours() ? Py_NewRef(Py_None) : asking.original()(self, args, kwargs);
@@ -258,7 +239,7 @@ PyObject* top_fast(PyObject* self, PyObject* const* args, Py_ssize_t count, PyOb
 }
 
 bool exchange(MethodExchange& method, const char* name) {
-  py::object function = py::module_::import("torch._C._autograd").attr(name);
+  py::object function = private_torch::saved_tensors_function(name);
   return method.put(function.ptr());
 }
 
@@ -273,9 +254,9 @@ bool install() {
     our_pack = PyCFunction_New(&pack_definition, nullptr);
   }
   home = PyThread_get_thread_ident();
-  if (!exchange(disabling, "_saved_tensors_hooks_disable") ||
-      !exchange(enabling, "_saved_tensors_hooks_enable") ||
-      !exchange(asking, "_top_saved_tensors_default_hooks")) {
+  if (!exchange(disabling, private_torch::kDisableHooks) ||
+      !exchange(enabling, private_torch::kEnableHooks) ||
+      !exchange(asking, private_torch::kTopHooks)) {
     uninstall();
     return false;
   }

@@ -7,12 +7,12 @@
 
 namespace pytracer::saved_tensors {
 
-// Pushes ours on the calling thread's stack, out of torch's way where it asks. False where this
+// Pushes our hooks on the calling thread's stack; they step aside when torch asks. False if this
 // torch cannot be hooked. Doing either twice is harmless; the GIL must be held.
 bool install();
 void uninstall();
 
-// Whether the calling thread saves tensors through hooks of somebody else's. Needs no GIL.
+// Whether the calling thread saves tensors through somebody else's hooks. Needs no GIL.
 bool program_has_hooks();
 
 }  // namespace pytracer::saved_tensors

@@ -4,6 +4,8 @@
 #include "calls.h"
 #include "cpu_allocator.h"
 #include "device_tracker.h"
+#include "devices.h"
+#include "private_torch.h"
 #include "python_stacks.h"
 #include "reads.h"
 #include "saved_tensors.h"
@@ -28,9 +30,7 @@ namespace {
 std::map<uint32_t, Wants> wanted;
 std::map<uint32_t, std::shared_ptr<Listening>> who_listens;  // of the same sessions
 bool counting_steps = false;
-bool device_attached = false;
 std::string problem_with_calls;
-std::string problem_with_device;
 
 Wants operator|(const Wants& a, const Wants& b) {
   return {std::max(a.detail, b.detail),
@@ -48,44 +48,101 @@ std::optional<Wants> wanted_by_all() {
   return all;
 }
 
-// Torch calls what is in this list when it brings CUDA up, before its first allocation.
-class DeviceQueue {
+// One accelerator: whether its tracker is attached, or waits until the device is up. The GIL guards
+// it.
+class Accelerator {
  public:
+  explicit Accelerator(DeviceType type) : type_(type) {}
+
+  void hook(bool wanted_now) {
+    DeviceTracker* tracker = device_tracker(type_);
+    if (tracker == nullptr) {
+      return;
+    }
+    bool ready = wanted_now && tracker->ready();
+    if (ready && !attached_) {
+      attach();
+    }
+    wait(wanted_now && !ready);
+  }
+
+  // An exception here would reach the program as the device's.
+  void came_up() {
+    if (!waits_) {
+      return;
+    }
+    attach();
+    try {
+      seed();
+    } catch (const std::exception& error) {
+      problem_ = error.what();
+    }
+  }
+
+  void seed() {
+    if (attached_) {
+      py::gil_scoped_release unlocked;  // others may allocate meanwhile
+      device_tracker(type_)->seed();
+    }
+  }
+
+  const std::string& problem() const { return problem_; }
+
+ private:
+  void attach() {
+    problem_ = device_tracker(type_)->attach();
+    attached_ = problem_.empty();
+  }
+
+  // Torch runs torch.cuda's queued calls when it brings CUDA up, before the first allocation.
+  // A device without such a list is up from the start.
   void wait(bool on) {
-    if (on == waits_ || device_tracker() == nullptr) {
+    if (on == waits_) {
+      return;
+    }
+    py::object queued = private_torch::queued_calls(devices::kind_of(type_).name);
+    if (!queued) {
       return;
     }
     waits_ = on;
-    py::list queued = py::module_::import("torch.cuda").attr("_queued_calls");
-    static auto* const call = new py::object(py::cpp_function(&sessions::device_came_up));
+    if (!call_) {
+      call_ = py::cpp_function([this] { came_up(); });
+    }
     if (on) {
-      queued.append(py::make_tuple(*call, py::list()));
+      queued.attr("append")(py::make_tuple(call_, py::list()));
       return;
     }
-    for (size_t i = queued.size(); i > 0; --i) {
-      if (py::object(py::tuple(queued[i - 1])[0]).is(*call)) {
+    for (size_t i = PyList_GET_SIZE(queued.ptr()); i > 0; --i) {
+      if (py::object(py::tuple(queued[py::int_(i - 1)])[0]).is(call_)) {
         PySequence_DelItem(queued.ptr(), static_cast<Py_ssize_t>(i - 1));
       }
     }
   }
 
-  bool waits() const { return waits_; }
-
- private:
+  DeviceType type_;
+  bool attached_ = false;
   bool waits_ = false;
-} device_queue;
+  std::string problem_;
+  py::object call_;
+};
 
-void attach_to_device() {
-  problem_with_device = device_tracker()->attach();
-  device_attached = problem_with_device.empty();
+std::vector<Accelerator>& accelerators() {
+  static auto* const all = [] {
+    auto* each = new std::vector<Accelerator>;
+    for (const devices::Kind& kind : devices::kKinds) {
+      if (kind.type != DeviceType::kCpu) {
+        each->emplace_back(kind.type);
+      }
+    }
+    return each;
+  }();
+  return *all;
 }
 
-void hook_device(bool wanted_now) {
-  bool ready = wanted_now && device_tracker() != nullptr && device_tracker()->ready();
-  if (ready && !device_attached) {
-    attach_to_device();
+void hook_devices(bool wanted_now) {
+  for (Accelerator& accelerator : accelerators()) {
+    accelerator.hook(wanted_now);
   }
-  device_queue.wait(wanted_now && !ready);
 }
 
 sessions::AllListening& all_listening() {
@@ -107,8 +164,8 @@ void remove_session(uint32_t id) {
   list_who_listens();
 }
 
-// Hooks what is wanted now and unhooks the rest; each part does nothing where nothing changes.
-// Returns what stands in the way.
+// Hooks all that is wanted now and unhooks the rest; a part without a change does nothing. Returns
+// the problem, or "".
 std::string apply() {
   std::optional<Wants> wants = wanted_by_all();
   if (!wants) {
@@ -117,7 +174,7 @@ std::string apply() {
     saved_tensors::uninstall();
     python_stacks::uninstall();
     cpu_allocator::uninstall();
-    hook_device(false);
+    hook_devices(false);
     if (counting_steps) {
       ops::install(ops::Detail::kSteps);
     } else {
@@ -133,7 +190,7 @@ std::string apply() {
   } else {
     cpu_allocator::uninstall();
   }
-  hook_device(wants->device);
+  hook_devices(wants->device);
   if (wants->saved_tensors) {
     saved_tensors::install();
   } else {
@@ -143,7 +200,7 @@ std::string apply() {
   return problem.empty() ? problem : "CPU memory cannot be traced: " + problem;
 }
 
-// For how long the calling thread could have run, and had no core; 0 where Linux does not say.
+// The time in which the calling thread could have run but had no core; 0 if Linux does not say.
 uint64_t waited_for_a_core_ns() {
   std::ifstream file("/proc/thread-self/schedstat");
   uint64_t ran = 0;
@@ -211,7 +268,7 @@ std::array<uint64_t, 4> Session::own_time() const {
   return {until.ticks - from.ticks, until.ns - from.ns, until.at - from.at, waited};
 }
 
-// Whoever ends a session forgets it, when it has been read.
+// Ends a session, and forgets it after it was read.
 class Session::Ending {
  public:
   explicit Ending(Session& session)
@@ -244,9 +301,9 @@ class Session::Ending {
   bool is_first_;
 };
 
-// A forked child leaves its parent's streamer where it lies: its thread does not exist there, its
-// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that somebody
-// waits for, and the file is its parent's.
+// A forked child abandons its parent's streamer: the streamer's thread does not exist there, its
+// mutex may be locked for ever, glibc waits for ever to destroy a condition variable that a thread
+// waits for, and the file is the parent's.
 void Session::end() {
   if (!is_open()) {
     if (owner_ != getpid()) {
@@ -330,25 +387,17 @@ std::string calls_problem() {
 }
 
 std::string device_problem() {
-  return problem_with_device;
-}
-
-// An exception here would reach the program as CUDA's.
-void device_came_up() {
-  if (device_queue.waits()) {
-    attach_to_device();
-    try {
-      seed_device();
-    } catch (const std::exception& error) {
-      problem_with_device = error.what();
+  for (const Accelerator& accelerator : accelerators()) {
+    if (!accelerator.problem().empty()) {
+      return accelerator.problem();
     }
   }
+  return {};
 }
 
 void seed_device() {
-  if (device_attached) {
-    py::gil_scoped_release unlocked;  // others may allocate meanwhile
-    device_tracker()->seed();
+  for (Accelerator& accelerator : accelerators()) {
+    accelerator.seed();
   }
 }
 

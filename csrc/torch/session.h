@@ -1,8 +1,8 @@
-// A session: one stretch of recording, and all that is hooked for it.
+// A session: one stretch of recording, and its hooks.
 //
-// One set of hooks serves all sessions of the process. It is what the most demanding one asks for,
-// and gone when the last one ends. Beginning and ending are one call each, so that no interrupt in
-// Python can leave something half hooked.
+// One set of hooks serves all sessions of the process. The most demanding session decides what is
+// hooked, and the hooks go when the last session ends. Beginning and ending are one call each, so
+// that no interrupt in Python can leave something half hooked.
 #pragma once
 
 #include "../core/recorder.h"
@@ -26,31 +26,31 @@ namespace pytracer {
 struct Wants {
   ops::Detail detail = ops::Detail::kSteps;
   bool cpu = false;
-  bool device = false;
+  bool device = false;  // every accelerator that has a tracker
   bool stacks = false;
   bool saved_tensors = false;
 };
 
-// What a session is told of at each moment (moments.h).
+// A session's share in each moment (moments.h).
 struct Listening {
   std::shared_ptr<PhaseTimes> phases;
-  bool by_hooks = false;  // it sees each save as it happens
-  uint64_t calls = 0;     // of outermost modules
+  bool by_hooks = false;  // hooks see each save as it happens
+  uint64_t calls = 0;     // calls of outermost modules
   uint64_t steps = 0;
-  // As the first moment began and as the last one ended, or as recording began.
+  // Read when the first moment began (or recording began), and when the last moment ended.
   OwnTime::Reading from{};
   OwnTime::Reading until{};
-  uint64_t waited_before = 0;  // for a core, by the thread of the first moment
+  uint64_t waited_before = 0;  // how long the first moment's thread had waited for a core
   pid_t thread = 0;
 
-  // Counts one. True at powers of two, when the device's memory is to be read; a program that never
-  // steps is read as it calls its model.
+  // Each counts one call or step. True at powers of two: then the device's memory is read. Calls
+  // count for this only in a program that never steps.
   bool called();
   bool stepped();
 };
 
-// The GIL must be held for everything here. In a forked child its parent's sessions are over, and
-// what is asked of them there does nothing.
+// The GIL must be held for everything here. In a forked child the parent's sessions are over, and
+// calls to them do nothing.
 class Session {
  public:
   Session() = default;
@@ -58,34 +58,34 @@ class Session {
   Session(const Session&) = delete;  // it ends once
   Session& operator=(const Session&) = delete;
 
-  // Records from here on. Returns what stands in the way, and then nothing is hooked for it.
+  // Records from here on. Returns the problem, or ""; with a problem nothing is hooked for it.
   std::string begin(uint64_t max_events, const Wants& wants, std::shared_ptr<PhaseTimes> phases);
-  // Records no more, and unhooks what no other session needs. Twice is harmless. A file that was
-  // being written stays as far as it came.
+  // Ends recording, and unhooks everything that no other session needs. Calling it twice is
+  // harmless. A file that was being written stays as it is.
   void end();
   bool is_open() const;
 
   uint32_t id() const { return id_; }
 
-  // The program says that a step is over. Whether the device's memory is to be read.
+  // The program says that a step is over. Returns whether to read the device's memory.
   bool count_step() { return listening_->stepped(); }
 
-  // Calls and steps since it was last asked.
+  // Calls and steps since the last call of this.
   std::pair<uint64_t, uint64_t> new_counts();
 
-  // Of the time from the program's first moment to its last, or to now if it had none: what
-  // recording computed, in ticks and in nanoseconds; how long it lasted, in ticks; and for how long
-  // of it other programs had the core, in nanoseconds.
+  // About the time from the program's first moment to its last, or to now if it had none.
+  // Recording's own computing in it, in ticks and in nanoseconds; its length, in ticks; and how
+  // long other programs had the core in it, in nanoseconds.
   std::array<uint64_t, 4> own_time() const;
 
-  // What there is so far; the recording goes on. Or ends it, and reads it whole.
+  // The first reads the recording so far, which goes on. The second ends it, and reads it whole.
   Recording read() const;
   Recording end_and_read();
   // Writes to a file from here on; with a root, an anonymous one. Throws FileError.
   void stream_to(const std::string& path,
                  const std::string& meta,
                  const std::optional<std::string>& anonymous_root);
-  // Ends the session and its file. Throws FileError where something could not be written.
+  // Ends the session and its file. Throws FileError if something could not be written.
   void end_and_write(const std::string& meta);
 
  private:
@@ -95,18 +95,18 @@ class Session {
   bool recording_ = false;
   pid_t owner_ = 0;
   std::shared_ptr<Listening> listening_ = std::make_shared<Listening>();
-  std::pair<uint64_t, uint64_t> told_;  // of calls and steps
+  std::pair<uint64_t, uint64_t> told_;  // calls and steps at the last new_counts()
   std::unique_ptr<Streamer> streamer_;
 };
 
 namespace sessions {
 
-uint32_t open();  // how many
-// Those that are open. A list stays as it is while somebody goes through it.
+uint32_t open();  // the number of open sessions
+// The open sessions. A list stays as it is while somebody goes through it.
 using AllListening = std::shared_ptr<const std::vector<std::shared_ptr<Listening>>>;
 AllListening listening();
 
-// Around what is done at a moment: from the first to the last one own time is counted.
+// Around our work at a moment. Own time is counted from the first moment to the last.
 class AtMoment {
  public:
   AtMoment();
@@ -118,15 +118,13 @@ class AtMoment {
   AllListening listening_;
 };
 
-// Calls the counter after each training step, whether or not anything records; or no more.
+// Begins or ends calling the counter after each training step, whether or not anything records.
 void count_steps(PyObject* counter);
 void count_no_steps(PyObject* counter);
-// What of the program cannot be seen, or nothing.
+// Sentences about the calls or the device events that cannot be seen; "" for none.
 std::string calls_problem();
 std::string device_problem();
-// The device's allocator has come into being. Attaches to it, if a session waits for that.
-void device_came_up();
-// What the device holds already becomes visible.
+// Records the blocks that the accelerators' allocators hold already.
 void seed_device();
 void after_fork_in_child();
 

@@ -2,8 +2,8 @@
 //
 //   TEST(name_of_the_rule) { CHECK_EQ(1 + 1, 2); }
 //
-// A failed check prints where and what, and the test goes on. run_all() runs every test of the
-// executable, or those whose name contains its argument.
+// A failed check prints its place and its values, and the test goes on. run_all() runs every test
+// of the executable, or those whose name contains its argument.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Any bytes are a memory snapshot or an error in one line: never a crash, a hang, a wild read, or
-// more memory than in proportion to the file. And what is read can be indexed without checking.
+// Any bytes are a memory snapshot or an error in one line: never a crash, a hang or a wild read.
+// The memory is in proportion to the file, and code may index the result without checking.
 //
 // Under clang this is a libFuzzer target (preset "fuzz"); elsewhere main() replays files.
 #include "fuzzing.h"

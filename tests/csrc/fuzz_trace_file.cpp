@@ -1,5 +1,5 @@
-// Any bytes are a trace or an error: never a crash, a hang, a wild read or much memory. And what
-// the reader returns can be indexed without checking, as its header promises.
+// Any bytes are a trace or an error: never a crash, a hang, a wild read or much memory. And code
+// may index the reader's result without checking, as its header promises.
 //
 // Under clang this is a libFuzzer target (preset "fuzz"); elsewhere main() replays files.
 #include "fuzzing.h"
@@ -88,7 +88,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 
 extern "C" size_t LLVMFuzzerMutate(uint8_t* data, size_t size, size_t max_size);
 
-// Random bytes seldom get past a checksum: mostly make them right again.
+// Random bytes seldom get past a checksum, so this mostly corrects the checksums.
 extern "C" size_t LLVMFuzzerCustomMutator(uint8_t* data,
                                           size_t size,
                                           size_t max_size,

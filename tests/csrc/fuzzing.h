@@ -1,4 +1,4 @@
-// What the fuzz targets have in common: checks, and a main() where there is no fuzzer.
+// Shared by the fuzz targets: checks, and a main() for builds without a fuzzer.
 #pragma once
 
 #include <cstdint>

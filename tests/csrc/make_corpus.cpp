@@ -1,5 +1,5 @@
-// Writes the seeds of the fuzzer's corpus: make_corpus DIRECTORY. What the fuzzer itself finds
-// interesting lies beside them under its hash.
+// Writes the seeds of the fuzzer's corpus: make_corpus DIRECTORY. The fuzzer's own discoveries lie
+// beside them under their hashes.
 #include "samples.h"
 
 #include <fstream>

@@ -15,7 +15,7 @@ namespace samples {
 
 using Bytes = std::vector<uint8_t>;
 
-// What docs/trace-format.md says, said again: a change of the format must change both.
+// The numbers of docs/trace-format.md, once more: a change of the format must change both.
 inline constexpr size_t kFileHeader = 16;
 inline constexpr size_t kChunkHeader = 36;
 inline constexpr std::array<uint8_t, 8> kSync = {0xC4, 0x7E, 0x91, 0x0D, 0xF3, 0x5A, 0x0A, 0xE8};
@@ -92,7 +92,7 @@ inline bool is_chunk(const Bytes& bytes, size_t at) {
          std::memcmp(bytes.data() + at, kSync.data(), kSync.size()) == 0;
 }
 
-// Where the chunks of an undamaged trace begin.
+// The positions of an undamaged trace's chunks.
 inline std::vector<size_t> chunks(const Bytes& bytes) {
   std::vector<size_t> found;
   for (size_t at = kFileHeader; is_chunk(bytes, at);
@@ -131,7 +131,7 @@ inline size_t chunk_of(const Bytes& bytes, pytracer::Table table, size_t nth = 0
   return 0;
 }
 
-// Makes checksums true again, wherever a sync marker is: what lies behind them gets tested.
+// Corrects the checksum behind each sync marker, so that the code behind the checks gets tested.
 inline void repair_checksums(uint8_t* data, size_t size) {
   using pytracer::crc32;
   std::span bytes(data, size);

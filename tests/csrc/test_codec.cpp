@@ -140,7 +140,7 @@ void check_column(const std::vector<Item>& items) {
   Bytes raw = bytes_of(items);
   for (uint8_t filter : {0, 1, 2, 3}) {
     Bytes scratch;
-    Bytes out = {1, 2, 3};  // what was there stays
+    Bytes out = {1, 2, 3};  // these stay
     EncodedColumn column = encode_column(raw, sizeof(Item), filter, scratch, out);
     CHECK_EQ(out.size(), 3 + column.size);
     CHECK_EQ(out[2], 3);

@@ -38,7 +38,7 @@ Lifetimes match(const std::vector<Row>& rows) {
 using Positions = std::vector<int64_t>;
 using enum Action;
 
-// Everything that is not expected must be 0.
+// All counters that are not expected must be 0.
 void check_counters(const Lifetimes& found,
                     const std::vector<std::pair<std::string_view, uint64_t>>& expected) {
   for (auto [name, count] : found.counters.named()) {

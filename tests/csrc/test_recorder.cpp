@@ -188,7 +188,7 @@ TEST(limits_that_change_while_threads_append_leave_no_hole) {
   std::atomic<uint64_t> kept{0};
   std::atomic<uint64_t> running{kThreads};
   std::vector<std::thread> threads;
-  log.set_limit(1);  // no thread has seen that there was none
+  log.set_limit(1);  // before any thread appends without a limit
   for (uint64_t t = 0; t < kThreads; ++t) {
     threads.emplace_back([&] {
       for (int i = 0; i < 50000; ++i) {
@@ -364,7 +364,7 @@ TEST(what_a_plain_node_computes_is_the_nodes) {
   CHECK_EQ(name_of(r, r.events.scope[3]), std::string("aten::mm"));
 }
 
-// What torch would say of the node that this thread evaluates.
+// Torch's description of the node that this thread evaluates.
 thread_local const char* evaluated = nullptr;
 thread_local int times_described = 0;
 constexpr NodeSource kEvaluated{[]() -> const void* { return evaluated; },
@@ -710,7 +710,7 @@ class Stepping {
   std::vector<std::thread> threads_;
 };
 
-// Every event's operator is there, and every event that came before a mark.
+// Every event's operator is in the recording, and every event that came before a mark.
 void check_consistent(const Recording& r) {
   std::map<uint16_t, int64_t> events_after_marks;
   for (size_t i = 0; i < r.events.ticks.size(); ++i) {

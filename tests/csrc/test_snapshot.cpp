@@ -110,7 +110,7 @@ TEST(deep_nesting_is_refused) {
   std::vector<uint8_t> bytes = program("");
   bytes.insert(bytes.end(), 1000, '(');
   CHECK(refusal(bytes).find("nested more than 64 deep") != std::string::npos);
-  // Without marks, it is as deep as it likes: nobody walks it by recursion.
+  // Without marks, any depth is allowed: no code walks it by recursion.
   bytes = program("");
   bytes.insert(bytes.end(), 100000, ']');
   bytes.insert(bytes.end(), 99999, 'a');

@@ -56,7 +56,7 @@ Recording with_all_columns() {
   return recording;
 }
 
-// As a chunk holds them: the columns' headers and bytes.
+// The columns' headers and bytes, as in a chunk.
 template <class Columns>
 std::vector<uint8_t> payload_of(const Columns& table) {
   std::vector<uint8_t> payload, scratch;
