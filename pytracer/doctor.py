@@ -132,13 +132,15 @@ def _torch_is_tested() -> Check:
 
 
 def _private_torch() -> Iterator[Check]:
-    """A line for each name of torch that is missing, or one for all of them."""
-    count = len(private_torch.NAMES) + len(private_torch.MEMBERS)
+    """A line for each private thing of torch that is missing, or one line for all of them."""
+    of_cxx = _native.C.private_torch()
     missing = private_torch.missing()
+    missing += [f"{name}: {problem}; {use} needs it" for name, use, problem in of_cxx if problem]
     for sentence in missing:
         yield Check("private torch", "failed", sentence)
     if not missing:
-        yield Check("private torch", "ok", f"all {count} private names that Python uses are there")
+        count = len(private_torch.NAMES) + len(private_torch.MEMBERS)
+        yield Check("private torch", "ok", f"{count} names for Python and {len(of_cxx)} for C++")
 
 
 def _device(device: str) -> Check:
