@@ -574,7 +574,7 @@ def test_of_a_memory_snapshot_it_says_that_a_snapshot_does_not_tell(tmp_path: Pa
     b.alloc(100)
     snapshot = load(LoadedTrace(b.trace()).export_memory_snapshot(tmp_path / "train.pickle"))
     (note,) = ledger.ledger(snapshot.data).notes
-    assert note == "A memory snapshot does not tell what the process held."
+    assert note == "A memory snapshot does not contain the process's memory."
     (note,) = ledger.ledger(b.trace()).notes
     assert "/proc" in note
 
