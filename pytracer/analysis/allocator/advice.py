@@ -19,7 +19,7 @@ _TRIED = (
     "roundup_power2_divisions:16",
 )
 _LONG = 200_000  # steps, of which each replay takes a tenth of a second
-_WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # what a setting must save to be advised
+_WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # the least that an advised setting saves
 
 
 @dataclass(frozen=True)

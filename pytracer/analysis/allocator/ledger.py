@@ -381,7 +381,7 @@ def _readings(trace: Trace, device: str) -> list[_Reading]:
     """The device's readings, in order."""
     pid, pairs = meta.of(trace).device_memory.pid, _of_device(trace, device)
     # If torch holds memory and our process is not listed, then the ids are another namespace's, or
-    # there are none. Our process may be among them, so they cannot tell the other processes.
+    # there are none. Our process may be among them, so they do not identify the other processes.
     hidden = any(
         pid not in {process.pid for process in gpu.processes or ()} and reading.reserved.get(device)
         for reading, gpu in pairs

@@ -93,6 +93,6 @@ def allocations(trace: Trace) -> Allocations:
 def times_ns(trace: Trace, position: I64) -> I64:
     """When these rows of the event table happened; MISSING_TIME for -1."""
     times = np.full(len(position), MISSING_TIME, np.int64)
-    known = position >= 0
-    times[known] = trace.time_ns(trace.events.ticks[position[known]])
+    recorded = position >= 0
+    times[recorded] = trace.time_ns(trace.events.ticks[position[recorded]])
     return times

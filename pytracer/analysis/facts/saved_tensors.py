@@ -58,8 +58,8 @@ def _alike(trace: Trace, lives: Lifetimes, moments: Moments, saved: Mask, owned:
     """Blocks at backwards whose graph was not read, and that are like blocks that were saved.
 
     If no graph was read that has a block's size (batches vary), the blocks of other sizes decide,
-    if all of them were saved. `owned` blocks are no evidence: a copy of a weight is made like
-    the weight, and is none.
+    if all of them were saved. `owned` blocks are no evidence: a block of another kind may be
+    made in the same way, such as a copy of a weight.
     """
     backwards = _backwards(trace)
     first = np.searchsorted(backwards.begin, moments.made_ticks)

@@ -64,7 +64,7 @@ def on_device(trace: Trace, device: str | None = None) -> Mask:
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most bytes were allocated. Sizes are what was asked for."""
+    """The moment at which most bytes were allocated. Sizes are requested bytes."""
 
     bytes: int
     time_ns: int
