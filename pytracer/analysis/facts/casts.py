@@ -5,7 +5,7 @@ itself does not show which is which. Four kinds of evidence do:
 
 1. Proof. The gradient of a cast passes through the cast's node, and that node's block became a
    parameter's gradient. So the op cast that parameter, or a block whose op hands its gradient on
-   unchanged, as the sum `x + position` does. If such another block was alive and as large, nothing
+   unchanged, as the sum `x + position` does. If another such block was alive and as large, nothing
    is proved. For autocast's casts in a call of the parameter's own module, only other blocks of the
    same call count, because a weight is used by its module alone.
 2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (same
