@@ -294,7 +294,7 @@ def hint_of(trace: Trace) -> str:
 def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
     device: str, freed: bool, agree: bool
 ) -> None:
-    """The rows are of the peak: they say who held what if that was alive when it failed."""
+    """The rows are of the peak. The hint refers to them only if the same blocks were alive then."""
     b = TraceBuilder()
     b.oom(7 << 30)  # the program got over this one
     b.seed(10, device="cuda:0")
@@ -302,7 +302,7 @@ def test_the_last_failure_is_named_and_the_rows_only_if_they_are_of_it(
     if freed:
         b.free(block)
     b.oom(9 << 30, device=device)
-    rows = "; the rows say who held what" if agree else ""
+    rows = "; the rows show who held the memory" if agree else ""
     found = hints.hint(b.trace(), "cpu")
     assert found == hints.Hint(f"An allocation of 9.00 GiB failed{rows}.", 9 << 30)
 

@@ -819,7 +819,7 @@ def test_a_rule_in_the_table_of_rules_is_a_finding_everywhere(
 ) -> None:
     def too_many_weights(now: findings.Situation, rest: Any) -> Any:
         which = now.of_category("weights") & rest
-        yield now.found("weights", which, "There are weights", "train something smaller")
+        yield now.finding("weights", which, "There are weights", "train something smaller")
 
     monkeypatch.setattr(findings, "RULES", (*findings.RULES, too_many_weights))
     b = TraceBuilder()

@@ -410,7 +410,7 @@ def test_hidden_processes_and_cuda_up_before_is_one_row_and_says_so() -> None:
     found = ledger.ledger(traced(begin, end))
     assert found[CONTEXT] == 605 * MIB
     assert found.residual == 5 * MIB
-    assert any("what hidden processes hold is in it" in note for note in found.notes)
+    assert any("including that of hidden processes" in note for note in found.notes)
 
 
 def test_without_nvml_the_device_is_as_cuda_says() -> None:
@@ -428,7 +428,7 @@ def test_a_process_that_nvml_gives_no_figure_for_is_named() -> None:
     end = reading("end", 40, gpu(1245, own=535, others={7: None}))
     found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
     assert found["process 7 python3"] is None
-    assert any("does not tell what 7" in note for note in found.notes)
+    assert any("no figure for these processes: 7" in note for note in found.notes)
 
 
 def test_at_the_peak_there_is_a_sum_and_no_residual() -> None:
@@ -574,7 +574,7 @@ def test_of_a_memory_snapshot_it_says_that_a_snapshot_does_not_tell(tmp_path: Pa
     b.alloc(100)
     snapshot = load(LoadedTrace(b.trace()).export_memory_snapshot(tmp_path / "train.pickle"))
     (note,) = ledger.ledger(snapshot.data).notes
-    assert note == "A memory snapshot does not tell what the process held."
+    assert note == "A memory snapshot does not contain the process's memory."
     (note,) = ledger.ledger(b.trace()).notes
     assert "/proc" in note
 

@@ -1,1 +1,1 @@
-"""Where it lay: segments and blocks, what is lost between them, and the device's books."""
+"""Where memory lay: segments and blocks, the gaps between them, and the device's ledger."""

@@ -1,4 +1,4 @@
-"""Which settings of CUDA's allocator help a program: each is replayed, none is guessed."""
+"""Which settings of CUDA's allocator help a program. Each is replayed, not guessed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _TRIED = (
     "roundup_power2_divisions:16",
 )
 _LONG = 200_000  # steps, of which each replay takes a tenth of a second
-_WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # what a setting must save to be advised
+_WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # the least that an advised setting saves
 
 
 @dataclass(frozen=True)
@@ -28,34 +28,34 @@ class Choice:
 
     settings: str
     as_recorded: bool
-    peak_reserved: int  # where nothing is short
-    smallest_room: int  # the least that it runs in
-    retries: int  # in the room that is asked about
-    runs: bool  # in that room
+    peak_reserved: int  # with unlimited memory
+    smallest_room: int  # the least device memory in which the program runs
+    retries: int  # in the given room
+    runs: bool  # in the given room
 
 
 def choices(trace: Trace, device: str, room: int | None = None) -> list[Choice]:
-    """All that are tried, what needs least first; of equal ones what is on already."""
+    """All settings that were tried, least memory first; among equals the recorded one first."""
     recorded = recorded_settings(trace, device)
-    found = []
+    rows = []
     for settings in _candidates(recorded):
-        free = replay(trace, settings, device=device, unlimited=True)
-        there = free if room is None else _in_room(trace, settings, device, room)
-        found.append(
+        unlimited = replay(trace, settings, device=device, unlimited=True)
+        in_room = unlimited if room is None else _in_room(trace, settings, device, room)
+        rows.append(
             Choice(
                 settings,
                 settings == recorded,
-                free.peak_reserved,
-                free.smallest_room,
-                there.retries,
-                bool(there),
+                unlimited.peak_reserved,
+                unlimited.smallest_room,
+                in_room.retries,
+                bool(in_room),
             )
         )
-    return sorted(found, key=lambda c: (c.smallest_room, c.peak_reserved, not c.as_recorded))
+    return sorted(rows, key=lambda c: (c.smallest_room, c.peak_reserved, not c.as_recorded))
 
 
 def _candidates(recorded: str) -> Iterator[str]:
-    """The recorded ones, those with one thing more or else, and torch's own."""
+    """The recorded settings, the same with one setting added or changed, and torch's defaults."""
     seen = set()
     for more in ("", *_TRIED):
         text = allocator_settings.joined(recorded, more)
@@ -67,7 +67,10 @@ def _candidates(recorded: str) -> Iterator[str]:
 
 
 def _replayable(settings: str) -> bool:
-    """Not so: the driver's own allocator, what a later torch may know, and what a damaged file has."""
+    """Whether the settings can be replayed.
+
+    The driver's own allocator cannot. Nor can settings of a later torch or of a damaged file.
+    """
     try:
         allocator_settings.parse(settings)
     except errors.UsageError:
@@ -88,12 +91,12 @@ class Advice:
 
     @property
     def text(self) -> str:
-        """What to start the program with."""
+        """The environment variable to start the program with."""
         return VARIABLE + self.settings
 
 
 def to_reserve_less(trace: Trace, device: str) -> Advice | None:
-    """The setting under which least is reserved, if that is worth a change."""
+    """The setting that reserves least, if it saves enough to be worth a change."""
     return _less_reserved(trace).get(device)
 
 
@@ -119,9 +122,10 @@ def _less_reserved(trace: Trace) -> dict[str, Advice]:
 
 
 def to_run_in(trace: Trace, device: str, room: int) -> Advice | None:
-    """The setting with which all of the trace's requests find room, where they fail as recorded.
+    """A setting with which all of the trace's requests fit into the room, if they now do not.
 
-    None also where the replay of the recording does not fail there: then it would prove nothing.
+    None if the replay with the recorded settings does not fail there, because then a replay with
+    others proves nothing.
     """
     recorded = recorded_settings(trace, device)
     if not _replayable(recorded) or _in_room(trace, recorded, device, room):

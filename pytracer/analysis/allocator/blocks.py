@@ -1,16 +1,16 @@
-"""Block sizes: what the allocators gave for what was asked. Not recorded, but it follows.
+"""Block sizes: how many bytes the allocators gave for each request. Inferred, not recorded.
 
-The CPU's allocator gives what is asked for. torch's CUDA allocator
+The CPU's allocator gives exactly the requested bytes. torch's CUDA allocator
 
 - rounds to 512 bytes; up to 1 MiB come from small segments, more from large ones;
 - takes the front of a free block and cuts off the rest, except that in a large segment a rest of
   at most 1 MiB stays with the block (expandable segments always cut).
 
-So in large segments every free block is larger than 1 MiB, and a block reaches up to the next
-block in use, or to its segment's end, exactly if that is at most 1 MiB further than it needs.
-Options of the allocator change these rules (rounding to powers of two, a largest size to split).
-Hence the sum is compared with what the allocator itself counted when the trace ended; a device on
-which they differ has no block sizes.
+So in large segments every free block is larger than 1 MiB. A block reaches up to the next block in
+use, or to its segment's end, exactly if that is at most 1 MiB further than it needs. Options of the
+allocator change these rules (rounding to powers of two, a largest size to split). Therefore the
+sum is compared with the allocator's own counter at the end of the trace. A device on which they
+differ has no block sizes.
 """
 
 from bisect import bisect_left, bisect_right, insort
@@ -34,15 +34,15 @@ SMALL = 1 << 20  # the largest block of a small pool
 
 @dataclass(frozen=True)
 class DeviceBytes:
-    """A device's memory at one moment: three different things, never to be mixed."""
+    """A device's memory at one moment, in three figures that must not be mixed."""
 
-    requested: int  # what was asked for
-    allocated: int | None  # the blocks that were given; None: not known
-    reserved: int | None  # what the allocator holds from the driver; None: not known
+    requested: int  # the sizes that the program asked for
+    allocated: int | None  # the sizes of the blocks that it got; None: unknown
+    reserved: int | None  # the bytes that the allocator holds from the driver; None: unknown
 
 
 def device_bytes(trace: Trace, alive: Mask, position: int, device: str) -> DeviceBytes:
-    """Of what is alive on the device after the event at that position."""
+    """The bytes of these live allocations, and the bytes reserved after the event there."""
     requested = int(lifetimes(trace).bytes[alive].sum())
     blocks = allocated_bytes(trace)[alive]
     allocated = None if (blocks == UNKNOWN).any() else int(blocks.sum())
@@ -50,27 +50,27 @@ def device_bytes(trace: Trace, alive: Mask, position: int, device: str) -> Devic
 
 
 def _reserved(trace: Trace, position: int, device: str) -> int | None:
-    """The CPU's allocator holds nothing back; CUDA's is known from when its state was written."""
+    """The reserved bytes; None for the CPU, and for a device without a snapshot."""
     snapshot = segments.snapshot_of(trace, device)
     if device == "cpu" or snapshot is None:
         return None
-    known = segments.changes(trace, device)
-    by_then = known.is_seed | (known.row <= max(position, snapshot))
-    return int(known.bytes[by_then].sum())
+    segment_changes = segments.changes(trace, device)
+    by_then = segment_changes.is_seed | (segment_changes.row <= max(position, snapshot))
+    return int(segment_changes.bytes[by_then].sum())
 
 
 @once_per_trace
 def allocated_bytes(trace: Trace) -> I64:
-    """The size of the block behind each allocation, UNKNOWN where that cannot be shown."""
-    found, places = lifetimes(trace), trace.places
-    size = found.bytes.astype(np.int64)
+    """The size of each allocation's block; UNKNOWN if it cannot be inferred."""
+    lives, places = lifetimes(trace), trace.places
+    size = lives.bytes.astype(np.int64)
     is_cpu = places.device_type == DEVICE_TYPES.index("cpu")
-    result = np.where(is_cpu[found.place], size, UNKNOWN)
+    result = np.where(is_cpu[lives.place], size, UNKNOWN)
     for index in np.unique(places.device_index[~is_cpu]):
         device = f"cuda:{index}"
-        own = np.flatnonzero(devices.on(trace, device, found.place))
-        sizes = _cuda_blocks(trace, found, device, own)
-        alive = found.completed[own] < 0
+        own = np.flatnonzero(devices.on(trace, device, lives.place))
+        sizes = _cuda_blocks(trace, lives, device, own)
+        alive = lives.completed[own] < 0
         counted = devices.counted(trace, device, "allocated_bytes.current")
         if counted == int(sizes[alive].sum()):
             result[own] = sizes
@@ -78,20 +78,20 @@ def allocated_bytes(trace: Trace) -> I64:
 
 
 def _cuda_blocks(
-    trace: Trace, found: Lifetimes, device: str, own: NDArray[np.intp]
+    trace: Trace, lives: Lifetimes, device: str, own: NDArray[np.intp]
 ) -> NDArray[np.int64]:
-    sizes = np.maximum(-(-found.bytes[own].astype(np.int64) // ROUND) * ROUND, ROUND)
+    sizes = np.maximum(-(-lives.bytes[own].astype(np.int64) // ROUND) * ROUND, ROUND)
     if devices.expandable(trace, device):
         return sizes
     large = np.flatnonzero(sizes > SMALL)
     bounds = _Bounds()
-    seeds = large[found.start[own[large]] < 0]
-    bounds.add_all(found.address[own[seeds]])
-    known = segments.changes(trace, device)
-    bounds.add_all(_ends(trace, known.row[known.is_seed]))
+    seeds = large[lives.start[own[large]] < 0]
+    bounds.add_all(lives.address[own[seeds]])
+    segment_changes = segments.changes(trace, device)
+    bounds.add_all(_ends(trace, segment_changes.row[segment_changes.is_seed]))
     for i in seeds:
-        sizes[i] = bounds.reach(int(found.address[own[i]]), int(sizes[i]))
-    for begins, address, i in _history(trace, found, known, own, large):
+        sizes[i] = bounds.reach(int(lives.address[own[i]]), int(sizes[i]))
+    for begins, address, i in _history(trace, lives, segment_changes, own, large):
         if not begins:
             bounds.remove(address)
         elif i < 0:
@@ -127,34 +127,37 @@ class _Bounds:
 
 
 def _ends(trace: Trace, rows: NDArray[np.intp]) -> U64:
-    """Where these segments end."""
+    """The end addresses of these segments."""
     ends: U64 = trace.events.address[rows] + trace.events.bytes[rows]
     return ends
 
 
 def _history(
     trace: Trace,
-    found: Lifetimes,
-    known: segments.Changes,
+    lives: Lifetimes,
+    segment_changes: segments.Changes,
     own: NDArray[np.intp],
     large: NDArray[np.intp],
 ) -> Iterator[tuple[bool, int, int]]:
-    """What bounds appear and disappear, in order: whether, where, of which allocation (or -1)."""
-    action = trace.events.action[known.row]
+    """Bounds that appear or disappear, in order.
+
+    Each is: whether it appears, its address, and its allocation (-1 for a segment's end).
+    """
+    action = trace.events.action[segment_changes.row]
     numbers = own[large]
-    made, freed = found.start[numbers] >= 0, found.completed[numbers] >= 0
+    made, freed = lives.start[numbers] >= 0, lives.completed[numbers] >= 0
     parts = [
-        (found.start[numbers[made]], True, found.address[numbers[made]], large[made]),
-        (found.completed[numbers[freed]], False, found.address[numbers[freed]], large[freed]),
+        (lives.start[numbers[made]], True, lives.address[numbers[made]], large[made]),
+        (lives.completed[numbers[freed]], False, lives.address[numbers[freed]], large[freed]),
     ]
     for name, begins in (("segment_alloc", True), ("segment_free", False)):
-        rows = known.row[action == ACTION[name]]
+        rows = segment_changes.row[action == ACTION[name]]
         parts.append((rows, begins, _ends(trace, rows), np.full(len(rows), -1)))
     position = np.concatenate([part[0] for part in parts])
     begins_column = np.concatenate([np.full(len(part[0]), part[1]) for part in parts])
     address = np.concatenate([part[2] for part in parts])
     which = np.concatenate([part[3] for part in parts])
-    # A block that ended unseen ends before the next one begins at the same event.
+    # A block that ended unseen ends before the block that begins at the same event.
     order = np.lexsort((begins_column, position))
     yield from zip(
         begins_column[order].tolist(), address[order].tolist(), which[order].tolist(), strict=True

@@ -1,16 +1,16 @@
-"""What CUDA's allocator holds and cannot use: the free gaps of its segments at one moment.
+"""Fragmentation: the free gaps in CUDA's segments at one moment, and which a request could use.
 
-A segment is a piece of memory that the allocator has from the driver; blocks are cut from it. What
-lies between the blocks is free, but a request is served by one gap only, of its own stream and
-pool: small pools hold blocks of up to 1 MiB, large pools the others. So for a request of N bytes
-every gap that is too small, or elsewhere, is reserved and unusable.
+A segment is a piece of memory that the allocator has from the driver; it cuts blocks from it. The
+gaps between the blocks are free, but one gap must serve a whole request, and it must be of the
+request's stream and pool. Small pools hold blocks of up to 1 MiB, large pools the others. So for a
+request of N bytes, every gap that is too small, or elsewhere, is reserved and unusable.
 
 Expandable segments give gaps back to the driver in whole pages (2 MiB in small pools, 20 MiB in
-large ones) and map them where they are needed. So what they could have gathered for the request is
-the gaps' whole pages; a gap that has none stays as unusable as it was.
+large ones) and map pages where memory is needed. So they could have gathered the whole pages of all
+gaps for the request. A gap without a whole page stays unusable.
 
-The layout is rebuilt from the segments' events and from where the blocks lie; it is known from the
-device's snapshot on, and where the blocks' sizes are (`blocks.allocated_bytes`).
+The layout is rebuilt from the segments' events and the blocks' addresses. It is known from the
+device's snapshot on, if the blocks' sizes are (`blocks.allocated_bytes`).
 """
 
 from bisect import bisect_left
@@ -29,28 +29,28 @@ from pytracer.schema import ACTION
 if TYPE_CHECKING:
     import pandas as pd
 
-_PAGE = {"small": 2 << 20, "large": 20 << 20}  # what expandable segments map and unmap at once
+_PAGE = {"small": 2 << 20, "large": 20 << 20}  # the unit in which expandable segments map memory
 
 
 @dataclass(frozen=True)
 class Lane:
-    """Where a free gap can serve: requests of the same stream and pool."""
+    """A stream and pool: a free gap serves only requests of its own lane."""
 
     stream: int
-    private_pool: str  # "" is the default pool; else a CUDA graph's, or the user's own
+    private_pool: str  # "" is the default pool; otherwise a CUDA graph's, or the user's own
     pool: str  # "small" or "large"
 
 
 @dataclass(frozen=True)
 class Request:
-    """The request that the gaps are held against."""
+    """The request for which gaps are usable or not."""
 
     bytes: int
     lane: Lane
 
     @property
     def block_bytes(self) -> int:
-        """The block it needs."""
+        """The size of the block that it needs."""
         return max(-(-self.bytes // blocks.ROUND) * blocks.ROUND, blocks.ROUND)
 
 
@@ -65,12 +65,12 @@ class Segment:
 
     @property
     def free_bytes(self) -> int:
-        """All of its gaps."""
+        """The bytes of all its gaps."""
         return sum(size for _, size in self.gaps)
 
     @property
     def largest_gap(self) -> int:
-        """What one request could have of it."""
+        """The largest block that one request could get from it."""
         return max((size for _, size in self.gaps), default=0)
 
     @property
@@ -79,7 +79,7 @@ class Segment:
         return sum(_whole_pages(self, gap) for gap in self.gaps)
 
     def usable_by(self, request: Request) -> int:
-        """Bytes of the gaps that this request could be served from."""
+        """The bytes of the gaps that could serve this request."""
         if self.lane != request.lane:
             return 0
         return sum(size for _, size in self.gaps if size >= request.block_bytes)
@@ -87,54 +87,54 @@ class Segment:
 
 @dataclass(frozen=True)
 class Layout:
-    """A device's segments at one moment, and the request they are held against."""
+    """A device's segments at one moment, and the request for which gaps are usable or not."""
 
     device: str
     position: int
     segments: tuple[Segment, ...]
-    request: Request | None  # None: nothing was ever requested
-    device_free: int | None  # what could still be had from it; known where a request failed
-    expandable: bool  # these are expandable segments already
+    request: Request | None  # None: the program never requested memory
+    device_free: int | None  # bytes that the driver could still give; known if a request failed
+    expandable: bool  # whether these are expandable segments already
 
     @property
     def reserved(self) -> int:
-        """What the allocator holds."""
+        """The bytes that the allocator holds."""
         return sum(segment.bytes for segment in self.segments)
 
     @property
     def free(self) -> int:
-        """What it holds and has not given out: its cache."""
+        """The bytes of all gaps: the allocator's cache."""
         return sum(segment.free_bytes for segment in self.segments)
 
     @property
     def usable(self) -> int:
-        """What of the cache could serve the request."""
+        """The bytes of the cache that could serve the request."""
         if self.request is None:
             return self.free
         return sum(segment.usable_by(self.request) for segment in self.segments)
 
     @property
     def unusable(self) -> int:
-        """What of the cache could not."""
+        """The bytes of the cache that could not serve the request."""
         return self.free - self.usable
 
     @property
     def largest_gap(self) -> int:
-        """Of the segments that the request could be served from."""
+        """The largest gap in the segments of the request's lane."""
         lane = self.request.lane if self.request else None
         return max((s.largest_gap for s in self.segments if lane in (None, s.lane)), default=0)
 
     @property
     def free_pages(self) -> int:
-        """What expandable segments could have gathered, in all pools and streams."""
+        """The bytes that expandable segments could have gathered, in all pools and streams."""
         return sum(segment.free_pages for segment in self.segments)
 
     @property
     def expandable_would_help(self) -> bool | None:
         """Whether expandable segments would have served the request without more memory.
 
-        False also where it needs no help. Where the request failed, what the device had left
-        counts as well. None: they are in use already, or there is no request.
+        False if the request needs no help. If the request failed, the memory that the device had
+        left counts as well. None if the segments are expandable already, or without a request.
         """
         if self.request is None or self.expandable:
             return None
@@ -151,16 +151,16 @@ def layout(
     device: str | None = None,
     request: int | None = None,
 ) -> Layout | None:
-    """The segments and gaps at a moment; None where they are not known.
+    """The segments and gaps at a moment; None if they are unknown.
 
     Args:
-        trace: of a CUDA device.
+        trace: a trace of a CUDA device.
         at: "peak", "end", nanoseconds, or "oom": just before the last request that failed.
-        device: by default the one the program trains on.
+        device: by default the device that the program trains on.
         request: bytes; by default the request that failed, or the largest one of the trace.
 
     Raises:
-        errors.UsageError: a moment or device that does not exist.
+        errors.UsageError: the moment or the device does not exist.
     """
     name = device or usage.main_device(trace)
     usage.on_device(trace, name)
@@ -191,9 +191,9 @@ def _layout(
         return None
     position = max(position, snapshot)
     alive = usage.alive_at(trace, position) & usage.on_device(trace, device)
-    found = lifetimes.lifetimes(trace)
-    order = np.argsort(found.address[alive], kind="stable")
-    starts, lengths = found.address[alive][order].tolist(), sizes[alive][order].tolist()
+    lives = lifetimes.lifetimes(trace)
+    order = np.argsort(lives.address[alive], kind="stable")
+    starts, lengths = lives.address[alive][order].tolist(), sizes[alive][order].tolist()
     expandable = devices.expandable(trace, device)
     pieces = [
         _Piece(begin, end, piece.place, piece.came_by)
@@ -204,7 +204,7 @@ def _layout(
     left = int(events.address[failed]) if failed >= 0 else None
     allowed = devices.allowed(trace, device)
     if left is not None and allowed is not None:
-        # The event says what the device had; the program's own limit may have been reached before.
+        # The event holds the device's free bytes. The program's own limit may leave less.
         held = sum(segment.bytes for segment in segments)
         left = max(min(left, allowed - held), 0)
     return Layout(device, position, segments, asked, left, expandable)
@@ -221,7 +221,7 @@ class _Piece:
 
 
 def _merged(pieces: list[_Piece]) -> list[_Piece]:
-    """An expandable segment is mapped piece by piece; a piece and what it touches are one."""
+    """Joins the pieces of expandable segments that touch each other."""
     merged: list[_Piece] = []
     for piece in pieces:
         last = merged[-1] if merged else None
@@ -240,7 +240,7 @@ def _segment(
     lengths: list[int],
     expandable: bool,
 ) -> Segment:
-    """The segment with what lies between its blocks."""
+    """The segment with the gaps between its blocks."""
     inside = slice(bisect_left(starts, held.address), bisect_left(starts, held.end))
     gaps, at = [], held.address
     for start, length in zip(starts[inside], lengths[inside], strict=True):
@@ -250,8 +250,8 @@ def _segment(
     if at < held.end:
         gaps.append((at, held.end - at))
     largest = max(lengths[inside], default=0)
-    # Blocks tell; of an empty segment its size does. Small pools get 2 MiB at a time, and large
-    # expandable segments no less than a page.
+    # The largest block tells the pool; in an empty segment, its size does. Small pools get 2 MiB at
+    # a time, and large expandable segments at least a page.
     in_pages = expandable and held.came_by != "segment_alloc"
     least = _PAGE["large"] if in_pages else _PAGE["small"] + 1
     large = largest > blocks.SMALL if largest else held.end - held.address >= least
@@ -266,16 +266,16 @@ def _lane(trace: Trace, place: int, large: bool) -> Lane:
 
 
 def _asked(trace: Trace, device: str, failed: int, request: int | None) -> Request | None:
-    """What failed, or the largest allocation; its size may be another, its stream is as it was."""
+    """The request that failed, or the largest allocation, with the given size if there is one."""
     if failed >= 0:
         size, place = int(trace.events.bytes[failed]), int(trace.events.place[failed])
     else:
-        found = lifetimes.lifetimes(trace)
-        own = np.flatnonzero(usage.on_device(trace, device) & (found.start >= 0))
+        lives = lifetimes.lifetimes(trace)
+        own = np.flatnonzero(usage.on_device(trace, device) & (lives.start >= 0))
         if len(own) == 0:
             return None
-        largest = own[int(found.bytes[own].argmax())]
-        size, place = int(found.bytes[largest]), int(found.place[largest])
+        largest = own[int(lives.bytes[own].argmax())]
+        size, place = int(lives.bytes[largest]), int(lives.place[largest])
     size = request or size
     return Request(size, _lane(trace, place, size > blocks.SMALL))
 
@@ -287,11 +287,11 @@ def _whole_pages(segment: Segment, gap: tuple[int, int]) -> int:
     return max(last - first, 0) * page
 
 
-def gap_sizes(found: Layout) -> list[tuple[int, int, int]]:
+def gap_sizes(layout: Layout) -> list[tuple[int, int, int]]:
     """Free bytes by the size of the gap: upper bound (a power of 4), gaps, bytes."""
     bounds = [blocks.ROUND * 4**power for power in range(20)]
     counts: dict[int, list[int]] = {}
-    for segment in found.segments:
+    for segment in layout.segments:
         for _, size in segment.gaps:
             entry = counts.setdefault(bounds[bisect_left(bounds, size)], [0, 0])
             entry[0] += 1
@@ -299,11 +299,11 @@ def gap_sizes(found: Layout) -> list[tuple[int, int, int]]:
     return [(bound, count, total) for bound, (count, total) in sorted(counts.items())]
 
 
-def frame(found: Layout | None) -> "pd.DataFrame":
-    """One row per segment, what is unusable first; what holds for all of them is in `attrs`."""
+def frame(layout: Layout | None) -> "pd.DataFrame":
+    """One row per segment, the most unusable bytes first; `attrs` holds the summary."""
     rows = []
-    for segment in found.segments if found else ():
-        usable = segment.usable_by(found.request) if found and found.request else None
+    for segment in layout.segments if layout else ():
+        usable = segment.usable_by(layout.request) if layout and layout.request else None
         rows.append(
             {
                 "address": segment.address,
@@ -323,28 +323,28 @@ def frame(found: Layout | None) -> "pd.DataFrame":
     table = frames.of_rows(rows, [*columns, "largest_gap", "unusable", "free_pages"])
     table["unusable"] = table["unusable"].astype("Int64")
     table = table.sort_values(["unusable", "address"], ascending=[False, True], kind="stable")
-    table.attrs = summary(found)
+    table.attrs = summary(layout)
     return table.reset_index(drop=True)
 
 
-def summary(found: Layout | None) -> dict[str, object]:
-    """The layout in a few numbers; empty where it is not known."""
-    if found is None:
+def summary(layout: Layout | None) -> dict[str, object]:
+    """The layout in a few numbers; empty if it is unknown."""
+    if layout is None:
         return {}
     return {
-        "device": found.device,
-        "request": found.request.bytes if found.request else None,
-        "reserved": found.reserved,
-        "free": found.free,
-        "usable": found.usable,
-        "unusable": found.unusable,
-        "largest_gap": found.largest_gap,
-        "free_pages": found.free_pages,
-        "device_free": found.device_free,
-        "expandable": found.expandable,
-        "expandable_would_help": found.expandable_would_help,
+        "device": layout.device,
+        "request": layout.request.bytes if layout.request else None,
+        "reserved": layout.reserved,
+        "free": layout.free,
+        "usable": layout.usable,
+        "unusable": layout.unusable,
+        "largest_gap": layout.largest_gap,
+        "free_pages": layout.free_pages,
+        "device_free": layout.device_free,
+        "expandable": layout.expandable,
+        "expandable_would_help": layout.expandable_would_help,
         "gap_sizes": [
             {"up_to": bound, "gaps": count, "bytes": total}
-            for bound, count, total in gap_sizes(found)
+            for bound, count, total in gap_sizes(layout)
         ],
     }

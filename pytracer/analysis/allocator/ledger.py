@@ -1,24 +1,24 @@
-"""The ledger: a device's bytes row by row, from the tensors to what nvidia-smi shows.
+"""The ledger: a device's bytes row by row, from the tensors to nvidia-smi's figure.
 
-Each row says how it is known and of which moment it is. The closing figure, NVML's "used" when the
-trace ended, is read once and no row is made from it: what the rows do not explain is the residual,
-and it is printed.
+Each row names its source and its moment. The closing figure is NVML's "used" when the trace ended.
+It is read once, and no row is computed from it. The bytes that the rows do not explain are the
+residual, which is printed.
 
 - Tensors, rounding, cache: the allocator's events.
-- Context, kernels and libraries: what the device had in use beyond torch's allocator, the driver's
-  reserve and the other processes, at a reading *before* the closing one (the last one after a
-  training step or between two calls), less the same before CUDA was up. Where CUDA was up already: NVML's figure for
-  this process, less what torch's allocator held at that moment. So kernels that are loaded later,
-  memory that somebody else takes unseen, or an allocator that says less than it holds all end up
-  in the residual. Without a reading in between, NVML's own figure for this process is taken at the
-  end: another counter than the device's.
-- In no process's figure: what the device had in use before this process came (or beyond all
-  processes, at the same earlier reading) and no process is listed for.
+- Context, kernels and libraries: the device's bytes beyond torch's allocator, the driver's reserve
+  and the other processes, less the same figure before CUDA was up. They are from a reading *before*
+  the closing one: the last one after a training step or between two calls. If CUDA was up already,
+  the row is NVML's figure for this process, less the bytes of torch's allocator at that moment. So
+  the residual holds kernels that are loaded later, memory that another process takes unseen, and
+  memory that an allocator holds but does not report. Without a reading in between, the row is
+  NVML's figure for this process at the end, which is another counter than the device's.
+- In no process's figure: bytes in use before this process came (or beyond all processes, at the
+  same earlier reading) for which NVML lists no process.
 - Other processes, driver reserve: NVML, at the end.
 
-On the CPU the closing figure is the process's resident memory, and what is not the allocator's is
-of when the trace began. Pages that were never written are not resident and what was freed may
-be, so there the residual can be negative.
+On the CPU the closing figure is the process's resident memory, and the rows beside the allocator's
+are from when the trace began. Pages that were never written are not resident, and freed memory may
+still be, so there the residual can be negative.
 """
 
 from collections.abc import Iterator
@@ -41,10 +41,10 @@ _CONTEXT = "CUDA context, kernels, libraries"
 
 @dataclass(frozen=True)
 class Row:
-    """One line. The rows of a level add up to the one above that is a level higher."""
+    """One line. The rows of a level add up to the row above them that is one level higher."""
 
     name: str
-    bytes: int | None  # None: not known, and then the residual contains it
+    bytes: int | None  # None: unknown, and so a part of the residual
     level: int
     known_by: str  # "events", "allocator", "nvml", "cuda", "system", "sum"
     moment: str  # "begin", "a step's end", "peak", "end", ...
@@ -58,12 +58,12 @@ class Ledger:
     at: str
     rows: tuple[Row, ...]
     residual: int | None  # None: there is no closing figure for this moment
-    limit: int | None  # above which the residual deserves a look
+    limit: int | None  # a larger residual deserves a look
     notes: tuple[str, ...] = field(default=())
 
     @property
     def total(self) -> int | None:
-        """What is in use in all."""
+        """All bytes in use."""
         return self.rows[0].bytes if self.rows else None
 
     @property
@@ -79,10 +79,10 @@ class Ledger:
 
 
 def ledger(trace: Trace, at: Literal["peak", "end"] = "end", device: str | None = None) -> Ledger:
-    """The rows for a device, by default the one that the program trains on.
+    """The rows for a device, by default the device that the program trains on.
 
-    At the peak only the allocator's part is of that moment: nobody read the device then, so there
-    is a sum and no residual.
+    At the peak only the allocator's rows are from that moment. The device is not read then, so
+    there is a sum and no residual.
 
     Raises:
         errors.UsageError: there is no such moment or device.
@@ -96,7 +96,7 @@ def ledger(trace: Trace, at: Literal["peak", "end"] = "end", device: str | None 
 
 @dataclass(frozen=True)
 class DeviceUse:
-    """What NVML said of a device while the trace was recorded."""
+    """One of NVML's readings of a device while the trace was recorded."""
 
     time_ns: int
     bytes: int
@@ -104,7 +104,7 @@ class DeviceUse:
 
 
 def device_use(trace: Trace, device: str) -> list[DeviceUse]:
-    """Everybody's bytes on the device, at each reading; empty where there were none."""
+    """The bytes of all processes on the device, at each reading; empty without readings."""
     return [
         DeviceUse(reading.unix_ns - trace.began_unix_ns, gpu.used, reading.when)
         for reading, gpu in _of_device(trace, device)
@@ -112,17 +112,17 @@ def device_use(trace: Trace, device: str) -> list[DeviceUse]:
     ]
 
 
-def frame(found: Ledger) -> "pd.DataFrame":
-    """One row per line; residual, limit and notes are in `attrs` as well."""
-    table = frames.of_rows(found.rows, list(Row.__dataclass_fields__))
+def frame(ledger: Ledger) -> "pd.DataFrame":
+    """One row per line; `attrs` also holds the residual, the limit and the notes."""
+    table = frames.of_rows(ledger.rows, list(Row.__dataclass_fields__))
     table["bytes"] = table["bytes"].astype("Int64")
     table.attrs = {
-        "device": found.device,
-        "at": found.at,
-        "residual": found.residual,
-        "limit": found.limit,
-        "closes": found.closes,
-        "notes": list(found.notes),
+        "device": ledger.device,
+        "at": ledger.at,
+        "residual": ledger.residual,
+        "limit": ledger.limit,
+        "closes": ledger.closes,
+        "notes": list(ledger.notes),
     }
     return table
 
@@ -131,7 +131,7 @@ def frame(found: Ledger) -> "pd.DataFrame":
 
 
 def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) -> list[Row]:
-    """A row per category of what is alive; those that are always shown even when they are 0."""
+    """A row per category with live bytes, and for those that are shown even without any."""
     which = usage.alive(trace, at, device)
     held = {row.name: row.bytes for row in grouping.holders(trace, "category", which)}
     return [
@@ -146,17 +146,17 @@ def _tensors(trace: Trace, at: Literal["peak", "end"], device: str, level: int) 
 
 @dataclass(frozen=True)
 class _Reading:
-    """One device at one reading; None is what NVML did not tell."""
+    """One device at one reading; None where NVML gave no figure."""
 
     when: str
     used: int | None
     driver_reserve: int | None
-    by_cuda: int | None  # in use as cudaMemGetInfo says, which leaves the reserve out
-    torch: int  # what torch's allocator held
+    by_cuda: int | None  # in use by cudaMemGetInfo, which leaves the driver's reserve out
+    torch: int  # reserved by torch's allocator
     own: int | None  # NVML's figure for this process
-    others: dict[int, int | None] | None  # by process id
+    others: dict[int, int | None] | None  # the other processes' figures by process id
     names: dict[int, str]
-    here: bool  # this process was on the device already
+    here: bool  # whether this process was on the device already
 
     @property
     def own_beyond_torch(self) -> int | None:
@@ -165,14 +165,14 @@ class _Reading:
 
     @property
     def others_total(self) -> int | None:
-        """The sum of the figures that NVML tells."""
+        """The sum of NVML's figures for the other processes."""
         if self.others is None:
             return None
         return sum(amount or 0 for amount in self.others.values())
 
     @property
     def beyond(self) -> int | None:
-        """In use, and neither torch's, nor another process's, nor the driver's reserve."""
+        """Bytes in use that are not torch's, another process's or the driver's reserve."""
         if self.used is None:
             return None
         return self.used - (self.driver_reserve or 0) - (self.others_total or 0) - self.torch
@@ -214,28 +214,28 @@ class _Gpu:
         at = self.at
         position = usage.position_of(self.trace, at, self.device)
         alive = usage.alive(self.trace, at, self.device)
-        found = blocks.device_bytes(self.trace, alive, position, self.device)
-        allocated, known_by = found.allocated, "events"
+        memory = blocks.device_bytes(self.trace, alive, position, self.device)
+        allocated, known_by = memory.allocated, "events"
         if allocated is None and at == "end":
             allocated = devices.counted(self.trace, self.device, "allocated_bytes.current")
             known_by = "allocator"
-        reserved, reserved_by = found.reserved, "events"
+        reserved, reserved_by = memory.reserved, "events"
         if reserved is None and at == "end" and self.end is not None:
             reserved, reserved_by = self.end.torch, "allocator"
         if reserved is None:
-            reserved, reserved_by = allocated or found.requested, "events"
+            reserved, reserved_by = allocated or memory.requested, "events"
             self.notes.append(
                 "The allocator's memory beyond the tensors is not known: the trace has no snapshot "
                 "of this device."
             )
         yield Row("torch's allocator", reserved, 1, reserved_by, at)
-        yield Row("allocated", allocated or found.requested, 2, known_by, at)
+        yield Row("allocated", allocated or memory.requested, 2, known_by, at)
         yield from _tensors(self.trace, at, self.device, 3)
         if allocated is not None:
-            yield Row("rounding", allocated - found.requested, 3, known_by, at)
+            yield Row("rounding", allocated - memory.requested, 3, known_by, at)
         else:
             self.notes.append("The bytes that the allocator added by rounding are not known here.")
-        cached = reserved - (allocated or found.requested)
+        cached = reserved - (allocated or memory.requested)
         yield from self._cache(cached, reserved_by)
 
     def _cache(self, cached: int, known_by: str) -> Iterator[Row]:
@@ -246,7 +246,7 @@ class _Gpu:
         yield Row("cached, usable", layout.usable, 2, "events", self.at)
         yield Row("cached, fragmented", layout.unusable, 2, "events", self.at)
 
-    # ------------------------------------------------------------ what is not torch's
+    # ------------------------------------------------------------ beside torch's allocator
 
     def _rest(self) -> Iterator[Row]:
         if not self.readings or not self.end:
@@ -258,7 +258,7 @@ class _Gpu:
         yield self._nobodys(before)
 
     def _context(self, before: list[_Reading]) -> Iterator[Row]:
-        """See this module's text: never from the closing figure."""
+        """The context's row and its parts, by the rules in this module's docstring."""
         assert self.end is not None
         first = before[0] if before else None
         reference = next((r for r in reversed(before) if r.here), None)
@@ -274,9 +274,9 @@ class _Gpu:
         elif reference is not None:
             amount, moment = reference.beyond, reference.when
             self.notes.append(
-                "NVML tells nothing of this process here, and CUDA was up before the trace: "
-                "the row of the context is what the device had in use beyond torch at that "
-                "reading, and what hidden processes hold is in it."
+                "NVML does not list this process, and CUDA was up before the trace. So the "
+                "context's row is all memory that the device had in use beyond torch's at that "
+                "reading, including that of hidden processes."
             )
         else:
             amount, moment = None, "end"
@@ -292,9 +292,9 @@ class _Gpu:
         yield Row("other processes", total, 1, "nvml", "end")
         if others is None:
             self.notes.append(
-                "NVML hides this process (in containers it often does), so the memory of others is "
-                "not known apart: memory in use before CUDA came up counts as in no process's "
-                "figure."
+                "NVML hides this process, as it often does in containers, so the memory of other "
+                "processes is unknown. Memory in use before CUDA came up counts as in no "
+                "process's figure."
             )
             return
         for pid, amount in others.items():
@@ -302,10 +302,10 @@ class _Gpu:
             yield Row(f"process {pid} {name}".rstrip(), amount, 2, "nvml", "end")
         silent = [str(pid) for pid, amount in others.items() if amount is None]
         if silent:
-            self.notes.append(f"NVML does not tell what {', '.join(silent)} hold.")
+            self.notes.append(f"NVML gives no figure for these processes: {', '.join(silent)}.")
 
     def _nobodys(self, before: list[_Reading]) -> Row:
-        """In use though no process is listed for it, as it was at an earlier reading."""
+        """Bytes in use for which NVML lists no process, at an earlier reading."""
         name = "in no process's figure"
         first = before[0] if before else None
         if first is not None and not first.here:
@@ -332,24 +332,24 @@ class _Gpu:
             )
         elif self.at == "peak":
             self.notes.append(
-                "Nobody reads the device at the peak, so the rows that are not torch's are of "
-                'the moments they name. The ledger that closes is the one at "end".'
+                "Nobody reads the device at the peak, so the rows beside torch's allocator are "
+                'from the moments that they name. Only the ledger at "end" closes.'
             )
 
     def _compare_with_cuda(self, limit: int) -> None:
-        """The second opinion is only worth a line where it is another one."""
+        """Adds a note if cudaMemGetInfo disagrees with NVML."""
         end = self.end
         if end is None or end.used is None or end.by_cuda is None or end.driver_reserve is None:
             return
         apart = end.used - end.driver_reserve - end.by_cuda
         if abs(apart) > limit:
             self.notes.append(
-                f"CUDA itself (cudaMemGetInfo) says {apart:,} bytes less than NVML: the "
-                "device may be a part of one (MIG, vGPU), or somebody took memory in between."
+                f"CUDA itself (cudaMemGetInfo) says {apart:,} bytes less than NVML: the device "
+                "may be a part of a GPU (MIG, vGPU), or another process took memory in between."
             )
 
     def _explain(self, residual: int) -> None:
-        """Whose the residual is, as far as another counter tells."""
+        """Adds a note about the residual's cause, as far as other counters show it."""
         assert self.end is not None
         reference = self.readings[-2] if len(self.readings) > 1 else None
         now = self.end.own_beyond_torch
@@ -362,13 +362,13 @@ class _Gpu:
             )
         elif residual > 0:
             self.notes.append(
-                "The residual is in use and in no row: a process that NVML does not list, or "
-                "kernels and libraries that came after the last reading. Starting the trace "
-                "before CUDA is used lets the readings tell them apart."
+                "The residual is memory in use that no row explains: a process that NVML does not "
+                "list, or kernels and libraries that came after the last reading. Start the trace "
+                "before CUDA is used, so that the readings tell them apart."
             )
         else:
             self.notes.append(
-                "The rows explain more than is in use: memory was freed between their readings. "
+                "The rows explain more memory than is in use: some was freed between the readings. "
                 "Trace a step that frees none, or several steps."
             )
 
@@ -378,10 +378,10 @@ def _less(amount: int | None, other: int | None) -> int | None:
 
 
 def _readings(trace: Trace, device: str) -> list[_Reading]:
-    """The device's readings, in order; what a damaged file has instead is left out."""
+    """The device's readings, in order."""
     pid, pairs = meta.of(trace).device_memory.pid, _of_device(trace, device)
-    # Where torch holds memory and our process is not listed, the ids are another namespace's (or
-    # there are none): ours may be among them, so they say nothing of the others either.
+    # If torch holds memory and our process is not listed, then the ids are another namespace's, or
+    # there are none. Our process may be among them, so they do not identify the other processes.
     hidden = any(
         pid not in {process.pid for process in gpu.processes or ()} and reading.reserved.get(device)
         for reading, gpu in pairs
@@ -393,8 +393,8 @@ def _one_reading(
     reading: meta.Reading, gpu: meta.Gpu, device: str, pid: int | None, hidden: bool
 ) -> _Reading:
     processes = gpu.processes or ()
-    known = gpu.processes is not None and not hidden
-    figures = {process.pid: process.bytes for process in processes} if known else None
+    is_listed = gpu.processes is not None and not hidden
+    figures = {process.pid: process.bytes for process in processes} if is_listed else None
     names = {process.pid: process.name for process in processes}
     own = figures.pop(pid, None) if figures and pid is not None else None
     torch = reading.reserved.get(device, 0)
@@ -407,13 +407,13 @@ def _one_reading(
         own=own,
         others=figures,
         names=names,
-        # CUDA may be initialised and this device not in use yet.
+        # CUDA may be initialised although this device is not in use yet.
         here=reading.cuda_initialized and (hidden or own is not None or torch > 0),
     )
 
 
 def _of_device(trace: Trace, device: str) -> list[tuple[meta.Reading, meta.Gpu]]:
-    """The readings in which the device is, and its part of each."""
+    """The readings that contain the device, and the device's part of each."""
     memory = meta.of(trace).device_memory
     uuid = memory.uuids.get(device, "")
     return [(each, each.gpus[uuid]) for each in memory.readings if uuid in each.gpus]
@@ -456,8 +456,8 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
         )
     elif residual < -limit:
         notes.append(
-            "The residual is negative: tensors whose pages were never written are not resident, "
-            "or they lie in mapped files, or in memory that was the heap's when the trace began."
+            "The residual is negative: some tensors have pages that were never written, or lie in "
+            "mapped files, or in memory that was the heap's when the trace began."
         )
     rows_out = (
         Row("resident memory", used, 0, "system", "end"),
@@ -469,7 +469,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
 
 def _why_no_resident(trace: Trace) -> str:
     if meta.of(trace).imported:
-        return "A memory snapshot does not tell what the process held."
+        return "A memory snapshot does not contain the process's memory."
     return "The process's memory could not be read here: there is no /proc."
 
 

@@ -1,15 +1,15 @@
-"""A trace's requests and frees through torch's CUDA caching allocator, under any settings and limit.
+"""Replays a trace's requests and frees in torch's CUDA caching allocator, with other settings.
 
-`csrc/core/allocator_replay.h` is the allocator. Here the events become its steps, and its figures
-become answers: how much it reserves, what fails first, and who holds memory then.
+`csrc/core/allocator_replay.h` is the allocator. This module turns events into its steps, and its
+figures into answers: how much it reserves, which request fails first, and who holds memory then.
 
-What the events do not say is decided here:
+The events leave three questions open. This module decides them so:
 
-- What was alive before the trace comes first, by address. Where the recording began late, the gaps
-  that were between those blocks are not known, and the answer says so.
-- Segments that were given back while nothing was short were given back by `empty_cache()`, or by
-  the end of a CUDA graph's pool. That is done at the same place under other settings, too.
-- A request that failed in the recording is tried at its place. What would have followed is unknown.
+- Blocks from before the trace come first, by address. If the recording began late, the gaps between
+  those blocks are unknown, and a note says so.
+- If segments were given back while memory was not short, then `empty_cache()` did it, or the end of
+  a CUDA graph's pool. The replay does so at the same step, under all settings.
+- A request that failed in the recording is tried at its step. The later requests are unknown.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _ATTEMPT, _TRIM = range(5)
-LIMIT_STEP = 2 * MIB  # how finely the smallest limit is looked for
+LIMIT_STEP = 2 * MIB  # the precision of the smallest limit
 
 
 @dataclass(frozen=True)
@@ -60,42 +60,42 @@ class FailedRequest:
     line: str
     reserved: int
     allocated: int
-    free: int  # held by the allocator and by nobody else
-    largest_free: int  # of what could have served it
-    by_category: dict[str, int]  # who held what
+    free: int  # reserved, and in no block in use
+    largest_free: int  # the largest free block of the request's stream and pool
+    by_category: dict[str, int]  # the live bytes of each category
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What the allocator would have done. Sizes are bytes."""
+    """The outcome of a replay. Sizes are bytes."""
 
     device: str
     settings: str
-    limit: int | None  # what the allocator may hold
+    limit: int | None  # the bytes that the allocator may hold
     peak_reserved: int
     peak_allocated: int
-    fragmentation: int  # reserved and not in use, where most was reserved
+    fragmentation: int  # reserved and not in use, when most was reserved
     retries: int
     failed: FailedRequest | None
-    notes: tuple[str, ...]  # what keeps the answer from being exact
+    notes: tuple[str, ...]  # why the answer is not exact
     _trace: Trace
     _rules: dict[str, Any]
 
     def __bool__(self) -> bool:
-        """Whether it runs to the end."""
+        """Whether the program runs to the end."""
         return self.failed is None
 
     def __repr__(self) -> str:
-        """Without the trace."""
+        """The main fields, without the trace."""
         fields = ("device", "settings", "limit", "peak_reserved", "peak_allocated", "retries")
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
         return f"<Replay {shown}, {'runs' if self else 'fails'}>"
 
     def alive_at_failure(self) -> NDArray[np.intp]:
         """The allocations that were alive when the first request failed."""
-        found = steps(self._trace, self.device)
-        at = core.replay(found.columns, self._rules, False)["failed_step"]
-        return alive_before(found, at) if at >= 0 else np.zeros(0, np.intp)
+        own_steps = steps(self._trace, self.device)
+        at = core.replay(own_steps.columns, self._rules, False)["failed_step"]
+        return alive_before(own_steps, at) if at >= 0 else np.zeros(0, np.intp)
 
     @cached_property
     def smallest_limit(self) -> int:
@@ -104,20 +104,20 @@ class Replay:
 
     @cached_property
     def smallest_room(self) -> int:
-        """The least that the driver must have for this allocator, to 2 MiB."""
+        """The least memory that the driver must have for this allocator, to 2 MiB."""
         return _smallest(steps(self._trace, self.device), self._rules, "capacity")
 
     def timeline(self) -> "pd.DataFrame":
         """Reserved, in use, and the largest free block, after each event; index: time_ns."""
-        found = steps(self._trace, self.device)
-        curves = core.replay(found.columns, self._rules, True)
+        own_steps = steps(self._trace, self.device)
+        curves = core.replay(own_steps.columns, self._rules, True)
         count = len(curves["reserved_after"])
-        known = found.position[:count] >= 0
-        ticks = self._trace.events.ticks[found.position[:count][known]]
+        in_trace = own_steps.position[:count] >= 0
+        ticks = self._trace.events.ticks[own_steps.position[:count][in_trace]]
         columns = {
-            "reserved": curves["reserved_after"][known].astype(np.int64),
-            "active": curves["active_after"][known].astype(np.int64),
-            "largest_free": curves["largest_free_after"][known].astype(np.int64),
+            "reserved": curves["reserved_after"][in_trace].astype(np.int64),
+            "active": curves["active_after"][in_trace].astype(np.int64),
+            "largest_free": curves["largest_free_after"][in_trace].astype(np.int64),
         }
         columns["unused"] = columns["reserved"] - columns["active"]
         return frames.of_columns(columns, index=("time_ns", self._trace.time_ns(ticks)))
@@ -132,29 +132,28 @@ def replay(
     *,
     unlimited: bool = False,
 ) -> Replay:
-    """The trace's requests under these settings.
+    """Replays the trace's requests with these settings.
 
     Args:
-        trace: of a CUDA device.
-        settings: what would be in PYTORCH_ALLOC_CONF; "" is torch's default. Without it those of
-            the recording.
-        limit: what `set_per_process_memory_fraction` would allow. Without it that of the recording.
-        device: by default the one the program trains on.
-        capacity: what the driver has for this allocator; by default enough.
-        unlimited: the allocator may hold whatever the driver has, however it was recorded.
+        trace: a trace of a CUDA device.
+        settings: a value of PYTORCH_ALLOC_CONF; "" is torch's default. By default the recorded one.
+        limit: as `set_per_process_memory_fraction` would set it. By default the recorded one.
+        device: by default the device that the program trains on.
+        capacity: the memory that the driver has for this allocator; by default enough.
+        unlimited: the allocator may hold all that the driver has, whatever limit was recorded.
 
     Raises:
-        errors.UsageError: no such settings or device, or nothing of a GPU in the trace.
+        errors.UsageError: the settings or the device do not exist, or the trace is not of a GPU.
     """
     name = device or usage.main_device(trace)
-    found = steps(trace, name)
+    own_steps = steps(trace, name)
     chosen = allocator_settings.parse(
         recorded_settings(trace, name) if settings is None else settings
     )
     bound = None if unlimited else _limit(trace, name, chosen, settings is None, limit)
     rules = chosen.rules(bound, capacity)
-    counted = core.replay(found.columns, rules, False)
-    at_peak = _at_peak(found, rules, counted)
+    counted = core.replay(own_steps.columns, rules, False)
+    at_peak = _at_peak(own_steps, rules, counted)
     return Replay(
         device=name,
         settings=chosen.text,
@@ -163,7 +162,7 @@ def replay(
         peak_allocated=counted["peak_allocated"],
         fragmentation=at_peak,
         retries=counted["retries"],
-        failed=_failed(trace, found, counted),
+        failed=_failed(trace, own_steps, counted),
         notes=tuple(notes(trace, name)),
         _trace=trace,
         _rules=rules,
@@ -171,7 +170,7 @@ def replay(
 
 
 def recorded_settings(trace: Trace, device: str) -> str:
-    """What was in PYTORCH_ALLOC_CONF; if segments grew, then also that."""
+    """The recorded PYTORCH_ALLOC_CONF, with expandable segments if the events show them."""
     text = meta.of(trace).alloc_conf
     if devices.expandable(trace, device) and "expandable_segments" not in text:
         text = f"{text},expandable_segments:True".lstrip(",")
@@ -196,18 +195,18 @@ def steps(trace: Trace, device: str) -> Steps:
     """The device's events as steps.
 
     Raises:
-        errors.UsageError: it is not a CUDA device, or the trace has nothing of it.
+        errors.UsageError: it is not a CUDA device, or the trace has no allocation on it.
     """
-    known = _steps_by_device(trace)
-    if device not in known:
+    by_device = _steps_by_device(trace)
+    if device not in by_device:
         here = usage.devices(trace)
         also = f"; it has {', '.join(here)}" if here else ""
         if device == "cpu" and here:
             raise errors.UsageError(
-                "replay models CUDA's allocator, and this trace is of the CPU: record on a GPU"
+                "replay models CUDA's allocator, but this trace is of the CPU: record on a GPU"
             )
         raise errors.UsageError(f"the trace has no allocation on {device}{also}")
-    return known[device]
+    return by_device[device]
 
 
 @once_per_trace
@@ -216,34 +215,34 @@ def _steps_by_device(trace: Trace) -> dict[str, Steps]:
 
 
 def _steps(trace: Trace, device: str) -> Steps:
-    found, events = lifetimes.lifetimes(trace), trace.events
-    own = np.flatnonzero(devices.on(trace, device, found.place))
+    lives, events = lifetimes.lifetimes(trace), trace.events
+    own = np.flatnonzero(devices.on(trace, device, lives.place))
     lanes, lane_of_place = _lanes(trace, device)
     last = len(lane_of_place) - 1  # a damaged trace may lack some places
-    seeds = own[found.start[own] < 0]
-    seeds = seeds[np.argsort(found.address[seeds], kind="stable")]
+    seeds = own[lives.start[own] < 0]
+    seeds = seeds[np.argsort(lives.address[seeds], kind="stable")]
     rows = [_Rows(np.full(len(seeds), -1), _ALLOC, seeds)]
-    made = own[found.start[own] >= 0]
-    asked = own[found.end[own] >= 0]
-    done = own[found.completed[own] >= 0]
-    rows.append(_Rows(found.end[asked], _FREE_REQUESTED, asked))
-    rows.append(_Rows(found.completed[done], _FREE_COMPLETED, done))
-    rows.append(_Rows(found.start[made], _ALLOC, made))
+    made = own[lives.start[own] >= 0]
+    asked = own[lives.end[own] >= 0]
+    done = own[lives.completed[own] >= 0]
+    rows.append(_Rows(lives.end[asked], _FREE_REQUESTED, asked))
+    rows.append(_Rows(lives.completed[done], _FREE_COMPLETED, done))
+    rows.append(_Rows(lives.start[made], _ALLOC, made))
     position = np.concatenate([each.position for each in rows])
     kind = np.concatenate([np.full(len(each.position), each.kind) for each in rows])
     block = np.concatenate([each.block for each in rows])
-    size, lane = found.bytes[block], lane_of_place[np.minimum(found.place[block], last)]
-    # What failed, and what was given back while nothing was short.
+    size, lane = lives.bytes[block], lane_of_place[np.minimum(lives.place[block], last)]
+    # Requests that failed, and segments given back while memory was not short.
     here = devices.on(trace, device, events.place)
     failures = np.flatnonzero(here & (events.action == ACTION["oom"]))
     trims, trimmed = _trims(trace, device, here, lanes, lane_of_place)
-    more = len(found.start) + np.arange(len(failures) + len(trims))
+    more = len(lives.start) + np.arange(len(failures) + len(trims))
     position = np.concatenate([position, failures, trims])
     kind = np.concatenate([kind, np.full(len(failures), _ATTEMPT), np.full(len(trims), _TRIM)])
     size = np.concatenate([size, events.bytes[failures], np.zeros(len(trims), np.uint64)])
     lane = np.concatenate([lane, lane_of_place[np.minimum(events.place[failures], last)], trimmed])
     block = np.concatenate([block, more])
-    # A block that ended unseen ends before the next one begins at the same event.
+    # A block that ended unseen ends before the block that begins at the same event.
     order = np.lexsort((_RANK[kind], position))
     order = np.concatenate([np.arange(len(seeds)), order[len(seeds) :]])
     columns = {
@@ -253,7 +252,7 @@ def _steps(trace: Trace, device: str) -> Steps:
         "lane": lane[order].astype(np.uint32),
         "lanes": lanes,
     }
-    return Steps(device, columns, position[order].astype(np.int64), int(found.bytes[seeds].sum()))
+    return Steps(device, columns, position[order].astype(np.int64), int(lives.bytes[seeds].sum()))
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ _RANK = np.array([3, 0, 1, 4, 2])  # of kinds at one event
 
 
 def _lanes(trace: Trace, device: str) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
-    """Stream and pool, numbered; the default pool is 0. And the lane of each place."""
+    """Each lane's stream and pool number (0: the default pool), and the lane of each place."""
     places = trace.places
     there = np.flatnonzero(devices.places_on(trace, device))
     pools = {(0, 0): 0}
@@ -288,7 +287,7 @@ def _trims(
     lanes: list[tuple[int, int]],
     lane_of_place: NDArray[np.intp],
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Where the program gave the cache back, and a lane of the pool that it was of."""
+    """The events at which the program gave cached memory back, and a lane of the memory's pool."""
     events = trace.events
     numbers = {
         name: [ACTION[each] for each in each_of]
@@ -319,14 +318,14 @@ def _trims(
                 np.minimum(events.place[acts[start:stop]], len(lane_of_place) - 1)
             ]
         }
-        for pool in sorted(of_burst, reverse=True):  # private ones first: then all goes
+        for pool in sorted(of_burst, reverse=True):  # private pools first; pool 0 trims all
             position.append(int(acts[start]))
             lane.append(int(of_burst[pool]))
     return np.array(position, np.intp), np.array(lane, np.intp)
 
 
 def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
-    """What the allocator held before each of these events of one device."""
+    """The bytes that the allocator held before each of these events of one device."""
     action, size = trace.events.action[rows], trace.events.bytes[rows].astype(np.int64)
     grows = np.isin(action, [ACTION[name] for name in (*GROWS, "seed_segment")])
     shrinks = np.isin(action, [ACTION[name] for name in SHRINKS])
@@ -338,18 +337,18 @@ def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
 # ---------------------------------------------------------------- the answers
 
 
-def _smallest(found: Steps, rules: dict[str, Any], bound: str) -> int:
-    """The smallest limit or capacity that runs, by halving."""
+def _smallest(steps: Steps, rules: dict[str, Any], bound: str) -> int:
+    """The smallest limit or capacity with which the program runs, by bisection."""
     free = {**rules, "limit": 2**64 - 1, "capacity": 2**64 - 1}
 
     def runs(amount: int) -> bool:
-        tried = core.replay(found.columns, {**free, bound: amount}, False)
+        tried = core.replay(steps.columns, {**free, bound: amount}, False)
         return bool(tried["failed_step"] < 0)
 
-    counted = core.replay(found.columns, free, False)
+    counted = core.replay(steps.columns, free, False)
     high: int = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
     low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
-    while low > 0 and runs(low):  # blocks that are not cut are smaller where memory is short
+    while low > 0 and runs(low):  # blocks keep a smaller uncut rest if memory is short
         high, low = low, low * 7 // 8 // LIMIT_STEP * LIMIT_STEP
     while high - low > LIMIT_STEP:
         middle = (low + high) // 2 // LIMIT_STEP * LIMIT_STEP
@@ -357,24 +356,24 @@ def _smallest(found: Steps, rules: dict[str, Any], bound: str) -> int:
     return high
 
 
-def _at_peak(found: Steps, rules: dict[str, Any], counted: dict[str, Any]) -> int:
-    """Reserved and not in use where most was reserved."""
+def _at_peak(steps: Steps, rules: dict[str, Any], counted: dict[str, Any]) -> int:
+    """The bytes reserved and not in use when most was reserved."""
     at = counted["peak_reserved_step"]
     if at < 0:
         return 0
-    head = {name: found.columns[name][: at + 1] for name in ("kind", "block", "bytes", "lane")}
-    there = core.replay({**found.columns, **head}, rules, False)
+    head = {name: steps.columns[name][: at + 1] for name in ("kind", "block", "bytes", "lane")}
+    there = core.replay({**steps.columns, **head}, rules, False)
     return int(there["reserved"] - there["active"])
 
 
-def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedRequest | None:
+def _failed(trace: Trace, steps: Steps, counted: dict[str, Any]) -> FailedRequest | None:
     at = counted["failed_step"]
     if at < 0:
         return None
-    position = int(found.position[at])
+    position = int(steps.position[at])
     place = owners.place_of(trace, int(trace.events.scope[position]) if position >= 0 else 0)
-    moment = usage.moment(trace, max(position, 0), found.device)
-    alive = alive_before(found, at)
+    moment = usage.moment(trace, max(position, 0), steps.device)
+    alive = alive_before(steps, at)
     by_category = dict.fromkeys(moment.by_category, 0)
     which = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
     which[alive] = True
@@ -396,9 +395,9 @@ def _failed(trace: Trace, found: Steps, counted: dict[str, Any]) -> FailedReques
     )
 
 
-def alive_before(found: Steps, at: int) -> NDArray[np.intp]:
+def alive_before(steps: Steps, at: int) -> NDArray[np.intp]:
     """The allocations that were alive just before that step."""
-    kind, block = found.columns["kind"][:at], found.columns["block"][:at]
+    kind, block = steps.columns["kind"][:at], steps.columns["block"][:at]
     ended = np.zeros(int(block.max(initial=0)) + 1, np.bool_)
     ended[block[kind == _FREE_COMPLETED]] = True
     made = block[kind == _ALLOC]
@@ -407,18 +406,18 @@ def alive_before(found: Steps, at: int) -> NDArray[np.intp]:
 
 
 def notes(trace: Trace, device: str) -> list[str]:
-    """What keeps a replay from being exact; nothing on the CPU, which is not replayed."""
+    """Why a replay is not exact; empty for the CPU, which is not replayed."""
     if device == "cpu":
         return []
-    found, said = steps(trace, device), []
-    if found.late_bytes:
-        said.append(
-            "The recording began late: blocks alive then are placed without "
-            "gaps. Start it before the model is on the GPU to be exact."
+    own_steps, texts = steps(trace, device), []
+    if own_steps.late_bytes:
+        texts.append(
+            "The recording began late, so blocks alive then are placed without gaps. To be exact, "
+            "start it before the model is on the GPU."
         )
     failures = np.flatnonzero(trace.events.action == ACTION["oom"])
     if len(failures):
-        said.append("The recording ends where a request failed; the later requests are unknown.")
+        texts.append("The recording ends where a request failed; the later requests are unknown.")
     if trace.losses.get("lost_alloc"):
-        said.append("Some allocations did not fit into the recording; record fewer steps.")
-    return said
+        texts.append("Some allocations did not fit into the recording; record fewer steps.")
+    return texts

@@ -1,9 +1,9 @@
-"""Segments: the memory that CUDA's allocator holds from the driver, as the events tell of it.
+"""Segments: the memory that CUDA's allocator holds from the driver, rebuilt from the events.
 
 A device's recording begins with a snapshot, followed by one `seed_segment` for each segment that
-the allocator held then. The program goes on while those rows are written, so all of them count
-from the snapshot on. Later events add a segment (`segment_alloc`), a piece of an expandable one
-(`segment_map`), or give it back. Events before the snapshot are in the snapshot already.
+the allocator held then. The program continues while those rows are written, so all of them count
+from the snapshot on. Later events add a segment (`segment_alloc`) or a piece of an expandable one
+(`segment_map`), or give it back. The snapshot already includes all events before it.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unm
 
 @dataclass(frozen=True)
 class Changes:
-    """What a device's allocator took from the driver and gave back, in the order of the events."""
+    """Memory that a device's allocator took from the driver or gave back, in order of events."""
 
     row: NDArray[np.intp]  # of the event table
     bytes: I64  # negative: given back
@@ -30,18 +30,18 @@ class Changes:
 
     @property
     def at_start(self) -> int:
-        """What the allocator held when the snapshot was taken."""
+        """The bytes that the allocator held when the snapshot was taken."""
         return int(self.bytes[self.is_seed].sum())
 
     @property
     def level(self) -> I64:
-        """What the allocator holds after each row."""
+        """The bytes that the allocator holds after each row."""
         after: I64 = np.cumsum(np.where(self.is_seed, 0, self.bytes)) + self.at_start
         return after
 
 
 def snapshot_of(trace: Trace, device: str) -> int | None:
-    """The event at which the allocator's state was written; None if it never was."""
+    """The position of the device's snapshot event; None if there is none."""
     events = trace.events
     here = devices.on(trace, device, events.place)
     rows = np.flatnonzero(here & (events.action == ACTION["snapshot"]))
@@ -49,7 +49,7 @@ def snapshot_of(trace: Trace, device: str) -> int | None:
 
 
 def changes(trace: Trace, device: str) -> Changes:
-    """The device's segments that came and went; those of the snapshot are seeds."""
+    """The changes of the device's segments; those of the snapshot are seeds."""
     events = trace.events
     sign = np.zeros(256, np.int64)
     sign[[ACTION[name] for name in (*GROWS, "seed_segment")]] = 1
@@ -64,19 +64,22 @@ def changes(trace: Trace, device: str) -> Changes:
 
 @dataclass(frozen=True)
 class Held:
-    """What a piece of memory that the allocator holds belongs to."""
+    """The place of a piece of memory that the allocator holds, and how it came."""
 
     place: int
     came_by: str  # the event's name
 
 
 def held(trace: Trace, device: str, position: int | None = None) -> Ranges[Held]:
-    """What the allocator holds after the event at the position, or at the end, by address."""
-    events, known = trace.events, changes(trace, device)
+    """The address ranges that the allocator holds after the event there, or at the end."""
+    events, segment_changes = trace.events, changes(trace, device)
     last = len(events.ticks) if position is None else position
-    later = known.row[~known.is_seed]
+    later = segment_changes.row[~segment_changes.is_seed]
     pieces: Ranges[Held] = Ranges()
-    for row in (*known.row[known.is_seed].tolist(), *later[later <= last].tolist()):
+    for row in (
+        *segment_changes.row[segment_changes.is_seed].tolist(),
+        *later[later <= last].tolist(),
+    ):
         name, begin = ACTIONS[events.action[row]], int(events.address[row])
         end = begin + int(events.bytes[row])
         pieces.remove(begin, end)

@@ -1,4 +1,4 @@
-"""PYTORCH_ALLOC_CONF, as torch 2.11 to 2.15 read it: what of it decides where blocks are placed."""
+"""PYTORCH_ALLOC_CONF as torch 2.11 to 2.15 read it: the settings that decide block placement."""
 
 import re
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ MIB = 1 << 20
 _NONE = 2**64 - 1
 _INTERVALS = 16  # powers of two from 1 MiB to 64 GiB
 _LEAST_ROUNDING, _LEAST_SEGMENT = 20, 11
-# What is read as well and places nothing: pinned memory, locks, what a failure looks like.
+# Settings that torch also reads, without effect on placement: pinned memory, locks, failures.
 _PLACES_NOTHING = re.compile(
     r"pinned_\w+|release_lock_on_(cuda|hip)malloc|throw_on_cudamalloc_oom"
     r"|graph_capture_record_stream_reuse"
@@ -20,7 +20,7 @@ _PLACES_NOTHING = re.compile(
 
 @dataclass(frozen=True)
 class Settings:
-    """What can be set. Sizes are bytes; `csrc/core/allocator_replay.h` has the rules."""
+    """The settings. Sizes are bytes; `csrc/core/allocator_replay.h` has the rules."""
 
     max_split_size: int = _NONE
     max_non_split_rounding: int = 20 * MIB
@@ -29,10 +29,10 @@ class Settings:
     expandable_segments: bool = False
     large_segment_size: int = 20 * MIB
     memory_fraction: float = 1.0
-    text: str = field(default="", compare=False)  # as it is written
+    text: str = field(default="", compare=False)  # as written in the variable
 
     def rules(self, limit: int | None, capacity: int | None) -> dict[str, Any]:
-        """For `core.replay`."""
+        """The settings as `core.replay` takes them."""
         rules = asdict(self)
         del rules["text"], rules["memory_fraction"]
         rules["roundup_divisions"] = list(self.roundup_divisions)
@@ -42,10 +42,10 @@ class Settings:
 
 
 def parse(text: str) -> Settings:
-    """Of "expandable_segments:True,max_split_size_mb:128".
+    """Reads settings such as "expandable_segments:True,max_split_size_mb:128".
 
     Raises:
-        errors.UsageError: torch would not take it, or it is of another allocator.
+        errors.UsageError: torch would reject the text, or it is for another allocator.
     """
     values: dict[str, Any] = {}
     for name, value in _pairs(text):
@@ -61,14 +61,14 @@ def parse(text: str) -> Settings:
             raise errors.UsageError(
                 f"PYTORCH_ALLOC_CONF has no {name}; it has {', '.join(_READERS)}"
             )
-    found = Settings(**values, text=",".join(f"{name}:{value}" for name, value in _pairs(text)))
-    if found.max_split_size < found.large_segment_size:
-        least = found.large_segment_size // MIB
+    settings = Settings(**values, text=",".join(f"{name}:{value}" for name, value in _pairs(text)))
+    if settings.max_split_size < settings.large_segment_size:
+        least = settings.large_segment_size // MIB
         raise errors.UsageError(
-            f"max_split_size_mb:{found.max_split_size // MIB}: torch takes {least} or more, the "
+            f"max_split_size_mb:{settings.max_split_size // MIB}: torch takes {least} or more, the "
             "size of a large segment"
         )
-    return found
+    return settings
 
 
 def joined(text: str, more: str) -> str:
@@ -78,7 +78,7 @@ def joined(text: str, more: str) -> str:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Names and values; a list's commas part nothing."""
+    """Names and values; commas inside of a list do not separate settings."""
     text = text.replace(" ", "")
     for part in re.findall(r"(?:\[[^\]]*\]|[^,\[])+", text):
         name, colon, value = part.partition(":")

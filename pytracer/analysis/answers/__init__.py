@@ -1,1 +1,1 @@
-"""What people ask of a trace."""
+"""Answers to the questions that people ask of a trace."""

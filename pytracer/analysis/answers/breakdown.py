@@ -32,7 +32,7 @@ class CategoryRow:
 
 
 def category_rows(trace: Trace, device: str | None = None) -> list[CategoryRow]:
-    """One row per category, in the order in which people see them."""
+    """One row per category, in the order in which tables show them."""
     alloc, here = allocations(trace), usage.on_device(trace, device)
     at_peak = usage.bytes_by_category(trace, usage.alive(trace, "peak", device))
     at_end = usage.bytes_by_category(trace, usage.alive(trace, "end", device))
@@ -57,7 +57,7 @@ def summary(trace: Trace, device: str | None = None) -> "pd.DataFrame":
 
 
 def allocations_frame(trace: Trace) -> "pd.DataFrame":
-    """One row per allocation, every device; missing is NA."""
+    """One row per allocation on any device; missing values are NA."""
     alloc = allocations(trace)
     texts, labels, places = grouping.Texts(trace), sanitized.labels(trace), trace.places
     device_names = device_of_place(trace)
@@ -100,12 +100,12 @@ def by(
 ) -> "pd.DataFrame":
     """Bytes and allocations alive at a moment by "module", "op", "line", "phase", "role", ...
 
-    A module holds what it made, what its backward made, and its own weights, gradients and
-    optimizer state. Likewise for op and line: what backward made counts for the forward that
-    caused it; what checkpointing made again, for where it was made again.
+    A module holds the blocks that it and its backward made, and its own weights, gradients and
+    optimizer state. The same holds for op and line. A block from a backward counts for the forward
+    that caused it; a block that checkpointing makes again, for the op that made it again.
 
     Raises:
-        errors.UsageError: a key that does not exist.
+        errors.UsageError: a key does not exist.
     """
     wanted = [keys] if isinstance(keys, str) else list(keys)
     if not wanted:
@@ -120,17 +120,17 @@ def by(
 
 @dataclass(frozen=True)
 class PerParameter:
-    """A category beside the model's parameters; NaN where no parameter is known."""
+    """A category's bytes per parameter of the model; NaN if no parameter is known."""
 
     category: str
-    bytes: int  # the most there were
+    bytes: int  # at the category's own peak
     per_parameter: float
-    textbook: str  # not last: pandas leaves out middle columns where the screen is narrow
+    textbook: str  # not last: pandas leaves out middle columns on a narrow screen
     at_peak: float  # per_parameter at the peak of all memory, and when the trace ended
     at_rest: float
 
 
-# What papers and courses say for mixed precision with Adam, and for fp32.
+# The figures of papers and courses for mixed precision with Adam, and for fp32.
 _TEXTBOOK = {
     "weights": "4 (fp32), 6 (mixed: fp32 and a 16-bit copy), 2 (pure 16-bit)",
     "gradients": "4 (fp32), 2 (16-bit)",
@@ -139,7 +139,7 @@ _TEXTBOOK = {
 
 
 def parameters(trace: Trace, device: str | None = None) -> int:
-    """How many parameters the model has: the elements of every tensor labelled as one."""
+    """The number of the model's parameters: all elements of tensors labelled "parameter"."""
     alloc, labels = allocations(trace), sanitized.labels(trace)
     is_parameter = np.array([trace.strings[r] == "parameter" for r in labels.role], np.bool_)
     is_parameter &= labels.category == CATEGORY["weights"]

@@ -1,4 +1,4 @@
-"""Budgets: limits on a trace's memory, and what grew since a saved one."""
+"""Budgets: limits on a trace's memory, and its growth since a saved trace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")
 
 @dataclass(frozen=True)
 class Exceeded:
-    """A limit that does not hold (or, of `measured`, one that may). Sizes are bytes."""
+    """A limit that is exceeded (`measured` also returns those that are not). Sizes are bytes."""
 
     name: str
     limit: int
@@ -27,39 +27,39 @@ class Exceeded:
 def check(
     trace: Trace, limits: Mapping[str, int | str], device: str | None = None
 ) -> list[Exceeded]:
-    """The limits that do not hold, in the order given; see `measured`."""
+    """The limits that are exceeded, in the order given; see `measured`."""
     return [row for row in measured(trace, limits, device) if row.found > row.limit]
 
 
 def measured(
     trace: Trace, limits: Mapping[str, int | str], device: str | None = None
 ) -> list[Exceeded]:
-    """What is limited beside its limit, in the order given; a category's is on its own peak.
+    """Each limit with the trace's figure, in the order given. A category's is its own peak.
 
     Raises:
-        errors.UsageError: there is no such limit, no such size, or too little to tell.
+        errors.UsageError: a limit or size does not exist, or the trace has too few steps.
     """
     own_peak = {row.category: row.own_peak for row in breakdown.category_rows(trace, device)}
     rows = []
     for name, size in limits.items():
         if name == "peak":
-            found = usage.peak(trace, device).bytes
+            amount = usage.peak(trace, device).bytes
         elif name == "growth_per_step":
-            found = growth_per_step(trace, device)
+            amount = growth_per_step(trace, device)
         elif name in own_peak:
-            found = own_peak[name]
+            amount = own_peak[name]
         else:
             raise errors.UsageError(f"no limit is called {name!r}; there is: {', '.join(LIMITS)}")
-        rows.append(Exceeded(name, parse_size(size), found))
+        rows.append(Exceeded(name, parse_size(size), amount))
     return rows
 
 
 def growth_per_step(trace: Trace, device: str | None = None) -> int:
-    """The median over all steps but the first, which makes the optimizer's state."""
+    """The median growth over all steps but the first, which makes the optimizer's state."""
     growth = [row.growth_bytes for row in training_steps.step_rows(trace, device)[1:]]
     if len(growth) < 2:
         raise errors.UsageError(
-            f"growth per step takes three steps to see, and this trace has {len(growth) + 1}; "
+            f"growth per step needs three steps, and this trace has {len(growth) + 1}; "
             "a step ends at optimizer.step() or t.step()"
         )
     return int(np.median(growth))
@@ -76,7 +76,7 @@ class Difference:
 
 
 def differences(trace: Trace, baseline: Trace, modules: int = 5) -> list[Difference]:
-    """What is not as it was: every category, and the modules that changed most."""
+    """The differences in any category, and in the modules that changed most."""
     before, now = usage.peak(baseline).by_category, usage.peak(trace).by_category
     rows = [Difference("category", name, before[name], now[name]) for name in CATEGORY_ORDER]
     held = [

@@ -1,8 +1,8 @@
-"""What changed: two runs, two steps of one run, two ranks.
+"""Compares two runs, two steps of one run, or two ranks.
 
-Addresses and numbers mean nothing beyond their own run. What is compared is what blocks are for
-and who made them: category, module, op, line and phase. Each side is taken at its own moment, by
-default its peak, on the device it trains on.
+Addresses and numbers mean nothing beyond their own run. So blocks are compared by purpose and
+origin: category, module, op, line and phase. Each side is taken at its own moment, by default its
+peak, on the device that it trains on.
 """
 
 from collections.abc import Sequence
@@ -26,13 +26,13 @@ KEYS = ("category", "module", "op", "line", "phase")
 Kind = Literal["new", "gone", "grew", "shrank", "same"]
 _KINDS: tuple[Kind, ...] = get_args(Kind)
 
-# Bytes and number of blocks, by what they have in common.
+# Bytes and number of blocks, by their common keys.
 _Rows: TypeAlias = dict[tuple[str, ...], tuple[int, int]]
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two moments that are compared."""
+    """One of the two compared moments."""
 
     bytes: int
     device: str
@@ -45,7 +45,7 @@ class Side:
 class Row:
     """Blocks that are alike in all keys, on both sides; sizes are bytes."""
 
-    key: tuple[str, ...]  # a text per key, "" where it is not known
+    key: tuple[str, ...]  # a text per key, "" if it is unknown
     before: int
     after: int
     change: int
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def kind(self) -> Kind:
-        """In a word."""
+        """The change in one word."""
         if self.blocks_before == 0:
             return "new"
         if self.blocks_after == 0:
@@ -70,7 +70,7 @@ class Diff:
     before: Side
     after: Side
     rows: tuple[Row, ...]
-    note: str = ""  # what could not be told apart as was asked
+    note: str = ""  # the requested key that could not be compared
 
 
 def diff(
@@ -84,23 +84,23 @@ def diff(
     """Compares two traces, or two steps: of one trace or of two.
 
     Args:
-        before: what is compared with.
-        after: what has changed; for two steps of one run, the same trace.
-        by: what to tell apart.
+        before: the trace to compare with.
+        after: the trace that changed; for two steps of one run, the same trace.
+        by: the keys that distinguish blocks.
         at: the moment of each trace; with steps, the peak within the step.
-        steps: the step of each.
-        names: what to call them if there is no such step.
+        steps: the step of each trace.
+        names: names of the traces for the error about a missing step.
 
     Raises:
-        errors.UsageError: a key, a moment or a step that does not exist.
+        errors.UsageError: a key, a moment or a step does not exist.
     """
     keys = (by,) if isinstance(by, str) else tuple(by)
     if not keys:
-        raise errors.UsageError("a diff needs at least one key to tell blocks apart by")
+        raise errors.UsageError("a diff needs at least one key by which blocks differ")
     note = ""
     if "line" in keys and len(keys) > 1 and _has_lines(before) != _has_lines(after):
         keys = tuple(key for key in keys if key != "line")
-        note = "only one of them has Python lines: compared without"
+        note = "only one of them has Python lines: compared without lines"
     wanted = steps or (None, None)
     old_moment = _moment(before, at, wanted[0], names[0])
     new_moment = _moment(after, at, wanted[1], names[1])
@@ -115,20 +115,20 @@ def diff(
     return Diff(keys, _side(before, old_moment), _side(after, new_moment), tuple(rows), note)
 
 
-def frame(found: Diff) -> "pd.DataFrame":
-    """The rows as a table; a key that is not known is NA."""
+def frame(diff: Diff) -> "pd.DataFrame":
+    """The rows as a table; unknown keys are NA."""
     columns: dict[str, Any] = {
-        name: frames.texts(row.key[i] for row in found.rows) for i, name in enumerate(found.keys)
+        name: frames.texts(row.key[i] for row in diff.rows) for i, name in enumerate(diff.keys)
     }
     for name in ("before", "after", "change", "blocks_before", "blocks_after"):
-        columns[name] = np.array([getattr(row, name) for row in found.rows], np.int64)
-    codes = np.array([_KINDS.index(row.kind) for row in found.rows], np.int64)
+        columns[name] = np.array([getattr(row, name) for row in diff.rows], np.int64)
+    codes = np.array([_KINDS.index(row.kind) for row in diff.rows], np.int64)
     columns["kind"] = frames.categorical(codes, _KINDS)
     return frames.of_columns(columns)
 
 
 def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
-    """The event after which the trace is looked at."""
+    """The position of the event right after which the trace is compared."""
     if step is None:
         return usage.position_of(trace, at)
     if at != "peak":
@@ -149,10 +149,10 @@ def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
 
 def _side(trace: Trace, position: int) -> Side:
     device = usage.main_device(trace)
-    found = usage.moment(trace, position, device)
-    in_a_step = found.step is not None and found.step < len(training_steps.step_rows(trace))
-    step = found.step if in_a_step else None  # after the last
-    return Side(found.bytes, device, step, found.phase, found.by_category)
+    moment = usage.moment(trace, position, device)
+    in_a_step = moment.step is not None and moment.step < len(training_steps.step_rows(trace))
+    step = moment.step if in_a_step else None  # None: after the last step
+    return Side(moment.bytes, device, step, moment.phase, moment.by_category)
 
 
 def _has_lines(trace: Trace) -> bool:
@@ -163,8 +163,8 @@ def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
     """Bytes and blocks per key, at a moment."""
     which = usage.alive_at(trace, position) & usage.on_device(trace)
     groups = [grouping.group(trace, key, which) for key in keys]
-    texts = [_comparable(key, found.names) for key, found in zip(keys, groups, strict=True)]
-    table = np.column_stack([found.codes for found in groups])
+    texts = [_comparable(key, group.names) for key, group in zip(keys, groups, strict=True)]
+    table = np.column_stack([group.codes for group in groups])
     distinct, row = np.unique(table, axis=0, return_inverse=True)
     row = row.reshape(-1)
     total = usage.sums(row, allocations(trace).requested_bytes[which], len(distinct))
@@ -180,10 +180,10 @@ def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
 
 
 def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
-    """The rows under the other side's names of their lines.
+    """The rows with their lines named as on the other side.
 
-    A recording that does not say where it ran has absolute paths: the same line is then the one
-    that agrees from its file's name on, as far as possible, if there is only one such.
+    A recording without its working directory has absolute paths. Then two lines are the same if
+    the longest possible ends of their paths agree, and only one line has this end.
     """
     theirs = {key[at] for key in other}
     ours = {key[at] for key in rows}
@@ -193,9 +193,9 @@ def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
             ends.setdefault(end, []).append(name)
     renamed = {}
     for name in ours - theirs:
-        found = next((ends[end] for end in _ends(name) if end in ends), [])
-        if len(found) == 1 and (name.startswith("/") or found[0].startswith("/")):
-            renamed[name] = found[0]
+        candidates = next((ends[end] for end in _ends(name) if end in ends), [])
+        if len(candidates) == 1 and (name.startswith("/") or candidates[0].startswith("/")):
+            renamed[name] = candidates[0]
     out: _Rows = {}
     for key, (size, blocks) in rows.items():
         new = (*key[:at], renamed.get(key[at], key[at]), *key[at + 1 :])
@@ -205,16 +205,16 @@ def _with_lines_of(rows: _Rows, other: _Rows, at: int) -> _Rows:
 
 
 def _ends(path: str) -> list[str]:
-    """The path, then with ever fewer of its first folders."""
+    """The path, then the path without its first folder, without its first two, and so on."""
     parts = path.strip("/").split("/")
     return ["/".join(parts[i:]) for i in range(len(parts))]
 
 
 def _comparable(key: str, names: list[str]) -> list[str]:
-    """Names as another run would have them."""
+    """The names without the parts that differ between runs, such as wrappers of modules."""
     if key == "module":
         parts = [[p for p in name.split(".") if p not in WRAPPER_LEVELS] for name in names]
-        # DistributedDataParallel calls all that it wraps "module".
+        # DistributedDataParallel calls its wrapped module "module".
         if parts and all(path[:1] == ["module"] for path in parts):
             parts = [path[1:] for path in parts]
         return [".".join(path) for path in parts]

@@ -1,6 +1,6 @@
-"""Leaks and waste: what the data shows was kept for nothing, with its bytes, line and remedy.
+"""Leaks and waste: memory that was kept for nothing, with its bytes, line and remedy.
 
-Each finding is a function from a trace to what it found; it says nothing where it cannot show it.
+Each rule is a function from a trace to findings. It yields only findings that the data proves.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,22 +23,22 @@ from pytracer.schema import ACTION, CATEGORY, I64, U64
 from pytracer.units import size_text
 
 _WORTH = 0.01  # of the peak: less is noise
-_LEAST_GROWTH = 1024  # bytes a step, or a ten-thousandth of the peak: numbers that are kept
+_LEAST_GROWTH = 1024  # bytes a step, or a ten-thousandth of the peak: less is kept numbers
 _MOST_LINES = 3  # of lines that grow
-_MANY = 250  # blocks in one variable: of a longer list the trace knows only the last 300
+_MANY = 250  # blocks in one variable; the trace has only the last 300 of a longer list
 _PART = 10  # a tenth of a growth is worth a line of its own
-_CACHE_SHARE = 0.2  # of what is reserved at the peak
+_CACHE_SHARE = 0.2  # of the bytes reserved at the peak
 _SMALLEST_CACHE = 64 << 20  # a few segments are no waste
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that memory was kept for in vain."""
+    """One cause for which memory was kept in vain."""
 
     kind: str
-    bytes: int  # of growth: per step; of an evaluation: the most there was at once
-    at_peak: int  # what of the peak would not be there
-    line: str  # of what made most of it; "" where lines were not recorded
+    bytes: int  # for growth: per step; for an evaluation: the most at once
+    at_peak: int  # how much lower the peak would be
+    line: str  # the line that made most of it; "" if lines were not recorded
     module: str
     evidence: str
     change: str
@@ -46,7 +46,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Situation:
-    """What the rules look at: a device, and the moment of its peak (or of another event)."""
+    """The input of the rules: a device, and the moment of its peak (or of another event)."""
 
     trace: Trace
     device: str
@@ -55,36 +55,36 @@ class Situation:
     alive: Mask
 
     def of_category(self, category: str) -> Mask:
-        """Those alive at the moment."""
-        found: Mask = self.alive & (allocations(self.trace).category == CATEGORY[category])
-        return found
+        """The allocations of the category that are alive at the moment."""
+        is_of_category: Mask = self.alive & (allocations(self.trace).category == CATEGORY[category])
+        return is_of_category
 
     def bytes(self, which: Mask) -> int:
-        """What these ask for."""
+        """The requested bytes of these allocations."""
         return int(allocations(self.trace).requested_bytes[which].sum())
 
     def where(self, which: Mask) -> tuple[str, str]:
-        """The line and the module that hold most of these; "" where not known."""
+        """The line and the module that hold most of these; "" if unknown."""
         line, module = (grouping.holders(self.trace, key, which) for key in ("line", "module"))
         return line[0].name if line else "", module[0].name if module else ""
 
-    def found(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
+    def finding(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
         """A finding about these allocations, alive at the moment."""
         amount = self.bytes(which)
         return Finding(kind, amount, amount, *self.where(which), evidence, change)
 
 
 def at_peak(trace: Trace, device: str | None = None) -> Situation:
-    """The device's peak."""
+    """The situation at the device's peak."""
     peak = usage.peak(trace, device)
     alive = usage.alive(trace, "peak", device)
     return Situation(trace, peak.device, peak.position, peak.phase, alive)
 
 
 def findings(trace: Trace, device: str | None = None) -> list[Finding]:
-    """Everything that was found, the most bytes first; nothing where rows of the trace were lost.
+    """All findings, the most bytes first; none if rows of the trace were lost.
 
-    A block whose free is missing looks kept, a call whose backward is missing looks in vain.
+    Without its free, a block would look kept. Without its backward, a call would look in vain.
     """
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
@@ -92,21 +92,21 @@ def findings(trace: Trace, device: str | None = None) -> list[Finding]:
     least = _WORTH * now.bytes(now.alive)
     rows = needless(now)
     rows += cache(now)
-    # Growth counts however little of the peak it is: it goes on.
+    # Growth counts even if it is a small part of the peak, because it continues.
     growth = min(_LEAST_GROWTH, now.bytes(now.alive) / 10_000)
     rows = [row for row in rows if row.bytes >= (growth if row.kind == "growth" else least)]
     return sorted(rows, key=lambda finding: -finding.bytes)
 
 
 def needless(now: Situation) -> list[Finding]:
-    """What is kept in vain. One cause is one finding: what grows is not told again as held."""
+    """Findings about memory kept in vain. One cause is one finding: growth is not also "held"."""
     grown = list(_growing(now))
     rest = np.ones(len(allocations(now.trace)), np.bool_)
     for group in grown:
         rest &= ~group.alike
     rows = [group.finding for group in grown]
     if phases.training_threads(now.trace) > 1:
-        return rows  # phases follow one of them: what another is about to use looks held in vain
+        return rows  # phases follow one thread; blocks for another's use would look held in vain
     for rule in RULES:
         rows += rule(now, rest)
     return rows
@@ -117,16 +117,16 @@ def needless(now: Situation) -> list[Finding]:
 
 @dataclass(frozen=True)
 class _Growing:
-    """What one variable keeps more of in each step, or nobody knows who."""
+    """Blocks that one variable (or an unknown keeper) keeps more of in each step."""
 
     finding: Finding
-    alike: Mask  # made like it, in whatever step
+    alike: Mask  # the blocks made like them, in any step
 
 
 def _growing(now: Situation) -> Iterator[_Growing]:
-    """Steps are alike; what each leaves behind, something keeps.
+    """Blocks that each step leaves behind. Steps are alike, so something keeps these blocks.
 
-    It need not be there when the trace ends: the function that kept it may have returned.
+    They may be gone when the trace ends, if the function that kept them has returned.
     """
     turns = _turns(now)
     if turns is None or min(turns.growth) <= 0:
@@ -140,7 +140,7 @@ def _growing(now: Situation) -> Iterator[_Growing]:
     kind = _kinds(now.trace)
     for keeper, own in _by_keeper(now, kept, kind).items():
         amount = now.bytes(own) // len(turns.settled)
-        # The last result of all is kept, too, and is of one turn.
+        # The very last result is kept, too, but it comes from one turn only.
         made_in = np.unique(turns.of_allocation[own])
         if amount > each // _PART and len(made_in) > len(turns.settled) // 2:
             alike = np.isin(kind, np.unique(kind[own]))
@@ -150,9 +150,9 @@ def _growing(now: Situation) -> Iterator[_Growing]:
 
 
 def _follows_the_steps(now: Situation) -> Mask:
-    """Made on the device by the thread whose steps are counted, if several threads train.
+    """Blocks on the device; if several threads train, only those of the thread that steps count.
 
-    Another thread's step may last for several of these, and keeps its tensors that long.
+    Another thread's step may last for several of these steps, and keeps its tensors that long.
     """
     here = usage.on_device(now.trace, now.device)
     if phases.training_threads(now.trace) > 1:
@@ -161,7 +161,7 @@ def _follows_the_steps(now: Situation) -> Mask:
 
 
 def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
-    """What is made anew in each turn and larger, as torch.cat of the old and the new is."""
+    """Blocks that are made anew and larger in each turn, such as torch.cat of old and new."""
     alloc = allocations(now.trace)
     turn = turns.of_allocation
     if _longer_batches(now, turns):
@@ -185,7 +185,10 @@ def _swelling(now: Situation, turns: "_Turns", each: int) -> Iterator[_Growing]:
 
 
 def _longer_batches(now: Situation, turns: "_Turns") -> bool:
-    """Whether batches are larger in each turn, sorted by length: then so is what is made of them."""
+    """Whether each turn's batch is larger than the last, as when sorted by length.
+
+    Then all blocks made from batches grow, too.
+    """
     alloc = allocations(now.trace)
     inputs = (alloc.category == CATEGORY["inputs"]) & np.isin(turns.of_allocation, turns.settled)
     of_turn = turns.of_allocation[inputs] - turns.settled[0]
@@ -199,7 +202,7 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
     keeper = _keeper(now, own, _kinds(now.trace))
     evidence = (
         f"Memory grows by {size_text(amount)} per {turns.word}: "
-        f"{f'`{keeper}`' if keeper else 'what'} made at {at} is made anew in each, and larger"
+        f"{f'`{keeper}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger"
     )
     change = "write into a buffer made once, or keep a list of small results on the CPU"
     there = now.bytes(own & now.alive)
@@ -216,8 +219,8 @@ def _growth(
         large = [row.name for row in lines if row.bytes * _PART > now.bytes(own)]
         made = f", made at {', '.join(large or [line])}"
     by = f"`{keeper}` keeps" if keeper else "something keeps"
-    # A graph goes when its output is detached; a tensor on its own stays, detached or not. After a
-    # backward the graph has let go what it had saved.
+    # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
+    # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
     graph = _has_graph(now, keeper) if keeper else not trains
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
@@ -236,18 +239,18 @@ def _growth(
 
 
 def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
-    """These by the variable that keeps them, "" where it is not known.
+    """These allocations by the variable that keeps them, "" if it is unknown.
 
-    Lines (or modules) with the same keeper are one leak: a graph keeps what many lines made. What
-    is left of smaller ones goes with the largest.
+    Lines (or modules) with the same keeper are one leak, because one graph keeps the blocks of many
+    lines. All other lines count together, under the keeper of most of their blocks.
     """
     key = "line" if grouping.holders(now.trace, "line", kept) else "module"
-    found = grouping.group(now.trace, key, kept)
+    by_holder = grouping.group(now.trace, key, kept)
     groups: dict[str, Mask] = {}
     rest = kept.copy()
     for holder in grouping.holders(now.trace, key, kept)[:_MOST_LINES]:
         own = np.zeros(len(kept), np.bool_)
-        own[np.flatnonzero(kept)[found.codes == found.names.index(holder.name)]] = True
+        own[np.flatnonzero(kept)[by_holder.codes == by_holder.names.index(holder.name)]] = True
         rest &= ~own
         keeper = _keeper(now, own, kind)
         groups[keeper] = groups.get(keeper, own) | own
@@ -258,10 +261,10 @@ def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
 
 
 def _keeper(now: Situation, own: Mask, kind: U64) -> str:
-    """The variable that held most of these at the end, itself or in its graph; else nothing.
+    """The variable that held most blocks like these at the end, itself or in its graph; or "".
 
-    A variable is overwritten in each step, so it is known by what the last one put into it. Where
-    nothing like it is there any more at the end, the variable is gone too.
+    Each step overwrites its variables, so the last step's blocks identify the variable. If no such
+    block is left at the end, the variable is gone, too.
     """
     alloc = allocations(now.trace)
     own = (alloc.completed < 0) & np.isin(kind, np.unique(kind[own]))
@@ -281,13 +284,13 @@ def _keeper(now: Situation, own: Mask, kind: U64) -> str:
 
 
 def _has_graph(now: Situation, variable: str) -> bool:
-    """Whether its graph still has what it saved."""
-    known = meta.of(now.trace).variables
-    return any(each.graph_addresses for each in known if each.name == variable)
+    """Whether the variable's graph still has its saved tensors."""
+    variables = meta.of(now.trace).variables
+    return any(each.graph_addresses for each in variables if each.name == variable)
 
 
 def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
-    """A number for everything that must be the same of two blocks that are alike."""
+    """A number per allocation: equal for two blocks that are alike."""
     alloc = allocations(trace)
     kind = alloc.requested_bytes.astype(np.uint64) * np.uint64(sizes)
     for column in (alloc.line, alloc.module, alloc.op, alloc.category):
@@ -297,17 +300,17 @@ def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
 
 @dataclass(frozen=True)
 class _Turns:
-    """What repeats: steps or, where there are none, calls of the outermost module."""
+    """The turns of the program: steps or, without steps, calls of the outermost module."""
 
     word: str
     growth: list[int]  # of each turn but the first, which makes optimizer state
     of_allocation: I64
-    settled: NDArray[np.intp]  # turns whose leftovers a later one would have freed
+    settled: NDArray[np.intp]  # turns whose leftovers a later turn would have freed
     begins: NDArray[np.intp]  # rows of the event table
     last: int  # the row after which the last growth was measured
 
     def at(self, position: int) -> int:
-        """The turn in which this event is."""
+        """The turn of this event."""
         return int(np.searchsorted(self.begins, position, side="right")) - 1
 
 
@@ -316,7 +319,7 @@ def _turns(now: Situation) -> _Turns | None:
     ticks, ends = trace.events.ticks, phases.timeline(trace).step_ends
     rows = training_steps.step_rows(trace, now.device)
     if len(ends) >= 3:
-        rows = rows[: len(ends)]  # what follows the last end is no whole step
+        rows = rows[: len(ends)]  # after the last end there is no whole step
     if len(rows) >= 3:
         cuts = np.searchsorted(ticks, ends, side="right")
         last = int(cuts[-1]) - 1 if len(rows) == len(ends) else len(ticks) - 1
@@ -350,10 +353,10 @@ def _turns(now: Situation) -> _Turns | None:
 
 
 def _outermost_calls(trace: Trace) -> NDArray[np.intp]:
-    """The calls that the program itself made of modules, in order."""
+    """The calls of modules that the program itself made, in order."""
     tree = scopes.tree(trace)
-    found = (tree.kind == MODULE) & (tree.module[tree.parent] == 0) & (tree.node == 0)
-    return np.flatnonzero(found & (tree.thread == phases.main_thread(trace)))
+    is_outermost = (tree.kind == MODULE) & (tree.module[tree.parent] == 0) & (tree.node == 0)
+    return np.flatnonzero(is_outermost & (tree.thread == phases.main_thread(trace)))
 
 
 # ---------------------------------------------------------------- kept in vain
@@ -365,16 +368,16 @@ class _Calls:
 
     numbers: NDArray[np.intp]
     begin: U64
-    of_scope: I64  # of each scope the call around it, as a row here; -1: none
-    with_grad: Mask  # or not known
+    of_scope: I64  # per scope, the call around it, as a row here; -1: none
+    with_grad: Mask  # also True if unknown
     went_back: Mask
-    unclear: Mask  # the pass that followed leads to no call
-    backwards: NDArray[np.intp]  # of each call, how many passes had begun before it
+    unclear: Mask  # the following pass leads to no call
+    backwards: NDArray[np.intp]  # per call, how many passes had begun before it
 
     def before(self, ticks: U64) -> NDArray[np.intp]:
-        """The last call that had begun by then, -1: none. What follows a call is its loss."""
-        found: NDArray[np.intp] = np.searchsorted(self.begin, ticks, side="right") - 1
-        return found
+        """The last call that had begun by then, -1 if none had: a call's loss follows it."""
+        call: NDArray[np.intp] = np.searchsorted(self.begin, ticks, side="right") - 1
+        return call
 
 
 @once_per_trace
@@ -392,7 +395,7 @@ def _calls(trace: Trace) -> _Calls:
     went_back = np.isin(np.arange(len(calls)), of_scope[tree.forward])
     unclear = np.append(_leads_nowhere(tree, of_scope, passes), False)[backwards]
     if not (ops & is_call[tree.nearest_context(is_call)]).any() or not (tree.kind == NODE).any():
-        # Nothing says which call a backward went through: of the last before it, it is likely.
+        # Without ops or nodes, assume that a backward went through the last call before it.
         went_back = np.diff(backwards, append=len(passes)) > 0
         unclear = np.zeros(len(calls), np.bool_)
     went_back |= unclear
@@ -402,7 +405,7 @@ def _calls(trace: Trace) -> _Calls:
 def _leads_nowhere(tree: Tree, of_scope: I64, passes: U64) -> Mask:
     """Backward passes whose nodes lead to no call: a transform's or a compiled graph's.
 
-    Any call between the pass before and this one may be what it went through.
+    Such a pass may have gone through any call since the previous pass.
     """
     nodes = np.flatnonzero((tree.kind == NODE) & (of_scope[tree.forward] >= 0))
     leads = np.searchsorted(passes, tree.begin[nodes], side="right")
@@ -412,10 +415,10 @@ def _leads_nowhere(tree: Tree, of_scope: I64, passes: U64) -> Mask:
 
 
 def _in_vain(now: Situation, calls: _Calls) -> Mask:
-    """Calls with grad mode on that no backward went through, nor can when the trace is over.
+    """Calls with grad mode on that no backward went through, and none can after the trace.
 
-    One that comes after the trace may go through as many calls as one did within it, at least
-    one, if what they made is still there.
+    A backward after the trace may go through as many calls as one did within it (at least one), if
+    blocks of these calls are still alive.
     """
     alloc, tree = allocations(now.trace), scopes.tree(now.trace)
     in_vain: Mask = calls.with_grad & ~calls.went_back
@@ -426,14 +429,14 @@ def _in_vain(now: Situation, calls: _Calls) -> Mask:
     together = np.bincount(calls.backwards[calls.went_back]).max(initial=1)
     if pending.sum() <= together:
         in_vain &= ~pending
-    if _lacks_its_end(now.trace):  # perhaps amidst the pass that goes through these calls
+    if _lacks_its_end(now.trace):  # the recording may end amid the pass through these calls
         finished = (tree.kind == BACKWARD) & (tree.end != NEVER)
         in_vain &= calls.backwards < finished.sum()
     return in_vain
 
 
 def _lacks_its_end(trace: Trace) -> bool:
-    """Whether the recording was cut off: the backward of its last calls may have come."""
+    """Whether the recording was cut off, so that its last calls' backward may be missing."""
     return bool(trace.losses.get("truncated_file"))
 
 
@@ -449,7 +452,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     freed = phases.moments(now.trace).freed_ticks
     outlived = in_vain[made_in] & (freed > ends[made_in]) & (alloc.start >= 0)
     outlived &= usage.on_device(now.trace, now.device) & ~np.isin(alloc.category, OWNED)
-    # What the call's last op returned is its result, which it would keep in any case.
+    # The last op's block is the call's result, which the program keeps in any case.
     last = np.zeros(len(ends), np.uint32)
     np.maximum.at(last, made_in[outlived], alloc.scope[outlived])
     outlived &= (alloc.scope != last[made_in]) & rest
@@ -473,7 +476,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     cure = f"wrap {'them' if count > 1 else 'it'} in `with torch.no_grad():`"
     if most > each:
         cure += ", or keep numbers of them: loss.item()"
-    elif trains:  # the same model is trained elsewhere: this may be a step that was not taken
+    elif trains:  # the same model trains elsewhere, so this may be a skipped step
         cure += "; if a step is skipped, `del` its loss before going on"
     yield Finding(
         "evaluation",
@@ -487,7 +490,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
 
 
 def _in_use(now: Situation) -> Mask:
-    """What the op at that moment makes and, as a rule, reads: what the op before it returned."""
+    """Blocks of the latest op and of the op before it, which the latest op usually reads."""
     alloc = allocations(now.trace)
     made = (alloc.start >= 0) & (alloc.start <= now.position)
     latest = np.unique(alloc.scope[made])[-2:]  # scopes are numbered in order
@@ -495,7 +498,7 @@ def _in_use(now: Situation) -> Mask:
 
 
 def _of_frozen_modules(trace: Trace, calls: _Calls) -> Mask:
-    """Calls of modules without anything to train: a graph begins where something is."""
+    """Calls of modules without trainable parameters, in which no graph begins."""
     is_frozen = meta.of(trace).frozen_modules.__contains__
     of_frozen: Mask = scopes.scopes_named(trace, is_frozen)[calls.numbers]
     return of_frozen
@@ -512,11 +515,11 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     """Activations that a backward had no use for, or that outlive it: a variable keeps them."""
     exact = bool((now.trace.events.action == ACTION["saved"]).any())
     if not (exact or (scopes.tree(now.trace).kind == NODE).any()):
-        return  # without its nodes nothing is known of what a backward let go
+        return  # without nodes, the trace does not show which blocks a backward freed
     if _lacks_its_end(now.trace) and _backwards_after(now) == 0:
-        return  # what its backward will need is known as it begins
+        return  # only the beginning of a backward shows which blocks it needs
     which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
-    # Fast weights: the program holds them to call a module with them.
+    # Fast weights: the program holds them so as to call a module with them.
     stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")
     which[stands_in] = False
     if not which.any():
@@ -527,7 +530,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
     what = "autograd did not save them" if exact else "the backward did not free them"
     keeper = f"`{variable}` keeps them" if variable else "a variable or a hook keeps them"
     or_return = "" if variable else ", or return only the loss"
-    told = (
+    causes = (
         (
             by_function,
             f"{function}'s ctx keeps them instead of autograd, which would free them in backward",
@@ -539,22 +542,22 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
             f"del {variable or 'it'} before loss.backward(){or_return}",
         ),
     )
-    for group, cause, change in told:
+    for group, cause, change in causes:
         if group.any():
             amount = size_text(now.bytes(group))
-            yield now.found("held", group, f"{amount} of activations are held: {cause}", change)
+            yield now.finding("held", group, f"{amount} of activations are held: {cause}", change)
 
 
 def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
-    """The held ones that no backward will need, or that outlived theirs."""
+    """Held activations that no backward will need, or that outlived their backward."""
     alloc, moments = allocations(now.trace), phases.moments(now.trace)
     which: Mask = now.of_category("activations") & (alloc.role == ROLE["held"]) & rest
-    which &= alloc.step >= _step_at(now)  # older ones are growth, or will be
+    which &= alloc.step >= _step_at(now)  # older blocks are growth, or will be
     began, over = _following_backward(now.trace)
     outlives = (over != NEVER) & (moments.freed_ticks > over)
-    # The graph is read when a backward begins. Hooks tell of every save, whether one does or not.
+    # The graph is read when a backward begins. Hooks record every save, even without a backward.
     which &= np.where(began, outlives | exact, _tells_every_save(now.trace))
-    # Through a call in vain goes another graph, and that is what keeps what it made.
+    # A call in vain has a graph of its own. That graph keeps the call's blocks, no variable does.
     calls = _calls(now.trace)
     call = calls.before(moments.made_ticks)
     unused = np.append(calls.with_grad & ~calls.went_back, False)[call]
@@ -564,13 +567,13 @@ def _of_no_use(now: Situation, rest: Mask, *, exact: bool) -> Mask:
 
 
 def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
-    """Those that an autograd.Function's forward made, and the name of one such Function."""
+    """Which of these the forward of an autograd.Function made, and one such Function's name."""
     tree = scopes.tree(now.trace)
     nodes = np.flatnonzero((tree.kind == NODE) & (tree.forward > 0))
     names = now.trace.strings
     which = which & ~_by_checkpoints(now)
     number = {text: i for i, text in enumerate(names)}
-    # Per string that names a Function's node the Function's name: torch's nodes end in a number.
+    # Per string that names a Function's node, the Function's name. torch's nodes end in a number.
     function_of = np.array(
         [number.get(text.removesuffix("Backward"), 0) if text.endswith("Backward") else 0
          for text in names]
@@ -580,50 +583,50 @@ def _on_context(now: Situation, which: Mask) -> tuple[Mask, str]:
     functions = np.zeros(len(tree.kind), np.bool_)
     functions[forward[(named_so > 0) & (named_so == tree.name[forward])]] = True
     around = scopes.nearest(tree.parent, functions)[phases.moments(now.trace).made_scope]
-    found: Mask = which & (around > 0)
-    return found, names[tree.name[around[found][0]]] if found.any() else ""
+    on_context: Mask = which & (around > 0)
+    return on_context, names[tree.name[around[on_context][0]]] if on_context.any() else ""
 
 
 def _by_checkpoints(now: Situation) -> Mask:
-    """What torch's own checkpoint keeps for its second forward: states of random numbers."""
+    """Blocks that torch's checkpoint keeps for its second forward: states of random numbers."""
     named = scopes.scopes_named(now.trace, "CheckpointFunction".__eq__)
     made = phases.moments(now.trace).made_scope
-    found: Mask = scopes.nearest(scopes.tree(now.trace).parent, named)[made] > 0
-    return found
+    by_checkpoint: Mask = scopes.nearest(scopes.tree(now.trace).parent, named)[made] > 0
+    return by_checkpoint
 
 
-# They make a value for each element and reduce that in place.
+# These losses make a value for each element, and reduce the values in place.
 _KEEP_ELEMENTS = (
     *("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss", "aten::binary_cross_entropy"),
 )
 
 
 def behind_numbers(now: Situation) -> Iterator[Finding]:
-    """What torch keeps behind the number that a loss returns. It is nobody's mistake."""
+    """Elements that torch keeps behind the number that a loss returns. This is no mistake."""
     which = now.of_category("activations") & (allocations(now.trace).role == ROLE["held"])
     which &= _behind_numbers(now)
     if which.any():
-        yield now.found(
+        yield now.finding(
             "held",
             which,
-            f"torch keeps every element of a loss, {size_text(now.bytes(which))}, behind the number "
-            "that it returns",
+            f"torch keeps every element of a loss, {size_text(now.bytes(which))}, behind the "
+            "number that it returns",
             'reduction="none", and the mean of that, keeps the number only',
         )
 
 
 def _behind_numbers(now: Situation) -> Mask:
-    """What is like a block of many elements behind a variable of one, or of such an op."""
+    """Blocks of such losses, and blocks like those behind a variable with a single element."""
     alloc, kind = allocations(now.trace), _kinds(now.trace)
     addresses = [a for each in meta.of(now.trace).variables for a in each.behind_numbers]
     there = (alloc.completed < 0) & np.isin(alloc.address, np.array(addresses, np.uint64))
     of_loss = scopes.names_where(now.trace, lambda text: text in _KEEP_ELEMENTS)[alloc.op]
-    found: Mask = np.isin(kind, kind[there]) | of_loss
-    return found
+    is_behind: Mask = np.isin(kind, kind[there]) | of_loss
+    return is_behind
 
 
 def _following_backward(trace: Trace) -> tuple[Mask, U64]:
-    """Per allocation: did a backward begin when its forward was over? And when that was over."""
+    """Per allocation: whether its forward ended with a backward, and when this backward ended."""
     line = phases.timeline(trace)
     backwards = line.phase == phases.BACKWARD_PHASE
     begin = np.append(line.ticks[backwards], NEVER)
@@ -639,7 +642,7 @@ def _tells_every_save(trace: Trace) -> bool:
 
 
 def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
-    """Gradients of the step before are still there in the training forward whose peak it is."""
+    """The previous step's gradients are still alive in the training forward that has the peak."""
     if now.phase != "forward" or now.position < 0:
         return
     which = now.of_category("gradients") & (allocations(now.trace).step < _step_at(now)) & rest
@@ -652,18 +655,18 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         "late_zero_grad",
         amount,
         amount,
-        place.line,  # the forward's: torch lets gradients go in no op, so nothing tells where
+        place.line,  # the forward's line; torch frees gradients in no op, so theirs is unknown
         place.module,
-        f"The peak is in the forward{at} while {size_text(amount)} of gradients of the step "
-        "before are still there",
+        f"The peak is in the forward{at} while {size_text(amount)} of the previous step's "
+        "gradients are still alive",
         "call optimizer.zero_grad() before that forward",
     )
 
 
 def _is_for_training(now: Situation) -> bool:
-    """Whether a backward goes through the call at that moment, or may when the trace is over.
+    """Whether a backward goes through the call at that moment, or may after the trace.
 
-    An evaluation between two steps runs beside the gradients too, and is no reason to move
+    An evaluation between two steps also runs beside the gradients, but is no reason to move
     zero_grad().
     """
     calls = _calls(now.trace)
@@ -682,7 +685,7 @@ def _step_at(now: Situation) -> int:
     return int(phases.timeline(now.trace).step_at(now.trace.events.ticks[at])[0])
 
 
-# Each gets a situation, and the allocations that no leak explains. It yields what it can show.
+# Each rule takes a situation, and the allocations that no leak explains. It yields findings.
 RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
     evaluation,
     held,
@@ -693,13 +696,13 @@ RULES: tuple[Callable[[Situation, Mask], Iterator[Finding]], ...] = (
 def twins(now: Situation) -> Iterator[Finding]:
     """The same numbers twice: a weight, and autocast's copy of it in 16 bits.
 
-    That is how autocast works and no mistake: a way to save, where memory is short.
+    That is how autocast works and no mistake, but a way to save if memory is short.
     """
     alloc = allocations(now.trace)
     which = now.of_category("weights") & (alloc.role == ROLE["autocast_copy"])
     if which.any():
         amount = size_text(now.bytes(which))
-        yield now.found(
+        yield now.finding(
             "twins",
             which,
             f"{amount} are 16-bit copies of float32 weights",
@@ -708,20 +711,20 @@ def twins(now: Situation) -> Iterator[Finding]:
 
 
 def cache(now: Situation) -> Iterator[Finding]:
-    """The allocator holds much more than was ever needed at once."""
-    found: Any = blocks.device_bytes(now.trace, now.alive, now.position, now.device)
-    if found.reserved is None or found.allocated is None:
+    """The allocator reserves much more than the peak needs."""
+    memory: Any = blocks.device_bytes(now.trace, now.alive, now.position, now.device)
+    if memory.reserved is None or memory.allocated is None:
         return
-    spare = found.reserved - found.allocated
-    if spare > max(_CACHE_SHARE * found.reserved, _SMALLEST_CACHE):
+    spare = memory.reserved - memory.allocated
+    if spare > max(_CACHE_SHARE * memory.reserved, _SMALLEST_CACHE):
         yield Finding(
             "cache",
             spare,
             0,
             "",
             "",
-            f"The allocator reserves {size_text(found.reserved)} where the peak needs "
-            f"{size_text(found.allocated)}: pieces that did not fit, or a larger peak before",
+            f"The allocator reserves {size_text(memory.reserved)} where the peak needs "
+            f"{size_text(memory.allocated)}: pieces that did not fit, or a larger peak before",
             _of_the_cache(now),
         )
 

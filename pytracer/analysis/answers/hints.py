@@ -1,4 +1,4 @@
-"""One concrete suggestion that follows from the data: what would make the peak smaller."""
+"""One concrete suggestion that follows from the data: a change that makes the peak smaller."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from pytracer.schema import ACTION, CATEGORY, PHASE
 from pytracer.units import size_text
 
 _WORTH_A_HINT = 0.05  # of the peak
-_WORTH_A_CHANGE = 0.1  # of the peak: what a saving must save to be advised at all
+_WORTH_A_CHANGE = 0.1  # of the peak: the least that a saving must save
 _SMALLEST_CHANGE = 1 << 20
-_LARGE_STATE = 256 << 20  # of a smaller model's state nobody needs to be rid
-_CAN_BE_FUSED = {  # where torch has such a kernel
+_LARGE_STATE = 256 << 20  # a smaller model's state is not worth a hint
+_CAN_BE_FUSED = {  # the devices for which torch has such a kernel
     "Adam": ("cpu", "cuda"),
     "AdamW": ("cpu", "cuda"),
     "SGD": ("cpu", "cuda"),
@@ -31,7 +31,7 @@ _MOST_APART = 8  # children of a Sequential
 
 @dataclass(frozen=True)
 class Hint:
-    """What to do, and how many bytes at the peak it is about."""
+    """A suggestion, and the bytes at the peak that it concerns."""
 
     text: str
     bytes: int
@@ -39,47 +39,47 @@ class Hint:
 
 @dataclass(frozen=True)
 class _Situation:
-    """What the rules look at."""
+    """The input of the rules."""
 
     trace: Trace
     peak: usage.Peak
     at_peak: Mask
 
     def share(self, category: str) -> float:
-        """Of the bytes at the peak."""
+        """The category's share of the bytes at the peak."""
         return self.peak.by_category[category] / max(self.peak.bytes, 1)
 
     def of_category(self, category: str) -> Mask:
-        """Those alive at the peak."""
-        found: Mask = self.at_peak & (allocations(self.trace).category == CATEGORY[category])
-        return found
+        """The allocations of the category that are alive at the peak."""
+        is_of_it: Mask = self.at_peak & (allocations(self.trace).category == CATEGORY[category])
+        return is_of_it
 
 
 def hint(trace: Trace, device: str | None = None) -> Hint | None:
-    """The first rule that applies: mistakes before savings, those that cost nothing before others.
+    """The first rule that applies: mistakes first, then free savings, then other savings.
 
-    A saving that saves next to nothing is none: then no hint is better. Where one would be advised,
-    a mistake that is not at the peak goes before it.
+    Small savings are not advised: no hint is better. Before a saving is advised, a mistake that is
+    not at the peak goes first.
     """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
     peak = usage.peak(trace, device)
     now = _Situation(trace, peak, usage.alive(trace, "peak", device))
-    if health.has_holes(trace.losses):  # anything else may come of what was lost
+    if health.has_holes(trace.losses):  # the losses may cause anything else
         return next(_out_of_memory(now), None)
-    for mistake in (_out_of_memory, _unknown, _found):
-        for found in mistake(now):
-            return found
+    for mistake in (_out_of_memory, _unknown, _finding):
+        for each in mistake(now):
+            return each
     for rules in (
         (_fused_optimizer, _fused_functions, _loss, _buckets),
         (_activations, _twins, _state, _temporaries, _cache),
     ):
-        savings = [found for rule in rules for found in rule(now)]
+        savings = [each for rule in rules for each in rule(now)]
         worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
-        savings = [found for found in savings if found.bytes >= worth]
+        savings = [each for each in savings if each.bytes >= worth]
         if savings:
-            most = max(savings, key=lambda found: found.bytes)
-            return next(_found_elsewhere(now), most)
+            most = max(savings, key=lambda each: each.bytes)
+            return next(_finding_elsewhere(now), most)
     return None
 
 
@@ -87,14 +87,14 @@ def _out_of_memory(now: _Situation) -> Iterator[Hint]:
     events = now.trace.events
     failed = np.flatnonzero(events.action == ACTION["oom"])
     if len(failed):
-        last = int(failed[-1])  # as the post-mortem's
+        last = int(failed[-1])  # the post-mortem shows this one, too
         wanted = int(events.bytes[last])
-        rows = "; the rows say who held what" if _rows_are_of(now, last) else ""
+        rows = "; the rows show who held the memory" if _rows_are_of(now, last) else ""
         yield Hint(f"An allocation of {size_text(wanted)} failed{rows}.", wanted)
 
 
 def _rows_are_of(now: _Situation, position: int) -> bool:
-    """Whether what was alive after that event, on its device, is what was alive at the peak."""
+    """Whether the same blocks were alive after that event, on its device, as at the peak."""
     device = devices.device_of_event(now.trace, position)
     there = usage.alive_at(now.trace, position) & usage.on_device(now.trace, now.peak.device)
     return device == now.peak.device and np.array_equal(there, now.at_peak)
@@ -105,8 +105,8 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
         amount = now.peak.by_category["unknown"]
         if meta.of(now.trace).imported:
             yield Hint(
-                f"A memory snapshot does not say what {size_text(amount)} are for: record with "
-                "`with pytracer.trace():` to know.",
+                f"A memory snapshot does not show the purpose of {size_text(amount)}: record with "
+                "`with pytracer.trace():` to see it.",
                 amount,
             )
             return
@@ -117,22 +117,22 @@ def _unknown(now: _Situation) -> Iterator[Hint]:
         )
 
 
-def _found(now: _Situation) -> Iterator[Hint]:
-    """The finding that most of the peak is about; growth first, since it only gets worse."""
+def _finding(now: _Situation) -> Iterator[Hint]:
+    """The finding about the largest part of the peak; growth first, because it continues."""
     rows = findings.findings(now.trace, now.peak.device)
     rows = [
         row for row in rows if row.kind == "growth" or row.at_peak > _WORTH_A_HINT * now.peak.bytes
     ]
-    yield from _told(sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)))
+    yield from _as_hints(sorted(rows, key=lambda row: (row.kind != "growth", -row.at_peak)))
 
 
-def _found_elsewhere(now: _Situation) -> Iterator[Hint]:
-    """What is found away from the peak. A little that is held at the peak is no more than a saving."""
+def _finding_elsewhere(now: _Situation) -> Iterator[Hint]:
+    """Findings away from the peak. A little memory held at the peak is no more than a saving."""
     rows = findings.findings(now.trace, now.peak.device)
-    yield from _told(row for row in rows if row.kind not in ("cache", "held"))
+    yield from _as_hints(row for row in rows if row.kind not in ("cache", "held"))
 
 
-def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
+def _as_hints(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
     for row in rows:
         yield Hint(f"{row.evidence}: {row.change}.", row.bytes)
 
@@ -141,7 +141,7 @@ def _told(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
 
 
 def _without(now: _Situation, which: Mask) -> int:
-    """What the peak would be lower by if these had never been there."""
+    """How much lower the peak would be without these allocations."""
     here = usage.on_device(now.trace, now.peak.device) & ~which
     none = np.zeros(len(here), np.int64)
     _, (level,) = usage.level_columns(now.trace, here, none, 1)
@@ -152,7 +152,7 @@ def _without(now: _Situation, which: Mask) -> int:
 
 
 def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
-    """What a step makes on the way: one kernel that does it all makes nothing."""
+    """An optimizer step's temporaries, which a fused kernel does not need."""
     tree = scopes.tree(now.trace)
     steps = tree.nearest_context(tree.kind == scopes.OPTIMIZER)
     around = steps[phases.moments(now.trace).made_scope]
@@ -164,22 +164,22 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
     if kind in _CAN_BE_FUSED and now.peak.device.startswith(_CAN_BE_FUSED[kind]):
         saved = _without(now, scratch)
         yield Hint(
-            f"The peak is in the step of {kind}, {size_text(saved)} of it on the way to new weights: "
-            f"{kind}(..., fused=True) avoids that, and is faster.",
+            f"The peak is in the step of {kind}, with {size_text(saved)} of temporaries: "
+            f"{kind}(..., fused=True) avoids them, and is faster.",
             saved,
         )
 
 
 @dataclass(frozen=True)
 class _Fused:
-    """A function that is often written by hand, and what torch has for it."""
+    """A function that is often written by hand, and torch's own version of it."""
 
     name: str
-    tells: tuple[str, ...]  # operators that must all be there, beside arithmetic
+    tells: tuple[str, ...]  # operators that must all occur, beside arithmetic
     instead: str
 
 
-# With the numbers in a formula, which are made in no operator and cast.
+# "" and the cast are for the constants in a formula, which are made in no operator and cast.
 _ARITHMETIC = (
     *("aten::mul", "aten::add", "aten::div", "aten::sub", "aten::rsub"),
     *("", "aten::_to_copy"),
@@ -191,20 +191,20 @@ _FUSED = (
 
 
 def _fused_functions(now: _Situation) -> Iterator[Hint]:
-    """A formula of torch's own, written by hand: autograd saves what each step of it makes."""
+    """A function of torch's, written by hand: autograd saves the result of each of its ops."""
     alloc, strings = allocations(now.trace), now.trace.strings
     kept = now.of_category("activations") & (alloc.role == ROLE["saved"])
     forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
     for fused in _FUSED:
-        found = np.zeros(len(kept), np.bool_)
+        by_hand = np.zeros(len(kept), np.bool_)
         for module in np.unique(alloc.module[kept & forward]).tolist():
             own = forward & (alloc.module == module)
             ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
             if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
-                found |= own & kept
-        if found.any():
-            where = [row.pattern for row in repeated_modules(now.trace, found, depth=False)]
-            amount = int(alloc.requested_bytes[found].sum())
+                by_hand |= own & kept
+        if by_hand.any():
+            where = [row.pattern for row in repeated_modules(now.trace, by_hand, depth=False)]
+            amount = int(alloc.requested_bytes[by_hand].sum())
             yield Hint(
                 f"{', '.join(where[:2])} keep {size_text(amount)} for a {fused.name} that is "
                 f"written by hand: {fused.instead} keeps only its input.",
@@ -213,13 +213,13 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
 
 
 def _loss(now: _Situation) -> Iterator[Hint]:
-    """Its elements."""
+    """The elements that torch keeps behind a loss."""
     at_peak = findings.at_peak(now.trace, now.peak.device)
-    yield from _told(findings.behind_numbers(at_peak))
+    yield from _as_hints(findings.behind_numbers(at_peak))
 
 
 def _buckets(now: _Situation) -> Iterator[Hint]:
-    """Those of DistributedDataParallel, with a copy of each gradient: gradients can lie in them."""
+    """DistributedDataParallel's buckets with copies of the gradients, which can lie in them."""
     alloc = allocations(now.trace)
     bucket = (alloc.role == ROLE["bucket"]) & (alloc.category == CATEGORY["communication"])
     amount = int(alloc.requested_bytes[bucket & now.at_peak].sum())
@@ -235,8 +235,8 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 
 
 def _twins(now: _Situation) -> Iterator[Hint]:
-    """Autocast's copies."""
-    yield from _told(findings.twins(findings.at_peak(now.trace, now.peak.device)))
+    """Autocast's copies of weights."""
+    yield from _as_hints(findings.twins(findings.at_peak(now.trace, now.peak.device)))
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -246,8 +246,8 @@ def _activations(now: _Situation) -> Iterator[Hint]:
     if repeated and repeated[0].modules > 1 and repeated[0].bytes > amount // 4:
         most = repeated[0]
         yield Hint(
-            f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of activations: "
-            "torch.utils.checkpoint on them saves most of that for a second forward.",
+            f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of "
+            "activations: torch.utils.checkpoint on them saves most of that for a second forward.",
             most.bytes,
         )
     elif amount:
@@ -258,7 +258,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
-    """What is worth it where a device is full of state: not on a CPU, and not of a small model."""
+    """Smaller optimizer state: only for a GPU, and not for a small model."""
     amount = now.peak.by_category["optimizer_state"]
     if amount >= _LARGE_STATE and now.peak.device != "cpu":
         yield Hint(
@@ -269,7 +269,7 @@ def _state(now: _Situation) -> Iterator[Hint]:
 
 
 def _cache(now: _Situation) -> Iterator[Hint]:
-    """Only where much is reserved for nothing is a replay worth its time."""
+    """A setting of the allocator; replayed only if much is reserved and not used."""
     held = blocks.device_bytes(now.trace, now.at_peak, now.peak.position, now.peak.device)
     if held.reserved is None or held.reserved - held.requested < _WORTH_A_CHANGE * now.peak.bytes:
         return
@@ -283,7 +283,7 @@ def _cache(now: _Situation) -> Iterator[Hint]:
 
 
 def _temporaries(now: _Situation) -> Iterator[Hint]:
-    """Of a forward: what a backward or an optimizer makes nobody can make in pieces."""
+    """The largest temporary of a forward: those of a backward or step cannot be made in pieces."""
     made_phase = allocations(now.trace).phase
     temporaries = now.of_category("temporaries")
     temporaries &= np.isin(made_phase, (PHASE["forward"], PHASE["other"]))
@@ -294,9 +294,9 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     largest[int(np.where(temporaries, size, 0).argmax())] = True
     amount = int(size[largest][0])
     where = "".join(
-        f" {word} {owners.short_line(found[0].name)}"
+        f" {word} {owners.short_line(by_key[0].name)}"
         for key, word in (("op", "of"), ("line", "at"))
-        if (found := grouping.holders(now.trace, key, largest))
+        if (by_key := grouping.holders(now.trace, key, largest))
     )
     yield Hint(
         f"The largest temporary at the peak is {size_text(amount)}{where}: work on it in pieces.",
@@ -317,10 +317,10 @@ class Repeated:
 
 
 def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
-    """Who holds these allocations, layers taken together, largest first.
+    """The holders of these allocations, with all layers of a stack as one, largest first.
 
-    With `depth`, what lies below a layer counts for the layer (`h.3.mlp.0` for `h.*`), since that
-    is what people checkpoint or move.
+    With `depth`, modules inside a layer count for the layer (`h.3.mlp.0` for `h.*`), because people
+    checkpoint or move whole layers.
     """
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
@@ -330,25 +330,25 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     for row, name in zip(rows, names, strict=True):
         pattern = owners.layers_alike(name)
         if pattern == "*":
-            # Few are told apart, unless it is about layers: they have no other name.
+            # These children have no other name: name each if they are few, unless layers count.
             alone = not depth and len(bare) <= _MOST_APART
             pattern = owners.numbers_text([name] if alone else bare)
         totals[pattern] = totals.get(pattern, 0) + row.bytes
         members.setdefault(pattern, set()).add(name)
-    found = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
-    return sorted(found, key=lambda each: -each.bytes)
+    repeated = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
+    return sorted(repeated, key=lambda each: -each.bytes)
 
 
 def not_recomputed(trace: Trace, which: Mask) -> Mask:
-    """Those of these that no layer holds which runs its forward a second time already."""
+    """These allocations without those of layers that already run their forward a second time."""
     layers = _recomputed_layers(trace)
     result = which.copy()
     if layers:
-        found = grouping.group(trace, "module", which)
+        groups = grouping.group(trace, "module", which)
         again = np.array(
-            [owners.first_layer(name) in layers for name in found.names] + [False], np.bool_
+            [owners.first_layer(name) in layers for name in groups.names] + [False], np.bool_
         )
-        result[which] = ~again[found.codes]  # code -1, no module, is the last
+        result[which] = ~again[groups.codes]  # code -1, no module, is the last
     return result
 
 

@@ -1,6 +1,6 @@
-"""Mistakes in how a program is traced or trains that its trace shows, counted by name.
+"""Mistakes in how a program is traced or trains, as its trace shows them, counted by name.
 
-What the names mean and what to do is said in `pytracer.health`.
+`pytracer.health` has the meaning of each name, and the advice.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ _OF_AN_OPTIMIZER = "param_groups["  # how the capture names parameters that are 
 
 
 def counts(trace: Trace) -> dict[str, int]:
-    """How often each was made; 0 where it was not."""
+    """How often the program made each mistake."""
     threads = phases.training_threads(trace)
     return {
         "training_threads": threads if threads > 1 else 0,
@@ -31,24 +31,24 @@ def _weights_elsewhere(trace: Trace) -> int:
     recorded = meta.of(trace).options.devices
     if not recorded:
         return 0
-    events, (found, _) = trace.events, _weight_labels(trace)
-    place = sanitized.within(events.place[found], len(trace.places.device_type))
+    events, (positions, _) = trace.events, _weight_labels(trace)
+    place = sanitized.within(events.place[positions], len(trace.places.device_type))
     kind = trace.places.device_type[place]
     missing = [i for i, name in enumerate(DEVICE_TYPES) if name not in recorded]
-    return len(np.unique(events.address[found[np.isin(kind, missing)]]))
+    return len(np.unique(events.address[positions[np.isin(kind, missing)]]))
 
 
 def _weight_labels(trace: Trace) -> tuple[NDArray[np.intp], U32]:
-    """Positions of the events that label weights, and the rows of the label table they name."""
+    """Positions of the events that label weights, and their rows of the label table."""
     events, labels = trace.events, sanitized.labels(trace)
-    found = np.flatnonzero(events.action == ACTION["label"])
-    row = sanitized.within(events.bytes[found], len(labels.category)).astype(np.uint32)
+    positions = np.flatnonzero(events.action == ACTION["label"])
+    row = sanitized.within(events.bytes[positions], len(labels.category)).astype(np.uint32)
     are_weights = labels.category[row] == CATEGORY["weights"]
-    return found[are_weights], row[are_weights]
+    return positions[are_weights], row[are_weights]
 
 
 def _foreign_parameters(trace: Trace) -> int:
-    """Parameters that an optimizer has and no module, though there are modules with parameters."""
+    """Parameters of an optimizer that are in no module, although modules have parameters."""
     labels, strings = sanitized.labels(trace), trace.strings
     names = {
         strings[labels.name[row]]
@@ -60,16 +60,16 @@ def _foreign_parameters(trace: Trace) -> int:
 
 
 def _steps_without_backward(trace: Trace) -> int:
-    """Optimizers' steps that a forward preceded and no backward did, since the step before.
+    """Optimizer steps with a forward but no backward since the previous step.
 
-    A forward without grad mode has no backward: an evaluation between two optimizers' steps, or
-    gradients that were estimated without one.
+    A forward without grad mode does not count, since it needs no backward: an evaluation between
+    two optimizers' steps, or gradients that were estimated without one.
     """
     tree = scopes.tree(trace)
     modules = tree.kind == MODULE
-    told = phases.tells_of_grad_mode(trace)
-    if told is not None:
-        with_grad = tree.module[told & (tree.flags & SCOPE_GRAD != 0)]
+    tells = phases.tells_of_grad_mode(trace)
+    if tells is not None:
+        with_grad = tree.module[tells & (tree.flags & SCOPE_GRAD != 0)]
         modules &= np.isin(np.arange(len(modules)), with_grad)
     own = tree.thread == phases.main_thread(trace)
     steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])

@@ -1,4 +1,4 @@
-"""An allocation that failed: who asked, what was in the way, and what would have made room."""
+"""An allocation that failed: who asked, who held the memory, which changes would have made room."""
 
 import re
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from pytracer.recorded import Trace
 from pytracer.schema import ACTION
 
 _MIB = 1 << 20
-_MOST_BYTES = (1 << 48) - 1  # an event's; a larger request is recorded as this
-_WORTH = 0.01  # of what is alive: a change that frees less is not one
+_MOST_BYTES = (1 << 48) - 1  # the most that an event holds; a larger request is recorded as this
+_WORTH = 0.01  # of the live bytes: a change must free more
 _BATCHES = ("forward", "recompute", "backward")
 _OUT_OF_NOTHING = re.compile(
     r"(aten::(empty|zeros|ones|full|rand|randn|randint|randperm|arange|range|linspace|eye)"
@@ -27,38 +27,38 @@ _OUT_OF_NOTHING = re.compile(
 
 @dataclass(frozen=True)
 class Failure:
-    """The last allocation that failed. Sizes are bytes; None is "not known"."""
+    """The last allocation that failed. Sizes are bytes; None means unknown."""
 
     asked: int
     place: owners.Place
-    moment: usage.Peak  # what was alive then
+    moment: usage.Peak  # the live bytes at the failure
     alive: Mask
     allocated: int | None
     reserved: int | None
-    limit: int | None  # what the allocator may hold
+    limit: int | None  # the bytes that the allocator may hold
     device_free: int | None
-    missing: int | None  # by how much it failed
+    missing: int | None  # the bytes by which it failed
 
     @property
     def asked_is_least(self) -> bool:
-        """Whether more was asked for than an event can say."""
+        """Whether the request may be larger than an event can record."""
         return self.asked >= _MOST_BYTES
 
     @property
     def fragmented(self) -> int | None:
-        """Held by the allocator, given to nobody, and in pieces that did not serve."""
+        """Bytes that the allocator reserves, in pieces that could not serve the request."""
         if self.reserved is None or self.allocated is None:
             return None
         return self.reserved - self.allocated
 
 
 def failure(trace: Trace) -> Failure | None:
-    """The last allocation that failed, or None: none did."""
+    """The last allocation that failed; None if all succeeded."""
     events = trace.events
-    found = np.flatnonzero(events.action == ACTION["oom"])
-    if len(found) == 0:
+    failures = np.flatnonzero(events.action == ACTION["oom"])
+    if len(failures) == 0:
         return None
-    at = int(found[-1])
+    at = int(failures[-1])
     device = devices.device_of_event(trace, at)
     here = devices.on(trace, device, allocations(trace).place)
     alive = here & usage.alive_at(trace, at)
@@ -80,9 +80,9 @@ def failure(trace: Trace) -> Failure | None:
 
 
 def _missing(asked: int, reserved: int | None, limit: int | None, free: int | None) -> int | None:
-    """What the driver was asked for, less what the allocator could still get from it.
+    """The bytes that the allocator asked the driver for, less those that it could still get.
 
-    By then the allocator has given back every segment that it could.
+    The allocator asks only after it has given back every segment that it could.
     """
     rooms = [] if free is None else [free]
     if limit is not None and reserved is not None:
@@ -99,7 +99,7 @@ def _segment(asked: int) -> int:
     return -(-asked // (2 * _MIB)) * 2 * _MIB
 
 
-# ---------------------------------------------------------------- who is in the way
+# ---------------------------------------------------------------- who holds memory
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ _KEYS = ("category", "role", "name", "module", "op", "line", "shape", "dtype")
 
 
 def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
-    """The largest holders, blocks of the same origin taken together."""
+    """The largest holders; blocks of the same origin are one holder."""
     size = allocations(trace).requested_bytes
     if not alive.any():
         return []
@@ -142,12 +142,12 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
 
 
 def needless(trace: Trace, failed: Failure) -> list[findings.Finding]:
-    """What was alive at that moment and need not have been."""
+    """Findings about memory that was alive at that moment and need not have been."""
     if not failed.alive.any():
         return []  # the first allocation on its device
     rows = findings.needless(_situation(trace, failed))
-    found = [row for row in rows if row.at_peak > _WORTH * failed.moment.bytes]
-    return sorted(found, key=lambda row: -row.at_peak)
+    largest = [row for row in rows if row.at_peak > _WORTH * failed.moment.bytes]
+    return sorted(largest, key=lambda row: -row.at_peak)
 
 
 def _situation(trace: Trace, failed: Failure) -> Situation:
@@ -155,32 +155,32 @@ def _situation(trace: Trace, failed: Failure) -> Situation:
     return Situation(trace, moment.device, moment.position, moment.phase, failed.alive)
 
 
-# ---------------------------------------------------------------- what would have made room
+# ---------------------------------------------------------------- changes that make room
 
 
 @dataclass(frozen=True)
 class Change:
-    """What to do, the bytes it frees, and whether that is enough for this allocation."""
+    """A change, the bytes it frees, and whether they are enough for this allocation."""
 
     text: str
     bytes: int
-    at_most: bool  # the bytes are an upper bound
-    fits: bool | None  # None: not known by how much it failed
+    at_most: bool  # whether the bytes are an upper bound
+    fits: bool | None  # None: it is unknown by how much the allocation failed
 
 
 def changes(trace: Trace, failed: Failure) -> list[Change]:
-    """The smallest that would have been enough first; then those that are not, largest first."""
+    """Changes that would have been enough, smallest first; then the others, largest first."""
     now = _situation(trace, failed)
     rows = [(row.change, row.at_peak, False) for row in needless(trace, failed)]
     for rule in (_defragment, _smaller_batch, _checkpoint, _twins, _optimizer, _pieces):
         rows += rule(now, failed)
     worth = _WORTH * max(failed.moment.bytes, failed.asked)
-    found = [
+    options = [
         Change(text, amount, at_most, _fits(failed, amount))
         for text, amount, at_most in rows
         if amount > worth
     ]
-    return sorted(found, key=lambda row: (not row.fits, row.bytes if row.fits else -row.bytes))
+    return sorted(options, key=lambda row: (not row.fits, row.bytes if row.fits else -row.bytes))
 
 
 def _fits(failed: Failure, amount: int) -> bool | None:
@@ -191,7 +191,7 @@ _Rows = Iterator[tuple[str, int, bool]]
 
 
 def _defragment(now: Situation, failed: Failure) -> _Rows:
-    """Only what the replay shows to be enough, and never what is on already."""
+    """A setting of the allocator, if a replay shows that it is enough and it is not on already."""
     if not failed.fragmented or failed.reserved is None or now.device == "cpu":
         return
     rooms = [failed.limit] if failed.limit is not None else []
@@ -203,7 +203,7 @@ def _defragment(now: Situation, failed: Failure) -> _Rows:
 
 
 def _smaller_batch(now: Situation, failed: Failure) -> _Rows:
-    """Activations, temporaries and inputs as a share of the batch; so may the request be."""
+    """Activations, temporaries, inputs and perhaps the request shrink with the batch."""
     if failed.moment.phase not in _BATCHES:
         return
     batch = _batch_size(now)
@@ -221,14 +221,17 @@ def _smaller_batch(now: Situation, failed: Failure) -> _Rows:
 
 
 def _asks_for_a_batch(failed: Failure) -> bool:
-    """In forward: a module asked, or an op of the loss; not what makes a tensor out of nothing."""
+    """Whether a module or an op of the loss asked, not an op that makes a tensor from no other.
+
+    In backward, the request does not count.
+    """
     if failed.moment.phase == "backward":
         return False
     return bool(failed.place.module) or not _OUT_OF_NOTHING.match(failed.place.op)
 
 
 def _batch_size(now: Situation) -> int:
-    """The first dimension that most input bytes share; 0: not known."""
+    """The first dimension that most input bytes share; 0 if unknown."""
     sizes: dict[int, int] = {}
     for row in grouping.holders(now.trace, "shape", now.of_category("inputs")):
         first = row.name.partition("x")[0]
@@ -238,7 +241,10 @@ def _batch_size(now: Situation) -> int:
 
 
 def _checkpoint(now: Situation, failed: Failure) -> _Rows:
-    """All but one layer's activations; what each layer is given is still kept."""
+    """Checkpoints all layers, which saves the activations of all but one of them.
+
+    This is an upper bound, because each layer's input is still kept.
+    """
     if failed.moment.phase not in _BATCHES:
         return
     kept = hints.not_recomputed(now.trace, now.of_category("activations"))

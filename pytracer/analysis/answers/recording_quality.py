@@ -1,4 +1,4 @@
-"""How good the recording is: what it lost or could not see, and what it cost the program."""
+"""How good the recording is: its losses and blind spots, and its cost for the program."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -12,17 +12,16 @@ from pytracer.recorded import Trace, once_per_trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_FEWEST_CALLS = 20 * 61  # a guess from fewer than twenty samples says nothing
+_FEWEST_CALLS = 20 * 61  # an estimate needs at least twenty samples
 
 
 class OwnTime(NamedTuple):
-    """What recording computed, and its share of the time from the first moment to the last.
+    """The processor time of recording, and its share of the time from the first to the last moment.
 
-    Without the time in which other programs had the core: so the share is the same beside them.
-
-    A moment is a call of an outermost module, a backward pass or a step. Processor time: nothing
-    that its threads waited, for each other or for other programs. Without torch's own price for
-    telling of every operator.
+    A moment is a call of an outermost module, a backward pass or a step. Both times exclude the
+    time in which other programs had the core, so the share does not depend on them. They also
+    exclude the time in which threads waited for each other. torch's own cost of reporting every
+    operator is not included.
     """
 
     ns: int
@@ -30,7 +29,7 @@ class OwnTime(NamedTuple):
 
 
 def own_time(trace: Trace) -> OwnTime | None:
-    """None where it was not measured: in files by others, by killed programs, of too few calls."""
+    """The time of recording; None in files by other tools, by killed programs, of too few calls."""
     ticks, ns, lasted, waited = meta.of(trace).own_time
     clock = trace.clock.ticks
     is_whole = trace.file_report.get("status", "complete") == "complete"
@@ -41,13 +40,14 @@ def own_time(trace: Trace) -> OwnTime | None:
         return None
     ns_per_tick = int(trace.clock.unix_ns[-1] - trace.clock.unix_ns[0]) / int(clock[-1] - clock[0])
     taken, whole = ticks * ns_per_tick + ns, lasted * ns_per_tick - waited
-    # One thread computes no longer than it lasts. Of several side by side, it is all of it at most.
+    # One thread computes no longer than the program runs. Several threads together may; then the
+    # share is 1.
     return OwnTime(round(taken), taken / max(taken, whole))
 
 
 @dataclass(frozen=True)
 class HealthRow:
-    """One thing that makes the trace less than whole."""
+    """One way in which the trace is incomplete."""
 
     name: str
     severity: counters.Severity
@@ -58,7 +58,7 @@ class HealthRow:
 
 @once_per_trace
 def health_rows(trace: Trace) -> list[HealthRow]:
-    """Everything that was lost or did not match, the worst first; empty if nothing was."""
+    """All losses and mismatches, the worst first; empty if there are none."""
     counts = dict(trace.losses)
     for name, count in lifetimes.lifetimes(trace).counters.items():
         counts[name] = counts.get(name, 0) + count
@@ -73,18 +73,18 @@ def health_rows(trace: Trace) -> list[HealthRow]:
     rows = []
     for name, count in counts.items():
         if count and name not in counters.HARMLESS:
-            known = counters.counter(name)
-            rows.append(HealthRow(name, known.severity, count, known.meaning, known.advice))
+            entry = counters.counter(name)
+            rows.append(HealthRow(name, entry.severity, count, entry.meaning, entry.advice))
     problems = {"no_cuda_events": noted.cuda_problem, "no_calls": noted.calls_problem}
     for name, problem in problems.items():
         if problem:
-            known = counters.counter(name)
-            rows.append(HealthRow(known.name, known.severity, 1, problem, known.advice))
+            entry = counters.counter(name)
+            rows.append(HealthRow(entry.name, entry.severity, 1, problem, entry.advice))
     return sorted(rows, key=lambda row: (worst.index(row.severity), row.name))
 
 
 def health(trace: Trace) -> "pd.DataFrame":
-    """What was lost or could not be seen, and what to do about it."""
-    # Texts inside: pandas leaves out middle columns where the screen is narrow.
+    """All losses and blind spots, with advice for each."""
+    # Texts inside: pandas leaves out middle columns on a narrow screen.
     names = ["name", "severity", "meaning", "advice", "count"]
     return frames.of_rows(health_rows(trace), names).set_index("name")

@@ -1,4 +1,4 @@
-"""The steps of the program: their peaks, what they leave behind, how long their phases take."""
+"""The steps of the program: their peaks, their growth, and the duration of their phases."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def first_step(trace: Trace) -> int:
-    """How many steps the program had made when the trace began; 0 where that is not known."""
+    """How many steps the program had made when the trace began; 0 if unknown."""
     return meta.of(trace).first_step
 
 
 def when(trace: Trace, peak: Peak) -> str:
-    """`step 3, in backward`; of what follows the last step, `after step 3, in evaluation`."""
+    """`step 3, in backward`; after the last step, `after step 3, in evaluation`."""
     step, line = peak.step or 0, phases.timeline(trace)
     over = 0 < len(line.step_ends) <= step and not phases.trains_on(trace)
     name = (
@@ -38,17 +38,17 @@ def when(trace: Trace, peak: Peak) -> str:
 
 
 def updates_by_hand(trace: Trace) -> bool:
-    """Whether a program trains, by several backwards, and nothing says where its steps end."""
+    """Whether a program trains (it has several backwards) without marks where its steps end."""
     backwards = int((scopes.tree(trace).kind == scopes.BACKWARD).sum())
     return backwards > 1 and len(phases.timeline(trace).step_ends) == 0
 
 
 def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
-    """One row per step: its peak, what it began and ended with, how long its phases took.
+    """One row per step: its peak, its bytes at begin and end, the duration of its phases.
 
-    What comes after the last step's end is a step of its own if training went on; an evaluation is not.
-    A phase has two times: the host's, and on CUDA the device's, which is the one to look at: the
-    host runs ahead. The device's are NA where none were measured.
+    If training continued after the last step's end, the rest is a step of its own. An evaluation is
+    not. A phase has two times: the host's, and on CUDA the device's. On CUDA, use the device's,
+    because the host runs ahead. The device's times are NA if they were not measured.
     """
     rows = (row._asdict() for row in step_rows(trace, device))
     table = frames.of_rows(rows, StepRow._fields).set_index("step")
@@ -56,22 +56,22 @@ def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
 
 
 class StepRow(NamedTuple):
-    """A step in numbers; sizes are bytes. A tuple, for there may be many thousands of them."""
+    """A step in numbers; sizes are bytes. A tuple, because a trace may have many thousands."""
 
-    # pandas leaves out middle columns where the screen is narrow: so what says most is outside.
+    # pandas leaves out middle columns on a narrow screen, so the main columns come first and last.
     step: int
     peak_bytes: int
-    growth_bytes: int  # end_bytes less the previous step's; of the first, less what it began with
+    growth_bytes: int  # end_bytes less the previous step's; in the first step, less start_bytes
     start_bytes: int
     end_bytes: int
     allocations: int
     micro_steps: int  # backwards that a forward preceded
     start_ns: int
     end_ns: int
-    device_forward_ns: int | None  # by CUDA's events, on the stream that was current
+    device_forward_ns: int | None  # by CUDA's events, on the current stream
     device_backward_ns: int | None
     device_optimizer_ns: int | None
-    forward_ns: int  # by the host's clock; of training, where there is evaluation as well
+    forward_ns: int  # by the host's clock; without the forwards of evaluations beside training
     backward_ns: int
     optimizer_ns: int
 
@@ -86,18 +86,18 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
         return []
     which = usage.on_device(trace, device)
     positions, levels, at_start = usage.levels_where(trace, which)
-    # Where each step ends: as a time, and as a number of changes.
+    # The end of each step: as a time (`ends`), and as a number of changes (`cuts`).
     ends = (
         np.append(line.step_ends, events.ticks[-1]) if phases.trains_on(trace) else line.step_ends
     )
-    ends = np.maximum.accumulate(ends)  # the last may have begun after the last event
+    ends = np.maximum.accumulate(ends)  # the last step may have begun after the last event
     count = len(ends)
     if count == 0:
         return []
     cuts = np.searchsorted(events.ticks[positions], ends, side="right")
     firsts = np.append(0, cuts[:-1])
     level = np.concatenate([[at_start], levels])[: cuts[-1] + 1]
-    # A step of views and the like may end before the first event.
+    # A step that allocates nothing (views, for example) may end before the first event.
     bounds = np.append(np.minimum(events.ticks[0], ends[0]), ends)
     times = trace.time_ns(bounds)
     made = allocations(trace).step[which]
@@ -120,23 +120,23 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
 
 @dataclass(frozen=True)
 class PhaseMedians:
-    """How long a step's phases take, each the median of the steps that have it."""
+    """The duration of a step's phases: for each, the median of the steps that have it."""
 
     by_phase: dict[str, int]  # nanoseconds
-    of_device: bool  # else of the host
+    of_device: bool  # whether by the device's clock; otherwise by the host's
 
 
 def phase_medians(trace: Trace) -> PhaseMedians | None:
-    """The device's times, or on the CPU the program's; None where no step was seen to end."""
+    """The device's times, or on the CPU the host's; None if no phase of a whole step has a time."""
     count = len(phases.timeline(trace).step_ends)
     of_device = usage.main_device(trace).startswith("cuda")
     by_phase = {}
     for phase in TIMED:
         times = (device_times.per_step if of_device else _host_times)(trace, phase, count)
-        known = [each for each in times if each]
-        if known:
+        measured = [each for each in times if each]
+        if measured:
             # The first step loads kernels and makes the optimizer's state.
-            by_phase[phase] = int(np.median(known[1:] if len(known) > 2 else known))
+            by_phase[phase] = int(np.median(measured[1:] if len(measured) > 2 else measured))
     return PhaseMedians(by_phase, of_device) if by_phase else None
 
 
@@ -150,30 +150,30 @@ def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
 
 
 def _durations(trace: Trace) -> I64:
-    """Of each stretch of the timeline on the host, in ns; the last one ends with the last event."""
+    """The duration of each stretch of the host's timeline, in ns. The last event ends the last."""
     line = phases.timeline(trace)
     last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
-    found: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
-    return found
+    durations: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
+    return durations
 
 
 def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:
-    """How long the program had been in the phase, of training, by each of these times."""
+    """How long the program had been in the phase, in training, by each of these times."""
     line = phases.timeline(trace)
     begins = trace.time_ns(line.ticks)
     counts = (line.phase == PHASE[phase]) & line.of_training
     before = np.append(0, np.cumsum(np.diff(begins) * counts[:-1]))
     at = line.stretch_at(ticks)
-    found: I64 = before[at] + (trace.time_ns(ticks) - begins[at]) * counts[at]
-    return found
+    total: I64 = before[at] + (trace.time_ns(ticks) - begins[at]) * counts[at]
+    return total
 
 
 def _micro_steps(line: phases.Timeline, bounds: U64) -> NDArray[np.intp]:
-    """Between each of these times and the next, the backwards that a forward preceded."""
+    """How many backwards followed a forward, between each of these times and the next."""
     turns = np.flatnonzero(np.isin(line.phase, (phases.FORWARD, phases.BACKWARD_PHASE)))
     forward = line.phase[turns] == phases.FORWARD
     pairs = np.flatnonzero(forward[:-1] & ~forward[1:])
     at = line.stretch_at(bounds)
     ended = np.searchsorted(turns[pairs + 1], at[1:], side="right")
-    found: NDArray[np.intp] = np.maximum(ended - np.searchsorted(turns[pairs], at[:-1]), 0)
-    return found
+    count: NDArray[np.intp] = np.maximum(ended - np.searchsorted(turns[pairs], at[:-1]), 0)
+    return count

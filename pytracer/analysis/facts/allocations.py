@@ -14,7 +14,7 @@ MISSING_TIME = -1  # before the trace, or not freed
 
 @dataclass(frozen=True)
 class Allocations:
-    """Columns, one row per allocation, its number the row. Numbers instead of texts.
+    """Columns with one row per allocation. They hold numbers instead of texts.
 
     Seeds (alive before the trace) come first, then the others in the order they were made.
     """
@@ -36,7 +36,7 @@ class Allocations:
     module: U32  # rows of the string table, 0: none
     op: U32
     line: U32  # a row of the stack table: the user's innermost frame; 0: none
-    forward_module: U32  # of what a backward made: the forward that caused it
+    forward_module: U32  # for allocations in a backward: the forward that caused them
     forward_op: U32
     forward_line: U32
 
@@ -45,9 +45,10 @@ class Allocations:
         return len(self.start)
 
     def cause(self, what: str) -> U32:
-        """The "module", "op" or "line" that answers for each.
+        """The "module", "op" or "line" responsible for each allocation.
 
-        Of what a backward made it is the forward's; a forward that runs again answers for itself.
+        For an allocation in a backward, the forward's is responsible; for one in a forward that
+        runs again, its own.
         """
         own, forward = getattr(self, what), getattr(self, f"forward_{what}")
         itself = (self.phase == phases.RECOMPUTE) & (own != 0)
@@ -57,28 +58,28 @@ class Allocations:
 
 @once_per_trace
 def allocations(trace: Trace) -> Allocations:
-    """Everything that is known about each allocation."""
-    found, moments, what = lifetimes.lifetimes(trace), phases.moments(trace), categories(trace)
+    """One row per allocation, with its moments, category and owners."""
+    lives, moments, purpose = lifetimes.lifetimes(trace), phases.moments(trace), categories(trace)
     owner = owners.owners(trace)
-    before = found.start < 0
+    before = lives.start < 0
     step = phases.timeline(trace).step_at(moments.made_ticks)
     step[before] = -1
-    thread = trace.events.thread[found.start]
+    thread = trace.events.thread[lives.start]
     thread[before] = 0
     return Allocations(
-        start=found.start,
-        end=found.end,
-        completed=found.completed,
-        address=found.address,
-        requested_bytes=found.bytes,
-        place=found.place,
+        start=lives.start,
+        end=lives.end,
+        completed=lives.completed,
+        address=lives.address,
+        requested_bytes=lives.bytes,
+        place=lives.place,
         thread=thread,
         step=step,
         phase=moments.made_phase,
         free_phase=moments.freed_phase,
-        category=what.category,
-        role=what.role,
-        label=what.label,
+        category=purpose.category,
+        role=purpose.role,
+        label=purpose.label,
         scope=moments.made_scope,
         module=owner.module,
         op=owner.op,
@@ -92,6 +93,6 @@ def allocations(trace: Trace) -> Allocations:
 def times_ns(trace: Trace, position: I64) -> I64:
     """When these rows of the event table happened; MISSING_TIME for -1."""
     times = np.full(len(position), MISSING_TIME, np.int64)
-    known = position >= 0
-    times[known] = trace.time_ns(trace.events.ticks[position[known]])
+    recorded = position >= 0
+    times[recorded] = trace.time_ns(trace.events.ticks[position[recorded]])
     return times

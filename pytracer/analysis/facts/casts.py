@@ -1,23 +1,24 @@
 """Autocast's copies of weights: which allocations are a parameter in a smaller type.
 
-Autocast casts the arguments of an op one after the other, the input like the weight, and nothing
-in the cast itself says which is which. What tells them apart:
+Autocast casts the arguments of an op one after the other, the input like the weight, and the cast
+itself does not show which is which. Four kinds of evidence do:
 
-1. Proof. The gradient of a cast passes through its node, and the block that node made became some
-   parameter's gradient: then the op that made the node cast that parameter, or something that
-   hands its gradient on as it is, as the sum `x + position` does. So nothing is shown where such
-   a one was there, and as large. For what autocast casts in the call of the module that has the
-   parameter that one must be of the same call: a weight is used by its module, and alone.
-2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (the
-   same module, the same turn, the same size) stands for the same parameter.
-3. Size, for parameters without any proof (frozen ones, a forward alone): as large as half of a
-   float32 parameter of that module, and no more such casts in the call than such parameters. Of
-   autocast's casts alone: a program's own `x.bfloat16()` may be of anything.
-4. Order, where an input happens to be as large: a compiler has all ops' arguments cast from first
-   to last, or all from last to first. Which of the two is seen at the ops of which some casts are
-   shown by now. If there is none, nothing is claimed.
+1. Proof. The gradient of a cast passes through the cast's node, and that node's block became a
+   parameter's gradient. So the op cast that parameter, or a block whose op hands its gradient on
+   unchanged, as the sum `x + position` does. If another such block was alive and as large, nothing
+   is proved. For autocast's casts in a call of the parameter's own module, only other blocks of the
+   same call count, because a weight is used by its module alone.
+2. Repetition. Where gradients are added up instead, or a forward is run again, the same cast (same
+   module, same turn, same size) stands for the same parameter.
+3. Size, for parameters without any proof (frozen ones, a forward alone). The cast is as large as
+   half of a float32 parameter of that module, and the call has no more casts of that size than the
+   module has such parameters. Only autocast's casts count: a program's own `x.bfloat16()` may be of
+   anything.
+4. Order, where an input happens to be as large. A compiler casts the arguments of all ops from
+   first to last, or of all ops from last to first. The ops with both a known weight and another
+   cast show which. Without such ops, the cast is not counted as a copy.
 
-What a saved-tensor hook packs is what autograd saved, in another type, and never such a copy.
+A saved-tensor hook may pack a saved tensor in another type. That is never such a copy.
 """
 
 from collections import Counter
@@ -37,7 +38,7 @@ from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, 
 
 @dataclass(frozen=True)
 class Copies:
-    """Per allocation, whether it is such a copy, and the weight's label if it is known which."""
+    """Per allocation, whether it is such a copy, and its weight's label if known."""
 
     is_copy: Mask
     label: U32
@@ -46,7 +47,7 @@ class Copies:
 def autocast_copies(
     trace: Trace, moments: Moments, size: U64, label: U32, label_category: U8
 ) -> Copies:
-    """Finds them among what forward made; `label` is what is known of each allocation."""
+    """Finds the copies among forward's allocations; `label` is each allocation's label row."""
     tree = scopes.tree(trace)
     copies = Copies(np.zeros(len(size), np.bool_), np.zeros(len(size), np.uint32))
     is_cast = scopes.scopes_named(trace, lambda text: text == "aten::_to_copy")
@@ -59,36 +60,42 @@ def autocast_copies(
     cast = cast_around[moments.made_scope]
     cast = np.where(cast != 0, cast, _cast_written_after(tree, is_cast)[moments.made_scope])
     forward = (moments.made_phase == FORWARD) | (moments.made_phase == RECOMPUTE)
-    found = np.flatnonzero((cast != 0) & forward & (label_category != CATEGORY["weights"]))
+    candidates = np.flatnonzero((cast != 0) & forward & (label_category != CATEGORY["weights"]))
     blocks = _Blocks(moments, size, label, label_category)
     claims = _claims(trace, tree, cast_around, blocks)
     by_program = scopes.scopes_named(trace, lambda text: text in _CASTS_OF_A_PROGRAM)[outermost]
     holds = _hold(trace, tree, claims, blocks, by_program)
     proof = np.zeros(len(tree.kind), np.uint32)
     proof[claims.cast[holds]] = claims.weight[holds]
-    call = tree.module[moments.made_scope[found]]
-    which = _repeated(tree, call, size[found], proof[cast[found]])
-    copies.is_copy[found] = which != 0
-    copies.label[found] = which
-    seen = {*copies.label[found].tolist(), *claims.weight.tolist()}
+    call = tree.module[moments.made_scope[candidates]]
+    weight = _repeated(tree, call, size[candidates], proof[cast[candidates]])
+    copies.is_copy[candidates] = weight != 0
+    copies.label[candidates] = weight
+    seen = {*copies.label[candidates].tolist(), *claims.weight.tolist()}
     possible = _halves_of_parameters(trace, tree, seen)
-    of_autocast = ~by_program[cast[found]]
-    found, call, cast = found[of_autocast], call[of_autocast], cast[found[of_autocast]]
-    unclear = _by_size(trace, tree, copies, found, call, size[found], possible)
+    of_autocast = ~by_program[cast[candidates]]
+    candidates, call, cast = (
+        candidates[of_autocast],
+        call[of_autocast],
+        cast[candidates[of_autocast]],
+    )
+    unclear = _by_size(trace, tree, copies, candidates, call, size[candidates], possible)
     if unclear:
-        _by_order(outermost[cast], copies, found, unclear)
+        _by_order(outermost[cast], copies, candidates, unclear)
     return copies
 
 
 def copies_or_not(
     trace: Trace, moments: Moments, size: U64, label_category: U8
 ) -> tuple[Mask, Mask]:
-    """Where no operators were recorded: blocks that are such copies, and those that may be.
+    """Where no operators were recorded: blocks that are such copies, and blocks that may be.
 
-    Under autocast a module makes a block half as large as a float32 parameter of its own. It is the
-    copy if none of its calls makes more such blocks than it has such parameters, if the module has a
-    matrix (autocast casts what a product reads, a norm's weight it leaves alone), and if the call
-    makes another block after it (a product's result, as an embedding's, comes last).
+    A candidate is a block that a module under autocast makes, half as large as one of its float32
+    parameters. It is a copy if all of this holds:
+
+    - No call of the module makes more candidates than the module has parameters of that size.
+    - The module has a matrix. Autocast casts the arguments of products, but not a norm's weight.
+    - The call makes another block later. The last one is a result (of a product, an embedding).
     """
     tree = scopes.tree(trace)
     call = tree.module[moments.made_scope]
@@ -100,11 +107,11 @@ def copies_or_not(
     has_matrix = {path for (path, _), rows in parameters.items() if _any_matrix(trace, rows)}
     blocks = np.flatnonzero(cast & np.isin(size, np.array([half for _, half in count], np.uint64)))
     keys = [(trace.strings[tree.name[call[b]]], int(size[b])) for b in blocks.tolist()]
-    known = np.array([key in count for key in keys], np.bool_)
-    blocks, keys = blocks[known], [key for key in keys if key in count]
+    is_half = np.array([key in count for key in keys], np.bool_)
+    blocks, keys = blocks[is_half], [key for key in keys if key in count]
     per_call = Counter(zip(call[blocks].tolist(), keys, strict=True))
     too_many = {key for (_, key), times in per_call.items() if times > count[key]}
-    last = np.zeros(len(tree.kind), np.intp)  # per call, the last block that it makes
+    last = np.zeros(len(tree.kind), np.intp)  # per call, its last block
     np.maximum.at(last, call, np.arange(len(call)))
     doubt = [key in too_many or key[0] not in has_matrix for key in keys]
     unclear = np.array(doubt, np.bool_) | (last[call[blocks]] == blocks)
@@ -115,28 +122,28 @@ def copies_or_not(
 
 
 def _any_matrix(trace: Trace, rows: list[int]) -> bool:
-    """Whether any of these labels is of more than a vector."""
+    """Whether any of these labels has more than one dimension."""
     shape = sanitized.labels(trace).shape
     return any("x" in trace.strings[shape[row]] for row in rows)
 
 
-# What a program calls to have something cast. Autocast's casts are in the op whose arguments they
-# are of.
+# The ops by which a program casts. Autocast's casts lie inside the op whose arguments they cast.
 _CASTS_OF_A_PROGRAM = ("aten::to", "aten::type_as")
 
 
 def _in_a_hook(tree: Tree, outermost: U32) -> Mask:
-    """What torch runs without grad mode within an op with it: kernels, and packing hooks."""
+    """Scopes without grad mode within an op that has it: kernels, and packing hooks."""
     with_grad = tree.flags & SCOPE_GRAD != 0
-    found: Mask = with_grad[outermost] & ~with_grad
-    return found
+    is_in_hook: Mask = with_grad[outermost] & ~with_grad
+    return is_in_hook
 
 
 def _cast_written_after(tree: Tree, is_cast: Mask) -> U32:
-    """Per scope, the cast it was made by where that is the next scope beside it.
+    """Per scope, the cast around it, if the cast is recorded as the next scope beside it.
 
-    Of nested ops only the outermost and the innermost are written down as memory is allocated:
-    the factory inside the cast. The cast itself, in between, follows when it has made its node.
+    When memory is allocated, only the outermost and the innermost of nested ops are recorded. The
+    innermost is the factory inside the cast. The cast, in between, is recorded later, when it has
+    made its node.
     """
     inner = np.flatnonzero((tree.kind == OP) & (tree.kind[tree.parent] == OP))
     order = inner[np.argsort(tree.parent[inner], kind="stable")]
@@ -149,7 +156,7 @@ def _cast_written_after(tree: Tree, is_cast: Mask) -> U32:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """What is asked about all allocations."""
+    """Facts about all allocations."""
 
     moments: Moments
     size: U64
@@ -159,11 +166,11 @@ class _Blocks:
 
 @dataclass(frozen=True)
 class _Claims:
-    """Casts of which the gradient became a parameter's: it may be the parameter that was cast."""
+    """Casts whose gradient became a parameter's gradient: they may be casts of that parameter."""
 
     cast: U32
     weight: U32  # rows of the label table
-    size: U64  # of the gradient, and so of what was cast
+    size: U64  # of the gradient, and so of the tensor that was cast
 
 
 def _claims(trace: Trace, tree: Tree, cast_around: U32, blocks: _Blocks) -> _Claims:
@@ -179,8 +186,8 @@ def _claims(trace: Trace, tree: Tree, cast_around: U32, blocks: _Blocks) -> _Cla
     return _Claims(cast[good], weight[good], blocks.size[gradients[good]])
 
 
-# Ops whose nodes hand the gradient on as it is, to one of their arguments at least. They make nothing
-# in a backward pass, so there is no trace of them between a cast's node and a parameter.
+# Ops whose nodes hand the gradient on unchanged to at least one argument. They allocate nothing in
+# a backward pass, so the trace does not show them between a cast's node and a parameter.
 _HAND_ON = (
     *("aten::add", "aten::sub", "aten::rsub", "aten::cat", "aten::stack", "aten::addcmul"),
     *("aten::addmm", "aten::baddbmm", "aten::index_add", "aten::scatter_add"),
@@ -188,7 +195,7 @@ _HAND_ON = (
 
 
 def _hold(trace: Trace, tree: Tree, claims: _Claims, blocks: _Blocks, by_program: Mask) -> Mask:
-    """Which claims prove it: where nothing that hands the gradient on can have been cast instead."""
+    """Which claims are proofs: no block of an op that hands gradients on can have been cast."""
     made = blocks.moments.made_scope
     hands_on = scopes.scopes_named(trace, lambda text: text in _HAND_ON)[tree.op[made]]
     others = np.flatnonzero(hands_on & np.isin(blocks.size, claims.size))
@@ -209,22 +216,22 @@ def _alive_then(
     others_key: NDArray[Any],
     key: NDArray[Any],
 ) -> Mask:
-    """Of each claim, whether any of these others that has its key was alive when it was cast."""
+    """Per claim, whether another block with the claim's key was alive at the cast."""
     others_key, key = _numbered_alike((others_key,), (key,))
     moments, then = blocks.moments, tree.begin[claims.cast]
     ticks = np.concatenate((moments.made_ticks[others], moments.freed_ticks[others], then))
     _, rank = np.unique(ticks, return_inverse=True)
     made, freed, asked = np.split(rank, [len(others), 2 * len(others)])
-    # Of those with smaller keys all have begun and ended: they cancel out.
+    # All blocks with smaller keys have begun and ended, so they cancel out.
     asked += key * len(rank)
     begun = np.searchsorted(np.sort(others_key * len(rank) + made), asked)
     ended = np.searchsorted(np.sort(others_key * len(rank) + freed), asked)
-    found: Mask = begun > ended
-    return found
+    was_alive: Mask = begun > ended
+    return was_alive
 
 
 def _is_whole(trace: Trace, claims: _Claims) -> Mask:
-    """Not if more was cast than the parameter: it is a part of that, beside others."""
+    """Whether the cast is no larger than the parameter; otherwise the parameter is only a part."""
     labels, strings = sanitized.labels(trace), trace.strings
     most = {
         row: 4 * elements(strings[labels.shape[row]])
@@ -236,7 +243,10 @@ def _is_whole(trace: Trace, claims: _Claims) -> Mask:
 
 
 def _of_own_module(trace: Trace, tree: Tree, weight: U32, call: U32) -> Mask:
-    """Whether these are calls of the modules that have the weights; a model's own, of the model."""
+    """Whether each call is of the module that has the weight.
+
+    For a weight of no called module, that is an outermost call.
+    """
     labels, strings = sanitized.labels(trace), trace.strings
     called = _called(trace, tree)
     outermost = tree.module[tree.parent[call]] == 0
@@ -253,31 +263,31 @@ def _called(trace: Trace, tree: Tree) -> set[str]:
 
 
 def _user(weight: str, called: set[str]) -> str:
-    """The module that a weight belongs to or, where that is never called, the one above."""
+    """The module that a weight belongs to; if that is never called, the nearest one above."""
     path = weight.rpartition(".")[0]
     while path and path not in called:
         path = path.rpartition(".")[0]
     return path
 
 
-def _repeated(tree: Tree, call: U32, size: U64, which: U32) -> U32:
-    """What is known of a cast is known of those like it."""
+def _repeated(tree: Tree, call: U32, size: U64, weight: U32) -> U32:
+    """Gives each cast without a known weight the weight of a cast like it."""
     key = _numbered(tree.name[call], _turn(call), size)
-    known = np.zeros(len(key), np.uint32)
-    known[key[which != 0]] = which[which != 0]
-    return np.where(which != 0, which, known[key])
+    weight_of = np.zeros(len(key), np.uint32)
+    weight_of[key[weight != 0]] = weight[weight != 0]
+    return np.where(weight != 0, weight, weight_of[key])
 
 
 def _numbered_alike(
     some: tuple[NDArray[Any], ...], others: tuple[NDArray[Any], ...]
 ) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The same for the rows of two tables."""
+    """Like `_numbered`, for the rows of two tables together."""
     both = _numbered(*(np.concatenate(pair) for pair in zip(some, others, strict=True)))
     return both[: len(some[0])], both[len(some[0]) :]
 
 
 def _numbered(*columns: NDArray[Any]) -> NDArray[np.intp]:
-    """Rows that are equal get equal numbers, below the number of rows."""
+    """A number per row, below the number of rows; equal rows get equal numbers."""
     number = np.zeros(len(columns[0]), np.intp)
     for column in columns:
         distinct, code = np.unique(column, return_inverse=True)
@@ -286,7 +296,7 @@ def _numbered(*columns: NDArray[Any]) -> NDArray[np.intp]:
 
 
 def _turn(call: U32) -> I64:
-    """Which cast of its module's call each one is."""
+    """Each cast's turn: how many casts its module's call made before it."""
     order = np.argsort(call, kind="stable")
     in_order = call[order]
     first = np.searchsorted(in_order, in_order)
@@ -297,7 +307,7 @@ def _turn(call: U32) -> I64:
 
 @dataclass(frozen=True)
 class _Unclear:
-    """Casts in one call, as large as half of some parameters, and more than those."""
+    """Casts in one call with half the size of some parameters, and more casts than parameters."""
 
     members: NDArray[np.intp]  # positions among all casts
     parameters: list[int]  # rows of the label table
@@ -307,7 +317,7 @@ def _by_size(
     trace: Trace,
     tree: Tree,
     copies: Copies,
-    found: NDArray[np.intp],
+    candidates: NDArray[np.intp],
     call: U32,
     size: U64,
     possible: dict[tuple[str, int], list[int]],
@@ -317,7 +327,7 @@ def _by_size(
     member = np.zeros(len(count), np.intp)  # any one of each group
     member[group] = np.arange(len(group))
     shown = np.zeros(len(count), np.bool_)
-    shown[group[copies.is_copy[found]]] = True
+    shown[group[copies.is_copy[candidates]]] = True
     fits = np.zeros(len(count), np.bool_)
     label = np.zeros(len(count), np.uint32)
     sizes = [half for _, half in possible]
@@ -329,8 +339,8 @@ def _by_size(
         label[i] = parameters[0] if len(parameters) == 1 else 0
         if 0 < len(parameters) < count[i]:
             unclear.append((i, parameters))
-    copies.is_copy[found] |= fits[group]
-    copies.label[found] = np.where(fits[group], label[group], copies.label[found])
+    copies.is_copy[candidates] |= fits[group]
+    copies.label[candidates] = np.where(fits[group], label[group], copies.label[candidates])
     in_groups = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[in_groups], [i for i, _ in unclear])
     return [
@@ -339,22 +349,24 @@ def _by_size(
     ]
 
 
-def _by_order(op: U32, copies: Copies, found: NDArray[np.intp], unclear: list[_Unclear]) -> None:
-    """Of each op's unclear casts, the one on the side where weights are cast."""
-    side = _side_of_weights(op, copies.is_copy[found])
+def _by_order(
+    op: U32, copies: Copies, candidates: NDArray[np.intp], unclear: list[_Unclear]
+) -> None:
+    """Chooses, among each op's unclear casts, the one on the side where ops cast weights."""
+    side = _side_of_weights(op, copies.is_copy[candidates])
     if side is None:
         return
     for group in unclear:
         members = group.members if side == "first" else group.members[::-1]
         _, first = np.unique(op[members], return_index=True)
         if len(first) <= len(group.parameters):
-            chosen = found[members[first]]
+            chosen = candidates[members[first]]
             copies.is_copy[chosen] = True
             copies.label[chosen] = group.parameters[0] if len(group.parameters) == 1 else 0
 
 
 def _side_of_weights(op: U32, shown: Mask) -> str | None:
-    """Whether ops cast their weights before or after their inputs, where both are known."""
+    """Whether ops cast their weights "first" or "last"; None if the known casts do not show it."""
     order = np.argsort(op, kind="stable")
     next_to = op[order[:-1]] == op[order[1:]]
     before, after = shown[order[:-1]][next_to], shown[order[1:]][next_to]
@@ -367,10 +379,10 @@ def _side_of_weights(op: U32, shown: Mask) -> str | None:
 def _halves_of_parameters(
     trace: Trace, tree: Tree, shown: set[int]
 ) -> dict[tuple[str, int], list[int]]:
-    """Label rows of float32 parameters not shown yet, by the module that uses them and half size.
+    """Label rows of float32 parameters not shown yet, by their user and by half their size.
 
-    That is the module they belong to or, where that is never called itself (the projection inside
-    an attention), the one above.
+    The user is the module that they belong to. If that is never called itself (the projection
+    inside an attention), it is the nearest module above.
     """
     labels, strings = sanitized.labels(trace), trace.strings
     called = _called(trace, tree)
@@ -386,7 +398,7 @@ def _halves_of_parameters(
 
 
 def elements(shape: str) -> int:
-    """How many elements a tensor of this shape has, as labels write it: `768x3072`, `scalar`."""
+    """How many elements a tensor has, from its shape in a label: `768x3072`, `scalar`."""
     count = 1
     for side in shape.split("x"):
         count *= int(side) if side.isdigit() else 1

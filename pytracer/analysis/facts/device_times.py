@@ -1,8 +1,8 @@
-"""How long the device worked on each phase, as CUDA's events at the phases' borders say.
+"""How long the device worked on each phase, measured by CUDA events at the phases' borders.
 
-The host only tells a GPU what to do, so its own clock (the phases of `phases.py`) says when that
-was, and not how long it took there. `pytracer/csrc/torch/phase_times.h` leaves the events' times in
-the trace. What a file says that cannot be is left out, as if it had not been measured.
+The host only queues work for a GPU. Its clock (the phases of `phases.py`) shows when it did so, but
+not how long the work took. `pytracer/csrc/torch/phase_times.h` leaves the events' times in the
+trace. Impossible times in a file are ignored, as if they had not been measured.
 """
 
 from dataclasses import dataclass
@@ -18,43 +18,43 @@ from pytracer.schema import I64, PHASE, U8
 
 @dataclass(frozen=True)
 class DeviceTimes:
-    """Row by row: one instance of a phase. Empty where nothing was measured."""
+    """One row per measured instance of a phase."""
 
     phase: U8
     step: I64
-    stretch: NDArray[np.intp]  # of the phases' timeline, in which most of it lies on the host
+    stretch: NDArray[np.intp]  # the stretch of the host's timeline in which its middle lies
     device_ns: I64
 
 
 @once_per_trace
 def device_times(trace: Trace) -> DeviceTimes:
-    """What was measured, each with the step that it belongs to."""
+    """The measured phases, each with its step."""
     rows = meta.of(trace).phase_times.rows
     phase, begin, end, device_ns = (
         np.array([row[i] for row in rows], kind)
         for i, kind in enumerate((np.uint8, np.uint64, np.uint64, np.int64))
     )
     line = phases.timeline(trace)
-    # Borders lie just outside of the scopes that they belong to; the middle is inside.
+    # The borders lie just outside of their scope; the middle lies inside.
     middle = begin + (end - begin) // np.uint64(2)
     return DeviceTimes(phase, line.step_at(middle), line.stretch_at(middle), device_ns)
 
 
 def missing(trace: Trace) -> int:
-    """How many phases began and ended, and have no time."""
+    """How many phases began and ended without a measured time."""
     return meta.of(trace).phase_times.missing
 
 
 def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
-    """The device's time in that phase, of each step; None for one of which none was measured.
+    """The device's time in that phase for each step; None if the step has no measured time.
 
-    Evaluations' forwards are left out where there are others.
+    The forwards of evaluations do not count if there are training forwards.
     """
-    found = device_times(trace)
-    those = (found.phase == PHASE[phase]) & (found.step < steps)
-    those &= phases.timeline(trace).of_training[found.stretch]
+    times = device_times(trace)
+    rows = (times.phase == PHASE[phase]) & (times.step < steps)
+    rows &= phases.timeline(trace).of_training[times.stretch]
     sums = np.zeros(steps, np.int64)
-    np.add.at(sums, found.step[those], found.device_ns[those])
-    known = np.zeros(steps, np.bool_)
-    known[found.step[those]] = True
-    return [int(each) if is_known else None for each, is_known in zip(sums, known, strict=True)]
+    np.add.at(sums, times.step[rows], times.device_ns[rows])
+    measured = np.zeros(steps, np.bool_)
+    measured[times.step[rows]] = True
+    return [int(time) if has else None for time, has in zip(sums, measured, strict=True)]

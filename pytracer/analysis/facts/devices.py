@@ -1,4 +1,4 @@
-"""A trace's devices: what is on one, and what its allocator itself counted."""
+"""A trace's devices: the places on each, and the figures that its allocator counted."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from pytracer.schema import ACTION, DEVICE_TYPES
 
 
 def split(device: str) -> tuple[int, int]:
-    """The type's number and the index of "cuda:1" or "cpu"."""
+    """The device type's number and the index, from "cuda:1" or "cpu"."""
     kind, _, index = device.partition(":")
     # A damaged trace may have types that do not exist: "device127".
     number = DEVICE_TYPES.index(kind) if kind in DEVICE_TYPES else int(kind.removeprefix("device"))
@@ -20,39 +20,39 @@ def split(device: str) -> tuple[int, int]:
 
 
 def places_on(trace: Trace, device: str) -> Mask:
-    """Of the table of places, those on the device."""
+    """Per row of the table of places, whether it is on the device."""
     kind, index = split(device)
-    found: Mask = (trace.places.device_type == kind) & (trace.places.device_index == index)
-    return found
+    is_there: Mask = (trace.places.device_type == kind) & (trace.places.device_index == index)
+    return is_there
 
 
 def on(trace: Trace, device: str, place: NDArray[np.uint16]) -> Mask:
-    """Of rows with these places, those on the device. A damaged trace may lack some places."""
+    """Per place number, whether it is on the device. A damaged trace may lack some places."""
     there = places_on(trace, device)
     return there[np.minimum(place, min(len(there) - 1, np.iinfo(place.dtype).max))]
 
 
 def counted(trace: Trace, device: str, name: str, when: str = "end") -> int | None:
-    """What the device's allocator said when the trace began or ended, if it said so."""
+    """A counter of the device's allocator when the trace began or ended; None if not recorded."""
     return meta.of(trace).counters.get(when, {}).get(device, {}).get(name)
 
 
 def counted_devices(trace: Trace) -> tuple[str, ...]:
-    """The devices whose allocator was asked when the trace ended."""
+    """The devices whose allocator's counters were read when the trace ended."""
     return tuple(meta.of(trace).counters.get("end", ()))
 
 
 def allowed(trace: Trace, device: str) -> int | None:
-    """What the allocator may hold, if set_per_process_memory_fraction() limits it."""
+    """The bytes that the allocator may hold, if set_per_process_memory_fraction() limits them."""
     return meta.of(trace).device_memory.allowed.get(device)
 
 
-# What a program is started with, for segments that grow instead of leaving gaps.
+# The setting that makes segments grow instead of leaving gaps.
 EXPANDABLE = "PYTORCH_ALLOC_CONF=expandable_segments:True"
 
 
 def expandable(trace: Trace, device: str) -> bool:
-    """Whether the device's segments are expandable: they grow so, or the program asked for them."""
+    """Whether the device's segments are expandable: events show it, or the program asked for it."""
     mapped = trace.events.action == ACTION["segment_map"]
     asked = meta.of(trace).alloc_conf.replace(" ", "").lower()
     return "expandable_segments:true" in asked or bool(
@@ -61,7 +61,7 @@ def expandable(trace: Trace, device: str) -> bool:
 
 
 def device_of_place(trace: Trace) -> NDArray[Any]:
-    """Per place, `cpu` or `cuda:0`."""
+    """The name of each place's device, such as `cpu` or `cuda:0`."""
     places = trace.places
     names = []
     for kind, index in zip(places.device_type, places.device_index, strict=True):
@@ -71,12 +71,12 @@ def device_of_place(trace: Trace) -> NDArray[Any]:
 
 
 def device_of_event(trace: Trace, position: int) -> str:
-    """The device that the event is of; a damaged trace may lack its place."""
+    """The device of the event; a damaged trace may lack the event's place."""
     names = device_of_place(trace)
     return str(names[min(int(trace.events.place[position]), len(names) - 1)])
 
 
 def pool_text(trace: Trace, place: int) -> str:
-    """A private pool's id; empty for the allocator's own."""
+    """The id of the place's private pool; empty for the allocator's default pool."""
     high, low = trace.places.pool_high[place], trace.places.pool_low[place]
     return f"{high}.{low}" if high or low else ""

@@ -1,4 +1,4 @@
-"""Allocations by what they have in common: a key's value for each, and who holds how much."""
+"""Allocations grouped by a key: the key's value for each, and who holds how many bytes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,10 @@ from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, U8
 
 
 def dtype_rows(trace: Trace) -> NDArray[Any]:
-    """Rows of the string table. A cast's label is the weight's; what type it became is not known."""
+    """Per allocation, its dtype's row of the string table, 0 if unknown.
+
+    A cast has the label of its weight, so the type of the cast itself is unknown.
+    """
     alloc = allocations(trace)
     cast = alloc.role == ROLE["autocast_copy"]
     return np.where(cast, 0, sanitized.labels(trace).dtype[alloc.label])
@@ -27,7 +30,7 @@ def dtype_rows(trace: Trace) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Group:
-    """Texts as codes: row i is `names[codes[i]]`; -1 is "not known"."""
+    """Texts as codes: row i is `names[codes[i]]`; -1 means unknown."""
 
     codes: I64
     names: list[str]
@@ -38,7 +41,7 @@ class Group:
 
 
 class Texts:
-    """Turns columns of numbers into texts; an empty text is "not known"."""
+    """Turns columns of numbers into texts; an empty text means unknown."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -64,13 +67,13 @@ class Texts:
         return self.of(numbers, lambda role: role_text(self._trace, role))
 
     def pools(self, places: NDArray[Any]) -> Group:
-        """Places, as the private pools that they lie in."""
+        """Places, as their private pools."""
         return self.of(places, lambda place: pool_text(self._trace, place))
 
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds how much."""
+    """The bytes and the number of allocations under one name."""
 
     name: str
     bytes: int
@@ -78,18 +81,18 @@ class Holder:
 
 
 def holders(trace: Trace, key: str, which: Mask) -> list[Holder]:
-    """As `by` with one key, of any allocations, largest first; what is not known is left out."""
-    found = group(trace, key, which)
-    known = found.codes >= 0
-    size = allocations(trace).requested_bytes[which][known]
-    totals = sums(found.codes[known], size, len(found.names))
-    counts = np.bincount(found.codes[known], minlength=len(found.names))
-    rows = [Holder(n, int(t), int(c)) for n, t, c in zip(found.names, totals, counts, strict=True)]
+    """Like `by` with one key, for any allocations; largest first, without the unknown."""
+    groups = group(trace, key, which)
+    named = groups.codes >= 0
+    size = allocations(trace).requested_bytes[which][named]
+    totals = sums(groups.codes[named], size, len(groups.names))
+    counts = np.bincount(groups.codes[named], minlength=len(groups.names))
+    rows = [Holder(n, int(t), int(c)) for n, t, c in zip(groups.names, totals, counts, strict=True)]
     return sorted(rows, key=lambda row: -row.bytes)
 
 
 def grouped(numbers: NDArray[Any], text: Callable[[int], str]) -> Group:
-    """Numbers as the texts they stand for; the text of each distinct one is asked for once."""
+    """Numbers as texts. Calls `text` once per distinct number."""
     distinct, codes = np.unique(numbers, return_inverse=True)
     texts = [text(int(number)) for number in distinct]
     names = sorted(set(texts) - {""})
@@ -149,7 +152,7 @@ def _holding_modules(
 
 
 def _first_root(trace: Trace) -> str:
-    """What the first model is called: its own tensors' names have no path."""
+    """The first model's name; the names of its own tensors have no path."""
     tree = scopes.tree(trace)
     roots = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0))
     names = (trace.strings[row] for row in tree.name[roots])

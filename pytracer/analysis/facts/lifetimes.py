@@ -24,7 +24,7 @@ class Lifetimes:
     bytes: U64
     place: U16
     allocation_of_event: I64
-    counters: dict[str, int]  # what did not match, by name
+    counters: dict[str, int]  # how many events did not match, by reason
 
 
 @once_per_trace
@@ -37,37 +37,38 @@ def lifetimes(trace: Trace) -> Lifetimes:
 
 @dataclass(frozen=True)
 class Changes:
-    """Everything that changed what is allocated, in order; each change is one block's.
+    """The changes of allocated memory, in order; each row is about one block.
 
-    Two changes can be at one event: a block ended unseen where its address was given out again.
+    One event can make two changes: the address of a block is given out again, so the old block
+    must have ended unseen.
     """
 
     position: NDArray[np.intp]  # rows of the event table
     allocation: I64
-    bytes: I64  # what was added; negative: freed
+    bytes: I64  # negative if the block was freed
 
 
 @once_per_trace
 def changes(trace: Trace) -> Changes:
-    """A block counts from its alloc until it is completed, as its allocator counts it.
+    """Every block's begin and end. A block counts until it is completed, as in its allocator.
 
-    One whose alloc nobody told of counts from where it was first seen.
+    A block without an alloc event counts from its first event.
     """
-    found, action = lifetimes(trace), trace.events.action
+    lives, action = lifetimes(trace), trace.events.action
     freed = action == ACTION["free_completed"]
-    known = found.allocation_of_event >= 0
-    counts = known & (freed | (action == ACTION["alloc"]))
-    seeds = np.flatnonzero(known & (action == ACTION["seed"]))
-    counts[seeds] = found.start[found.allocation_of_event[seeds]] == seeds
+    matched = lives.allocation_of_event >= 0
+    counts = matched & (freed | (action == ACTION["alloc"]))
+    seeds = np.flatnonzero(matched & (action == ACTION["seed"]))
+    counts[seeds] = lives.start[lives.allocation_of_event[seeds]] == seeds
     position = np.flatnonzero(counts)
-    allocation = found.allocation_of_event[position]
-    size = found.bytes.view(np.int64)[allocation]
+    allocation = lives.allocation_of_event[position]
+    size = lives.bytes.view(np.int64)[allocation]
     size *= 1 - 2 * freed[position].view(np.int8)
-    unseen = np.flatnonzero(~freed[found.completed] & (found.completed >= 0))
+    unseen = np.flatnonzero(~freed[lives.completed] & (lives.completed >= 0))
     if len(unseen):
-        unseen = unseen[np.argsort(found.completed[unseen])]
-        before = np.searchsorted(position, found.completed[unseen])
-        position = np.insert(position, before, found.completed[unseen])
+        unseen = unseen[np.argsort(lives.completed[unseen])]
+        before = np.searchsorted(position, lives.completed[unseen])
+        position = np.insert(position, before, lives.completed[unseen])
         allocation = np.insert(allocation, before, unseen)
-        size = np.insert(size, before, -found.bytes[unseen].astype(np.int64))
+        size = np.insert(size, before, -lives.bytes[unseen].astype(np.int64))
     return Changes(position, allocation, size)

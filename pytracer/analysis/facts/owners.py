@@ -13,7 +13,7 @@ from pytracer.analysis.facts import phases, sanitized, scopes
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import SCOPE_RECOMPUTE, U32
 
-# Files that are torch's or ours; what they do, they do for the line that called them.
+# Files of torch's or of ours. They act for the line that called them.
 _LIBRARY = re.compile(
     r"(^|/)(site-packages|dist-packages)/(torch|pytracer(?!/demo\.py))/"
     r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
@@ -23,7 +23,7 @@ _LIBRARY = re.compile(
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
 )
-# Ops that only allocate. Called by a program itself they own what they make all the same.
+# Ops that only allocate. If the program itself calls one, the op still owns its block.
 _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
 
 _INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
@@ -45,7 +45,7 @@ class Owners:
 
 @once_per_trace
 def owners(trace: Trace) -> Owners:
-    """Of each allocation the innermost module and op, and the user's innermost frame."""
+    """Finds each allocation's innermost module and op, and the user's innermost frame."""
     tree = scopes.tree(trace)
     made = phases.moments(trace).made_scope
     caused = _forward_op(trace)[made]
@@ -62,7 +62,7 @@ def owners(trace: Trace) -> Owners:
 
 @dataclass(frozen=True)
 class FreedBy:
-    """Per allocation: rows of the string table; 0 where it was not freed, or in no scope."""
+    """Per allocation: rows of the string table; 0 if it was not freed, or freed in no scope."""
 
     module: U32
     op: U32
@@ -79,8 +79,8 @@ def freed_by(trace: Trace) -> FreedBy:
 def _modules(trace: Trace) -> U32:
     """Per scope, the name of the module around it.
 
-    What a checkpoint runs again by `layer.forward` is in no call of the layer: of its operators the
-    owner is what all modules that run again with them are in.
+    A checkpoint that runs `layer.forward` again makes no call of the layer. Its operators' owner is
+    then the innermost module around all modules that run again with them.
     """
     tree = scopes.tree(trace)
     name = tree.name[tree.module]
@@ -100,7 +100,7 @@ def _modules(trace: Trace) -> U32:
 
 
 def _what_all_are_in(paths: set[str]) -> str:
-    """The innermost module that has all of these inside."""
+    """The innermost module around all of these."""
     levels = [path.split(".")[:-1] for path in paths]
     common = 0
     while all(len(one) > common and one[common] == levels[0][common] for one in levels):
@@ -109,29 +109,29 @@ def _what_all_are_in(paths: set[str]) -> str:
 
 
 def _owning_op(trace: Trace) -> U32:
-    """Per scope the innermost op that computes something: torch's factories allocate for others.
+    """Per scope, the innermost op that is no factory: factories allocate for others.
 
-    Torch's own nodes count as ops: what they run inside is not told apart.
+    Torch's own nodes count as ops, because the ops inside them are not recorded.
     """
     tree = scopes.tree(trace)
     is_op = (tree.kind == scopes.OP) | (tree.kind == scopes.NODE)
     computes = is_op & ~scopes.scopes_named(trace, lambda text: bool(_FACTORY.match(text)))
-    found = scopes.nearest(tree.parent, computes)
-    return np.where(found != 0, found, tree.op)
+    computing = scopes.nearest(tree.parent, computes)
+    return np.where(computing != 0, computing, tree.op)
 
 
 def _forward_op(trace: Trace) -> U32:
-    """Per scope, the op that made the innermost node around it for which that is known."""
+    """Per scope, the op that made the innermost node around it, among nodes with a known op."""
     tree = scopes.tree(trace)
-    known = tree.nearest_context((tree.kind == scopes.NODE) & (tree.forward != 0))
-    forward: U32 = tree.forward[known]
+    node = tree.nearest_context((tree.kind == scopes.NODE) & (tree.forward != 0))
+    forward: U32 = tree.forward[node]
     return forward
 
 
 def _user_lines(trace: Trace) -> U32:
     """Per scope, the row of the user's innermost frame in the stack of the op around it.
 
-    Only the outermost op has a stack: it is the one that Python called.
+    Only the outermost op has a stack, because Python called that one.
     """
     tree = scopes.tree(trace)
     if not tree.stack.any():
@@ -141,7 +141,7 @@ def _user_lines(trace: Trace) -> U32:
 
 
 def _user_frames(trace: Trace) -> U32:
-    """Per row of the stack table, the innermost frame at or above it that is the user's."""
+    """Per row of the stack table, the user's innermost frame at or above it."""
     stacks = sanitized.stacks(trace)
     users_file = scopes.names_where(trace, is_users_file)
     is_user = users_file[stacks.file]
@@ -150,7 +150,7 @@ def _user_frames(trace: Trace) -> U32:
 
 
 def is_users_file(path: str) -> bool:
-    """Neither torch's nor ours nor Python's own plumbing."""
+    """Whether the file is the user's: not torch's, not ours, not Python's own plumbing."""
     return not _LIBRARY.search(path)
 
 
@@ -167,7 +167,7 @@ def line_text(trace: Trace, row: int) -> str:
 
 
 def short_path(path: str, directory: str) -> str:
-    """Relative to where packages are installed, or to where the program ran."""
+    """The path relative to where packages are installed, or to where the program ran."""
     path = _INSTALLED.sub("", path)
     home = directory or environment.working_directory()
     with contextlib.suppress(ValueError):
@@ -176,7 +176,7 @@ def short_path(path: str, directory: str) -> str:
 
 
 def short_line(text: str) -> str:
-    """A line for a screen: of a long path that leads elsewhere, the last two parts."""
+    """A line for a screen: a long absolute path is cut to its last two parts."""
     is_long = text.startswith("/") and len(text) > _LONG_LINE
     return f".../{'/'.join(text.split('/')[-2:])}" if is_long else text
 
@@ -196,7 +196,7 @@ def layers_alike(path: str) -> str:
 
 
 def numbers_text(paths: Iterable[str]) -> str:
-    """Children of a Sequential, which are called by nothing but their number: `[0, 2, 4]`."""
+    """Children of a Sequential, which have only numbers as names: `[0, 2, 4]`."""
     numbers = sorted(map(int, set(paths)))
     whole = len(numbers) <= _MOST_NUMBERS
     return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"
@@ -204,18 +204,18 @@ def numbers_text(paths: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class Place:
-    """Where something happened, as text; "" where not known."""
+    """Where something happened, as text; "" if unknown."""
 
     module: str
     op: str
     line: str
-    in_backward_of: bool  # these are the forward's, whose backward it was
+    in_backward_of: bool  # it happened in a backward; module and line are those of its forward
 
 
 def place_of(trace: Trace, scope: int) -> Place:
-    """The owner of an event in this scope: of a backward, the forward that caused it.
+    """The owner of an event in this scope; in a backward, the forward that caused it.
 
-    A forward that checkpointing runs again is its own.
+    A forward that checkpointing runs again owns its own events.
     """
     tree = scopes.tree(trace)
     if scope >= len(tree.kind):

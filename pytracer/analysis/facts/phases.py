@@ -1,31 +1,61 @@
 """Phases and steps: what the program was doing when.
 
-The rules, in the order in which they are tried for an event:
+For an event, these rules are tried in order:
 
-1. The innermost scope around it that says something: an autograd node or a call of the engine is
-   `backward`; a module's call is `forward`, and inside a node or a call of the engine it is
-   `recompute`, as is an op that runs with grad mode on inside a node that began without; a
-   DataLoader's annotation is `data`. An optimizer's step is `optimizer`, except for what a closure
-   does in it.
-2. Otherwise (the loss outside the model, a free from another thread, the engine's own threads
-   between nodes) the phase of the main thread at that time, its *timeline*:
+1. The innermost scope around the event that names a phase:
+   - An autograd node or a call of the engine is `backward`.
+   - A module's call is `forward`. Inside a node or a call of the engine it is `recompute`.
+   - An op with grad mode on, inside a node that began without grad mode, is `recompute`.
+   - A DataLoader's annotation is `data`.
+   - An optimizer's step is `optimizer`, except for what its closure does.
+2. Otherwise the phase of the main thread at that time, read from its *timeline*. This serves the
+   loss outside the model, frees from another thread, and the engine's own threads between nodes.
    - `forward` begins when an outermost module is entered, or with the first op outside of modules
-     that made autograd nodes (a model need not be a module). When a backward follows, with no
-     optimizer in between, it lasts until then: the loss belongs to it. When none follows
-     (evaluation, generation, anything without grad mode) it ends when the module is left. Where
-     no ops were recorded, the modules say whether grad mode was on as they were entered.
-     A trace that ends within a training step, or an allocation that fails in it, leaves it forward.
+     that made autograd nodes (a model need not be a module). If a backward follows with no
+     optimizer in between, the forward lasts until that backward, so that it includes the loss. If
+     no backward follows (evaluation, generation, anything without grad mode), it ends when the
+     module is left. If no ops were recorded, the modules tell whether grad mode was on as they
+     were entered. A trace that ends within a training step leaves the step in forward. So does an
+     allocation that fails in one.
    - `backward`, `optimizer` and `data` last as long as their scope.
-   - everything else is `other`: between a step and the next forward, clipping gradients, logging.
-   A thread that runs no module, no node, no backward and no optimizer of its own trains nothing:
-   what it makes (the next batch, say) is `other`, whatever the main thread does meanwhile.
+   - Everything else is `other`: between a step and the next forward, clipping gradients, logging.
+   A thread trains nothing if it runs no module, node, backward or optimizer of its own. Its
+   allocations (the next batch, say) are `other`, whatever the main thread does meanwhile.
 
-An *interval* is one instance of a phase on the timeline. What interrupts it (data fetched during
-forward, a closure called by an optimizer) does not end it.
+A *stretch* is a piece of the timeline. An *interval* is one instance of a phase. An interruption
+(data fetched during forward, a closure called by an optimizer) does not end the interval: it
+continues in a later stretch.
 
-A step ends where the user says `step()`; if that is never said, at the end of an optimizer's step.
-Several optimizers count once, if no forward begins between them (or in the later one's closure, as
-Lightning has it), or if they take turns: a GAN's two are one iteration.
+A step ends where the user calls `step()`, or without such calls, at the end of an optimizer's step.
+Several optimizers count once if no forward begins between them (or only in the later one's closure,
+as in Lightning), or if they take turns: the two of a GAN are one iteration.
+
+An example: one step of a training loop, and the blocks it makes.
+
+    program        loader    model(x)      loss   backward()     clip   step()         log
+    scopes         [data ]   [module   ]          [engine    ]          [optimizer ]
+
+    stretch   0    1      2  3                    4              5      6              7
+    phase   other  data  other  forward           backward       other  optimizer      other
+    interval  0    1      0  2                    3              4      5              6
+
+    x              o---------------------------------------------------------------------> next step
+    hidden                     o---------------------x
+    loss                                   o---------------------------------------------> next step
+    gradient                                          o--------------------------------x  zero_grad
+    momentum                                                              o--------------> kept
+    norm                                                           o-x
+
+    block      made in                phase, because of               freed in
+    x          stretch 1              data, its scope (rule 1)        next step, stretch 2 of it
+    hidden     stretch 3              forward, its scope (rule 1)     stretch 4, by a node
+    loss       stretch 3              forward, the timeline (rule 2)  next step, stretch 3 of it
+    gradient   stretch 4              backward, its scope (rule 1)    stretch 7
+    momentum   stretch 6              optimizer, its scope (rule 1)   never
+    norm       stretch 5              other, the timeline (rule 2)    stretch 5
+
+`kept_from` of interval 2 is the time at which stretch 4 begins: `hidden` and `loss` are alive then,
+and so count as activations. Stretch 2 is interval 0 again, which the loader had interrupted.
 """
 
 from dataclasses import dataclass
@@ -61,8 +91,8 @@ from pytracer.schema import (
     U64,
 )
 
-UNSAID = 255  # no scope says it: ask the timeline
-MISSING = 255  # of an allocation: it began before the trace, or has not ended
+UNSAID = 255  # no scope names a phase: ask the timeline
+MISSING = 255  # the allocation began before the trace, or has not ended
 
 OTHER = PHASE["other"]
 DATA = PHASE["data"]
@@ -78,42 +108,42 @@ class Timeline:
 
     ticks: U64  # the first is 0: before anything
     phase: U8
-    interval: I64  # which instance of the phase; an interrupted one goes on under its number
-    # Per interval: for a forward whose activations something is to be shown about, the time at
-    # which what is still alive counts as kept; NEVER for all others.
+    interval: I64  # which instance of the phase; an interrupted one keeps its number
+    # Per interval: when a forward's survivors start to count as activations (its backward
+    # begins). NEVER for other intervals.
     kept_from: U64
     step_ends: U64
-    began: int = 0  # when the trace did
+    began: int = 0  # when the trace began
 
     @property
     def begins(self) -> U64:
-        """When each stretch begins; the first one, which is before anything, with the trace."""
+        """When each stretch begins. The first one, before any event, begins with the trace."""
         return np.maximum(self.ticks, np.uint64(self.began))
 
     @property
     def of_training(self) -> Mask:
-        """Per stretch: false of an evaluation's forward, where there are others in the trace."""
+        """Per stretch: False for an evaluation's forward, if other forwards in the trace train."""
         forward = self.phase == FORWARD
         trains = forward & (self.kept_from[self.interval] != NEVER)
-        found: Mask = ~forward | trains | ~trains.any()
-        return found
+        is_training: Mask = ~forward | trains | ~trains.any()
+        return is_training
 
     def stretch_at(self, ticks: U64) -> NDArray[np.intp]:
         """The stretch each tick lies in."""
-        found: NDArray[np.intp] = np.searchsorted(self.ticks, ticks, side="right") - 1
-        return found
+        stretch: NDArray[np.intp] = np.searchsorted(self.ticks, ticks, side="right") - 1
+        return stretch
 
     def step_at(self, ticks: U64) -> NDArray[np.intp]:
         """The step each tick lies in, from 0; after the last end, the number of steps."""
-        # The clock cannot tell an end from what follows it at once: the end still belongs to it.
-        found: NDArray[np.intp] = np.searchsorted(self.step_ends, ticks, side="left")
-        return found
+        # An event with the same tick as the end of a step still belongs to that step.
+        step: NDArray[np.intp] = np.searchsorted(self.step_ends, ticks, side="left")
+        return step
 
 
 def trains_on(trace: Trace) -> bool:
-    """Whether another training step began after the last one's end, or the only one there is.
+    """Whether a training step began after the last step's end (or at all, if no step ended).
 
-    An evaluation does not: no backward comes, and its forward ends.
+    An evaluation does not count: no backward follows, and its forward ends.
     """
     line = timeline(trace)
     last = line.step_ends[-1] if len(line.step_ends) else np.uint64(0)
@@ -125,18 +155,18 @@ def trains_on(trace: Trace) -> bool:
 
 
 def of_events(trace: Trace, ticks: U64, scope: U32) -> U8:
-    """The phase of something that happened at these ticks inside these scopes."""
+    """The phases of events at these ticks inside these scopes."""
     return _phase(trace, scope, timeline(trace).stretch_at(ticks))
 
 
 def _phase(trace: Trace, scope: U32, stretch: NDArray[np.intp]) -> U8:
-    said = scope_phases(trace)[scope]
-    return np.where(said == UNSAID, timeline(trace).phase[stretch], said)
+    of_scope = scope_phases(trace)[scope]
+    return np.where(of_scope == UNSAID, timeline(trace).phase[stretch], of_scope)
 
 
 @once_per_trace
 def scope_phases(trace: Trace) -> U8:
-    """Per scope number, the phase it puts what is inside it in, or UNSAID (rule 1)."""
+    """Per scope number: the phase of events inside the scope, or UNSAID (rule 1)."""
     tree = scopes.tree(trace)
     passes = (tree.kind == NODE) | (tree.kind == BACKWARD)
     modules = tree.kind == MODULE
@@ -158,16 +188,17 @@ def scope_phases(trace: Trace) -> U8:
 
 
 def _leave_closures_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
-    """Inside a step the main thread may run a closure: forward, loss, backward."""
+    """Leaves an optimizer's closure (forward, loss, backward on the main thread) to rule 2."""
     passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
     closures = (passes == 0) & (tree.thread == main_thread(trace))
     phase[(phase == OPTIMIZER_PHASE) & closures] = UNSAID
 
 
 def _leave_engine_threads_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -> None:
-    """Without node scopes (detail="category") only the time tells a forward that is run again.
+    """Finds forwards that are run again where no nodes were recorded (detail="category").
 
-    On the engine's own thread it looks like a module called by the user.
+    On the engine's own thread such a forward looks like a module that the user calls. Only its
+    time shows that a backward runs it.
     """
     modules = (tree.kind == MODULE) & (tree.thread != main_thread(trace)) & (phase == FORWARD)
     if not modules.any():
@@ -182,26 +213,26 @@ def _leave_engine_threads_to_the_timeline(trace: Trace, tree: Tree, phase: U8) -
 
 @once_per_trace
 def data_scopes(trace: Trace) -> Mask:
-    """Per scope number: the annotation torch puts around fetching a batch."""
+    """Per scope number: whether it is torch's annotation around fetching a batch."""
     named = scopes.scopes_named(trace, lambda text: text.startswith("enumerate(DataLoader)"))
-    found: Mask = named & (scopes.tree(trace).kind == USER)
-    return found
+    is_data: Mask = named & (scopes.tree(trace).kind == USER)
+    return is_data
 
 
 @once_per_trace
 def main_thread(trace: Trace) -> int:
-    """The thread that trains: it calls backward, else it steps, else it calls modules."""
+    """The thread that calls backward; without one, that steps; without one, that calls modules."""
     tree = scopes.tree(trace)
     for kind in (BACKWARD, OPTIMIZER, MODULE):
-        found = np.flatnonzero((tree.kind == kind) & (tree.node == 0))
-        if len(found):
-            return int(tree.thread[found[0]])
+        calls = np.flatnonzero((tree.kind == kind) & (tree.node == 0))
+        if len(calls):
+            return int(tree.thread[calls[0]])
     return int(trace.events.thread[0]) if len(trace.events.thread) else 0
 
 
 @once_per_trace
 def training_threads(trace: Trace) -> int:
-    """How many threads call backward or step on their own."""
+    """How many threads call backward or step an optimizer outside of any backward pass."""
     tree = scopes.tree(trace)
     passes = tree.nearest_context((tree.kind == NODE) | (tree.kind == BACKWARD))
     trains = (tree.kind == BACKWARD) | (tree.kind == OPTIMIZER)
@@ -223,7 +254,7 @@ class _Writer:
         return phase, len(self.kept_from) - 1
 
     def go(self, tick: int, interval: tuple[int, int]) -> None:
-        """From this tick on, that interval."""
+        """Begins a stretch of this interval at this tick."""
         self.ticks.append(tick)
         self.phase.append(interval[0])
         self.interval.append(interval[1])
@@ -234,9 +265,9 @@ def timeline(trace: Trace) -> Timeline:
     """The main thread's phases (rule 2) and the ends of the steps."""
     marks = _marks(trace)
     out = _Writer([], [], [], [])
-    base = out.new(OTHER)  # what goes on around forward and backward: other, or an optimizer
+    base = out.new(OTHER)  # the interval around forward and backward: other, or an optimizer
     out.go(0, base)
-    forward: tuple[int, int] | None = None  # one that lasts until backward begins
+    forward: tuple[int, int] | None = None  # the open forward that lasts until backward begins
     for tick, kind, begins, lasts, kept_from in marks:
         if kind in (OPTIMIZER, BACKWARD):
             if kind == BACKWARD and begins and forward is not None:
@@ -260,10 +291,18 @@ def timeline(trace: Trace) -> Timeline:
         elif not begins and forward is None:
             base = base if base[0] == OPTIMIZER_PHASE else out.new(OTHER)
             out.go(tick, base)
+    return _from_the_trace_on(trace, out)
+
+
+def _from_the_trace_on(trace: Trace, out: _Writer) -> Timeline:
+    """The timeline without what came before the trace.
+
+    A trace inside another one also has the outer one's scopes. Its first stretch is the one in
+    which it began.
+    """
     ticks = np.array(out.ticks, np.uint64)
     phase = np.array(out.phase, np.uint8)
     ends = _step_ends(trace, ticks[phase == FORWARD])
-    # A trace inside another has that one's scopes as well: what it began in is its first stretch.
     began = trace.clock.ticks[0] if len(trace.clock.ticks) else np.uint64(0)
     first = max(int(np.searchsorted(ticks, began, side="right")) - 1, 0)
     intervals, interval = np.unique(out.interval[first:], return_inverse=True)
@@ -277,8 +316,8 @@ def timeline(trace: Trace) -> Timeline:
     )
 
 
-# tick, kind, whether it begins, of a forward: whether it lasts until a backward begins, and from
-# when on what it made counts as kept if none begins.
+# The tick, the scope's kind, and whether the scope begins. Then, for a forward: whether it lasts
+# until a backward begins, and its `kept_from` if no backward begins.
 _Mark = tuple[int, int, bool, bool, int]
 
 
@@ -312,12 +351,12 @@ def _both_ends(tree: Tree, numbers: NDArray[np.intp], lasts: Mask, kept_from: U6
 def _followed_by_backward(
     trace: Trace, tree: Tree, modules: NDArray[np.intp], hard: NDArray[np.intp]
 ) -> tuple[Mask, U64]:
-    """Of each outermost module's call: does its forward go on until a backward begins?
+    """Whether each outermost module call's forward lasts until a backward, and its `kept_from`.
 
-    It does not if it ran without grad mode throughout. If the trace ends first it does when a
-    training step was cut short: by an allocation that failed, or after earlier backwards. What is
-    alive at that moment is then what the backward would have found; otherwise what is alive when
-    the call ends is.
+    A forward that ran without grad mode throughout does not last. If the trace ends before a
+    backward, the forward lasts if a training step was cut short: by an allocation that failed, or
+    after earlier backwards. Blocks alive at that moment are then kept, as the backward would have
+    found them. Otherwise the kept blocks are those alive when the call ends.
     """
     turns = np.concatenate([tree.begin[hard], tree.end[hard]])
     is_backward = np.concatenate([tree.kind[hard] == BACKWARD, np.zeros(len(hard), np.bool_)])
@@ -337,7 +376,7 @@ def _followed_by_backward(
 
 
 def _ends_of_forward(trace: Trace, begins: U64) -> U64:
-    """When forwards that no backward follows were cut short: an allocation failed, or the end."""
+    """When forwards without a backward were cut short: a failed allocation, or the trace's end."""
     events = trace.events
     last = events.ticks[-1] if len(events.ticks) else NEVER
     failures = np.append(events.ticks[events.action == ACTION["oom"]], last)
@@ -349,31 +388,34 @@ def _ends_of_forward(trace: Trace, begins: U64) -> U64:
 def ran_with_grad(trace: Trace, calls: NDArray[np.intp]) -> Mask:
     """Whether anything in these calls of modules, none inside another, ran with grad mode on."""
     tree = scopes.tree(trace)
-    told = tells_of_grad_mode(trace)
-    if told is None:
-        return np.ones(len(calls), np.bool_)  # an older trace: nothing is known of it
-    found = np.zeros(len(tree.kind), np.bool_)
-    found[_outermost_call(tree, calls)[told & (tree.flags & SCOPE_GRAD != 0)]] = True
-    return found[calls]
+    tells = tells_of_grad_mode(trace)
+    if tells is None:
+        return np.ones(len(calls), np.bool_)  # an older trace does not tell
+    with_grad = np.zeros(len(tree.kind), np.bool_)
+    with_grad[_outermost_call(tree, calls)[tells & (tree.flags & SCOPE_GRAD != 0)]] = True
+    return with_grad[calls]
 
 
 def tells_of_grad_mode(trace: Trace) -> Mask | None:
-    """Scopes whose flags say whether grad mode was on: operators or, without, innermost modules."""
+    """Scopes whose flags tell whether grad mode was on; None if no scope tells.
+
+    These are the operators. If none were recorded, they are the innermost modules.
+    """
     tree = scopes.tree(trace)
     if scopes.has_operators(trace):
         operators: Mask = tree.kind == OP
         return operators
     if not meta.of(trace).modules_tell_modes:
         return None
-    told: Mask = tree.kind == MODULE
-    # What a compiler made of a model runs without grad mode inside a function that has a node.
-    told &= ~(_is_a_graph(trace) & (tree.module[tree.parent] != 0))
-    told[tree.module[tree.parent[told]]] = False
-    return told
+    tells: Mask = tree.kind == MODULE
+    # A compiled model runs without grad mode, inside a function that has a node.
+    tells &= ~(_is_a_graph(trace) & (tree.module[tree.parent] != 0))
+    tells[tree.module[tree.parent[tells]]] = False
+    return tells
 
 
 def _is_a_graph(trace: Trace) -> Mask:
-    """Calls of what torch.fx made."""
+    """Per scope: whether it is a call of a module that torch.fx made."""
     return scopes.scopes_named(trace, "GraphModule".__eq__)
 
 
@@ -384,7 +426,10 @@ def _outermost_call(tree: Tree, modules: NDArray[np.intp]) -> U32:
 
 
 def _first_ops_with_nodes(tree: Tree, outermost: Mask, hard: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Between two turns, the first op outside of modules that made nodes a backward ran."""
+    """Between two borders of backwards and optimizers, the first op that begins a forward.
+
+    It lies outside of modules and made nodes that a backward ran.
+    """
     ops = np.flatnonzero(tree.made_nodes & outermost & (tree.module == 0))
     turns = np.sort(np.concatenate([tree.begin[hard], tree.end[hard]]))
     _, first = np.unique(np.searchsorted(turns, tree.begin[ops]), return_index=True)
@@ -396,23 +441,24 @@ def _step_ends(trace: Trace, forwards: U64) -> U64:
     marks = np.sort(tree.begin[tree.kind == STEP])
     if len(marks):
         return marks
-    found = np.flatnonzero((tree.kind == OPTIMIZER) & (tree.end != NEVER))
-    found = found[np.argsort(tree.end[found], kind="stable")]
-    ends = tree.end[found]
+    optimizers = np.flatnonzero((tree.kind == OPTIMIZER) & (tree.end != NEVER))
+    optimizers = optimizers[np.argsort(tree.end[optimizers], kind="stable")]
+    ends = tree.end[optimizers]
     forwards_until = np.searchsorted(forwards, ends)
     has_forward = np.append(False, forwards_until[1:] > forwards_until[:-1])[: len(ends)]
-    return ends[_last_of_iterations(tree.name[found].tolist(), has_forward.tolist())]
+    return ends[_last_of_iterations(tree.name[optimizers].tolist(), has_forward.tolist())]
 
 
-_MOST_OPTIMIZERS = 64  # of a file with other numbers nothing is right
+_MOST_OPTIMIZERS = 64  # a file with more is damaged anyway
 
 
 def _last_of_iterations(optimizers: list[int], has_forward: list[bool]) -> list[int]:
-    """Which optimizers' steps end an iteration, as people count them: a GAN's two are one.
+    """Which optimizers' steps end an iteration as people count them: the two of a GAN are one.
 
-    An iteration is over when an optimizer steps that has stepped in it already, after another
-    forward. Often that is known earlier: as soon as the last one was only ever followed by such an
-    optimizer. csrc/core/iterations.h has the same, one step at a time.
+    An iteration is over when, after another forward, an optimizer steps that already stepped in
+    it. Often this is clear earlier: when the last optimizer was only ever followed by optimizers
+    that already stepped in this iteration. csrc/core/iterations.h has the same rule, one step at
+    a time.
     """
     ends: list[int] = []
     stepped: set[int] = set()  # in this iteration
@@ -424,20 +470,20 @@ def _last_of_iterations(optimizers: list[int], has_forward: list[bool]) -> list[
             if forward and (is_over or optimizer in stepped):
                 ends.append(i - 1)
                 stepped.clear()
-            if len(known := followers.setdefault(last, set())) < _MOST_OPTIMIZERS:
-                known.add(optimizer)
+            if len(followed_by := followers.setdefault(last, set())) < _MOST_OPTIMIZERS:
+                followed_by.add(optimizer)
         if len(stepped) < _MOST_OPTIMIZERS:
             stepped.add(optimizer)
     if optimizers:
-        known = followers.get(optimizers[-1], set())
-        if not known or known & stepped:  # else it was cut short
+        followed_by = followers.get(optimizers[-1], set())
+        if not followed_by or followed_by & stepped:  # otherwise the iteration was cut short
             ends.append(len(optimizers) - 1)
     return ends
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When and inside of what each allocation was made and given back."""
+    """When and in which scope each allocation was made and given back."""
 
     made_ticks: U64  # 0: before the trace
     made_scope: U32
@@ -451,11 +497,11 @@ class Moments:
 
 @once_per_trace
 def moments(trace: Trace) -> Moments:
-    """The program's side of each allocation: an end is where it gave the block back."""
-    found = lifetimes(trace)
-    made = _at(trace, found.start, np.uint64(0))
-    made[2][_made_beside(trace, found.start, made[1])] = OTHER
-    freed = _at(trace, found.end, NEVER)
+    """The program's side of each allocation: it ends where the program gave the block back."""
+    lives = lifetimes(trace)
+    made = _at(trace, lives.start, np.uint64(0))
+    made[2][_made_beside(trace, lives.start, made[1])] = OTHER
+    freed = _at(trace, lives.end, NEVER)
     if not scopes.has_operators(trace):
         for ticks, scope, phase, _ in (made, freed):
             phase[_between_modules_run_again(trace, ticks, scope)] = RECOMPUTE
@@ -474,11 +520,12 @@ def made_without_grad(trace: Trace, moments: Moments) -> Mask:
 
 
 def _between_modules_run_again(trace: Trace, ticks: U64, scope: U32) -> Mask:
-    """Between two modules that a backward pass runs again as the forward had run them.
+    """Which moments lie between two modules that a backward pass runs again in forward order.
 
-    Without operators nothing else tells the sums in between (a residual's) from the pass's own.
-    A pass goes the other way round, so what follows in the forward follows within one forward again. What
-    comes between such a module and a pass within the pass is of the forward, too (reentrant checkpoints).
+    Without operators, only this distinguishes the sums in between (a residual's) from the pass's
+    own work. A pass visits modules in reverse order, so two that follow each other in forward order
+    belong to one forward that is run again. The time between such a module and a pass within the
+    pass also belongs to that forward (reentrant checkpoints).
     """
     tree, phase = scopes.tree(trace), scope_phases(trace)
     modules = (tree.kind == MODULE) & (tree.name != 0)
@@ -507,7 +554,7 @@ def _between_modules_run_again(trace: Trace, ticks: U64, scope: U32) -> Mask:
 
 
 def _following(tree: Tree, calls: NDArray[np.intp]) -> set[tuple[int, int]]:
-    """Names of modules that a call runs one after the other."""
+    """Pairs of names of modules that one call runs one after the other."""
     order = calls[np.argsort(tree.module[tree.parent[calls]], kind="stable")]
     around = tree.module[tree.parent[order]]
     beside = around[1:] == around[:-1]
@@ -516,24 +563,27 @@ def _following(tree: Tree, calls: NDArray[np.intp]) -> set[tuple[int, int]]:
 
 
 def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
-    """Made by a thread that has no part in the training, where the scopes tell such threads."""
+    """Which allocations a thread made that has no part in training, if scopes show its role."""
     tree = scopes.tree(trace)
     thread = trace.events.thread[position]
-    found: Mask = (thread != main_thread(trace)) & (position >= 0)
-    # Without nodes the engine's threads would look like that, too: then they are told by their names.
+    is_beside: Mask = (thread != main_thread(trace)) & (position >= 0)
+    # Without nodes the engine's threads look the same; only their names distinguish them.
     if meta.of(trace).names_threads:
-        found &= ~_is_of_the_engine(trace)[thread]
+        is_beside &= ~_is_of_the_engine(trace)[thread]
     elif not (tree.kind == NODE).any():
         return np.zeros(len(position), np.bool_)
-    if found.any():
+    if is_beside.any():
         trains = np.isin(tree.kind, (MODULE, NODE, BACKWARD, OPTIMIZER))
-        found &= ~np.isin(thread, tree.thread[trains])
-        found &= scope_phases(trace)[scope] == UNSAID
-    return found
+        is_beside &= ~np.isin(thread, tree.thread[trains])
+        is_beside &= scope_phases(trace)[scope] == UNSAID
+    return is_beside
 
 
 def _is_of_the_engine(trace: Trace) -> Mask:
-    """Per number of a thread. Reentrant passes run in threads that torch gives no name."""
+    """Per thread number: whether torch named it as the engine's.
+
+    Reentrant passes run in threads that torch does not name.
+    """
     named = scopes.names_where(trace, lambda text: text.startswith("pt_autograd"))
     result = np.zeros(np.iinfo(np.uint16).max + 1, np.bool_)
     result[: len(trace.threads.name)] = named[within(trace.threads.name, len(named))]
@@ -541,16 +591,16 @@ def _is_of_the_engine(trace: Trace) -> Mask:
 
 
 def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:
-    """Of these rows of the event table; -1 is "none" and gets what stands for it."""
+    """Ticks, scope, phase and interval of these event rows; row -1 gets the missing values."""
     events, line = trace.events, timeline(trace)
-    none = position < 0
+    missing = position < 0
     ticks = events.ticks[position]
     scope = events.scope[position]
     scope = within(scope, len(scopes.tree(trace).kind))
     stretch = line.stretch_at(ticks)
     phase, interval = _phase(trace, scope, stretch), line.interval[stretch]
-    ticks[none] = missing_ticks
-    scope[none] = 0
-    phase[none] = MISSING
-    interval[none] = -1
+    ticks[missing] = missing_ticks
+    scope[missing] = 0
+    phase[missing] = MISSING
+    interval[missing] = -1
     return ticks, scope, phase, interval

@@ -1,7 +1,7 @@
-"""Tables in which every number points somewhere.
+"""Tables in which every number points to a row that exists.
 
-A file that was cut or damaged may have lost rows that others point to. Such a number becomes 0,
-which is "none" in every table; the file's report says that something is missing.
+A cut or damaged file may lack rows to which others point. Such a number becomes 0, which means
+"none" in every table. The file's health report then names the loss.
 """
 
 from typing import Any
@@ -18,52 +18,52 @@ _OF_PARAMETERS = (CATEGORY["weights"], CATEGORY["gradients"])
 
 @once_per_trace
 def labels(trace: Trace) -> Labels:
-    """The label table; row 0 is there."""
-    found, texts = _with_first_row(trace.labels), len(trace.strings)
+    """The label table; row 0 always exists."""
+    table, texts = _with_first_row(trace.labels), len(trace.strings)
     return _renamed(
         trace,
         Labels(
-            category=within(found.category, len(CATEGORIES)),
-            role=within(found.role, texts),
-            name=within(found.name, texts),
-            shape=within(found.shape, texts),
-            dtype=within(found.dtype, texts),
+            category=within(table.category, len(CATEGORIES)),
+            role=within(table.role, texts),
+            name=within(table.name, texts),
+            shape=within(table.shape, texts),
+            dtype=within(table.dtype, texts),
         ),
     )
 
 
-def _renamed(trace: Trace, found: Labels) -> Labels:
-    """Parameters that an optimizer had before a module was met: by the module's name after all."""
+def _renamed(trace: Trace, table: Labels) -> Labels:
+    """Gives parameters their module's name if the capture met their optimizer first."""
     renamed = meta.of(trace).renamed
     if not renamed or not trace.strings:
-        return found
+        return table
     row_of = {text: row for row, text in enumerate(trace.strings)}
-    name_of = np.arange(len(trace.strings), dtype=found.name.dtype)
+    name_of = np.arange(len(trace.strings), dtype=table.name.dtype)
     for by_group, by_module in renamed.items():
         if by_group in row_of:
             name_of[row_of[by_group]] = row_of.get(by_module, row_of[by_group])
-    name = name_of[found.name]
-    # An optimizer's own are taken for masters where there are 16-bit weights; these are not its own.
-    not_masters = (name != found.name) & np.isin(found.category, _OF_PARAMETERS)
-    role = np.where(not_masters, row_of.get("parameter", found.role), found.role)
-    return found._replace(name=name, role=role.astype(found.role.dtype))
+    name = name_of[table.name]
+    # Beside 16-bit weights, an optimizer's own parameters count as masters. These are a module's.
+    not_masters = (name != table.name) & np.isin(table.category, _OF_PARAMETERS)
+    role = np.where(not_masters, row_of.get("parameter", table.role), table.role)
+    return table._replace(name=name, role=role.astype(table.role.dtype))
 
 
 @once_per_trace
 def stacks(trace: Trace) -> Stacks:
-    """The stack table; row 0 is there, and callers come before those they called."""
-    found, texts = _with_first_row(trace.stacks), len(trace.strings)
-    rows = np.arange(len(found.parent), dtype=np.uint32)
+    """The stack table; row 0 always exists, and callers come before the functions they called."""
+    table, texts = _with_first_row(trace.stacks), len(trace.strings)
+    rows = np.arange(len(table.parent), dtype=np.uint32)
     return Stacks(
-        parent=within(found.parent, rows),
-        file=within(found.file, texts),
-        function=within(found.function, texts),
-        line=found.line,
+        parent=within(table.parent, rows),
+        file=within(table.file, texts),
+        function=within(table.function, texts),
+        line=table.line,
     )
 
 
 def within(numbers: NDArray[Any], end: int | NDArray[Any]) -> NDArray[Any]:
-    """The numbers, and 0 for those that are not below the end."""
+    """The numbers, with 0 in place of each that is not below the end."""
     return np.where(numbers < end, numbers, 0).astype(numbers.dtype, copy=False)
 
 

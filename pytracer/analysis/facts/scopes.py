@@ -1,4 +1,4 @@
-"""The tree of scopes: what encloses an event, and so which module, op and line it belongs to.
+"""The tree of scopes: which module, op and line enclose an event.
 
 Scopes are numbered from 1; number 0 is "none", so every column here has one row more than the
 scope table. A parent has a smaller number than its children.
@@ -33,7 +33,7 @@ STEP = SCOPE_KIND["step"]
 
 @dataclass(frozen=True)
 class Tree:
-    """The scopes by number, and what each is inside of."""
+    """The scopes by number, and the scopes around each."""
 
     begin: U64  # ticks
     end: U64  # ticks; NEVER for a scope that was open when the trace ended
@@ -56,19 +56,19 @@ class Tree:
     @property
     def made_nodes(self) -> Mask:
         """Per scope, whether a node of the graph that a backward ran was made in it."""
-        found = np.zeros(len(self.kind), np.bool_)
-        found[self.forward] = True
-        found[0] = False
-        return found
+        made = np.zeros(len(self.kind), np.bool_)
+        made[self.forward] = True
+        made[0] = False
+        return made
 
 
 @dataclass(frozen=True)
 class Contexts:
-    """The tree without its ops. Most scopes are ops; what is left is much quicker to climb."""
+    """The tree without its ops. Most scopes are ops, so this tree is much quicker to climb."""
 
     numbers: U32  # the scopes that are no ops, rising; the first is 0
-    outer: U32  # what each of them is inside of, as a position in `numbers`
-    of_scope: U32  # what each scope is inside of or is itself, likewise
+    outer: U32  # the context around each of them, as a position in `numbers`
+    of_scope: U32  # per scope, the context at or around it, as a position in `numbers`
 
     @classmethod
     def of(cls, parent: U32, kind: U8) -> "Contexts":
@@ -82,15 +82,15 @@ class Contexts:
 
     def nearest(self, marked: Mask) -> U32:
         """The innermost marked scope at or around each scope."""
-        found: U32 = self.numbers[nearest(self.outer, marked[self.numbers])][self.of_scope]
-        return found
+        innermost: U32 = self.numbers[nearest(self.outer, marked[self.numbers])][self.of_scope]
+        return innermost
 
 
 def nearest(parent: U32, marked: Mask) -> U32:
     """The innermost marked scope at or above each scope, 0 for none."""
     up = np.where(marked, np.arange(len(parent), dtype=np.uint32), parent)
     while True:
-        # Each round doubles the distance looked upwards; marked scopes stay where they are.
+        # Each round doubles the distance upwards; marked scopes stay where they are.
         further = up[up]
         if np.array_equal(further, up):
             return up
@@ -135,14 +135,14 @@ def tree(trace: Trace) -> Tree:
 
 @once_per_trace
 def has_operators(trace: Trace) -> bool:
-    """Whether operators were recorded wherever they ran: not with detail="category"."""
+    """Whether all operators were recorded; with detail="category" they are not."""
     if meta.of(trace).options.detail == "category":
         return False
     return bool((tree(trace).kind == OP).any())
 
 
 def _end_inner_ops(end: U64, parent: U32, is_op: Mask) -> None:
-    """An op inside an op has no end of its own: it is over at the latest when the outer one is."""
+    """Gives ops inside ops an end: they record none, and are over when the outermost op is."""
     inner = is_op & is_op[parent]
     outermost = nearest(parent, ~inner)
     end[inner] = np.minimum(end[inner], end[outermost[inner]])
@@ -153,7 +153,7 @@ def _with_none(column: NDArray[Any], none: int = 0) -> NDArray[Any]:
 
 
 def names_where(trace: Trace, test: Callable[[str], bool]) -> Mask:
-    """Per row of the string table, whether the text passes. Texts are few, scopes many."""
+    """Per row of the string table, whether the text passes. Texts are few; scopes are many."""
     return np.fromiter((test(text) for text in trace.strings), np.bool_, len(trace.strings))
 
 

@@ -43,9 +43,9 @@ def _peaks(trace: Trace) -> dict[str, "_Level"]:
 
 
 def main_device(trace: Trace) -> str:
-    """The device that views are of when none is named."""
-    found = devices(trace)
-    return found[0] if found else "cpu"
+    """The device that views show if the caller names none."""
+    names = devices(trace)
+    return names[0] if names else "cpu"
 
 
 def on_device(trace: Trace, device: str | None = None) -> Mask:
@@ -55,8 +55,8 @@ def on_device(trace: Trace, device: str | None = None) -> Mask:
         errors.UsageError: nothing was recorded on a device of that name.
     """
     if device is not None and device not in (*devices(trace), main_device(trace)):
-        known = ", ".join(devices(trace)) or "none"
-        raise errors.UsageError(f"nothing was recorded on {device!r}; there is: {known}")
+        recorded = ", ".join(devices(trace)) or "none"
+        raise errors.UsageError(f"nothing was recorded on {device!r}; there is: {recorded}")
     wanted = device_of_place(trace) == (device or main_device(trace))
     result: Mask = wanted[allocations(trace).place]
     return result
@@ -64,7 +64,7 @@ def on_device(trace: Trace, device: str | None = None) -> Mask:
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which most bytes were allocated. Sizes are what was asked for."""
+    """The moment at which most bytes were allocated. Sizes are requested bytes."""
 
     bytes: int
     time_ns: int
@@ -84,7 +84,7 @@ class _Level:
 
 
 def highest_where(trace: Trace, which: Mask) -> _Level:
-    """The most that these allocations had together."""
+    """The most bytes that these allocations had together."""
     positions, levels, at_start = levels_where(trace, which)
     highest = int(levels.argmax()) if len(levels) else -1
     if highest < 0 or levels[highest] <= at_start:
@@ -93,7 +93,7 @@ def highest_where(trace: Trace, which: Mask) -> _Level:
 
 
 def levels_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
-    """The sum over these allocations: where it changes, what it is then, and what it starts from."""
+    """These allocations' bytes: positions of changes, the level after each, the starting level."""
     positions, _, amounts = changes_where(trace, which)
     at_start = bytes_before_where(trace, which)
     levels = np.cumsum(amounts)
@@ -102,7 +102,7 @@ def levels_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]
 
 
 def changes_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, I64]:
-    """Positions, allocations and bytes of the changes that are about these allocations."""
+    """Positions, allocations and bytes of the changes to these allocations."""
     changes = lifetimes.changes(trace)
     if which.all():
         return changes.position, changes.allocation, changes.bytes
@@ -111,7 +111,7 @@ def changes_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, I64
 
 
 def bytes_before_where(trace: Trace, which: Mask) -> int:
-    """What these allocations had together when the trace began."""
+    """The bytes that these allocations had together when the trace began."""
     alloc = allocations(trace)
     return int(alloc.requested_bytes[which & (alloc.start < 0)].sum())
 
@@ -122,16 +122,16 @@ def alive(trace: Trace, at: At = "peak", device: str | None = None) -> Mask:
 
 
 def alive_at(trace: Trace, position: int) -> Mask:
-    """Which allocations of all devices are counted right after the event at that position."""
+    """Which allocations the allocators of all devices count right after the event there."""
     alloc = allocations(trace)
     return (alloc.start <= position) & ((alloc.completed < 0) | (alloc.completed > position))
 
 
 def position_of(trace: Trace, at: At = "peak", device: str | None = None) -> int:
-    """The event after which it is that moment; -1: before the first.
+    """The position of the last event before or at that moment; -1: before the first event.
 
     Raises:
-        errors.UsageError: no moment.
+        errors.UsageError: `at` is not a moment.
     """
     if at == "peak":
         return peak(trace, device).position
@@ -151,13 +151,13 @@ def _no_moment(at: object) -> errors.UsageError:
 
 
 def levels_of(trace: Trace, device: str | None = None) -> tuple[NDArray[np.intp], I64, int]:
-    """The device's bytes: where they change, what they are then, and what they start from."""
+    """The device's bytes: positions of changes, the level after each, the starting level."""
     return levels_where(trace, on_device(trace, device))
 
 
 def peak(trace: Trace, device: str | None = None) -> Peak:
     """The moment of greatest memory."""
-    on_device(trace, device)  # a device that is not there is the caller's mistake
+    on_device(trace, device)  # raises if the device is not in the trace
     name = device or main_device(trace)
     level = _peaks(trace).get(name, _Level(0, BEFORE))
     return replace(moment(trace, level.position, name), bytes=level.bytes)
@@ -172,12 +172,12 @@ class Highest(NamedTuple):
 
 
 def highest(trace: Trace, device: str) -> Highest:
-    """As `peak`, without what takes long: for traces that nobody may ever look at."""
-    found, changes = lifetimes.lifetimes(trace), lifetimes.changes(trace)
-    here = (device_of_place(trace) == device)[found.place]
+    """Like `peak`, but without its slow parts: for traces that nobody may ever look at."""
+    lives, changes = lifetimes.lifetimes(trace), lifetimes.changes(trace)
+    here = (device_of_place(trace) == device)[lives.place]
     own = here[changes.allocation]
     levels = np.cumsum(changes.bytes[own])
-    start = int(found.bytes[here & (found.start < 0)].sum())
+    start = int(lives.bytes[here & (lives.start < 0)].sum())
     at = int(levels.argmax()) if len(levels) else 0
     if len(levels) == 0 or levels[at] <= 0:
         return Highest(device, start, 0)
@@ -187,14 +187,14 @@ def highest(trace: Trace, device: str) -> Highest:
 
 
 def highest_of_all(trace: Trace) -> Highest:
-    """As `highest`, on the main device."""
+    """Like `highest`, on the main device."""
     used = device_of_place(trace)[np.unique(lifetimes.lifetimes(trace).place)]
     each = [highest(trace, str(name)) for name in sorted(set(used))] or [Highest("cpu", 0, 0)]
     return max(each, key=lambda one: (one.device != "cpu", one.bytes))
 
 
 def moment(trace: Trace, position: int, device: str) -> Peak:
-    """What there is on the device right after the event at that position."""
+    """The device's bytes by category, right after the event at that position."""
     there = (device_of_place(trace) == device)[allocations(trace).place]
     there &= alive_at(trace, position)
     time_ns, step, phase = 0, None, None
@@ -218,13 +218,13 @@ def moment(trace: Trace, position: int, device: str) -> Peak:
 
 
 def bytes_by_category(trace: Trace, which: Mask) -> I64:
-    """The bytes of these allocations, by the category's number."""
+    """The bytes of these allocations, indexed by the category's number."""
     alloc = allocations(trace)
     return sums(alloc.category[which], alloc.requested_bytes[which], len(CATEGORIES))
 
 
 def sums(groups: NDArray[Any], values: NDArray[Any], count: int) -> I64:
-    """The sum of each group, exactly: bincount alone adds in floating point."""
+    """The exact sum of each group; bincount alone would add in floating point."""
     low, high = values & np.uint64(0xFFFFFFFF), values >> np.uint64(32)
     total: I64 = np.bincount(groups, low, count).astype(np.int64)
     if high.any():
@@ -233,7 +233,7 @@ def sums(groups: NDArray[Any], values: NDArray[Any], count: int) -> I64:
 
 
 def in_order(per_category: NDArray[Any]) -> dict[str, int]:
-    """By the category's name, in the order in which people see them."""
+    """The values by category name, in the order in which tables show them."""
     return {name: int(per_category[CATEGORY[name]]) for name in CATEGORY_ORDER}
 
 
@@ -248,7 +248,7 @@ def timeline(trace: Trace, by: str = "category", device: str | None = None) -> "
         groups, names = alloc.category.astype(np.int64), list(CATEGORIES)
         shown = list(CATEGORY_ORDER)
     elif by == "phase":
-        # What was there before the trace has no phase.
+        # Blocks from before the trace have no phase.
         groups = np.minimum(alloc.phase, len(PHASES)).astype(np.int64)
         shown = names = [*PHASES, "before"]
     elif by == "device":
@@ -273,7 +273,7 @@ def level_columns(
     positions, allocation, amounts = changes_where(trace, which)
     group_of_change = groups[allocation]
     starts = bytes_before(trace, which, groups, count)
-    # Of two changes at one event only the sum after both is shown.
+    # If one event has two changes, show only the level after both.
     whole = np.append(positions[1:] != positions[:-1], True)[: len(positions)]
     twice = not whole.all()
     levels: list[I64] = []
@@ -291,7 +291,7 @@ def level_columns(
 
 
 def bytes_before(trace: Trace, which: Mask, groups: NDArray[Any], count: int) -> I64:
-    """Each group's bytes of these allocations when the trace began."""
+    """These allocations' bytes per group when the trace began."""
     alloc = allocations(trace)
     before = which & (alloc.start < 0)
     return sums(groups[before], alloc.requested_bytes[before], count)

@@ -1,30 +1,33 @@
-"""Which modules to checkpoint for a budget: each plan is replayed, and the replay judges.
+"""Which modules to checkpoint for a budget. Each plan is replayed, and the replay decides.
 
-What a checkpoint changes, per call of a module (`torch.utils.checkpoint`, non-reentrant):
+A checkpoint (`torch.utils.checkpoint`, non-reentrant) changes each call of its module so:
 
-- what autograd keeps of the call goes when the call ends, except what the module returns. (Some of it
-  goes earlier, which nobody recorded; that it stays until then can only make a prediction larger.)
-- what the module is given stays until the call's backward is over;
-- before the first node of the call's backward its forward runs again, up to the last tensor that
-  autograd keeps; that is remade, and ends where it ended before;
-- autocast's copies of weights stay until the model's call ends, and are made again;
-- what a linear layer's node used is gone before it sums its bias's gradient, if it was remade;
-- what a library keeps for a thread it takes once more, for the thread of the backward;
-- on the CPU the generator's state is kept in between, and a second one while the forward runs again.
+- The tensors that autograd keeps for the call are freed when the call ends, except the module's
+  result. (Some are freed earlier, which is not recorded. To free them only at the end can only make
+  a prediction larger.)
+- The module's input stays until the call's backward is over.
+- Before the first node of the call's backward, its forward runs again, up to the last tensor that
+  autograd keeps. The remade tensors end where the recorded ones ended.
+- Autocast's copies of weights stay until the model's call ends, and are made again.
+- A linear layer's node frees its remade tensors before it sums its bias's gradient.
+- A library that keeps scratch memory per thread takes it once more, for the backward's thread.
+- On the CPU, the generator's state is kept in between, and a second one while the forward runs
+  again.
 
-What is offloaded instead (`pytracer.offload`) goes as the call ends, comes back together with its first
-node, and goes when it was used; what the module is given stays, and of what it returns a copy comes.
+An offloaded tensor (`pytracer.offload`) is freed when the call ends, comes back with the first node
+of the call's backward, and is freed after its use. The module's input stays. Of its result, a copy
+comes back.
 
-On CUDA a plan fits if the allocator never has to give its cache back. A run frees a little earlier or
-later than its replay, so that blocks lie otherwise; the cache is the reserve for that.
+On CUDA, a plan fits if the allocator never has to give its cache back. A run frees a little earlier
+or later than its replay, so its blocks lie elsewhere; the cache is the reserve for that.
 
 The time is an estimate. A forward that runs again takes its share of the step: by the costs of its
-operators where those were recorded; else, on CUDA, by the bytes that it allocates, and on the CPU by the
-clock. What is offloaded goes over the bus twice.
+operators if they were recorded; otherwise, on CUDA, by the bytes that it allocates, and on the CPU
+by the clock. Offloaded tensors go over the bus twice.
 
-Candidates are the layers of stacks (`h.3`), else modules that a model calls itself. A greedy order
-proposes plans: most bytes for the least time first, and from the first layer on. Where there are few
-candidates all plans are tried.
+Candidates are the layers of stacks (`h.3`), otherwise modules that the model itself calls. Greedy
+orders propose plans: most bytes for the least time first, from the first layer on, and from the
+last layer on. If there are few candidates, all plans are tried.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -55,11 +58,11 @@ if TYPE_CHECKING:
 
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
-_FORWARD = 1 / 3  # of a step, where its phases were not timed
+_FORWARD = 1 / 3  # of a step, if its phases were not timed
 _BUS = 25e9  # bytes a second between the device and pinned memory
 _MOST_OFFLOADED = 6  # choices of how many modules to offload
-_BESIDE = 16  # so much smaller than the largest is what a module keeps beside its result
-_GENERATOR_BYTES = 5056  # of the CPU's; CUDA's is kept on the CPU
+_BESIDE = 16  # blocks that a module keeps beside its result are that many times smaller
+_GENERATOR_BYTES = 5056  # the CPU generator's state; CUDA's is kept on the CPU
 _LINEAR_NODE = "AddmmBackward"
 _BATCH_NORM = "batch_norm"
 _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
@@ -67,31 +70,31 @@ _RANDOM = ("dropout", "bernoulli", "rand", "multinomial")
 
 @dataclass(frozen=True)
 class Plan:
-    """A choice of modules, and what it was predicted to need. Sizes are bytes."""
+    """A choice of modules, and its predicted memory and time. Sizes are bytes."""
 
     modules: tuple[str, ...]
-    peak: int  # of what is requested
+    peak: int  # of the requested bytes
     peak_reserved: int | None  # by CUDA's allocator; None on the CPU
-    time_ratio: float  # a step's time over that without the plan
+    time_ratio: float  # a step's time with the plan, over that without it
     fits: bool  # in the budget
     offloaded: tuple[str, ...] = ()  # modules whose saved tensors wait in the host's memory
-    pinned: int = 0  # of the host, for those
+    pinned: int = 0  # the host memory for those
 
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The cheapest plan that fits, or the smallest that there is. True where it fits."""
+    """The cheapest plan that fits, or else the smallest plan. It is true if it fits."""
 
     device: str
     budget: int
-    pinned: int  # what may be pinned of the host's memory
-    now: Plan  # without a plan
+    pinned: int  # the host memory that plans may pin
+    now: Plan  # the program as recorded
     chosen: Plan
     frontier: tuple[Plan, ...]  # the least time for each peak
     warnings: tuple[str, ...]
-    notes: tuple[str, ...]  # what keeps the answer from being exact
+    notes: tuple[str, ...]  # why the answer is not exact
     _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
-    verified: Verified | None = None  # None: nobody asked
+    verified: Verified | None = None  # None: not verified
 
     def __str__(self) -> str:
         """The answer as text."""
@@ -103,17 +106,17 @@ class CheckpointPlan:
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """What to checkpoint."""
+        """The modules to checkpoint."""
         return self.chosen.modules
 
     @property
     def offloaded(self) -> tuple[str, ...]:
-        """What to offload to the host."""
+        """The modules to offload to the host."""
         return self.chosen.offloaded
 
     @property
     def code(self) -> str:
-        """To be pasted where the model is made; "" if nothing is to be done."""
+        """Code to paste where the model is made; "" if the plan has no modules."""
         parts = []
         if self.modules:
             parts.append(code_of(self.modules))
@@ -127,7 +130,7 @@ class CheckpointPlan:
 
 
 def code_of(modules: Iterable[str]) -> str:
-    """With nothing but torch's own checkpoint."""
+    """Code that checkpoints these modules with torch's own checkpoint."""
     names = ", ".join(f'"{name}"' for name in modules)
     return "\n".join(
         (
@@ -142,7 +145,7 @@ def code_of(modules: Iterable[str]) -> str:
 
 
 def code_of_offload(modules: Iterable[str]) -> str:
-    """With `pytracer.offload`, which needs nothing but torch."""
+    """Code that offloads these modules with `pytracer.offload`, which needs nothing but torch."""
     names = ", ".join(f'"{name}"' for name in modules)
     return "\n".join(
         (
@@ -161,10 +164,11 @@ def plan(
     device: str | None,
     render: Callable[[CheckpointPlan], str],
 ) -> CheckpointPlan:
-    """Proposes, replays and chooses.
+    """Proposes plans, replays them, and chooses one.
 
     Raises:
-        errors.UsageError: no such size or device, or no module whose activations a backward used.
+        errors.UsageError: the size or device does not exist, or no backward used a module's
+            activations.
     """
     name = device or usage.main_device(trace)
     usage.on_device(trace, name)
@@ -179,20 +183,20 @@ def plan(
             "no module of this trace keeps activations for a backward, so there is nothing to "
             "checkpoint: record whole training steps, with the model's modules"
         )
-    found = {chosen: work.judge(*chosen, size) for chosen in work.proposals(host)}
-    now = found[(), ()]
-    fitting = [each for each in found.values() if each.fits]
+    judged = {chosen: work.judge(*chosen, size) for chosen in work.proposals(host)}
+    now = judged[(), ()]
+    fitting = [each for each in judged.values() if each.fits]
     if fitting:
         best = min(fitting, key=lambda each: (each.time_ratio, each.peak))
     else:
-        best = min(found.values(), key=lambda each: (each.peak_reserved or each.peak, each.peak))
+        best = min(judged.values(), key=lambda each: (each.peak_reserved or each.peak, each.peak))
     return CheckpointPlan(
         device=name,
         budget=size,
         pinned=host,
         now=now,
         chosen=best,
-        frontier=tuple(_frontier(found.values())),
+        frontier=tuple(_frontier(judged.values())),
         warnings=tuple(work.warnings(best)),
         notes=tuple(replay.notes(trace, name)),
         _render=render,
@@ -200,7 +204,7 @@ def plan(
 
 
 def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
-    """Those that no other plan beats in both, the quickest first."""
+    """The plans that no other plan beats in both time and peak, the quickest first."""
     least = None
     for each in sorted(plans, key=lambda p: (p.time_ratio, p.peak)):
         if least is None or each.peak < least:
@@ -213,14 +217,14 @@ def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
 
 @dataclass
 class _Edits:
-    """What a plan adds to the recorded order of events."""
+    """Events that a plan adds to the recorded ones."""
 
     position: list[int] = field(default_factory=list)
-    order: list[int] = field(default_factory=list)  # at one position
+    order: list[int] = field(default_factory=list)  # among events at one position
     kind: list[int] = field(default_factory=list)
-    block: list[int] = field(default_factory=list)  # of these, whose sizes and lanes
-    again: list[bool] = field(default_factory=list)  # the block that was remade
-    bytes: list[int] = field(default_factory=list)  # what is added to what is in use
+    block: list[int] = field(default_factory=list)  # the recorded block, for its size and lane
+    again: list[bool] = field(default_factory=list)  # whether it is the remade block instead
+    bytes: list[int] = field(default_factory=list)  # the change of the bytes in use
 
     def add(self, position: int, order: int, kind: int, block: int, again: bool, size: int) -> None:
         for column, value in zip(
@@ -245,17 +249,17 @@ class _Unit:
 
     name: str
     edits: _Edits
-    dropped: int  # bytes of one step
-    again: float  # of a step's time: what its forward takes
-    begins: int  # where its forward first runs again
-    ops: frozenset[int]  # what runs in it, by row of the string table
-    offload: _Edits  # what changes if its saved tensors wait on the host
-    moved: int  # bytes of one step that do
-    pinned: int  # what that takes there
+    dropped: int  # bytes that a checkpoint frees in one step
+    again: float  # its forward's share of a step's time
+    begins: int  # the position at which its forward first runs again
+    ops: frozenset[int]  # the ops in it, as rows of the string table
+    offload: _Edits  # the events if its saved tensors wait on the host instead
+    moved: int  # bytes of one step that wait there
+    pinned: int  # the pinned memory for them
 
 
 class _Work:
-    """Everything about one trace that plans need."""
+    """The facts about one trace that plans need, and its plans."""
 
     def __init__(self, trace: Trace, device: str) -> None:
         self.trace, self.device = trace, device
@@ -277,7 +281,10 @@ class _Work:
         return forward
 
     def _times(self) -> tuple[float, int, float]:
-        """What a forward is of a step, by device where that was measured; one in ticks; a step."""
+        """A forward's share of a step, its ticks on the host, and a step's nanoseconds.
+
+        The share is by the device's clock if it was measured.
+        """
         medians = training_steps.phase_medians(self.trace)
         tree = self.tree
         outermost = np.flatnonzero((tree.kind == MODULE) & (tree.module[tree.parent] == 0))
@@ -290,7 +297,7 @@ class _Work:
         return medians.by_phase["forward"] / total, took, total
 
     def _again(self, name: str, calls: NDArray[np.intp], made: int) -> float:
-        """What its forward is of a step's time; `made`: bytes that it allocates, in all steps."""
+        """Its forward's share of a step's time; `made` is the bytes it allocates in all steps."""
         costs = per_module.per_call(self.trace)
         if name in costs:
             took = costs[name].forward_ms * costs[name].calls * 1e6
@@ -300,7 +307,7 @@ class _Work:
         return self.forward_share * made / max(self.forward_bytes, 1)
 
     def _ticks(self, calls: NDArray[np.intp]) -> int:
-        """What these calls take in a step on the host: the median, without the first step's."""
+        """The host's time of these calls per step: the median, without the first step."""
         if not len(calls):
             return 0
         took = (self.tree.end[calls] - self.tree.begin[calls]).astype(np.int64)
@@ -314,16 +321,16 @@ class _Work:
         kept = self.own & (self.alloc.category == CATEGORY["activations"])
         kept &= self.alloc.phase == PHASE["forward"]
         by_name = self._calls_by_name()
-        found = {}
+        units = {}
         floor = _WORTH * int(self.size[kept].sum())
         for name, calls in by_name.items():
             unit = self._unit(name, calls)
             if unit is not None and unit.dropped * self.steps > floor / 4:
-                found[name] = unit
-        return found
+                units[name] = unit
+        return units
 
     def _calls_by_name(self) -> dict[str, NDArray[np.intp]]:
-        """The forward calls of each candidate: a layer of a stack, else what the model calls."""
+        """The forward calls of each candidate: a layer of a stack, or a child of the model."""
         tree = self.tree
         calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
         forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
@@ -367,7 +374,7 @@ class _Work:
     def _call(
         self, unit: _Unit, call: int, first: int, own: NDArray[np.intp], call_of: Any
     ) -> None:
-        """One call: `first` is the first event of its backward."""
+        """Adds the events of one call; `first` is the first event of its backward."""
         edits, alloc, tree = unit.edits, self.alloc, self.tree
         left = int(np.searchsorted(self.trace.events.ticks, tree.end[call]))  # the call's end
         kept = own[self.end[own] >= first]
@@ -378,14 +385,14 @@ class _Work:
         returned = call_of[freed_by] != call
         alive = own[self.end[own] >= left]
         if len(alive):
-            # What is returned was made last, but for the few bytes that a norm keeps beside it.
+            # The result was made last, except for the few bytes that a norm keeps beside it.
             sized = alive[self.size[alive] * _BESIDE >= self.size[alive].max()]
             returned |= saved == sized[alloc.start[sized].argmax()]
         within = saved[returned & (call_of[freed_by] == call)]
         saved = saved[~returned]
         if len(saved) == 0:
             return
-        over = int(self.end[saved].max())  # only then the checkpoint itself goes
+        over = int(self.end[saved].max())  # only then is the checkpoint itself freed
         self._keep_input(edits, call, over)
         root = self._root_end(call)
         last = int(alloc.start[np.concatenate([saved, copied])].max())
@@ -396,12 +403,12 @@ class _Work:
         if self.device == "cpu":
             edits.add(int(alloc.start[own].min()), -1, -1, 0, False, _GENERATOR_BYTES)
             edits.add(over, 0, -1, 0, False, -_GENERATOR_BYTES)
-            # And what the generator was at, while the forward runs again.
+            # A second state of the generator, while the forward runs again.
             edits.add(first, -_LAST, -1, 0, False, _GENERATOR_BYTES)
             edits.add(first, -1, -1, 0, False, -_GENERATOR_BYTES)
         remade = {*saved.tolist(), *copied.tolist()}
         for k in own[alloc.start[own] <= last].tolist():
-            # Before anything of that position, in the order of the forward.
+            # Before all other events at that position, in the order of the forward.
             begins = int(alloc.start[k]) * 2 - _LAST // 2
             edits.add(first, begins, _ALLOC, k, True, int(self.size[k]))
             if k in remade:
@@ -420,7 +427,7 @@ class _Work:
         first: int,
         blocks: tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]],
     ) -> None:
-        """What changes if these wait on the host: saved, copies of weights, and what is returned."""
+        """Adds the events if these wait on the host: saved, copies of weights, and the result."""
         saved, copied, within = blocks
         edits = unit.offload
         for gone, which in ((left, saved), (root, copied)):
@@ -441,18 +448,19 @@ class _Work:
         return int(self.size[k])
 
     def _free_remade(self, edits: _Edits, k: int) -> None:
-        """As the recorded one, once; but not later than its node has computed its products."""
+        """Frees a remade block where the recorded one ended, or before its node's bias sum."""
         end, size = int(self.end[k]), int(self.size[k])
         used = self._bias_sums.get(int(self.tree.node[self.moments.freed_scope[k]]), end)
         edits.add(used, 0, _FREE, k, True, -size if used < end else 0)
         if used < end:
-            edits.add(end, 3, -1, k, False, size)  # the recorded one is subtracted there
+            edits.add(end, 3, -1, k, False, size)  # the recorded free subtracts it there again
 
     @cached_property
     def _bias_sums(self) -> dict[int, int]:
-        """Where a linear layer's node sums its bias's gradient: three results, the smallest last.
+        """Per linear layer's node, the position at which it sums its bias's gradient.
 
-        Autograd keeps what it saved itself until that is over; what a checkpoint remade goes before.
+        It has three results, the smallest last. Autograd keeps tensors that it saved itself until
+        the sum is over; tensors that a checkpoint remade are freed before.
         """
         node = self.tree.node[self.moments.made_scope]
         named = scopes.scopes_named(self.trace, lambda text: text.startswith(_LINEAR_NODE))
@@ -467,7 +475,7 @@ class _Work:
         }
 
     def _scratch(self, chosen: Iterable[str]) -> _Edits:
-        """What a library keeps per thread, and takes once more where a forward runs on backward's."""
+        """Scratch memory that a library takes once more, for forwards in the backward's thread."""
         edits = _Edits()
         units = [self.units[name] for name in chosen]
         for k in self._scratch_of_forward:
@@ -478,7 +486,7 @@ class _Work:
 
     @cached_property
     def _scratch_of_forward(self) -> list[int]:
-        """What libraries keep to the end for other threads, and have not for backward's."""
+        """Blocks that libraries keep to the end for other threads, but not for the backward's."""
         if self.device == "cpu":
             return []
         kept = self.own & (self.alloc.category == CATEGORY["workspaces"]) & (self.end == _LAST)
@@ -494,10 +502,10 @@ class _Work:
         yield self._scratch(chosen)
 
     def _keep_input(self, edits: _Edits, call: int, over: int) -> None:
-        """A checkpoint keeps what the module is given.
+        """Adds the events by which a checkpoint keeps the module's input.
 
-        Which block that is nobody recorded: of those that are there and that nothing else keeps for
-        as long it is taken to be the largest.
+        The trace does not show which block is the input. It is assumed to be the largest live block
+        that nothing else keeps as long.
         """
         alloc = self.alloc
         begins = int(np.searchsorted(self.trace.events.ticks, self.tree.begin[call]))
@@ -505,13 +513,13 @@ class _Work:
         given &= (alloc.phase == PHASE["forward"]) & (self.end < over)
         numbers = np.flatnonzero(given)
         if not len(numbers):
-            return  # kept anyway, or made before the forward, as a batch is
+            return  # kept anyway, or made before the forward, like a batch
         k = int(numbers[self.size[numbers].argmax()])
         edits.add(int(self.end[k]), 2, _ALLOC, k, True, int(self.size[k]))
         edits.add(over, 0, _FREE, k, True, -int(self.size[k]))
 
     def _root_end(self, call: int) -> int:
-        """Where the outermost module's call around it ends."""
+        """The position at which the outermost module's call around it ends."""
         tree = self.tree
         outer = call
         while (around := int(tree.module[tree.parent[outer]])) and around != outer:
@@ -521,7 +529,7 @@ class _Work:
     # ------------------------------------------------------------ plans
 
     def proposals(self, pinned: int) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-        """What to checkpoint and what to offload, from none to all."""
+        """Pairs of modules to checkpoint and modules to offload, from none to all."""
         seen = set()
         for offloaded in self._offloads(pinned):
             for chosen in self._checkpoints(offloaded):
@@ -530,7 +538,10 @@ class _Work:
                     yield chosen, offloaded
 
     def _offloads(self, pinned: int) -> Iterator[tuple[str, ...]]:
-        """The first modules, whose tensors wait longest, as many as the host has room for."""
+        """Prefixes of the modules: the first modules' tensors wait longest.
+
+        The longest prefix is as many as the host has room for.
+        """
         names: list[str] = []
         room = pinned
         for name, unit in self.units.items():
@@ -543,7 +554,7 @@ class _Work:
             yield tuple(names[:count])
 
     def _checkpoints(self, offloaded: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Of the other modules."""
+        """Choices among the modules that are not offloaded."""
         names = [name for name in self.units if name not in offloaded]
         if len(names) <= _ALL_PLANS_OF:
             for count in range(len(names) + 1):
@@ -555,7 +566,7 @@ class _Work:
                 yield tuple(sorted(order[:count], key=names.index))
 
     def judge(self, chosen: tuple[str, ...], offloaded: tuple[str, ...], budget: int) -> Plan:
-        """Replays it."""
+        """Replays the plan."""
         peak = self.peak(chosen, offloaded)
         reserved, fits = None, peak <= budget
         if self.device != "cpu":
@@ -574,7 +585,7 @@ class _Work:
         return Plan(chosen, peak, reserved, ratio, fits, offloaded, pinned)
 
     def peak(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> int:
-        """Of what is requested."""
+        """The plan's highest requested bytes."""
         position, _, delta = self._base
         order = np.where(delta < 0, 1, 2)
         columns = [(position, order, delta)]
@@ -588,7 +599,7 @@ class _Work:
 
     @cached_property
     def _base(self) -> tuple[I64, I64, I64]:
-        """When each block comes and goes, which, and its bytes."""
+        """The recorded changes: their positions, blocks and bytes."""
         changes = lifetimes.changes(self.trace)
         mine = self.own[changes.allocation]
         before = np.flatnonzero(self.own & (self.alloc.start < 0))
@@ -598,7 +609,7 @@ class _Work:
         return position.astype(np.int64), block.astype(np.int64), delta
 
     def steps_of(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> dict[str, Any]:
-        """The allocator's steps of the plan: the recorded ones, and what the plan adds."""
+        """The allocator's steps with the plan: the recorded ones and the plan's."""
         base = replay.steps(self.trace, self.device)
         columns = {name: base.columns[name] for name in ("kind", "block", "bytes", "lane")}
         lanes = self._lane_of_block(base)
@@ -629,7 +640,7 @@ class _Work:
         return lanes
 
     def warnings(self, best: Plan) -> Iterator[str]:
-        """What makes a second forward another one."""
+        """Reasons why a second forward would differ from the first."""
         chosen = np.zeros(len(self.tree.kind), np.bool_)
         names = set(best.modules)
         calls = np.flatnonzero(self.tree.kind == MODULE)

@@ -1,7 +1,8 @@
 """Whether a traced run fits on a card, and if not, what fails first and what helps.
 
-The card holds more than torch's allocator: the context, kernels and libraries, the driver's reserve.
-Those come from the ledger. What other processes had is left out: it is another card.
+The card holds more than torch's allocator: the context, kernels and libraries, the driver's
+reserve. Those come from the ledger. The bytes of other processes do not count, because they were on
+another card.
 """
 
 from collections.abc import Callable
@@ -27,8 +28,8 @@ _NOT_THE_PROGRAMS = "other processes"
 _ALLOCATOR = "torch's allocator"
 _MOST_HOLDERS = 8
 _NOTHING_READ = (
-    "The memory beside torch's allocator is not known: 0.5 GiB and more for the context and "
-    "libraries. `pytracer ledger --probe` measures it."
+    "The memory beside torch's allocator is unknown: the context and libraries take 0.5 GiB and "
+    "more. `pytracer ledger --probe` measures it."
 )
 _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
@@ -38,7 +39,7 @@ _NOT_MEASURED = (
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds memory, layers that are alike taken together."""
+    """Who holds memory; layers that are alike are one holder."""
 
     bytes: int
     category: str
@@ -48,21 +49,21 @@ class Holder:
 
 @dataclass(frozen=True)
 class Fits:
-    """The answer, which is true where it fits as it was recorded. Sizes are bytes."""
+    """The answer; it is true if the run fits as recorded. Sizes are bytes."""
 
     device: str
-    card: int | None  # None: it was not asked about one
-    beside: int  # what the card holds beside torch's allocator
-    replay: Replay  # in what is left of the card, with the recording's settings
+    card: int | None  # None: no card was given
+    beside: int  # the card's bytes beside torch's allocator
+    replay: Replay  # in the rest of the card, with the recording's settings
     smallest_card: int  # with the recording's settings
-    holders: tuple[Holder, ...]  # who holds what where the first request fails
-    choices: tuple[Choice, ...]  # settings, what needs least first
+    holders: tuple[Holder, ...]  # the live memory when the first request fails
+    choices: tuple[Choice, ...]  # settings, least memory first
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
-    verified: Verified | None = None  # None: nobody asked
+    verified: Verified | None = None  # None: not verified
 
     def __bool__(self) -> bool:
-        """Whether it runs to the end on that card."""
+        """Whether the run completes on that card."""
         return bool(self.replay)
 
     def __str__(self) -> str:
@@ -71,13 +72,13 @@ class Fits:
 
     @property
     def helps(self) -> Choice | None:
-        """The settings under which it fits, where as recorded it does not."""
+        """Settings with which the run fits, if it does not fit as recorded."""
         if self:
             return None
         return next((choice for choice in self.choices if choice.runs), None)
 
     def settings(self) -> "pd.DataFrame":
-        """One row per choice of settings, what needs least first."""
+        """One row per choice of settings, least memory first."""
         rows = [
             {**vars(choice), "smallest_card": choice.smallest_room + self.beside}
             for choice in self.choices
@@ -92,35 +93,35 @@ def fits(
     device: str | None,
     render: Callable[[Fits], str],
 ) -> Fits:
-    """Replays the trace in what the card has for torch's allocator.
+    """Replays the trace in the memory that the card has for torch's allocator.
 
     Raises:
-        errors.UsageError: no such size, device or settings, or nothing of a GPU in the trace.
+        errors.UsageError: the size, device or settings do not exist, or the trace is not of a GPU.
     """
     name = device or usage.main_device(trace)
     replay.steps(trace, name)
     beside, notes = _beside(trace, name)
     card = None if on is None else parse_size(on)
     left = None if on is None else room(trace, on, name)
-    found = replay.replay(trace, settings, device=name, capacity=left, unlimited=True)
+    replayed = replay.replay(trace, settings, device=name, capacity=left, unlimited=True)
     return Fits(
         device=name,
         card=card,
         beside=beside,
-        replay=found,
-        smallest_card=found.smallest_room + beside,
-        holders=_holders(trace, found),
+        replay=replayed,
+        smallest_card=replayed.smallest_room + beside,
+        holders=_holders(trace, replayed),
         choices=tuple(allocator_advice.choices(trace, name, left)),
-        notes=(*found.notes, *notes),
+        notes=(*replayed.notes, *notes),
         _render=render,
     )
 
 
 def room(trace: Trace, on: int | str, device: str) -> int:
-    """What a card of this size has for torch's allocator; on the CPU all of it.
+    """The bytes that a card of this size has for torch's allocator; on the CPU all of them.
 
     Raises:
-        errors.UsageError: no such size, or a card that has nothing left.
+        errors.UsageError: the size does not exist, or the card has nothing left.
     """
     card = parse_size(on)
     beside = 0 if device == "cpu" else _beside(trace, device)[0]
@@ -132,7 +133,7 @@ def room(trace: Trace, on: int | str, device: str) -> int:
 
 
 def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
-    """What the card holds beside torch's allocator; the largest that was read."""
+    """The card's bytes beside torch's allocator, and notes on how they are known."""
     imagined = meta.of(trace).imagined
     if imagined is not None:
         return (0, [_NOT_MEASURED]) if imagined.beside is None else (imagined.beside, [])
@@ -140,17 +141,17 @@ def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)
     ]
-    known = [row.bytes for row in others if row.bytes is not None and row.name != "residual"]
-    if not known:
+    beside = [row.bytes for row in others if row.bytes is not None and row.name != "residual"]
+    if not beside:
         return 0, [_NOTHING_READ]
-    return sum(known), []
+    return sum(beside), []
 
 
-def _holders(trace: Trace, found: Replay) -> tuple[Holder, ...]:
-    if found.failed is None:
+def _holders(trace: Trace, replayed: Replay) -> tuple[Holder, ...]:
+    if replayed.failed is None:
         return ()
     alive = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
-    alive[found.alive_at_failure()] = True
+    alive[replayed.alive_at_failure()] = True
     total: dict[tuple[str, str, str], int] = {}
     for row in postmortem.largest(trace, alive, None):
         key = (row.category, owners.layers_alike(row.module), row.line)

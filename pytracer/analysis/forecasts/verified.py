@@ -1,10 +1,10 @@
-"""A prediction beside what happened when it was run."""
+"""A prediction beside the run that tested it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-_TOLERANCE = 0.01  # what one figure may be off and still hold
+_TOLERANCE = 0.01  # the largest error of a figure that still holds
 
 
 @dataclass(frozen=True)
@@ -18,31 +18,31 @@ class Figure:
 
     @property
     def error(self) -> float:
-        """What of the measured the nearer end of the prediction is too much; 0 inside an interval."""
+        """The error of the interval's nearer end, relative to the measured; 0 inside of it."""
         nearest = min(max(self.measured, self.lowest), self.highest)
         return nearest / self.measured - 1 if self.measured else float(nearest != 0)
 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was foretold and what was seen. True where it held."""
+    """A prediction and its outcome. It is true if the prediction held."""
 
     question: str  # "fits", "checkpoint_plan" or "what_if"
-    limit: int | None  # of torch's allocator; None: it was run without one
+    limit: int | None  # of torch's allocator; None: the run had no limit
     was_to_run: bool
     ran: bool
-    figures: tuple[Figure, ...]  # none where it was to fail: what would have followed is unknown
+    figures: tuple[Figure, ...]  # empty if it was to fail, because the rest is then unknown
     machine: Mapping[str, Any]  # date, torch, CUDA, cuDNN and device
-    file: str  # that a line was added to
+    file: str  # the file of predictions that got a new line
     notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        """Whether it ended as foretold, with no figure more than a percent off."""
+        """Whether the run ended as predicted, with no figure more than a percent off."""
         close = all(abs(figure.error) <= _TOLERANCE for figure in self.figures)
         return self.was_to_run == self.ran and close
 
     def document(self) -> dict[str, Any]:
-        """For programs."""
+        """The result as a JSON document."""
         figures = {
             figure.name: {
                 "predicted": [figure.lowest, figure.highest],

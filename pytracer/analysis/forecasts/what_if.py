@@ -1,11 +1,13 @@
-"""What a program would need with another batch or length, from traces of it with small ones.
+"""A program's memory with another batch or length, predicted from traces with small ones.
 
-The traces' allocations are matched by what made them: step, phase, module, op, the forward's module and
-op, and the order among those that are alike. Each gets a law: the simplest that gives its size in
-every trace to the byte. First those with one term: nothing, the batch, the length, both, both with
-the length squared; then each beside a constant. A law holds if at least one trace more than it has
-terms agrees; where several hold and differ, the answer is between them. What has no law, or cannot be matched, is an interval: from what the largest
-trace had to that size times the growth. So is a library's scratch, whose size follows no law.
+The traces' allocations are matched by origin: step, phase, module, op, the forward's module and op,
+and the order among those alike. Each gets a law: the simplest that gives its size in every trace to
+the byte. First come laws with one term: a constant, the batch, the length, both, both with the
+length squared, the length squared; then each of these beside a constant. A law holds if at least
+one trace more than it has terms agrees. If several laws hold and differ, the answer lies between
+them. An allocation without a law, or without a match, is an interval: from its smallest size in
+the traces to its size in the largest trace times the growth. So is a library's scratch, whose size
+follows no law.
 
 Then the largest trace is replayed with the sizes that the laws give.
 """
@@ -33,7 +35,7 @@ _MOST_FLAGGED = 5
 
 @dataclass(frozen=True)
 class Flagged:
-    """What has no law: a part of the answer that is an interval. Sizes are bytes."""
+    """Allocations without a law: a part of the answer that is an interval. Sizes are bytes."""
 
     category: str
     module: str
@@ -55,8 +57,8 @@ class WhatIf:
     traces: int
     with_law: float  # share of the bytes at the peak whose size follows a law
     flagged: tuple[Flagged, ...]  # the largest
-    notes: tuple[str, ...] = ()  # what keeps .reserved from being exact
-    verified: Verified | None = None  # None: nobody asked
+    notes: tuple[str, ...] = ()  # why .reserved is not exact
+    verified: Verified | None = None  # None: not verified
 
     @property
     def exact(self) -> bool:
@@ -66,7 +68,7 @@ class WhatIf:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of what a trace's model is given."""
+    """The batch and length of a model's input."""
 
     batch: int
     length: int | None
@@ -78,7 +80,7 @@ def what_if(
     """The peak of the same program with this batch and length.
 
     Raises:
-        errors.UsageError: nothing is asked, or these are not traces of one program.
+        errors.UsageError: no batch or length is given, or the traces are not of one program.
     """
     if batch is None and length is None:
         raise errors.UsageError("what if what? say batch=32, seq=2048 or both")
@@ -101,7 +103,10 @@ def _volume(shape: Shape) -> int:
 
 
 def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[Shape]:
-    """Of each trace. If the batch is the same in all of them, it may be another input's first size."""
+    """The shape of each trace's input.
+
+    If the main input's first size is the same in all traces, the batch may be another input's.
+    """
     given = [_inputs(trace, device, number) for number, trace in enumerate(traces, 1)]
     if asks_batch and len(traces) > 1:
         leads = [list(dict.fromkeys(shape[0] for shape in shapes)) for shapes in given]
@@ -113,11 +118,11 @@ def _shapes(traces: Sequence[Trace], device: str, *, asks_batch: bool) -> list[S
 
 
 def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
-    """The shapes of what the model is given, that with most bytes first."""
+    """The shapes of the model's inputs, the one with most bytes first."""
     alloc = allocations(trace)
     given = usage.on_device(trace, device) & (alloc.category == CATEGORY["inputs"])
     called_with = given & (alloc.role != ROLE["target"])
-    if called_with.any():  # what a loss is given is seen as the loss has it: flattened
+    if called_with.any():  # a loss's target has the shape that the loss sees: flattened
         given = called_with
     sizes: dict[tuple[int, ...], int] = {}
     for row in grouping.holders(trace, "shape", given):
@@ -126,8 +131,8 @@ def _inputs(trace: Trace, device: str, number: int) -> list[tuple[int, ...]]:
             sizes[shape] = sizes.get(shape, 0) + row.bytes
     if not sizes:
         raise errors.UsageError(
-            f"trace {number} does not show what its model is given, so its batch is not known: "
-            "record whole steps, with the batch made inside"
+            f"trace {number} does not show its model's inputs, so its batch is unknown: record "
+            "whole steps, with the batch made inside"
         )
     return sorted(sizes, key=lambda shape: -sizes[shape])
 
@@ -159,9 +164,12 @@ def _modules(trace: Trace) -> set[str]:
 
 
 def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
-    """Of what is the same in all traces they show no law."""
+    """Raises if a dimension should change that is the same in all traces: they show no law.
+
+    One trace alone has no laws at all, and its answer is an interval.
+    """
     if len(shapes) == 1:
-        return  # then nothing has a law, and the answer is an interval
+        return
     for name, of_traces, asked in (
         ("batch", {shape.batch for shape in shapes}, wanted.batch),
         ("seq", {shape.length for shape in shapes}, wanted.length),
@@ -177,7 +185,7 @@ def _say_what_never_changed(shapes: Sequence[Shape], wanted: Shape) -> None:
 
 
 def _keys(trace: Trace, device: str) -> tuple[NDArray[np.intp], list[tuple[Any, ...]]]:
-    """The device's allocations in order, and what made each, with its number among those alike."""
+    """The device's allocations in order, and each one's origin and number among those alike."""
     alloc = allocations(trace)
     own = np.flatnonzero(usage.on_device(trace, device))
     texts, seen = trace.strings, dict[tuple[Any, ...], int]()
@@ -201,13 +209,13 @@ def _made_by(trace: Trace, alloc: Allocations, texts: Sequence[str], i: int) -> 
 def _sizes(
     traces: Sequence[Trace], shapes: Sequence[Shape], wanted: Shape, device: str
 ) -> tuple[I64, I64, NDArray[np.bool_]]:
-    """Of each allocation of the largest trace: the least, the most, and whether that is a law's."""
-    found = []
+    """Per allocation of the largest trace: its least and most size, and whether a law gives it."""
+    by_trace = []
     for trace in traces:
         own, keys = _keys(trace, device)
         sizes = allocations(trace).requested_bytes[own].tolist()
-        found.append(dict(zip(keys, sizes, strict=True)))
-    counts = [_counts(each) for each in found]
+        by_trace.append(dict(zip(keys, sizes, strict=True)))
+    counts = [_counts(each) for each in by_trace]
     last = traces[-1]
     size = allocations(last).requested_bytes.astype(np.int64)
     low, high, law = size.copy(), size.copy(), np.ones(len(size), np.bool_)
@@ -216,27 +224,27 @@ def _sizes(
     own, keys = _keys(last, device)
     category = allocations(last).category
     scratch = category == CATEGORY["workspaces"]
-    fixed = np.isin(category, OWNED)  # a model is as large as it is, whatever it is given
+    fixed = np.isin(category, OWNED)  # the model's own size does not depend on its input
     for i, key in zip(own.tolist(), keys, strict=True):
         if fixed[i]:
             continue
         alike = all(each.get(key[:-1]) == counts[-1][key[:-1]] for each in counts)
-        seen = [each[key] for each in found] if alike else []
+        seen = [each[key] for each in by_trace] if alike else []
         changes_as_it_likes = scratch[i] and len(set(seen)) > 1
-        told = set() if changes_as_it_likes or not alike else _law(seen, shapes, wanted)
-        if len(told) == 1:
-            low[i] = high[i] = told.pop()
+        predicted = set() if changes_as_it_likes or not alike else _law(seen, shapes, wanted)
+        if len(predicted) == 1:
+            low[i] = high[i] = predicted.pop()
             continue
         law[i] = False
-        bounds = told or {*seen, int(size[i])}
+        bounds = predicted or {*seen, int(size[i])}
         low[i] = min(bounds)
-        high[i] = max(bounds) if told else int(size[i] * growth)
+        high[i] = max(bounds) if predicted else int(size[i] * growth)
     return low, high, law
 
 
-def _counts(found: dict[tuple[Any, ...], int]) -> dict[tuple[Any, ...], int]:
+def _counts(sizes: dict[tuple[Any, ...], int]) -> dict[tuple[Any, ...], int]:
     counts: dict[tuple[Any, ...], int] = {}
-    for key in found:
+    for key in sizes:
         counts[key[:-1]] = counts.get(key[:-1], 0) + 1
     return counts
 
@@ -250,29 +258,31 @@ def _terms(shape: Shape) -> tuple[int, ...]:
 
 
 def _law(seen: Sequence[int], shapes: Sequence[Shape], wanted: Shape) -> set[int]:
-    """What the simplest laws that hold in all traces give: one size, or more if they differ."""
+    """The sizes that the simplest laws give that hold in all traces: several if they differ."""
     at, to = [_terms(shape) for shape in shapes], _terms(wanted)
     distinct = len({(shape.batch, shape.length) for shape in shapes})
     columns = [[row[term] for row in at] for term in range(len(to))]
     if distinct > 1:
-        told = {_in_proportion(seen, column, to[term]) for term, column in enumerate(columns)}
-        if told - {None}:
-            return {size for size in told if size is not None}
+        predicted = {_in_proportion(seen, column, to[term]) for term, column in enumerate(columns)}
+        if predicted - {None}:
+            return {size for size in predicted if size is not None}
     if distinct > 2:
-        told = {_beside_a_constant(seen, column, to[term]) for term, column in enumerate(columns)}
-        return {size for size in told if size is not None}
+        predicted = {
+            _beside_a_constant(seen, column, to[term]) for term, column in enumerate(columns)
+        }
+        return {size for size in predicted if size is not None}
     return set()
 
 
 def _in_proportion(seen: Sequence[int], at: Sequence[int], to: int) -> int | None:
-    """Of c * x, if all agree and it is a whole number."""
+    """The size by the law c * x, if all traces agree and it is a whole number."""
     if any(size * at[0] != seen[0] * x for size, x in zip(seen, at, strict=True)):
         return None
     return seen[0] * to // at[0] if seen[0] * to % at[0] == 0 else None
 
 
 def _beside_a_constant(seen: Sequence[int], at: Sequence[int], to: int) -> int | None:
-    """Of a + c * x, if all agree and it is a whole number."""
+    """The size by the law a + c * x, if all traces agree and it is a whole number."""
     run = max(at) - min(at)
     if run == 0:
         return None
@@ -317,7 +327,7 @@ def _answer(
 
 
 def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]:
-    """The highest level with these sizes, and what is alive there."""
+    """The highest level with these sizes, and the allocations alive there."""
     changes, own = lifetimes.changes(trace), usage.on_device(trace, device)
     mine = own[changes.allocation]
     delta = np.where(changes.bytes > 0, 1, -1) * size[changes.allocation]
@@ -331,8 +341,8 @@ def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]
 
 def _reserved(trace: Trace, device: str, size: I64) -> int:
     columns = replay.steps(trace, device).columns
-    known = columns["block"] < len(size)
-    grown = np.where(known, size[np.minimum(columns["block"], len(size) - 1)], columns["bytes"])
+    recorded = columns["block"] < len(size)
+    grown = np.where(recorded, size[np.minimum(columns["block"], len(size) - 1)], columns["bytes"])
     settings = allocator_settings.parse(replay.recorded_settings(trace, device))
     steps = {**columns, "bytes": grown.astype(np.uint64)}
     return int(core.replay(steps, settings.rules(None, None), False)["peak_reserved"])
