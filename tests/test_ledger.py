@@ -617,7 +617,7 @@ def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(driver, "_opened", (os.getpid(), "NVML: no driver"))
     assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
-        "pytracer: the devices cannot be read: NVML: no driver. Of a trace: pytracer ledger FILE\n"
+        "pytracer: the devices cannot be read: NVML: no driver. For a trace: pytracer ledger FILE\n"
     )
 
 
