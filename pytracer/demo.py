@@ -1,4 +1,4 @@
-"""A small transformer, trained for a few steps under a trace: what `pytracer demo` shows."""
+"""The program of `pytracer demo`: trains a small transformer for a few steps under a trace."""
 
 import torch
 from torch import nn

@@ -1,6 +1,7 @@
-"""What surrounds this process: its place among those of a launcher, and its folder.
+"""The environment of this process: its rank, the number of ranks, and its folder.
 
-Recordings ask as they end, when the program may have changed all of it: nothing here raises.
+Recordings call these functions as they end, when the program may have changed anything. So the
+functions never raise.
 """
 
 import os
@@ -16,7 +17,7 @@ def rank() -> int:
 
 
 def world_size() -> int:
-    """How many processes the launcher started."""
+    """The number of processes that the launcher started."""
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", otherwise=1)
 
 
@@ -29,7 +30,7 @@ def _from_launcher(*names: str, otherwise: int) -> int:
 
 
 def working_directory() -> str:
-    """Where the program is; "" if that folder has been deleted."""
+    """The current folder; "" if it has been deleted."""
     try:
         return str(Path.cwd())
     except OSError:

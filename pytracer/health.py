@@ -1,6 +1,6 @@
-"""What can go wrong in a recording: every counter, how bad it is, and what to do about it.
+"""The counters of problems in a recording, each with its severity and advice.
 
-Nothing is lost silently. A counter that is not in this table is shown all the same.
+Nothing is lost silently: a counter that is missing in this table is shown as well.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Severity: TypeAlias = Literal["info", "warning", "loss"]
 
 
 class Counter(NamedTuple):
-    """One way in which a trace can be less than whole."""
+    """A kind of problem that a recording can have."""
 
     name: str
     severity: Severity
@@ -23,21 +23,21 @@ class Counter(NamedTuple):
 _MORE_ROOM = "Raise max_events, trace fewer steps, or write to a file with path=."
 _REPORT = "If this repeats, please report it with the trace: pytracer missed an event."
 
-# What a file lacks as a whole.
+# Counters about the file as a whole.
 OF_FILES = frozenset(("truncated_file", "corrupt_file"))
 
 
 def has_holes(losses: Mapping[str, int]) -> bool:
-    """Whether rows are missing from the middle: what a view shows may then come from the gap.
+    """Whether rows are missing in the middle, so that a view may show the effect of the gap.
 
-    A file without its end has no holes: it is right up to there.
+    A file without its end has no holes: it is right up to that point.
     """
     return any(
         name == "corrupt_file" or name.startswith("lost_") for name in losses if losses[name]
     )
 
 
-# Seen twice and counted once, as is meant to be: nobody's trouble.
+# Seen twice and counted once, as intended.
 HARMLESS = frozenset(("repeated_snapshots", "duplicate_seeds"))
 
 COUNTERS: dict[str, Counter] = {
@@ -79,15 +79,16 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "unreadable_meta",
             "loss",
-            "what the file says of the program and its options cannot be read",
+            "the facts about the program and its options cannot be read",
             "Use another copy of the file, or record again.",
         ),
         Counter(
             "untimed_phases",
             "info",
-            "phases without the device's time: it had not come to their ends when the trace ended, "
-            "or they were too many",
-            "Nothing to do: the host's times are there. An exception does not wait for the device.",
+            "phases without the device's time: the device had not reached their ends when the trace "
+            "ended, or there were too many",
+            "Nothing to do: the host's times are known. A trace does not wait for the device after an "
+            "exception.",
         ),
         Counter(
             "before_snapshot",
@@ -98,7 +99,7 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "implicit_frees",
             "warning",
-            "blocks ended unseen: their address was given out again",
+            "blocks were freed without an event: their address was used again",
             _REPORT,
         ),
         Counter(
@@ -125,7 +126,7 @@ COUNTERS: dict[str, Counter] = {
             "info",
             "tensors in memory that the allocator did not serve (files, numpy, shared memory, "
             "copy.deepcopy and pickle on the CPU)",
-            "Nothing to do: they are in no category because they are not its bytes.",
+            "Nothing to do: the allocator did not serve these bytes, so they have no category.",
         ),
         Counter(
             "unmatched_saves",
@@ -156,7 +157,7 @@ COUNTERS: dict[str, Counter] = {
             "weights_elsewhere",
             "warning",
             "weights lie on a device whose memory is not recorded",
-            'Say trace(devices=...) with the model\'s device, or ["cpu", "cuda"] for both.',
+            'Use trace(devices=...) with the model\'s device, or ["cpu", "cuda"] for both.',
         ),
         Counter(
             "foreign_parameters",
@@ -174,7 +175,7 @@ COUNTERS: dict[str, Counter] = {
             "no_cuda_events",
             "loss",
             "CUDA memory was not recorded",
-            "`pytracer doctor` shows what to do.",
+            "Run `pytracer doctor`: it shows what to do.",
         ),
         Counter(
             "no_calls",
@@ -214,7 +215,7 @@ COUNTERS: dict[str, Counter] = {
 
 
 def counter(name: str) -> Counter:
-    """The table's entry, or one that says what is known of a counter that is not in it."""
-    known = COUNTERS.get(name)
+    """The table's entry. A counter that is missing in the table gets one made of its name."""
+    entry = COUNTERS.get(name)
     severity: Severity = "loss" if name.startswith("lost_") else "warning"
-    return known or Counter(name, severity, name.replace("_", " "), _REPORT)
+    return entry or Counter(name, severity, name.replace("_", " "), _REPORT)

@@ -1,6 +1,6 @@
-"""Keeps what autograd saves of a module's calls in the host's memory until their backward.
+"""Moves the tensors that autograd saves in a module's calls to the host until their backward.
 
-What `checkpoint_plan(pinned=...)` plans is done by this, and it needs nothing else of pytracer.
+This carries out the plans of `checkpoint_plan(pinned=...)`. It needs no other part of pytracer.
 """
 
 from collections import Counter
@@ -12,10 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def offload(module: torch.nn.Module, device: str = "cuda") -> None:
-    """From now on each call's saved tensors wait in pinned memory.
+    """Makes each later call's saved tensors wait in pinned memory.
 
-    They come back together, when the call's backward asks for the first of them, and each goes when it
-    was used. What the module is given and its parameters stay where they are.
+    They come back together when the call's backward needs the first of them. Each is freed after its
+    last use. The module's inputs and parameters stay on the device.
     """
     forward = module.forward
 
@@ -29,7 +29,7 @@ def offload(module: torch.nn.Module, device: str = "cuda") -> None:
 
 
 class _Waiting:
-    """What one call saved. A storage is moved once, however many views of it are saved."""
+    """The saved tensors of one call. A storage with several saved views moves once."""
 
     def __init__(self, stays: list[torch.Tensor], device: str) -> None:
         self._stays = {StorageWeakRef(x.untyped_storage()) for x in stays}
@@ -40,7 +40,7 @@ class _Waiting:
         self._left: Counter[Any] = Counter()
 
     def pack(self, x: torch.Tensor) -> Any:
-        """To the host, unless it stays. A weak reference keeps the storage's name from another."""
+        """Moves a tensor to the host, unless it stays. The weak reference keeps the key unique."""
         storage = x.untyped_storage()
         weak = StorageWeakRef(storage)
         if x.device.type != self._device or weak in self._stays:
@@ -54,7 +54,7 @@ class _Waiting:
         return key, x.device, x.dtype, x.storage_offset(), x.size(), x.stride()
 
     def unpack(self, packed: Any) -> torch.Tensor:
-        """All of the call come back with the first."""
+        """Brings a tensor back. The first one brings back all tensors of the call."""
         if isinstance(packed, torch.Tensor):
             return packed
         key, device, dtype, *where = packed

@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class Ranges(Generic[Value]):
-    """Sorted ranges. Each change takes time for what it touches, not for all that are there."""
+    """Sorted ranges. The time of a change depends on the ranges it touches, not on all ranges."""
 
     def __init__(self) -> None:
         self._sorted: list[tuple[int, int, int]] = []  # begin, end, a place in _values

@@ -20,14 +20,14 @@ def parse_size(size: int | str) -> int:
     """
     if isinstance(size, int) and not isinstance(size, bool):
         return size
-    found = _SIZE.fullmatch(size) if isinstance(size, str) else None
-    unit = _UNITS.get(found[2].lower()) if found else None
-    if found is None or unit is None:
+    match = _SIZE.fullmatch(size) if isinstance(size, str) else None
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
         raise errors.UsageError(f"{size!r} is not a size: say 40GiB (of 1024) or 1.5 GB (of 1000)")
-    if not found[2] and 0 < float(found[1]) < _CLEARLY_BYTES:
-        number = found[1]
+    if not match[2] and 0 < float(match[1]) < _CLEARLY_BYTES:
+        number = match[1]
         raise errors.UsageError(f"{size!r} has no unit: say {number}GiB, {number}MiB or {number}B")
-    amount = float(found[1]) * unit
+    amount = float(match[1]) * unit
     if amount > _MOST_BYTES:
         raise errors.UsageError(f"{size!r} is more than any memory has")
     return round(amount)

@@ -317,9 +317,9 @@ def test_an_output_that_cannot_be_written(
     ("arguments", "says"),
     [
         ("", "usage"),
-        ("summary", "say which file"),
+        ("summary", "summary needs a file"),
         ("summary run.pytrace --colour", "unrecognized arguments"),
-        ("frobnicate", "there is no command 'frobnicate'; there is demo, summary,"),
+        ("frobnicate", "there is no command 'frobnicate'; there are demo, summary,"),
         ("ledgr run.pytrace", "there is no command 'ledgr'; did you mean 'ledger'?"),
         ("check run.pytrace --max-peak 40", "'40' has no unit: say 40GiB, 40MiB or 40B"),
         ("export", "required: file"),

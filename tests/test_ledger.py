@@ -617,7 +617,7 @@ def test_without_a_driver_the_command_says_so(monkeypatch: pytest.MonkeyPatch, c
     monkeypatch.setattr(driver, "_opened", (os.getpid(), "NVML: no driver"))
     assert main(["ledger"]) == 1
     assert capsys.readouterr().err == (
-        "pytracer: the devices cannot be read: NVML: no driver. Of a trace: pytracer ledger FILE\n"
+        "pytracer: the devices cannot be read: NVML: no driver. For a trace: pytracer ledger FILE\n"
     )
 
 
@@ -629,7 +629,7 @@ def test_what_was_probed_and_what_is_hidden_is_shown() -> None:
     assert "500 MiB" in text
     assert render_now({}) == "NVML shows no device"
     hidden = {"used": 1, "total": 2, "driver_reserve": None, "processes": None}
-    assert "does not tell which processes" in render_now({"aaa": hidden, "bbb": {}})
+    assert "does not list the processes" in render_now({"aaa": hidden, "bbb": {}})
 
 
 # ---------------------------------------------------------------- the device

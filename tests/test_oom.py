@@ -297,7 +297,7 @@ def test_a_page_of_later_steps_says_what_it_cannot_know_on_the_cpu_only() -> Non
         b.meta["first_step"] = 85
         page = render(b.trace())
         assert "   step 85, " in page
-        assert ("What was made before step 85 is not in this page" in page) == told
+        assert ("Allocations from before step 85 are missing on this page" in page) == told
 
 
 def test_a_failure_in_backward_names_the_forward_behind_it() -> None:

@@ -307,7 +307,7 @@ def test_the_page_of_a_late_failure_counts_steps_from_the_programs_first(tmp_pat
     ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
     assert "out of memory on cpu   after step 59, between phases" in ran.stderr
     # Of 60 MiB these windows know 15: which is said.
-    assert "before    What was made before step 45 is not in this page" in ran.stderr
+    assert "before    Allocations from before step 45 are missing on this page" in ran.stderr
     (saved,) = tmp_path.glob("train-oom-*.pytrace")
     loaded = pytracer.load(saved)
     assert loaded.post_mortem() in ran.stderr

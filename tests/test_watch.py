@@ -310,7 +310,7 @@ def test_other_users_of_a_gpu_are_named() -> None:
     }
     said = gpu_users(gpus, own=1)
     assert said == [
-        "GPU 0: 3.00 GiB of 8.00 GiB in use; others: python 2 2.00 GiB, process 3 not told"
+        "GPU 0: 3.00 GiB of 8.00 GiB in use; others: python 2 2.00 GiB, process 3 unknown"
     ]
 
 

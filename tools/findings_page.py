@@ -1,6 +1,7 @@
-"""Writes docs/findings.md: what is found in programs with one mistake each, and in healthy ones.
+"""Writes the tables of docs/findings.md: the findings in programs with a mistake, and in healthy ones.
 
-python tools/findings_page.py
+python tools/findings_page.py           # runs the programs and rewrites the tables
+python tools/findings_page.py --check   # runs them, and fails if the page has other tables
 """
 
 import sys
@@ -18,47 +19,55 @@ from programs.conformance.programs import KEPT  # noqa: E402
 from programs.hints.healthy import HEALTHY  # noqa: E402
 from programs.hints.sick import SICK, Sick  # noqa: E402
 from pytracer.analysis.answers import hints  # noqa: E402
+from tools.transparency_page import between  # noqa: E402
 
-HEAD = """# Findings
-
-`t.findings()` lists memory that was kept in vain: bytes, line, evidence, and the change that ends it. The
-table's hint is the first finding. Without a finding, it is the change that saves most for least.
-`tests/hints` checks two rules: a healthy program has no finding, and one with a mistake has exactly that.
-`python tools/findings_page.py` ran these programs and wrote this page.
-
-"""
+PAGE = ROOT / "docs" / "findings.md"
 
 
-def told(sick: Sick) -> str:
-    """What is said of a program with a mistake."""
+def finding_of(sick: Sick) -> str:
+    """The finding or the hint for a program with a mistake."""
     t = sick.run()
     if sick.kind == "hint":
-        found = hints.hint(t.data)
-        return found.text if found else "nothing"
+        hint = hints.hint(t.data)
+        return hint.text if hint else "nothing"
     rows = t.findings().to_dict("records")
     return "; ".join(f"{row['evidence']}: {row['change']}" for row in rows) or "nothing"
 
 
 def page() -> str:
+    """The page with new tables. Its other text stays."""
     torch.set_num_threads(1)
+    text = between(PAGE.read_text(), "sick", sick_table())
+    return between(text, "healthy", healthy_table())
+
+
+def sick_table() -> str:
     lines = [f"## {len(SICK)} programs with a mistake", "", "| program | kind | the finding |"]
     lines.append("|---|---|---|")
     for name, sick in SICK.items():
-        lines.append(f"| {name.replace('_', ' ')} | {sick.kind} | {told(sick)} |")
-    lines += ["", f"## {len(HEALTHY)} healthy programs, and the {len(CASES)} cases", ""]
+        lines.append(f"| {name.replace('_', ' ')} | {sick.kind} | {finding_of(sick)} |")
+    return "\n".join(lines) + "\n"
+
+
+def healthy_table() -> str:
     others = len(PROGRAMS) - len(ON_A_GPU) - len(KEPT)
-    lines += [
+    lines = [
+        f"## {len(HEALTHY)} healthy programs, and the {len(CASES)} cases",
+        "",
         "docs/conformance.md has the cases; they run five steps each. Nothing is found in the",
         f"{others} programs of that page that keep nothing in vain; {len(KEPT)} programs keep memory in vain, and have that finding.",
         "",
+        "| program | found |",
+        "|---|---|",
     ]
-    lines += ["| program | found |", "|---|---|"]
     for name, run in HEALTHY.items():
         with tempfile.TemporaryDirectory() as folder:
-            found = run(Path(folder)).findings()
-        lines.append(f"| {name.replace('_', ' ')} | {len(found) or 'nothing'} |")
-    return HEAD + "\n".join(lines) + "\n"
+            rows = run(Path(folder)).findings()
+        lines.append(f"| {name.replace('_', ' ')} | {len(rows) or 'nothing'} |")
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "findings.md").write_text(page())
+    if sys.argv[1:] == ["--check"]:
+        sys.exit(PAGE.read_text() != page())
+    PAGE.write_text(page())

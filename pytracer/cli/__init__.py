@@ -1,7 +1,7 @@
-"""The command line: the only place that prints, and the only one that decides how to exit.
+"""The command line. Only this package prints and decides exit codes.
 
-What a program reads goes to stdout (`--json`, one document with a version); what a person reads
-is plain text. Errors are one line on stderr, and the exit code says which kind they are.
+Output for programs is one JSON document with a version, on stdout (`--json`). Output for people is
+plain text. An error is one line on stderr, and the exit code is its kind.
 """
 
 import argparse
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
         similar = errors.did_you_mean(arguments[0], commands.choices)
-        all_of_them = f"; there is {', '.join(commands.choices)}"
+        all_of_them = f"; there are {', '.join(commands.choices)}"
         parser.error(f"there is no command {arguments[0]!r}{similar or all_of_them}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -81,16 +81,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pytracer: {output.in_words(error)}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        # Nothing more is to be tried when Python ends.
+        # Keeps Python from flushing the broken stream again as it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):  # `pytracer ... | head`: who reads has seen enough
+        if isinstance(error, BrokenPipeError):  # the reader has seen enough: `pytracer ... | head`
             return 0
-        what = error.filename or "the output"
-        print(f"pytracer: {what}: {error.strerror or error}", file=sys.stderr)
+        file = error.filename or "the output"
+        print(f"pytracer: {file}: {error.strerror or error}", file=sys.stderr)
         return 1
     except MemoryError:
         print(
-            "pytracer: there is not enough memory; use a machine with more",
+            "pytracer: out of memory; use a machine with more memory",
             file=sys.stderr,
         )
         return 1

@@ -1,7 +1,7 @@
-"""`PYTRACER=1 python train.py`: what `pytracer run train.py` does, asked for by the environment.
+"""`PYTRACER=1 python train.py` does the same as `pytracer run train.py`.
 
-`pytracer.pth`, which is installed beside the package, imports this as Python starts, and only where
-PYTRACER asks for it. Nothing is recorded before the program has imported torch.
+`pytracer.pth` lies beside the installed package. It imports this module as Python starts, but only if
+PYTRACER is set. Recording begins when the program has imported torch.
 """
 
 import atexit
@@ -48,7 +48,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return choose
 
 
-# As the options of `pytracer run`.
+# The keys of PYTRACER, like the options of `pytracer run`.
 _KEYS: Mapping[str, Callable[[str], Any]] = {
     "path": Path,
     "force": _switch,
@@ -65,39 +65,39 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
 
 
 def asked(text: str) -> dict[str, Any]:
-    """What PYTRACER says beside yes.
+    """The settings in the value of PYTRACER.
 
     Raises:
-        errors.UsageError: it cannot be understood.
+        errors.UsageError: a setting is unknown or has a wrong value.
     """
     if text.strip().lower() in _ON:
         return {}
-    found = {}
+    settings = {}
     for part in text.split(","):
         key, given, value = (word.strip() for word in part.partition("="))
         if key not in _KEYS or not given:
             raise errors.UsageError(
                 f"{NAME}={text}: {part.strip()!r} is not understood. It is 1, 0, or KEY=VALUE with "
-                f"commas, of {', '.join(_KEYS)}: {NAME}=path=run.pytrace,steps=5"
+                f"commas; keys are {', '.join(_KEYS)}: {NAME}=path=run.pytrace,steps=5"
             )
         try:
-            found[key] = _KEYS[key](value)
+            settings[key] = _KEYS[key](value)
         except ValueError as allowed:
             raise errors.UsageError(f"{NAME}={text}: {key} is {allowed}") from None
-    return found
+    return settings
 
 
 class Autostart:
-    """The program of this process, from when it has imported torch to its end."""
+    """Records this process, from its import of torch to its end."""
 
     def __init__(self) -> None:
-        """Nothing happens until `arm`."""
+        """Does nothing until `arm`."""
         self._silent = False
         self._forget: Callable[[], None] = lambda: None
         self._traced: Any = None
 
     def arm(self) -> None:
-        """Waits for the program's own `import torch`."""
+        """Starts the recording at the program's own `import torch`."""
         if os.environ.get(NAME, "").strip().lower() in _OFF:
             return
         from pytracer import runner
@@ -105,7 +105,7 @@ class Autostart:
         self._forget = runner.after_import("torch", self._begin)
 
     def disarm(self) -> None:
-        """For commands of ours: they do what they are asked for, and nothing beside it."""
+        """Turns the recording off, for our own commands."""
         self._forget()
 
     def _begin(self) -> None:
@@ -114,10 +114,10 @@ class Autostart:
             return
         try:
             self._record(program, asked(os.environ.get(NAME, "1")))
-        except errors.PytracerError as problem:  # the program goes on without us
+        except errors.PytracerError as problem:  # the program goes on without a recording
             if environment.rank() == 0:
-                said = str(problem).replace("overwrite=True", f"force=1 in {NAME}")
-                output.tell(f"pytracer: not recorded: {said}")
+                text = str(problem).replace("overwrite=True", f"force=1 in {NAME}")
+                output.tell(f"pytracer: not recorded: {text}")
 
     def _record(self, program: str, settings: dict[str, Any]) -> None:
         from pytracer import runner
@@ -146,14 +146,16 @@ class Autostart:
         self._traced = runner.Traced(
             plan, path, Teller(settings.get("json"), force, every="steps=all")
         )
-        self._silent = plan.skip == 0  # of programs that train nothing: many import torch
+        self._silent = (
+            plan.skip == 0
+        )  # silent about programs that train nothing, because many import torch
         self._traced.begin()
-        # Python calls first what was registered last: our end comes before the recordings'.
+        # Python calls the last registered function first, so our end comes before the recordings'.
         HOOKS.await_exit()
         atexit.register(self._end)
 
     def _end(self) -> None:
-        """Python ends. What the program died of, if it did, Python has printed and kept."""
+        """Called as Python ends. Python has kept the exception, if the program died of one."""
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         if hasattr(sys, "ps1"):  # a prompt goes on after errors
             error = None
@@ -162,7 +164,7 @@ class Autostart:
 
 
 def _program(original: list[str], arguments: list[str]) -> str | None:
-    """What the program is called; None for processes that only help or start others."""
+    """The program's name; None for processes that only help or start others."""
     from pytracer.runner import LAUNCHERS
 
     words = iter(original[1:])

@@ -1,4 +1,4 @@
-"""`pytracer check`: a trace held against a budget."""
+"""`pytracer check`: compares a trace with a budget."""
 
 import argparse
 import shlex
@@ -85,22 +85,22 @@ class Check(Command):
 
 
 def _require_whole(file: Path, loaded: Any) -> None:
-    """What is missing may have been more than the budget: that is not to pass for keeping it."""
+    """Refuses an incomplete trace, because the lost events may have exceeded the budget."""
     lost = loaded.health().index
     if any(name in health.OF_FILES for name in lost):
         raise errors.UnreadableTrace(
-            f"{file} is not whole: what is left of it is within the budget, and what is missing may "
-            "not have been; record it again"
+            f"{file} is not whole: its events are within the budget, but the missing ones may exceed "
+            "it; record it again"
         )
     if "lost_alloc" in lost:
         raise errors.UnreadableTrace(
-            f"{file} lacks allocations that did not fit into the recording: the others are within "
-            "the budget; record it again with path=, or fewer steps"
+            f"{file} lacks allocations that did not fit into the recording; the others are within "
+            "the budget. Record it again with path=, or with fewer steps"
         )
     if not len(loaded.data.events.ticks):
         raise errors.UnreadableTrace(
             f"{file} has no memory event, so it cannot be compared with a budget: was the model on "
-            "a traced device, and the training in this process?"
+            "a traced device, and did it train in this process?"
         )
 
 
@@ -113,25 +113,25 @@ def _limits(options: argparse.Namespace) -> dict[str, int | str]:
     for text in options.max:
         name, equals, size = text.partition("=")
         if not equals:
-            raise errors.UsageError(f"--max {text}: say which, as in --max activations=10GiB")
+            raise errors.UsageError(f"--max {text}: name a category, as in --max activations=10GiB")
         limits[name] = parse_size(size)
     if options.max_growth is not None:
         limits["growth_per_step"] = parse_size(options.max_growth)
     if options.max_increase is not None and options.baseline is None:
-        raise errors.UsageError("--max-increase needs a --baseline: name one")
+        raise errors.UsageError("--max-increase needs --baseline FILE")
     if not limits and options.max_increase is None:
         limit = "--max-peak 40GiB" if options.baseline is None else "--max-increase 5%"
-        raise errors.UsageError(f"check against what? say {limit}, or see check -h")
+        raise errors.UsageError(f"check needs a limit, such as {limit}; see check -h")
     return limits
 
 
 def _increase(text: str, before: int) -> int:
-    """The peak that is allowed."""
+    """The allowed peak."""
     from pytracer.units import parse_size
 
     if text.endswith("%"):
         try:
             return before + int(before * float(text[:-1]) / 100)
         except (ValueError, OverflowError):  # inf%
-            raise errors.UsageError(f"--max-increase {text}: that is no percentage") from None
+            raise errors.UsageError(f"--max-increase {text}: this is not a percentage") from None
     return before + parse_size(text)

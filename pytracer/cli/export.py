@@ -1,4 +1,4 @@
-"""`pytracer export` and `pytracer report`: a trace for a viewer, a notebook or a browser."""
+"""`pytracer export` and `pytracer report`: write a trace for a viewer, a notebook or a browser."""
 
 import argparse
 import shlex
@@ -15,7 +15,7 @@ _LIMITS = ("max_events", "full")
 
 
 class Export(Command):
-    """A saved trace for a viewer, a notebook or a browser."""
+    """Write a saved trace for a viewer, a notebook or a browser."""
 
     name = "export"
 
@@ -78,15 +78,15 @@ def _export_target(options: argparse.Namespace) -> tuple[str, str]:
     """The exporter's name, and the path to write to."""
     if options.output is None:
         name = options.format or ("perfetto" if options.max_events is None else "chrome")
-        # with_suffix would refuse the path ".", and the user should hear that it is a folder.
+        # with_suffix refuses the path ".", before the error that it is a folder.
         return name, str(options.file.parent / f"{options.file.stem}{EXPORTERS[name].suffixes[0]}")
     if options.format is not None:
         return options.format, options.output
     for exporter in EXPORTERS.values():
         if options.output.endswith(exporter.suffixes):
             return exporter.name, options.output
-    known = ", ".join(suffix for each in EXPORTERS.values() for suffix in each.suffixes)
-    raise errors.UsageError(f"{options.output}: say --format, or end it with one of {known}")
+    suffixes = ", ".join(suffix for each in EXPORTERS.values() for suffix in each.suffixes)
+    raise errors.UsageError(f"{options.output}: say --format, or end it with one of {suffixes}")
 
 
 def _print_path(exporter: Exporter, written: Path, options: argparse.Namespace) -> None:
@@ -106,10 +106,10 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
 
     size = size_text(written.file_bytes)
     print(f"Written to {written.path}: {written.events:,} events, {size}.")
-    left_out = ", ".join(f"{count:,} {what}" for what, count in written.left_out.items())
-    folded = ", ".join(f"{count:,} {what}" for what, count in written.folded.items())
+    left_out = ", ".join(f"{count:,} {kind}" for kind, count in written.left_out.items())
+    folded = ", ".join(f"{count:,} {kind}" for kind, count in written.folded.items())
     if folded:
-        print(f"Folded, as too small to see: {folded}. --full has all.", file=sys.stderr)
+        print(f"Folded, as too small to see: {folded}. --full writes all.", file=sys.stderr)
     for note in (*([f"Left out: {left_out}"] if left_out else []), *written.warnings):
         print(note, file=sys.stderr)
     print(exporter.opened_with.format(written.path))
@@ -117,7 +117,7 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
 
 
 class Report(Command):
-    """One offline page that shows every allocation."""
+    """Write one offline page that shows every allocation."""
 
     name = "report"
 
@@ -150,5 +150,5 @@ class Report(Command):
             output.print_json({"path": str(written), "bytes": written.stat().st_size})
             return 0
         print(f"Written to {written}: {size_text(written.stat().st_size)}.")
-        print("Open it in any browser; it loads nothing, so it can be sent as it is.")
+        print("Open it in any browser. It loads nothing, so you can send it as it is.")
         return 0

@@ -1,4 +1,4 @@
-"""`pytracer imagine`: a script on cards that are not there."""
+"""`pytracer imagine`: runs a script on imagined cards."""
 
 import argparse
 import tempfile
@@ -18,17 +18,19 @@ _UNKNOWN_BESIDE = "not measured for this card"
 class Imagine(Command):
     """Run a script on imagined cards: would it fit? exit code 3 if it fits on no card.
 
-    Runs the first steps of a script on a card that is not there. No GPU is needed and no memory: its
-    tensors have shapes only. What would be allocated is recorded, and held against each card.
+    Runs the first steps of a script on an imagined card. That needs no GPU and no
+    memory, because its tensors have shapes only. Records the allocations, and
+    compares them with each card.
 
       pytracer imagine train.py --on A100-40GB,H100,RTX4090
       pytracer imagine --on H100 --capacity 64GiB train.py --batch 32
       pytracer imagine --on RTX4090 --keep traces -m my.training
 
-    Options for pytracer come before the script, --on may also follow it; what else comes after the
-    script is the script's own. It runs in a process of its own, in which torch.cuda describes the
-    card, and is stopped after two steps of its optimizer. Values are stand-ins: one that is read for a
-    log is listed, and where the program decides by one, its line is named.
+    Options for pytracer come before the script; only --on may also follow it. All
+    other options after the script are the script's own. The script runs in a
+    process of its own, in which torch.cuda describes the card, and is stopped after
+    two steps of its optimizer. Values of tensors are stand-ins: the output lists
+    those that are read, and an error names a line that decides by one.
     """
 
     name = "imagine"
@@ -39,14 +41,18 @@ class Imagine(Command):
     }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--on", metavar="CARDS", default="H100", help="default: H100")
-        parser.add_argument("--capacity", metavar="SIZE", help="the cards' memory, if it differs")
+        parser.add_argument(
+            "--on", metavar="CARDS", default="H100", help="the cards, with commas (default: H100)"
+        )
+        parser.add_argument(
+            "--capacity", metavar="SIZE", help="the cards' memory, if it is not the usual one"
+        )
         parser.add_argument(
             "--steps",
             type=output.positive,
             default=2,
             metavar="N",
-            help="of its optimizer (default 2)",
+            help="steps of its optimizer to run (default 2)",
         )
         parser.add_argument(
             "--stacks", action="store_true", help="also record the Python line of everything"
@@ -58,7 +64,9 @@ class Imagine(Command):
             metavar="LINE=VALUE",
             help="the outcome of a decision: train.py:12=false",
         )
-        parser.add_argument("--keep", type=Path, metavar="FOLDER", help="where to keep the traces")
+        parser.add_argument(
+            "--keep", type=Path, metavar="FOLDER", help="keep the traces in this folder"
+        )
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -73,7 +81,7 @@ class Imagine(Command):
         as_module = program[:1] == ["-m"]
         words = tuple(program[1:] if as_module else program)
         if not words:
-            raise errors.UsageError("imagine what? pytracer imagine train.py --on H100")
+            raise errors.UsageError("imagine needs a script: pytracer imagine train.py --on H100")
         size = None if options.capacity is None else parse_size(options.capacity)
         wanted = [cards.find(name, size) for name in options.on.split(",")]
         assume = dict(_assumed(text) for text in options.assume)
@@ -82,14 +90,14 @@ class Imagine(Command):
             if keep is None:
                 keep = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             keep.mkdir(parents=True, exist_ok=True)
-            found = []
+            runs = []
             for card in wanted:
                 with output.patience(f"imagining {card.name}"):
                     plan = script.Plan(
                         words, as_module, card.name, size, options.steps, options.stacks, assume
                     )
-                    found.append((card, script.imagine(plan, keep)))
-            return _tell(found, as_json=options.json)
+                    runs.append((card, script.imagine(plan, keep)))
+            return _print_answers(runs, as_json=options.json)
 
 
 TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
@@ -98,26 +106,28 @@ TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
 def _assumed(text: str) -> tuple[str, bool]:
     line, _, value = text.rpartition("=")
     if not line or value.lower() not in ("true", "false"):
-        raise errors.UsageError(f"--assume {text}: say LINE=true or LINE=false, train.py:12=false")
+        raise errors.UsageError(
+            f"--assume {text}: write LINE=true or LINE=false, as in train.py:12=false"
+        )
     return line, value.lower() == "true"
 
 
-def _tell(found: Sequence[tuple[Any, Any]], *, as_json: bool) -> int:
-    answers = [(card, imagined, _fits(card, imagined)) for card, imagined in found]
+def _print_answers(runs: Sequence[tuple[Any, Any]], *, as_json: bool) -> int:
+    answers = [(card, imagined, _fits(card, imagined)) for card, imagined in runs]
     if as_json:
         output.print_json({"cards": [_document(*answer) for answer in answers]})
     else:
-        _show(answers)
+        _print_text(answers)
     if all(imagined.problem for _, imagined, _ in answers):
         return 1
-    return 0 if any(answers[i][2] for i in range(len(answers))) else errors.BudgetExceeded.exit_code
+    return 0 if any(fits for _, _, fits in answers) else errors.BudgetExceeded.exit_code
 
 
 def _fits(card: Any, imagined: Any) -> Any:
     return None if imagined.trace is None else imagined.trace.fits(card.capacity)
 
 
-def _show(answers: Sequence[tuple[Any, Any, Any]]) -> None:
+def _print_text(answers: Sequence[tuple[Any, Any, Any]]) -> None:
     from pytracer.export.table import columns
     from pytracer.units import size_text
 

@@ -1,4 +1,4 @@
-"""Measuring: gemm, cost, confirm."""
+"""Commands that measure: gemm, cost, confirm."""
 
 import argparse
 import sys
@@ -42,7 +42,7 @@ class Gemm(Command):
 
 
 def _traced_model(options: argparse.Namespace) -> Any:
-    """The linear layers that a trace shows, as a model to give advice on."""
+    """The linear layers of a trace, as a model for the advice."""
     from pytracer.gemm import device, presets
     from pytracer.gemm.traced import linear_layers
 
@@ -50,7 +50,7 @@ def _traced_model(options: argparse.Namespace) -> Any:
     given = [f"--{name}" for name in described if getattr(options, name) is not None]
     if given:
         raise errors.UsageError(
-            f"a trace or a model's sizes, not both: leave out {' '.join(given)}"
+            f"give a trace or a model's sizes, not both: leave out {' '.join(given)}"
         )
     for name in ("batch", "seq"):
         if (size := getattr(options, name)) is not None and size < 1:
@@ -72,7 +72,9 @@ class Cost(Command):
             "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
         )
         parser.add_argument("--by", choices=("class", "module", "op"), help="default: class")
-        parser.add_argument("--each", action="store_true", help="by module, a row for every layer")
+        parser.add_argument(
+            "--each", action="store_true", help="with --by module: a row for every layer"
+        )
         parser.add_argument(
             "--measure-peaks",
             action="store_true",
@@ -82,7 +84,7 @@ class Cost(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         if options.each and options.by not in (None, "module"):
-            raise errors.UsageError(f"--each is of layers, and by {options.by} there are none")
+            raise errors.UsageError(f"--each needs --by module, not --by {options.by}")
         by = options.by or ("module" if options.each else "class")
         if options.file is None and not options.measure_peaks:
             raise errors.UsageError(
@@ -102,24 +104,24 @@ class Cost(Command):
         if options.json:
             rows = [vars(row) for row in cost_table.rows(trace, by, peaks)]
             missing = [vars(each) for each in cost_table.uncounted(trace)]
-            found = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
-            output.print_json({**found, "by": by, "rows": rows, "uncounted": missing})
+            head = {k: v for k, v in vars(measurements.measured(trace)).items() if k != "records"}
+            output.print_json({**head, "by": by, "rows": rows, "uncounted": missing})
             return 0
         print(render(trace, by, peaks, each=options.each))
         return 0
 
 
 def _measure_peaks() -> dict[str, Any]:
-    """Of the GPU, or of the CPU where there is none; by the device's name."""
+    """The peaks of the GPU, or of the CPU if there is no GPU, by the device's name."""
     import torch
 
     from pytracer.cost import peaks
     from pytracer.export.cost_text import peaks_text
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    name, found = peaks.device_name(device), peaks.measure(device)
-    print(f"{name}: {peaks_text(found)}", file=sys.stderr)
-    return {name: found}
+    name, measured = peaks.device_name(device), peaks.measure(device)
+    print(f"{name}: {peaks_text(measured)}", file=sys.stderr)
+    return {name: measured}
 
 
 class Confirm(Command):

@@ -1,4 +1,4 @@
-"""What commands have in common: how they print, write and complain."""
+"""Output of all commands: printing, writing, and error texts."""
 
 import argparse
 import io
@@ -17,7 +17,7 @@ JSON_VERSION = 1
 
 
 def ready_streams() -> None:
-    """Printing works in any encoding; to a stream that is closed it fails as to a full disk."""
+    """Makes printing work in any encoding. A closed stdout fails like a full disk."""
     if sys.stdout is None:
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
@@ -28,34 +28,34 @@ def ready_streams() -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Every command that prints has it."""
+    """Adds `--json`, which every printing command has."""
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
 
 
 def positive(text: str) -> int:
-    """For argparse."""
+    """The type of arguments that are at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return int(text)
 
 
 def in_words(error: errors.PytracerError) -> str:
-    """What is said to somebody who typed a command, and not to a program."""
+    """The error's message for the command line."""
     return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
 
 
 def tell(text: str) -> None:
-    """To people, if there is a stderr: without one print() would take the program's stdout."""
+    """Prints to stderr, if there is one. Without it print() would use the program's stdout."""
     if sys.stderr is not None:
         print(text, file=sys.stderr)
 
 
 @contextmanager
 def patience(doing: str) -> Iterator[None]:
-    """Says what takes so long, if it takes longer than two seconds."""
+    """Names the work on stderr if it takes longer than two seconds."""
     timer = threading.Timer(2.0, lambda: tell(f"pytracer: {doing} ..."))
     timer.daemon = True
-    with suppress(RuntimeError):  # no thread begins any more as Python 3.12 ends
+    with suppress(RuntimeError):  # Python 3.12 starts no thread while it ends
         timer.start()
     try:
         yield
@@ -64,17 +64,17 @@ def patience(doing: str) -> Iterator[None]:
 
 
 def print_json(document: dict[str, Any]) -> None:
-    """The one document on stdout."""
+    """Prints the document to stdout."""
     print(json_text(document))
 
 
 def json_text(document: dict[str, Any]) -> str:
-    """With the version of its form."""
+    """The document as JSON, with the version of its form."""
     return json.dumps({"pytracer_json": JSON_VERSION, **document}, indent=2)
 
 
 def write_json(path: Path | None, document: dict[str, Any]) -> None:
-    """Whole or not at all: a reader never meets half a document."""
+    """Writes the document whole or not at all, so a reader never meets half of one."""
     if path is None:
         return
     from pytracer.files import write_whole
@@ -86,7 +86,7 @@ def write_json(path: Path | None, document: dict[str, Any]) -> None:
 
 
 def add_anonymous(parser: argparse.ArgumentParser) -> None:
-    """Where something is made that gets mailed."""
+    """Adds `--anonymous`, for commands whose output people send to others."""
     parser.add_argument(
         "--anonymous",
         action="store_true",
@@ -95,16 +95,16 @@ def add_anonymous(parser: argparse.ArgumentParser) -> None:
 
 
 def read(file: Path, *, anonymous: bool = False) -> Any:
-    """The trace in a file; if it is damaged, that is said."""
+    """Reads the trace in a file. Prints a note if the file is damaged."""
     from pytracer import reading
 
     loaded = reading.read(file)
-    say_if_damaged(file, loaded)
+    note_damage(file, loaded)
     return loaded.anonymous() if anonymous else loaded
 
 
-def say_if_damaged(file: Path, loaded: Any) -> None:
-    """What is shown is then of a part, and nobody is to take it for the whole."""
+def note_damage(file: Path, loaded: Any) -> None:
+    """Prints a note about a damaged file, whose figures are of a part only."""
     status = loaded.file_report.get("status")
     if status not in ("complete", None):
         notes = [f"  {note}" for note in loaded.file_report.get("notes", [])]
@@ -112,7 +112,7 @@ def say_if_damaged(file: Path, loaded: Any) -> None:
 
 
 def summary_document(loaded: Any) -> dict[str, Any]:
-    """What the table says, for programs."""
+    """The contents of the table, for programs."""
     from pytracer.analysis.answers import training_steps
 
     peak = loaded.peak

@@ -1,4 +1,4 @@
-"""Predicting: whether a run fits on a card, and what another batch would need."""
+"""Commands that predict: whether a run fits on a card, and the peak of another batch."""
 
 import argparse
 from dataclasses import asdict
@@ -32,7 +32,7 @@ class Fits(Command):
         parser.add_argument(
             "--plan",
             action="store_true",
-            help="which modules to checkpoint so that it fits; also for the CPU, where "
+            help="find the modules to checkpoint so that it fits; also for the CPU, where "
             "SIZE limits the peak",
         )
         parser.add_argument(
@@ -41,7 +41,7 @@ class Fits(Command):
             default=0,
             help="the host's memory for tensors that --plan offloads",
         )
-        _add_verify(parser, "with what the card has as its limit")
+        _add_verify(parser, "limited to the card's memory")
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -49,19 +49,19 @@ class Fits(Command):
         if options.plan:
             return _plan(options, loaded)
         with output.patience("replaying"):
-            found = loaded.fits(options.on, options.settings, options.device)
+            prediction = loaded.fits(options.on, options.settings, options.device)
         verified = None
         if options.verify:
-            verified = _verified(options, found, lambda verify: verify.fits, loaded.data)
-        _show(options, found, str(found), _document(found), verified)
-        return _code(found, verified)
+            verified = _verified(options, prediction, lambda verify: verify.fits, loaded.data)
+        _show(options, prediction, str(prediction), _document(prediction), verified)
+        return _code(prediction, verified)
 
 
 def _add_verify(parser: Any, how: str) -> None:
     parser.add_argument(
         "--verify",
         action="store_true",
-        help=f"also run it, {how}, and show both: --verify -- train.py --epochs 1",
+        help=f"also run the program, {how}, and show both: --verify -- train.py --epochs 1",
     )
 
 
@@ -70,31 +70,33 @@ def _plan(options: argparse.Namespace, loaded: Any) -> int:
     from pytracer.analysis.forecasts import fits
 
     if options.on is None or options.settings is not None:
-        raise errors.UsageError("--plan needs --on SIZE, and takes the settings of the recording")
+        raise errors.UsageError(
+            "--plan needs --on SIZE, and uses the recorded settings; leave out --settings"
+        )
     device = options.device or usage.main_device(loaded.data)
     with output.patience("planning"):
         room = fits.room(loaded.data, options.on, device)
-        found = loaded.checkpoint_plan(room, device, pinned=options.pinned)
+        prediction = loaded.checkpoint_plan(room, device, pinned=options.pinned)
     verified = None
     if options.verify:
-        verified = _verified(options, found, lambda verify: verify.plan, loaded.data)
-    _show(options, found, str(found), _document_of_plan(found), verified)
-    return _code(found, verified)
+        verified = _verified(options, prediction, lambda verify: verify.plan, loaded.data)
+    _show(options, prediction, str(prediction), _document_of_plan(prediction), verified)
+    return _code(prediction, verified)
 
 
-def _verified(options: argparse.Namespace, found: Any, which: Any, data: Any) -> Any:
-    """The run. The answer is shown whatever becomes of it."""
+def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: Any) -> Any:
+    """Runs the program. Returns an error instead of raising it, so that the prediction is shown."""
     from pytracer import verify
 
     try:
         with output.patience("running it"):
-            return which(verify)(data, found, options.program)
+            return which(verify)(data, prediction, options.program)
     except errors.UsageError as error:
         return error
 
 
 def _show(
-    options: argparse.Namespace, found: Any, text: str, document: dict[str, Any], verified: Any
+    options: argparse.Namespace, prediction: Any, text: str, document: dict[str, Any], verified: Any
 ) -> None:
     from pytracer.export.fits_text import render_verified
 
@@ -110,41 +112,41 @@ def _show(
         raise verified
 
 
-def _code(found: Any, verified: Any) -> int:
-    """A prediction that did not hold is an error of ours."""
+def _code(prediction: Any, verified: Any) -> int:
+    """The exit code. A prediction that did not hold is an error of pytracer."""
     if verified is not None and not verified:
         return errors.PytracerError.exit_code
-    return 0 if found else errors.BudgetExceeded.exit_code
+    return 0 if prediction else errors.BudgetExceeded.exit_code
 
 
-def _document_of_plan(found: Any) -> dict[str, Any]:
+def _document_of_plan(prediction: Any) -> dict[str, Any]:
     return {
-        "device": found.device,
-        "budget": found.budget,
-        "fits": bool(found),
-        "now": asdict(found.now),
-        "chosen": asdict(found.chosen),
-        "code": found.code,
-        "frontier": [asdict(plan) for plan in found.frontier],
-        "warnings": list(found.warnings),
-        "notes": list(found.notes),
+        "device": prediction.device,
+        "budget": prediction.budget,
+        "fits": bool(prediction),
+        "now": asdict(prediction.now),
+        "chosen": asdict(prediction.chosen),
+        "code": prediction.code,
+        "frontier": [asdict(plan) for plan in prediction.frontier],
+        "warnings": list(prediction.warnings),
+        "notes": list(prediction.notes),
     }
 
 
-def _document(found: Any) -> dict[str, Any]:
-    failed = found.replay.failed
+def _document(prediction: Any) -> dict[str, Any]:
+    failed = prediction.replay.failed
     return {
-        "device": found.device,
-        "card": found.card,
-        "fits": bool(found),
-        "smallest_card": found.smallest_card,
-        "beside": found.beside,
-        "peak_reserved": found.replay.peak_reserved,
-        "retries": found.replay.retries,
+        "device": prediction.device,
+        "card": prediction.card,
+        "fits": bool(prediction),
+        "smallest_card": prediction.smallest_card,
+        "beside": prediction.beside,
+        "peak_reserved": prediction.replay.peak_reserved,
+        "retries": prediction.replay.retries,
         "failed": None if failed is None else asdict(failed),
-        "holders": [vars(row) for row in found.holders],
-        "settings": [vars(choice) for choice in found.choices],
-        "notes": list(found.notes),
+        "holders": [vars(row) for row in prediction.holders],
+        "settings": [vars(choice) for choice in prediction.choices],
+        "notes": list(prediction.notes),
     }
 
 
@@ -162,18 +164,20 @@ class WhatIf(Command):
         parser.add_argument("--batch", type=output.positive, help="default: the largest trace's")
         parser.add_argument("--seq", type=output.positive, help="default: the largest trace's")
         parser.add_argument("--device", help="default: the one that the program trained on")
-        _add_verify(parser, "as it is with that batch and length")
+        _add_verify(parser, "which must use that batch and length")
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer.export.fits_text import render_what_if
 
         first, *others = (output.read(file) for file in options.files)
-        found = first.what_if(*others, batch=options.batch, seq=options.seq, device=options.device)
+        prediction = first.what_if(
+            *others, batch=options.batch, seq=options.seq, device=options.device
+        )
         verified = None
         if options.verify:
             data = [first.data, *(other.data for other in others)]
-            verified = _verified(options, found, lambda verify: verify.what_if, data)
-        document = {**asdict(found), "exact": found.exact}
-        _show(options, found, render_what_if(found), document, verified)
+            verified = _verified(options, prediction, lambda verify: verify.what_if, data)
+        document = {**asdict(prediction), "exact": prediction.exact}
+        _show(options, prediction, render_what_if(prediction), document, verified)
         return _code(True, verified)

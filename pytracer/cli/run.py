@@ -1,4 +1,4 @@
-"""`pytracer run`: somebody else's program, recorded."""
+"""`pytracer run`: records a program without a change to it."""
 
 import argparse
 import os
@@ -27,16 +27,17 @@ class Run(Command):
       torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
       accelerate launch -m pytracer run train.py
 
-    A step ends at optimizer.step(), of several that take turns at the last one's. The first steps are
-    written to the file as they happen, so that a killed process leaves one. The rest is watched, 20
-    steps at a time and without keeping them: if an allocation fails later on, it is explained and saved
-    as well, and a step that went higher than the first ones is named. --no-watch stops tracing after
-    the first steps. A program without steps is recorded to its end; of one that makes no tensors no
-    file is left.
+    A step ends at optimizer.step(), or at the last one if several optimizers take
+    turns. The first steps are written to the file as they happen, so a killed
+    process leaves a file. Later steps are watched, 20 at a time, and not kept. If
+    an allocation fails then, pytracer explains it and saves those steps, and it
+    names a step with a higher peak than the first ones. --no-watch stops tracing
+    after the first steps. A program without steps is recorded to its end. A program
+    without tensors leaves no file.
 
-    Options for pytracer come before the script; what comes after it is the script's own. Its exit
-    code, signals and tracebacks are what they are without pytracer. In a launcher's other ranks only
-    rank 0 talks.
+    Options for pytracer come before the script; options after it are the script's
+    own. Its exit code, signals and tracebacks stay as they are without pytracer.
+    Under a launcher only rank 0 prints.
     """
 
     name = "run"
@@ -63,10 +64,10 @@ class Run(Command):
             "--schedule",
             type=_schedule,
             metavar="WAIT,WARMUP,ACTIVE",
-            help="which steps to keep instead, counted as in torch.profiler.schedule",
+            help="choose the steps to keep, counted as in torch.profiler.schedule",
         )
         parser.add_argument(
-            "--no-watch", action="store_true", help="do not trace the steps after those"
+            "--no-watch", action="store_true", help="do not trace the steps after the kept ones"
         )
         parser.add_argument(
             "--live",
@@ -86,7 +87,7 @@ class Run(Command):
             "--offload",
             metavar="NAMES",
             default="",
-            help="likewise: offload their activations to the host",
+            help="offload the activations of these modules to the host, likewise",
         )
         parser.add_argument(
             "--stacks", action="store_true", help="also record the Python line of everything"
@@ -123,7 +124,9 @@ class Run(Command):
         as_module = program[:1] == ["-m"]
         words = program[1:] if as_module else program
         if not words:
-            output.tell("pytracer: run what? pytracer run train.py, or pytracer run -h")
+            output.tell(
+                "pytracer: run needs a script: pytracer run train.py, or see pytracer run -h"
+            )
             return errors.UsageError.exit_code
         plan = runner.Plan(
             program=tuple(words),
@@ -182,9 +185,9 @@ _TAKE_A_VALUE = {
 
 
 def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Splits a command's own options from the program, whose options are none of our business.
+    """Splits a command's own options from the program and the program's options.
 
-    A module's program begins with "-m". Other commands have one after "--verify --".
+    A program that is a module begins with "-m". Other commands have a program after "--verify --".
     """
     given = list(arguments)
     if given and given[0] not in _TAKE_A_VALUE and "--verify" in given and "--" in given:
@@ -204,7 +207,7 @@ def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _run_live(options: argparse.Namespace, program: list[str]) -> int:
-    """The program in a process of its own, which owns its signals; and this one to watch it."""
+    """Runs the program in a process of its own, which keeps its signals, and watches it from here."""
     from pytracer import environment, runner
     from pytracer.cli import watch
 
@@ -212,7 +215,7 @@ def _run_live(options: argparse.Namespace, program: list[str]) -> int:
     words = tuple(program[1:] if as_module else program)
     try:
         if not words:
-            raise errors.UsageError("run what? pytracer run --live train.py")
+            raise errors.UsageError("run needs a script: pytracer run --live train.py")
         if environment.world_size() > 1:
             raise errors.UsageError(
                 "--live is for a single process; run without it, and in another terminal: "
@@ -228,11 +231,11 @@ def _run_live(options: argparse.Namespace, program: list[str]) -> int:
 
 
 def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
-    """The options of the same `run` without --live, into that file."""
+    """The options of the same `run` without --live, that writes to this file."""
     own = ["-o", str(path)]
     if options.schedule:
         own += ["--schedule", ",".join(map(str, options.schedule))]
-    else:  # of a recording that is watched the first steps are not enough
+    else:  # a watched recording needs all steps
         own += ["--steps", "all" if options.steps in (None, _UNSAID) else str(options.steps)]
     own += ["--detail", options.detail, "--saved-tensors", options.saved_tensors]
     flags = {"force": "-f", "no_watch": "--no-watch", "stacks": "--stacks", "stop": "--stop"}
@@ -245,7 +248,7 @@ def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
 
 
 class Teller:
-    """What `run` says to people: rank 0 speaks for all, but nobody dies in silence."""
+    """Prints the messages of `run`. Only rank 0 prints, but every rank reports its failure."""
 
     def __init__(
         self,
@@ -255,7 +258,7 @@ class Teller:
         *,
         stop: bool = False,
     ) -> None:
-        """`every`: how every step is asked for; `stop`: the program ends with the steps to keep."""
+        """`every`: the option that records every step. `stop`: end the program after the kept steps."""
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
@@ -268,12 +271,12 @@ class Teller:
             refuse_to_overwrite(json_file, overwrite=force)
 
     def line(self, text: str) -> None:
-        """One line."""
+        """Prints one line."""
         if self._rank == 0:
             output.tell(f"pytracer: {text}")
 
     def recorded(self, traced: Any, path: Path, file: Path, which: str) -> None:
-        """The table, and what to type next; with `--stop` the program ends here."""
+        """Shows the table and the next commands. With `--stop` the program ends here."""
         caption = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
         shown = Shown(str(path), str(file), caption, str(self._json or ""))
         if self._rank == 0 and which and not self._stop:
@@ -288,16 +291,16 @@ class Teller:
             os._exit(0)
 
     def finish(self) -> None:
-        """The table is there, however short the program was."""
+        """Waits until the table is shown, even if the program was short."""
         later, self._later = self._later, lambda: None
         later()
         if self._beside is not None:
             self._beside.wait()
 
     def _show_beside(self, traced: Any, shown: "Shown", which: str) -> None:
-        """In the middle of the program's step: another process does the work.
+        """Shows the table from another process, because the program is in the middle of a step.
 
-        A thread would take the GIL from the program at each of its operators.
+        A thread would take the GIL from the program at each operator.
         """
         self.line(f"recorded {which}; analysing ...")
         try:
@@ -313,11 +316,15 @@ class Teller:
                 stderr=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C is meant for the program
             )
-        except (AttributeError, OSError, ValueError):  # no screen, or no room for a process
+        except (
+            AttributeError,
+            OSError,
+            ValueError,
+        ):  # there is no stderr, or no memory for a process
             self._later = partial(show, traced, shown)
 
     def page(self, text: str) -> None:
-        """Of a rank other than 0 only the last line."""
+        """Prints a page about a failure. Ranks other than 0 print only its last line."""
         if self._rank == 0:
             output.tell(f"\n{text}")
         else:
@@ -326,15 +333,15 @@ class Teller:
 
 
 class Shown(NamedTuple):
-    """What is shown of a file of steps."""
+    """A recorded file, as it is shown."""
 
-    name: str  # as the person calls it
-    file: str  # wherever the program has gone
+    name: str  # the path as the user wrote it
+    file: str  # the absolute path, because the program may change its folder
     caption: str
     json: str  # a file to write, or ""
 
 
-# Nothing of the program's folder is imported, whatever it has made of sys.path.
+# Does not import from the program's folder, even if the program changed sys.path.
 _SHOW_FILE = """
 import sys
 sys.path[:] = {folders!r}
@@ -343,21 +350,21 @@ run.show_file({shown!r})
 """
 
 
-def show_file(what: Sequence[str]) -> None:
-    """In a process of its own, which gives way to the program."""
+def show_file(fields: Sequence[str]) -> None:
+    """Shows a file from a process of its own, at low priority. `fields` are those of `Shown`."""
     from pytracer import reading
 
     os.nice(10)
     output.ready_streams()
-    shown = Shown(*what)
+    shown = Shown(*fields)
     try:
         show(reading.read(Path(shown.file)), shown)
-    except errors.PytracerError as problem:  # the program has taken it away
+    except errors.PytracerError as problem:  # the program may have removed the file
         output.tell(f"pytracer: {problem}")
 
 
 def show(traced: Any, shown: Shown) -> None:
-    """The table, and what to type next: at once, lest the program print in between."""
+    """Prints the table and the next commands in one write, so the program cannot print in between."""
     from pytracer.export.table import wants_color
 
     table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))

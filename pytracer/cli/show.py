@@ -1,4 +1,4 @@
-"""Looking: demo, summary, diff, ledger, doctor."""
+"""Commands that show: demo, summary, diff, ledger, doctor."""
 
 import argparse
 import shlex
@@ -60,11 +60,11 @@ class Demo(Command):
 class Summary(Command):
     """Show a saved trace on one screen.
 
-    Shows where the memory was at the peak: by category, the modules and lines that
-    held most, what the allocator adds, how long a step takes, and one hint.
+    Shows the memory at the peak: by category, the modules and lines that held
+    most, the bytes that the allocator adds, the duration of a step, and one hint.
 
       pytracer summary run.pytrace                the screen
-      pytracer summary run.pytrace --words        and what its words mean
+      pytracer summary run.pytrace --words        and an explanation of its words
       pytracer summary snapshot.pickle            torch's own memory history
       pytracer summary run.pytrace --json | jq .peak.bytes
     """
@@ -89,7 +89,7 @@ class Summary(Command):
 
         if options.file is None:
             if not options.words:
-                raise errors.UsageError("say which file: pytracer summary run.pytrace")
+                raise errors.UsageError("summary needs a file: pytracer summary run.pytrace")
             print(words.legend(width=columns()))
             return 0
         with output.patience(f"reading {options.file}"):
@@ -104,7 +104,7 @@ class Summary(Command):
             print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
         if meta.of(loaded.data).failed:
             print(f"\n{loaded.post_mortem(columns())}")
-        output.say_if_damaged(options.file, loaded)
+        output.note_damage(options.file, loaded)
         file = shlex.quote(str(options.file))
         print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
         print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
@@ -112,7 +112,7 @@ class Summary(Command):
 
 
 class Diff(Command):
-    """Growth and new rows between two traces, or two steps of one."""
+    """Show growth and new rows between two traces, or two steps of one."""
 
     name = "diff"
 
@@ -125,7 +125,7 @@ class Diff(Command):
             "--by",
             default="category,module,op,line,phase",
             metavar="KEY,...",
-            help="what distinguishes rows (default: category,module,op,line,phase); also "
+            help="keys that distinguish rows (default: category,module,op,line,phase); also "
             "role, name, shape, dtype, step, pool, free_phase",
         )
         parser.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
@@ -144,20 +144,20 @@ class Diff(Command):
         before = output.read(options.before)
         after = output.read(options.after) if options.after else before
         names = str(options.before), str(after_path)
-        found = diff.diff(
+        changes = diff.diff(
             before.data, after.data, options.by.split(","), options.at, options.steps, names
         )
         if options.json:
             output.print_json(
                 {
-                    "keys": found.keys,
-                    "before": vars(found.before),
-                    "after": vars(found.after),
-                    "rows": [{**vars(row), "kind": row.kind} for row in found.rows],
+                    "keys": changes.keys,
+                    "before": vars(changes.before),
+                    "after": vars(changes.after),
+                    "rows": [{**vars(row), "kind": row.kind} for row in changes.rows],
                 }
             )
             return 0
-        print(render(found, names))
+        print(render(changes, names))
         return 0
 
 
@@ -169,7 +169,7 @@ def _two_steps(text: str) -> tuple[int, int]:
 
 
 class Ledger(Command):
-    """A device's bytes row by row, from tensors to nvidia-smi's figure."""
+    """Show a device's bytes row by row, from tensors to nvidia-smi's figure."""
 
     name = "ledger"
 
@@ -194,34 +194,34 @@ class Ledger(Command):
         from pytracer.export.ledger_text import render
 
         trace = output.read(options.file).data
-        found = ledger.ledger(trace, options.at, options.device)
-        layout = fragmentation.layout(trace, options.at, found.device)
+        books = ledger.ledger(trace, options.at, options.device)
+        layout = fragmentation.layout(trace, options.at, books.device)
         probed = _probe() if options.probe else None
         if options.json:
             document = {
-                **vars(found),
-                "rows": [vars(row) for row in found.rows],
-                "closes": found.closes,
+                **vars(books),
+                "rows": [vars(row) for row in books.rows],
+                "closes": books.closes,
                 "fragmentation": fragmentation.summary(layout),
             }
             output.print_json({**document, "probe": probed} if probed else document)
             return 0
-        print(f"Ledger of {found.device} at the {found.at}")
-        print(render(found, layout))
+        print(f"Ledger of {books.device} at the {books.at}")
+        print(render(books, layout))
         if probed:
             _print_probe(probed)
         return 0
 
 
 def _ledger_now(options: argparse.Namespace) -> int:
-    """Which process holds what, on every device that NVML shows."""
+    """Prints the memory of every device that NVML shows, by process."""
     from pytracer import driver
     from pytracer.export.ledger_text import render_now
 
     nvml = driver.open_nvml()
     if isinstance(nvml, str):
         raise errors.CaptureError(
-            f"the devices cannot be read: {nvml}. Of a trace: pytracer ledger FILE"
+            f"the devices cannot be read: {nvml}. For a trace: pytracer ledger FILE"
         )
     gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
     driver.name_processes(nvml, gpus)
@@ -250,7 +250,7 @@ def _print_probe(probed: dict[str, Any]) -> None:
 
 
 class Doctor(Command):
-    """What works here, what does not, and what to do about it."""
+    """Check what works here, and what to do about the rest."""
 
     name = "doctor"
 
@@ -260,9 +260,9 @@ class Doctor(Command):
     def run(self, options: argparse.Namespace) -> int:
         from pytracer import doctor
 
-        found = {"pytracer": __version__, **doctor.machine()}
+        machine = {"pytracer": __version__, **doctor.machine()}
         if not options.json:
-            for name, value in found.items():
+            for name, value in machine.items():
                 shown = ", ".join(value) if isinstance(value, list) else value
                 print(f"{name:20} {shown or 'none'}")
         results = []
@@ -272,7 +272,7 @@ class Doctor(Command):
                 print(f"{check.name:20} {check.verdict:7} {check.detail}")
         failed = any(check["verdict"] == "failed" for check in results)
         if options.json:
-            output.print_json({**found, "checks": results})
+            output.print_json({**machine, "checks": results})
         elif not failed:
             print("\nTry it:  pytracer demo", file=sys.stderr)
         return 1 if failed else 0

@@ -1,7 +1,7 @@
-"""`pytracer watch` and `pytracer run --live`: a recording on a terminal while it goes on.
+"""`pytracer watch` and `pytracer run --live`: show a recording on a terminal while it runs.
 
-It takes part in nothing: it reads the growing file. So it cannot slow the training down but by the
-little of a core that it takes, and may be begun and left at any time, over ssh too.
+The watcher only reads the growing file. So it slows the training down only by its small share of a
+core, and it can begin and end at any time, over ssh too.
 """
 
 import argparse
@@ -31,15 +31,15 @@ _LOOK_EVERY_S = 0.5
 _ASK_DRIVER_EVERY_S = 5.0
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
 _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
-_MOST_PROGRAM_BYTES = 4096  # of the program's output that are looked at for its last line
+_MOST_PROGRAM_BYTES = 4096  # the end of the program's output, which has its last line
 
 
 class Watch(Command):
     """Show a recording while it runs.
 
     Shows a trace that is still being written: categories now and at the peak, steps, growth,
-    modules, lines, the device's other users. q leaves. Where the output is no terminal, or TERM
-    is dumb, it prints a line for each step.
+    modules, lines, the device's other users. q leaves. If the output is no terminal, or TERM is
+    dumb, it prints a line for each step.
     """
 
     name = "watch"
@@ -51,19 +51,19 @@ class Watch(Command):
         following = live.Following(options.file)
         if has_screen(sys.stdout):
             Screen(following).show()
-            print(_last_words(following))
+            print(_closing_line(following))
         else:
             print_steps(following, lambda text: print(text, flush=True))
         return 0
 
 
 def has_screen(stream: Any) -> bool:
-    """Whether a picture can be drawn there, and somebody can press a key."""
+    """Whether the stream is a terminal that can show the screen and take keys."""
     there = stream is not None and stream.isatty() and sys.stdin is not None and sys.stdin.isatty()
     return there and os.environ.get("TERM", "dumb") not in ("dumb", "")
 
 
-def _last_words(following: live.Following) -> str:
+def _closing_line(following: live.Following) -> str:
     device = following.main
     peak = "" if device is None else f", peak {size_text(device['peak']['bytes'])}"
     file = shlex.quote(str(following.path))
@@ -71,7 +71,7 @@ def _last_words(following: live.Following) -> str:
 
 
 def catch_up(following: live.Following, interrupted: Callable[[], bool] = lambda: False) -> None:
-    """Reads all that is there, and makes the state that of now."""
+    """Reads all written data, and updates the state."""
     while following.advance():
         if interrupted():
             break
@@ -83,10 +83,12 @@ def print_steps(
     say: Callable[[str], None],
     over: Callable[[], bool] = lambda: False,
 ) -> None:
-    """One line a step, until the recording is over."""
+    """Prints one line a step, until the recording is over."""
     next_step = 0
     while True:
-        is_over = over() or following.abandoned  # first: what it wrote before is then read
+        is_over = (
+            over() or following.abandoned
+        )  # asked before reading, so that the last data are read
         catch_up(following)
         for step in following.steps(next_step):
             say(live.step_line(step))
@@ -99,7 +101,7 @@ def print_steps(
 
 
 class Screen:
-    """The whole terminal, drawn anew twice a second in one write."""
+    """The whole terminal, redrawn twice a second in one write."""
 
     def __init__(
         self,
@@ -107,7 +109,7 @@ class Screen:
         over: Callable[[], bool] = lambda: False,
         program: Callable[[], str] = lambda: "",
     ) -> None:
-        """`over`: whether to leave without being asked. `program`: its last line of output."""
+        """`over`: whether the program has ended. `program`: its last line of output."""
         self._following, self._over, self._program = following, over, program
         self._paint = Paint(wants_color(sys.stdout))
         encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower()
@@ -118,7 +120,7 @@ class Screen:
         self._leaves = False
 
     def show(self) -> None:
-        """Until `q`, or until it is over."""
+        """Draws until `q`, or until the program has ended."""
         with _own_terminal(self._in, self._out) as wake:
             while not self._is_over():
                 catch_up(self._following, lambda: self._is_disturbed(0, wake))
@@ -129,13 +131,13 @@ class Screen:
         return self._leaves or self._over()
 
     def _is_disturbed(self, wait_s: float, wake: int) -> bool:
-        """Within that time: by a key to leave, which stays known, or by another size."""
+        """Whether a key or a resize came within that time. Remembers the key to leave."""
         key = self._key(wait_s, wake)
         self._leaves = self._leaves or key == "q"
         return key != ""
 
     def _key(self, wait_s: float, wake: int) -> str:
-        """What was pressed within that time; "resize" when the terminal changed its size."""
+        """The key pressed within that time, or "resize" if the terminal changed its size."""
         try:
             ready, _, _ = select.select([self._in, wake], [], [], wait_s)
         except InterruptedError:
@@ -161,7 +163,7 @@ class Screen:
         write_all(self._out, picture.encode(self._encoding, "replace"))
 
     def _gpu_users(self) -> list[str]:
-        """Asked of the driver now and then: it takes a while."""
+        """The GPUs' users. The driver is asked only now and then, because it takes a while."""
         device = self._following.main
         if device is None or device["type"] == 0:
             return []
@@ -179,28 +181,28 @@ class Screen:
 
 
 def write_all(file: int, data: bytes) -> None:
-    """A terminal over ssh may take a part at a time."""
+    """Writes all data. A terminal over ssh may take only a part at a time."""
     while data:
         data = data[os.write(file, data) :]
 
 
 @contextlib.contextmanager
 def _own_terminal(keys: int, picture: int) -> Iterator[int]:
-    """A second screen, keys as they are pressed; and a pipe that tells of a new size and of Ctrl-C.
+    """Opens a second screen with unbuffered keys. Yields a pipe that reports resizes and Ctrl-C.
 
-    An exception may come in the middle of a finalizer, where Python drops it: so Ctrl-C raises none.
+    Ctrl-C raises no exception, because Python drops exceptions in the middle of a finalizer.
     """
     before = termios.tcgetattr(keys)
-    wake, told = os.pipe()
-    os.set_blocking(told, False)
+    wake, signalled = os.pipe()
+    os.set_blocking(signalled, False)
 
-    def told_by(number: int, _: object) -> None:
+    def report(number: int, _: object) -> None:
         with contextlib.suppress(BlockingIOError):
-            os.write(told, b"q" if number == signal.SIGINT else b".")
+            os.write(signalled, b"q" if number == signal.SIGINT else b".")
 
-    heard = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, told_by)}
+    replaced = {signal.SIGWINCH: signal.signal(signal.SIGWINCH, report)}
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        heard[signal.SIGINT] = signal.signal(signal.SIGINT, told_by)
+        replaced[signal.SIGINT] = signal.signal(signal.SIGINT, report)
     try:
         tty.setcbreak(keys)
         write_all(picture, _ENTER.encode())
@@ -209,10 +211,10 @@ def _own_terminal(keys: int, picture: int) -> Iterator[int]:
         with contextlib.suppress(OSError):  # the terminal may be gone
             write_all(picture, _LEAVE.encode())
             termios.tcsetattr(keys, termios.TCSADRAIN, before)
-        for number, handler in heard.items():
+        for number, handler in replaced.items():
             signal.signal(number, handler)
         os.close(wake)
-        os.close(told)
+        os.close(signalled)
 
 
 # ---------------------------------------------------------------------- run --live
@@ -223,14 +225,14 @@ def run_live(arguments: Sequence[str], path: Path) -> int:
 
     Args:
         arguments: of `run`, with all that it needs to write to `path`.
-        path: where the trace will be.
+        path: the file of the trace.
 
     Returns:
         The program's exit code.
     """
     command = [sys.executable, "-m", "pytracer", "run", *arguments]
     with contextlib.ExitStack() as stack:
-        # Ctrl-C is the program's; the terminal sends it to both.
+        # The terminal sends Ctrl-C to both processes; only the program handles it.
         old = signal.signal(signal.SIGINT, lambda *_: None)
         stack.callback(signal.signal, signal.SIGINT, old)
         began = time.time()
@@ -260,7 +262,7 @@ def _show_live(process: subprocess.Popen[bytes], path: Path, began: float, print
             Screen(following, over, lambda: _last_line(printed)).show()
     except errors.UnreadableTrace as error:
         output.tell(f"pytracer: {error}")
-    # What it printed meanwhile, and what it prints from now on.
+    # Prints the program's output so far, and then its further output.
     shown = 0
     while True:
         is_over = over()
@@ -273,11 +275,13 @@ def _show_live(process: subprocess.Popen[bytes], path: Path, began: float, print
 def _await_file(
     process: subprocess.Popen[bytes], path: Path, began: float
 ) -> live.Following | None:
-    """The recording, once it has begun; None if the program ends without one."""
+    """Waits for the recording to begin. None if the program ends without one."""
     while process.poll() is None:
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            if status.st_size > 0 and status.st_mtime >= began - 1:  # not one that it replaces
+            if (
+                status.st_size > 0 and status.st_mtime >= began - 1
+            ):  # not an old file that it will replace
                 return live.Following(path)
         time.sleep(_LOOK_EVERY_S / 5)
     return None

@@ -1,6 +1,6 @@
-"""From what a profiler recorded to rows that add up: who ran, for which module, forward or backward.
+"""Turns a profiler's records into rows that add up, one per module, phase, operator and shapes.
 
-Plain data in, plain data out; `measure.py` fills it from torch.profiler.
+This module takes and returns plain data. `measure.py` reads it from torch.profiler.
 """
 
 from collections import defaultdict
@@ -11,22 +11,22 @@ from typing import Any, Literal, NamedTuple
 Kind = Literal["op", "module", "node", "call", "annotation", "compile"]
 
 _OPTIMIZERS = ("Optimizer.step#", "Optimizer.zero_grad#")
-# What people call one operator, though autograd sees several in it: these share one pair.
+# People call each of these one operator, but autograd sees several inside. All of them share a pair.
 _WHOLES = frozenset(
     f"aten::{name}"
     for name in ("cross_entropy_loss", "dropout", "scaled_dot_product_attention", "lstm", "gru")
 )
-COMPILING = "torch.compile"  # what runs while it compiles, mostly on tensors that hold nothing
-GRADIENT_SUM = "gradient sum"  # the engine adds what reaches one node from several
+COMPILING = "torch.compile"  # the operators that compiling runs, mostly on tensors without data
+GRADIENT_SUM = "gradient sum"  # the engine adds gradients that reach one node from several others
 
 
 class Argument(NamedTuple):
-    """One argument of a call, as far as a profiler keeps it."""
+    """The facts that a profiler keeps about one argument of a call."""
 
     shape: tuple[int, ...] = ()
     strides: tuple[int, ...] = ()
-    dtype: str = ""  # a C++ type's name; "" for what is no tensor
-    value: Any = None  # a number, a tuple of them, or of a list of tensors their shapes
+    dtype: str = ""  # a C++ type's name; "" if it is not a tensor
+    value: Any = None  # a number, a tuple of numbers, or the shapes of a list of tensors
 
 
 @dataclass(slots=True)
@@ -45,56 +45,60 @@ class Call:
 
 
 class Kernel(NamedTuple):
-    """Something a device did: a kernel, a copy, a fill."""
+    """Work of a device: a kernel, a copy or a fill."""
 
     name: str
     start: int
     end: int
-    caller: int  # the call's id; 0 when not known
+    caller: int  # the call's id; 0 if unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """What calls must have in common to become one row."""
+    """The properties that calls share if they belong to one row."""
 
-    module: str | None  # None: outside of all modules
+    module: str | None  # None: outside all modules
     phase: str
     op: str
     pair: str  # the operator whose forward and backward belong together
-    node: str  # the autograd node it ran in, "" in forward
+    node: str  # the autograd node around it; "" in forward
     arguments: tuple[Argument, ...]
-    forward: tuple[Argument, ...]  # of the forward operator, in backward
+    forward: tuple[Argument, ...]  # in backward: the arguments of the forward operator
 
 
 @dataclass(slots=True)
 class Sum:
-    """What the calls of a row add up to."""
+    """The sums over the calls of a row."""
 
     calls: int = 0
-    host_ns: int = 0  # in the operator itself, without what it called that has a row of its own
+    host_ns: int = 0  # in the operator, without calls inside that have rows of their own
     kernel_ns: int = 0
     launches: int = 0
-    launching_calls: int = 0  # of the calls, those that launched something
-    kernels: dict[str, int] = field(default_factory=dict)  # nanoseconds of each
-    is_leaf: bool = False  # did something itself: a kernel, or called nothing that is known
+    launching_calls: int = 0  # the calls that launched at least one kernel
+    kernels: dict[str, int] = field(default_factory=dict)  # nanoseconds of each, by name
+    is_leaf: bool = (
+        False  # worked itself: launched a kernel, or called no operator of a known class
+    )
 
 
 @dataclass(slots=True)
 class _Frame:
-    """An open call, and what is known of it from those around it."""
+    """A call, with the facts that it takes over from the calls around it."""
 
     call: Call
     parent: "_Frame | None"
     module: str | None = None
     module_is_inside_node: bool = False
-    node: "_Frame | None" = None  # the innermost evaluation around it
+    node: "_Frame | None" = None  # the innermost evaluated node around it
     optimizer: bool = False
     owner: "_Frame | None" = None  # the operator whose row its time goes to
-    whole: str = ""  # of a node, its maker's: see `_WHOLES`
+    whole: str = ""  # see `_WHOLES`; a node takes its maker's
     inner_ns: int = 0
-    calls_others: bool = False  # operators of a known class
-    maker: Call | None = None  # of a node: the forward operator that made it
-    top_ops: list["_Frame"] = field(default_factory=list)  # of a node: the operators right in it
+    calls_others: bool = False  # whether it called operators of a known class
+    maker: Call | None = None  # for a node: the forward operator that made it
+    top_ops: list["_Frame"] = field(
+        default_factory=list
+    )  # for a node: the operators directly inside
     recompute: bool = False
     compiling: bool = False
 
@@ -102,10 +106,11 @@ class _Frame:
 def join(
     calls: Iterable[Call], kernels: Iterable[Kernel], class_of: Callable[[str], str | None]
 ) -> dict[Key, Sum]:
-    """The rows. Every nanosecond of an operator, and every kernel, is in exactly one.
+    """Adds up the rows. Every nanosecond of an operator, and every kernel, is in exactly one row.
 
-    An operator's row is that of the outermost operator around it whose class is known: `linear`
-    is only a way to say `addmm`, while what `convolution` calls is how it does its work.
+    An operator belongs to the row of the outermost operator around it that has a known class.
+    `linear` has none, so its `addmm` has a row of its own. `convolution` has one, so all operators
+    that it calls belong to its row.
     """
     ordered = sorted(calls, key=lambda call: (call.start, call.id))
     makers = _makers(ordered)
@@ -147,7 +152,7 @@ def join(
 
 
 def busy(kernels: Iterable[Kernel]) -> int:
-    """Nanoseconds in which the device did at least one thing."""
+    """The nanoseconds in which at least one kernel ran."""
     total = last = 0
     for kernel in sorted(kernels, key=lambda kernel: kernel.start):
         total += max(kernel.end - max(kernel.start, last), 0)
@@ -156,28 +161,28 @@ def busy(kernels: Iterable[Kernel]) -> int:
 
 
 def module_calls(calls: Iterable[Call]) -> dict[str, tuple[int, str]]:
-    """Of each module how often it was called in forward, and in which module the first time."""
+    """For each module: its calls in forward, and the module around its first call."""
     stacks: dict[int, list[Call]] = defaultdict(list)
-    found: dict[str, tuple[int, str]] = {}
+    modules: dict[str, tuple[int, str]] = {}
     wanted = (call for call in calls if call.kind in ("module", "node"))
     for call in sorted(wanted, key=lambda call: (call.start, call.id)):
         stack = stacks[call.thread]
         while stack and stack[-1].end <= call.start:
             stack.pop()
         around = [open_call.name for open_call in stack if open_call.kind == "module"]
-        again = around[-1:] == [call.name]  # a wrapper that goes by the name of what it wraps
+        again = around[-1:] == [call.name]  # a wrapper with the same name as the wrapped module
         if call.kind == "module" and not again:
-            count, parent = found.get(call.name, (0, around[-1] if around else ""))
+            count, parent = modules.get(call.name, (0, around[-1] if around else ""))
             in_backward = any(open_call.kind == "node" for open_call in stack)
-            found[call.name] = (count + (not in_backward), parent)
+            modules[call.name] = (count + (not in_backward), parent)
         stack.append(call)
-    return found
+    return modules
 
 
 def _makers(ordered: list[Call]) -> dict[tuple[int, int], Call]:
-    """Which operator made the node of that number: the last to begin before the number was taken.
+    """The operator that made each autograd node, by thread and sequence number.
 
-    Several operators see one number: all those that begin before the node is made.
+    All operators that begin before a node is made carry its number. The last of them made it.
     """
     return {
         (call.thread, call.sequence): call
@@ -191,7 +196,7 @@ def _nest(
     makers: dict[tuple[int, int], Call],
     class_of: Callable[[str], str | None],
 ) -> list[_Frame]:
-    """A frame per call, in order."""
+    """A frame for each call, in the same order."""
     stacks: dict[int, list[_Frame]] = defaultdict(list)
     by_call: dict[int, _Frame] = {}
     frames = []
@@ -252,16 +257,16 @@ def _own(frame: _Frame, parent: _Frame | None, class_of: Callable[[str], str | N
 
 
 def _with_callers(frames: list[_Frame], ran: set[int]) -> set[int]:
-    """The operators whose nodes ran, and those that called them."""
-    found = set()
+    """The operators whose nodes ran in backward, and the operators that called them."""
+    ids = set()
     for frame in frames:
         if id(frame.call) in ran:
-            found |= {id(around.call) for around in _callers(frame)}
-    return found
+            ids |= {id(around.call) for around in _callers(frame)}
+    return ids
 
 
 def _callers(frame: _Frame) -> Iterator[_Frame]:
-    """The operator itself and those around it, up to the module or node that it is in."""
+    """The operator and the operators around it, up to the nearest module or node."""
     around: _Frame | None = frame
     while around is not None and around.call.kind in ("op", "annotation"):
         if around.call.kind == "op":
@@ -270,10 +275,10 @@ def _callers(frame: _Frame) -> Iterator[_Frame]:
 
 
 def _find_recomputation(node: _Frame) -> None:
-    """Operators that run with grad mode on inside a node whose own code runs without it.
+    """Marks the operators that recompute a forward inside a node.
 
-    They come first: a saved tensor is made again before it is used. A backward that is itself
-    differentiated has grad mode on to its last operator.
+    They run with grad mode on, and the node's own code after them runs with it off. If a backward is
+    itself differentiated, grad mode stays on to the last operator, and no operator is marked.
     """
     last_without = max(
         (place for place, frame in enumerate(node.top_ops) if frame.call.sequence < 0), default=-1
@@ -307,7 +312,7 @@ def _node_name(frame: _Frame) -> str:
     while context is not None and context.call.kind == "op":
         context = context.parent
     if context is not None and context is frame.node:
-        return GRADIENT_SUM  # not the node's own code
+        return GRADIENT_SUM  # the engine ran it, not the node's own code
     name = frame.node.call.name if frame.node is not None else ""
     return name.rpartition("::")[2]
 

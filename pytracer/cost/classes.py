@@ -1,8 +1,8 @@
-"""Which class an operator belongs to: what it does to memory and arithmetic, by its name.
+"""Sorts operators into classes by name.
 
-A tensor contraction has a FLOP formula; a normalisation reduces and then maps; an element-wise
-operator only maps; data movement computes nothing. Pure reductions are none of these and are
-"other", so that the classes add up to the whole.
+A contraction has a FLOP formula. A normalisation reduces and then maps. An element-wise operator only
+maps. Data movement computes nothing. Pure reductions are "other", so that the classes add up to the
+whole.
 """
 
 import functools
@@ -69,7 +69,7 @@ _COMMUNICATION = re.compile(r"^(c10d::|_c10d_functional::|nccl|gloo:|record_para
 
 @functools.cache
 def class_of(op: str) -> str | None:
-    """The operator's class, or None where its name says nothing."""
+    """The operator's class, or None for an unknown name."""
     if _COMMUNICATION.search(op):
         return "communication"
     if op.startswith("triton_"):
@@ -77,7 +77,7 @@ def class_of(op: str) -> str | None:
     name = op.removeprefix("aten::")
     if name == op:
         return "contraction" if registered_formula(op) is not None else None
-    for members, found in (
+    for members, class_name in (
         (CONTRACTIONS, "contraction"),
         (NORMALISATIONS, "normalisation"),
         (ELEMENT_WISE, "element-wise"),
@@ -85,7 +85,7 @@ def class_of(op: str) -> str | None:
         (REDUCTIONS, "other"),
     ):
         if name in members:
-            return found
+            return class_name
     if _has_tag(name, torch.Tag.pointwise) or _has_tag(name.rstrip("_"), torch.Tag.pointwise):
         return "element-wise"
     return None
@@ -95,12 +95,12 @@ def registered_formula(op: str) -> Callable[..., int] | None:
     """The FLOP formula that the program gave torch for an operator of its own."""
     library, _, name = op.partition("::")
     packet = getattr(getattr(torch.ops, library, None), name, None) if name else None
-    found: Callable[..., int] | None = flop_counter.flop_registry.get(packet)
-    return found
+    formula: Callable[..., int] | None = flop_counter.flop_registry.get(packet)
+    return formula
 
 
 def _class_of_fused(kernel: str) -> str | None:
-    """Inductor says in a kernel's name what it fused: poi(ntwise), red(uction), per(sistent)."""
+    """The class in the name of an Inductor kernel: poi(ntwise), red(uction), per(sistent)."""
     if kernel.startswith("triton_poi_"):
         return "element-wise"
     if kernel.startswith(("triton_red_", "triton_per_")):
@@ -111,13 +111,13 @@ def _class_of_fused(kernel: str) -> str | None:
 
 
 def is_reduction(op: str) -> bool:
-    """Whether the operator only sums up, or the like."""
+    """Whether the operator only reduces, as a sum does."""
     return op.removeprefix("aten::") in REDUCTIONS
 
 
 @functools.cache
 def computes_nothing(op: str) -> bool:
-    """Whether the operator only makes a view, or room: no FLOPs and no bytes, and that is known."""
+    """Whether the operator only makes a view or allocates, so it has no FLOPs and moves no bytes."""
     name = op.removeprefix("aten::")
     if name in _FREE:
         return True

@@ -5,10 +5,10 @@ addition are two), with these corrections:
 
 - the backward of a grouped convolution: torch 2.13 counts it as if it were not grouped;
 - attention on the CPU, LSTM, GRU and RNN layers, and products with vectors: torch counts none;
-- embeddings are look-ups and count 0, which is said and not forgotten.
+- embeddings are look-ups: they count 0, and are not reported as uncounted.
 
-Causal attention is counted in full, as torch does, whatever the kernel skips; rows say so.
-Other operators have a small count per element, by the conventions written below.
+Causal attention is counted in full, as in torch, even if the kernel skips half. Its rows have a note
+about this. Other operators have a small count per element, by the conventions below.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ _GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 
 
 def contraction(op: str, arguments: Arguments) -> int | None:
-    """FLOPs of a contraction; None where there is no formula, or it does not fit the arguments."""
+    """FLOPs of a contraction. None if there is no formula, or if it does not fit the arguments."""
     name = op.removeprefix("aten::")
     formula = _FORMULAS.get(name)
     try:
@@ -39,10 +39,10 @@ def contraction(op: str, arguments: Arguments) -> int | None:
 
 
 def per_element(op: str, arguments: Arguments) -> int | None:
-    """FLOPs of what is no contraction, by convention; None where there is none.
+    """FLOPs by convention of an operator that is no contraction. None if there is no convention.
 
-    An element-wise operator: 1 per element it makes. A reduction: 1 per element it reads. The
-    normalisations: `_PER_ELEMENT`. Moving data: 0.
+    An element-wise operator has 1 per element that it writes, a reduction 1 per element that it reads,
+    a normalisation the number in `_PER_ELEMENT`, and data movement 0.
     """
     name = op.removeprefix("aten::")
     shapes = [argument.shape for argument in arguments if argument.dtype]
@@ -87,7 +87,7 @@ _PER_ELEMENT = {
 
 
 def is_causal(op: str, arguments: Arguments) -> bool:
-    """Whether a forward of attention was told to look only backwards."""
+    """Whether a forward of attention has `is_causal=True`."""
     place = _CAUSAL.get(op.removeprefix("aten::"))
     return place is not None and len(arguments) > place and arguments[place].value is True
 
@@ -134,7 +134,7 @@ def _convolution(a: Arguments) -> int:
 
 
 def convolution_output(a: Arguments) -> tuple[int, ...]:
-    """The shape that `aten::convolution` makes."""
+    """The shape of the result of `aten::convolution`."""
     x, weight = a[0].shape, a[1].shape
     stride, padding, dilation = (each(a[i].value, len(x) - 2) for i in (3, 4, 5))
     groups = int(a[8].value)
@@ -167,7 +167,7 @@ def _per_position(x: tuple[int, ...], weight: tuple[int, ...], positions: tuple[
 
 
 def each(value: int | tuple[int, ...], count: int) -> tuple[int, ...]:
-    """One number per dimension: torch also takes a single one for all."""
+    """One number per dimension. torch also accepts a single number for all."""
     values = (value,) if isinstance(value, int) else tuple(value)
     return values * count if len(values) == 1 else values
 
@@ -195,7 +195,7 @@ def _cudnn_rnn_backward(a: Arguments) -> int:
 
 
 def _rnn(a: Arguments, first_number: int) -> int:
-    """All layers and directions; features of a deeper layer are the hidden ones below it."""
+    """All layers and directions. A deeper layer's inputs are the hidden features of the layer below."""
     mode, hidden, projected, layers = (int(a[first_number + i].value) for i in range(4))
     directions = 2 if a[first_number + 7].value is True else 1
     steps_and_batch, features = prod(a[0].shape[:-1]), a[0].shape[-1]
@@ -240,7 +240,7 @@ _FORMULAS: dict[str, Callable[[Arguments], int]] = {
 
 
 def _registered(op: str, arguments: Arguments) -> int | None:
-    """What the program itself registered for an operator of its own."""
+    """The FLOPs by a formula that the program registered for its own operator."""
     formula = None if op.startswith("aten::") else classes.registered_formula(op)
     if formula is None:
         return None

@@ -1,8 +1,8 @@
-"""Runs torch.profiler beside a recording, and leaves what each operator cost as one document.
+"""Runs torch.profiler beside a recording, and writes the cost of each operator into one document.
 
-The document is part of the trace's meta: distinct calls (module, phase, operator, shapes), how
-often they ran, for how long, and their FLOPs and bytes, computed here, where torch is.
-`pytracer/cost/measurements.py` reads it.
+The document is part of the trace's meta. It has a row for each distinct call (module, phase, operator,
+shapes) with its count, time, FLOPs and bytes. FLOPs and bytes are computed here, because they need
+torch. `pytracer/cost/measurements.py` reads the document without torch.
 """
 
 import re
@@ -32,7 +32,7 @@ from pytracer.cost.calls import (
 
 VERSION = 1
 COLUMNS = (
-    "module",  # texts are rows of `strings`; 0 is none
+    "module",  # texts are rows of `strings`; 0 is no text
     "phase",
     "op",
     "pair",
@@ -45,19 +45,19 @@ COLUMNS = (
     "host_ns",
     "launches",
     "flops",  # -1: no formula
-    "other_flops",  # by convention, of what is no contraction; -1: none
+    "other_flops",  # by convention, of operators that are no contractions; -1: no convention
     "bytes",  # -1: no model
     "kernel_bytes",
     "notes",  # rows of `strings`
-    "kernels",  # rows of `strings`, those that took longest
-    "kernel_ns",  # and how long each took
+    "kernels",  # rows of `strings`, the longest ones only
+    "kernel_ns",  # the time of each
 )
-ALIGNED_BYTES = 16  # what a tensor core's loads need; below, another generation's kernel runs
+ALIGNED_BYTES = 16  # tensor cores' loads need it; otherwise an older generation's kernel runs
 
 _NODE = "autograd::engine::evaluate_function: "
 _MODULE_SCOPE = 9  # at::RecordScope::STATIC_RUNTIME_MODEL; see csrc/torch/interceptors.cpp
 _BACKWARD_SCOPE = 1
-# What torch.compile records around what it compiled: no operators, though they look like some.
+# torch.compile records these around compiled code. They look like operators and are none.
 _COMPILERS = ("TorchDynamo ", "Torch-Compiled Region", "AOTDispatcher ", "Pregraph ", "## Call ")
 _COMPILES = ("entire_frame_compile", "entire_backward_compile", "dynamo", "build_guards", "gc")
 _MOST_KERNELS, _LONGEST_NAME = 4, 160
@@ -65,21 +65,21 @@ _GEMMS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 
 
 class Measurement:
-    """One run of torch.profiler. `start` it inside a session, `stop` it before the session's end."""
+    """One run of torch.profiler. Call `start` inside a session and `stop` before the session ends."""
 
     def __init__(self) -> None:
-        """Nothing runs yet."""
+        """Does not start the profiler yet."""
         self._profiler: Any = None
 
     def start(self) -> None:
-        """Begins to measure.
+        """Starts the profiler.
 
         Raises:
-            errors.CaptureError: another profiler runs, and torch has only one.
+            errors.CaptureError: another profiler runs, and torch allows only one.
         """
         if private_torch.profiler_is_on():
             raise errors.CaptureError(
-                "cost=True measures with torch.profiler, and one is running already: "
+                "cost=True needs torch.profiler, and one is running already: "
                 "end it first, or trace without cost=True"
             )
         activities = [ProfilerActivity.CPU]
@@ -87,13 +87,13 @@ class Measurement:
             activities.append(ProfilerActivity.CUDA)
         self._profiler = profile(activities=activities, record_shapes=True)
         with warnings.catch_warnings():
-            # torch 2.11 warns of cycles before there is a second one, and there never is.
+            # torch 2.11 warns about several cycles even though this profiler has only one.
             warnings.filterwarnings("ignore", ".*Profiler clears events")
             self._profiler.start()
         C.mark_modules(True)
 
     def stop(self) -> dict[str, Any] | None:
-        """Ends, and says what was measured. None if somebody else has ended the profiler."""
+        """Ends the profiler and returns the document. None if other code has ended the profiler."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return None
@@ -121,11 +121,11 @@ def _read(events: Iterable[Any]) -> tuple[list[Call], list[Kernel]]:
     return calls, kernels
 
 
-# The kinds of records, where torch tells them. What else is on the host are the driver's calls,
-# which are linked to the operator around them, and the profiler's own work.
+# The kinds of records of calls, if this torch names kinds. All other records of the host are the
+# driver's calls, which are linked to the operator around them, and the profiler's own work.
 _CALLS = ("cpu_op", "user_annotation", "")
-# A driver's call outside of operators is linked to none, and has a number of the driver's own: taken
-# for an operator it could have one's number, and that one's kernels.
+# A driver's call outside operators is linked to no operator, and has a number from the driver. That
+# number may equal an operator's id, so as an operator it would get kernels of another operator.
 _DRIVERS_CALL = re.compile(r"cu(da)?[A-Z]\w*$")
 _NO_WORK = ("gpu_user_annotation", "cuda_sync", "cuda_event", "overhead")
 
@@ -177,7 +177,7 @@ def _arguments(event: Any) -> tuple[Argument, ...]:
     dtypes, values = event.dtypes(), event.concrete_inputs()
     if hasattr(event, "structured_input_strides"):
         shapes, strides = event.structured_input_shapes(), event.structured_input_strides()
-    else:  # before torch 2.13: neither strides nor what is in lists
+    else:  # before torch 2.13: no strides, and no shapes inside lists
         shapes = event.shapes()
         strides = [()] * len(shapes)
     if not len(shapes) == len(strides) == len(dtypes) == len(values):
@@ -199,12 +199,12 @@ def _argument(shape: Any, strides: Any, dtype: str, value: Any) -> Argument:
 
 
 def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
-    """What was recorded, as it is kept: one row per distinct call."""
+    """The document of these calls and kernels: one row per distinct call."""
     rows = join(calls, kernels, classes.class_of)
     strings = _Strings()
-    written = [_row(key, found, strings, bool(kernels)) for key, found in rows.items()]
+    written = [_row(key, sums, strings, bool(kernels)) for key, sums in rows.items()]
     if kernels:
-        # Views, and what ran on the host: no kernel, nothing to say.
+        # Without a kernel a row is a view or ran on the host. It has no time on the device.
         launches = COLUMNS.index("launches")
         written = [row for row in written if row[launches]]
     modules = [
@@ -221,7 +221,7 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
         "cache_bytes": peaks.cache_bytes(device),
         "clock": "kernels" if kernels else "operators",
         "busy_ns": sum(row[time_ns] for row in written),
-        "device_busy_ns": busy(kernels) if kernels else None,  # two at once count once
+        "device_busy_ns": busy(kernels) if kernels else None,  # kernels that overlap count once
         "matmul_precision": torch.get_float32_matmul_precision(),
         "peaks": peaks.cached(name),
         "modules": modules,  # path, calls in forward, the module that called it
@@ -232,7 +232,7 @@ def document(calls: list[Call], kernels: list[Kernel]) -> dict[str, Any]:
 
 
 class _Strings:
-    """Texts by number; row 0 is the empty one."""
+    """Texts by number. Row 0 is the empty text."""
 
     def __init__(self) -> None:
         self.rows = [""]
@@ -250,14 +250,14 @@ OUTSIDE = "(outside of modules)"
 ROOT = "(model)"
 
 
-def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
+def _row(key: Key, sums: Sum, strings: _Strings, on_device: bool) -> list[Any]:
     op_class = _class(key)
-    counted = _flops(key, op_class) if found.is_leaf else 0
+    counted = _flops(key, op_class) if sums.is_leaf else 0
     other = flops.per_element(key.op, key.arguments) if op_class != "contraction" else 0
     moved = traffic.traffic(key.op, key.arguments)
-    times = found.launching_calls if on_device else found.calls
+    times = sums.launching_calls if on_device else sums.calls
     tensors = [argument for argument in key.arguments if argument.dtype]
-    by_time = sorted(found.kernels, key=lambda name: (-found.kernels[name], name))
+    by_time = sorted(sums.kernels, key=lambda name: (-sums.kernels[name], name))
     longest = by_time[:_MOST_KERNELS]
     return [
         strings(OUTSIDE if key.module is None else key.module or ROOT),
@@ -269,16 +269,16 @@ def _row(key: Key, found: Sum, strings: _Strings, on_device: bool) -> list[Any]:
         strings(", ".join("x".join(map(str, tensor.shape)) or "()" for tensor in tensors)),
         strings(_dtype(tensors)),
         times,
-        found.kernel_ns if on_device else found.host_ns,
-        found.host_ns,
-        found.launches,
+        sums.kernel_ns if on_device else sums.host_ns,
+        sums.host_ns,
+        sums.launches,
         -1 if counted is None else counted * times,
         -1 if other is None else other * times,
         -1 if moved is None else moved.operator * times,
         -1 if moved is None else (moved.kernels if on_device else moved.operator) * times,
         [strings(note) for note in _notes(key)],
         [strings(name[:_LONGEST_NAME]) for name in longest],
-        [found.kernels[name] for name in longest],
+        [sums.kernels[name] for name in longest],
     ]
 
 
@@ -286,35 +286,35 @@ def _class(key: Key) -> str:
     if key.phase == "optimizer":
         return "optimizer"
     name = key.op.removeprefix("kernel ")
-    found = classes.class_of(name) or "other"
-    if name != key.op and found == "other" and name.startswith(("Memcpy", "Memset")):
+    op_class = classes.class_of(name) or "other"
+    if name != key.op and op_class == "other" and name.startswith(("Memcpy", "Memset")):
         return "data movement"
-    return found
+    return op_class
 
 
 def _flops(key: Key, op_class: str) -> int | None:
-    """A contraction's FLOPs; 0 of what is known to be none; None where nothing is known."""
+    """FLOPs of a contraction. 0 if the operator is known not to be one, None if it is unknown."""
     if key.op == COMPILING:
         return 0
     if op_class == "contraction" or key.phase == "optimizer":
-        found = flops.contraction(key.op, key.arguments)
-        return 0 if found is None and key.phase == "optimizer" else found
+        counted = flops.contraction(key.op, key.arguments)
+        return 0 if counted is None and key.phase == "optimizer" else counted
     if op_class in ("normalisation", "element-wise", "data movement", "communication"):
         return None if key.op.startswith("triton_") else 0
-    known = classes.is_reduction(key.op) or classes.computes_nothing(key.op)
-    return 0 if known else None
+    has_none = classes.is_reduction(key.op) or classes.computes_nothing(key.op)
+    return 0 if has_none else None
 
 
 def _dtype(tensors: list[Argument]) -> str:
-    """The first type of floats, or the first type."""
+    """The first floating-point type, or else the first type."""
     names = [tensor.dtype for tensor in tensors]
     floats = [name for name in names if name in ("float", "double", "c10::Half", "c10::BFloat16")]
-    found = next(iter(floats or names), "")
-    return {"float": "float32", "double": "float64"}.get(found, found.removeprefix("c10::").lower())
+    dtype = next(iter(floats or names), "")
+    return {"float": "float32", "double": "float64"}.get(dtype, dtype.removeprefix("c10::").lower())
 
 
 def _notes(key: Key) -> Iterator[str]:
-    """What about these shapes and flags explains what they cost."""
+    """The properties of the shapes and flags that explain the cost."""
     if flops.is_causal(key.op, key.arguments):
         yield "causal: counted in full, a kernel may skip half"
     if key.op.removeprefix("aten::") in _GEMMS:
@@ -326,14 +326,14 @@ def _notes(key: Key) -> Iterator[str]:
 
 
 def _unaligned(key: Key) -> str:
-    """Which GEMM has rows that do not begin at multiples of 16 bytes, and for which size."""
+    """Names a GEMM whose rows do not begin at multiples of 16 bytes, with the sizes; "" if aligned."""
     first = 1 if key.op.removeprefix("aten::") in ("addmm", "baddbmm") else 0
     factors = key.arguments[first : first + 2]
     if len(factors) < 2 or any(len(factor.shape) < 2 for factor in factors):
         return ""
     width, role = traffic.element_size(factors[0]), _role(key, factors)
     rows = {_row_length(factors[0], transposed=role == "weight-gradient")}
-    rows |= {_row_length(factors[1]), factors[1].shape[-1]}  # the last is the product's
+    rows |= {_row_length(factors[1]), factors[1].shape[-1]}  # the last is the product's row
     odd = sorted(length for length in rows if length * width % ALIGNED_BYTES)
     if not odd:
         return ""
@@ -341,7 +341,7 @@ def _unaligned(key: Key) -> str:
 
 
 def _row_length(factor: Argument, *, transposed: bool = False) -> int:
-    """Elements from one row in memory to the next; by the usual layout where strides are unknown."""
+    """Elements from one row in memory to the next. Without strides, the usual layout is assumed."""
     if len(factor.strides) == len(factor.shape):
         return max(factor.strides[-2:])
     return factor.shape[-2 if transposed else -1]
@@ -360,7 +360,7 @@ def _role(key: Key, factors: tuple[Argument, ...]) -> str:
 
 
 def _is_cast(key: Key) -> bool:
-    """Whether floats are copied into another type, as autocast and a loss in float32 do."""
+    """Whether this copies floats into another float type, as autocast and a float32 loss do."""
     if key.op != "aten::copy_" or len(key.arguments) < 2:
         return False
     floats = {"float", "double", "c10::Half", "c10::BFloat16"}

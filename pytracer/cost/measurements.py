@@ -1,4 +1,4 @@
-"""What `pytracer/cost/measure.py` left in a trace: calls, their times, FLOPs and bytes, checked."""
+"""Reads and checks the document of costs that `pytracer/cost/measure.py` wrote into a trace."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _ROWS_LIMIT = 2_000_000
 
 @dataclass(frozen=True)
 class Record:
-    """Calls alike: one module, phase, operator and shapes. FLOPs and bytes are None if unknown."""
+    """Calls of one module, phase, operator and shapes. FLOPs and bytes are None if unknown."""
 
     module: str
     phase: str
@@ -42,13 +42,13 @@ class Record:
     bytes: int | None
     kernel_bytes: int | None
     notes: tuple[str, ...]
-    kernels: tuple[str, ...]  # those that took longest
-    kernel_ns: tuple[int, ...] = ()  # how long each did
+    kernels: tuple[str, ...]  # the longest ones
+    kernel_ns: tuple[int, ...] = ()  # the time of each
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The document, checked."""
+    """The checked document."""
 
     records: tuple[Record, ...]
     device: str
@@ -58,21 +58,21 @@ class Measured:
     device_busy_ns: int | None
     matmul_precision: str
     peaks: Mapping[str, Any] | None
-    module_calls: tuple[tuple[str, int, str], ...] = ()  # path, calls in forward, called by
+    module_calls: tuple[tuple[str, int, str], ...] = ()  # path, calls in forward, caller
 
 
 @once_per_trace
 def measured(trace: Trace) -> Measured:
-    """What was measured.
+    """The costs in a trace.
 
     Raises:
         errors.UsageError: the trace has no costs.
-        errors.UnreadableTrace: what it has is damaged.
+        errors.UnreadableTrace: its costs are damaged.
     """
     document = trace.meta.get("cost")
     if document is None:
         raise errors.UsageError(
-            "this trace has no costs: record it with trace(cost=True), and ask after the block"
+            "this trace has no costs: record with trace(cost=True), and read them after the block"
         )
     try:
         return _checked(document)
@@ -142,16 +142,16 @@ def _whole(number: Any) -> int:
 
 
 class Rates:
-    """What the device can do at most, as far as that has been measured."""
+    """The measured peak rates of the device."""
 
-    def __init__(self, found: Measured, peaks: Mapping[str, Any] | None) -> None:
+    def __init__(self, measured: Measured, peaks: Mapping[str, Any] | None) -> None:
         rates = peaks.get("flops_per_s") if peaks else None
         self._flops: Mapping[str, Any] = rates if isinstance(rates, dict) else {}
         self.copy = _rate(peaks.get("copy_bytes_per_s")) if peaks else None
-        self._tf32 = found.matmul_precision != "highest" and found.device == "cuda"
+        self._tf32 = measured.matmul_precision != "highest" and measured.device == "cuda"
 
     def flops(self, dtype: str) -> float | None:
-        """A second, in this type; None if that is not known."""
+        """Peak FLOP/s in this type; None if it was not measured."""
         name = "tf32" if dtype == "float32" and self._tf32 else dtype
         return _rate(self._flops.get(name))
 
@@ -162,7 +162,7 @@ def _rate(value: Any) -> float | None:
 
 @dataclass(frozen=True)
 class Direction:
-    """Forward, or backward with what it recomputes, of some records."""
+    """Sums over records of one direction: forward, or backward with its recomputation."""
 
     time_ns: int
     flops: int
@@ -172,7 +172,7 @@ class Direction:
 
     @classmethod
     def of(cls, records: Iterable[Record]) -> "Direction":
-        """Their sums."""
+        """The sums over these records."""
         time_ns = flops = amount = kernel_bytes = without = 0
         for record in records:
             time_ns += record.time_ns

@@ -1,4 +1,4 @@
-"""What this device can do at most, measured once and kept: matrix rates and copy bandwidth."""
+"""Measures the peaks of a device once and keeps them: matrix rates and copy bandwidth."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 
 from pytracer import errors
 
-_COPY_CACHES = 8  # so much larger than the cache is what is copied
+_COPY_CACHES = 8  # the copy is this many times as large as the cache
 _SMALLEST_COPY = 512 * 2**20
 _LARGEST_COPY = 2 * 2**30
 _CPU_COPY = 256 * 2**20
@@ -24,7 +24,7 @@ _CPU_SIZES = ((1024, 1024, 1024), (2048, 2048, 2048))
 
 
 def device_name(device: str) -> str:
-    """What measurements of the device are kept under."""
+    """The name under which the peaks of the device are kept."""
     if device == "cuda":
         return torch.cuda.get_device_name()
     threads = torch.get_num_threads()
@@ -32,7 +32,7 @@ def device_name(device: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name, as Linux tells it."""
+    """The processor's name in /proc/cpuinfo."""
     try:
         lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
@@ -42,21 +42,21 @@ def _processor() -> str:
 
 
 def cache_bytes(device: str) -> int | None:
-    """The device's last-level cache, where torch knows it."""
+    """The size of the device's last-level cache; None if torch does not know it."""
     if device != "cuda":
         return None
-    found = getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0)
-    return int(found) or None
+    size = getattr(torch.cuda.get_device_properties(), "L2_cache_size", 0)
+    return int(size) or None
 
 
 def cached(name: str) -> dict[str, Any] | None:
-    """What was measured on this machine for a device of that name, with this torch."""
-    found = _read().get(_key(name))
-    return found if isinstance(found, dict) and _is_sound(found) else None
+    """The kept peaks of a device with this name, measured on this machine with this torch."""
+    measured = _read().get(_key(name))
+    return measured if isinstance(measured, dict) and _is_sound(measured) else None
 
 
 def measure(device: str) -> dict[str, Any]:
-    """Measures, keeps and returns the peaks; a second or two on a GPU, and some GB of its memory.
+    """Measures, keeps and returns the peaks. On a GPU this takes a second or two and some GB.
 
     Raises:
         errors.CaptureError: there is no such device.
@@ -64,20 +64,20 @@ def measure(device: str) -> dict[str, Any]:
     if device == "cuda" and not torch.cuda.is_available():
         raise errors.CaptureError("there is no CUDA device to measure")
     with torch.no_grad():
-        found = {
+        measured = {
             "copy_bytes_per_s": _copy_rate(device),
             "flops_per_s": _matrix_rates(device),
             "torch": str(torch.__version__),
         }
-    _write(_key(device_name(device)), found)
-    return found
+    _write(_key(device_name(device)), measured)
+    return measured
 
 
 # ---------------------------------------------------------------- measuring
 
 
 def _copy_rate(device: str) -> float:
-    """Bytes read and written per second by a copy that no cache can hold."""
+    """Bytes read and written per second by a copy too large for the cache."""
     wanted = max(_SMALLEST_COPY, _COPY_CACHES * (cache_bytes(device) or 0))
     if device == "cuda":
         free, _ = torch.cuda.mem_get_info()
@@ -91,7 +91,7 @@ def _copy_rate(device: str) -> float:
 
 
 def _matrix_rates(device: str) -> dict[str, float]:
-    """The best of a few large products, per type; with random numbers, for zeros take less power."""
+    """The best rate of a few large products, by type. Random numbers, because zeros take less power."""
     if device == "cpu":
         return {"float32": _best(torch.float32, _CPU_SIZES, device)}
     rates = {
@@ -120,7 +120,7 @@ def _best(dtype: torch.dtype, sizes: tuple[tuple[int, int, int], ...], device: s
 
 
 def _seconds(run: Callable[[], Any], device: str) -> float:
-    """The median time of one call, after some that do not count."""
+    """The median time of one call, after a few calls to warm up."""
     repeat = 5 if device == "cuda" else 1
     for _ in range(3):
         run()
@@ -157,27 +157,30 @@ def _key(name: str) -> str:
 
 def _read() -> dict[str, Any]:
     try:
-        found = json.loads(_file().read_text())
+        document = json.loads(_file().read_text())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
-def _write(key: str, found: dict[str, Any]) -> None:
-    """What cannot be kept is measured again the next time."""
+def _write(key: str, measured: dict[str, Any]) -> None:
+    """Adds to the file. If the file cannot be written, the next run measures again."""
     path = _file()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps({**_read(), key: found}, indent=1))
+        beside.write_text(json.dumps({**_read(), key: measured}, indent=1))
         beside.replace(path)
     except OSError:
         pass
 
 
-def _is_sound(found: dict[str, Any]) -> bool:
-    rates = found.get("flops_per_s")
-    numbers = [found.get("copy_bytes_per_s"), *(rates.values() if isinstance(rates, dict) else ())]
+def _is_sound(measured: dict[str, Any]) -> bool:
+    rates = measured.get("flops_per_s")
+    numbers = [
+        measured.get("copy_bytes_per_s"),
+        *(rates.values() if isinstance(rates, dict) else ()),
+    ]
     return isinstance(rates, dict) and all(
         isinstance(number, int | float) and number > 0 for number in numbers
     )

@@ -1,8 +1,8 @@
-"""What one call of a module costs, everything inside of it included: for a picture of the calls.
+"""The average cost of one call of a module, with the modules inside it, for pictures of calls.
 
-The table of costs (`cost.py`) gives every nanosecond to the innermost module. Here each module has
-its own and those of the modules that it calls, by as many calls as torch.profiler saw of it in
-forward. One that several modules call counts in the first that did.
+The table of costs (`cost/table.py`) gives every nanosecond to the innermost module. Here a module
+has its own costs and those of the modules that it calls, divided by its calls in forward, as
+torch.profiler saw them. A module that several modules call counts in its first caller.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from pytracer.recorded import Trace, once_per_trace
 
 @dataclass(frozen=True)
 class ModuleCost:
-    """Of one call, on average. Backward includes what it recomputes."""
+    """The average cost of one call. Backward includes recomputation."""
 
     calls: int
     forward_flops: float
@@ -30,22 +30,22 @@ class ModuleCost:
 
 @once_per_trace
 def per_call(trace: Trace) -> dict[str, ModuleCost]:
-    """By the module's path; empty where no costs were measured, or what is there is damaged."""
+    """The cost of one call, by module path. Empty if the trace has no costs or damaged ones."""
     try:
-        found = measurements.measured(trace)
+        measured = measurements.measured(trace)
     except PytracerError:
         return {}
-    calls = {module: count for module, count, _ in found.module_calls}
-    parents = {module: parent for module, _, parent in found.module_calls}
+    calls = {module: count for module, count, _ in measured.module_calls}
+    parents = {module: parent for module, _, parent in measured.module_calls}
     totals = {module: _Totals() for module in calls}
-    for record in found.records:
+    for record in measured.records:
         for module in _around(record.module, parents):
             totals[module].add(record)
     return {module: totals[module].by(count) for module, count in calls.items() if count}
 
 
 def _around(module: str, parents: dict[str, str]) -> Iterator[str]:
-    """The module and those that it was called in, the innermost first."""
+    """The module and its callers, the innermost first."""
     seen = set()
     while module in parents and module not in seen:
         seen.add(module)
@@ -55,7 +55,7 @@ def _around(module: str, parents: dict[str, str]) -> Iterator[str]:
 
 @dataclass
 class _Totals:
-    """Sums over the trace: of forward, and of backward with what it recomputes."""
+    """Sums over the trace: of forward, and of backward with its recomputation."""
 
     flops: list[int] = field(default_factory=lambda: [0, 0])
     bytes: list[int] = field(default_factory=lambda: [0, 0])

@@ -1,7 +1,7 @@
-"""What each part cost, forward and backward: a row per module, operator or class.
+"""The table of costs, forward and backward: a row per module, operator or class.
 
-Three ratios of backward to forward are told: FLOPs, bytes and time. `cost_verdicts.py` says whether
-they are the textbook's.
+Each row has three ratios of backward to forward: FLOPs, bytes and time. `cost/verdicts.py` compares
+them with the textbook's.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Row:
-    """A module, an operator or a class. Ratios are backward, recomputation included, by forward."""
+    """A module, operator or class. Ratios are backward, with recomputation, divided by forward."""
 
     name: str
     kind: str  # the class of most of its forward time
@@ -63,17 +63,17 @@ class Uncounted:
 
 
 def rows(trace: Trace, by: str = "module", peaks: Mapping[str, Any] | None = None) -> list[Row]:
-    """The table: every nanosecond that was measured is in exactly one row.
+    """The rows of the table. Every measured nanosecond is in exactly one row.
 
     Args:
-        trace: one that was recorded with cost=True.
+        trace: a recording with cost=True.
         by: "module", "op" or "class".
-        peaks: what the device can do at most, where the trace does not say.
+        peaks: the peak rates of the device, used if the trace has none.
 
     Raises:
-        errors.UsageError: nothing was measured, or no such table.
+        errors.UsageError: the trace has no costs, or `by` is unknown.
     """
-    found = measured(trace)
+    costs = measured(trace)
     keys: dict[str, Callable[[Record], str]] = {
         "module": lambda record: record.module,
         "op": lambda record: record.pair,
@@ -83,40 +83,42 @@ def rows(trace: Trace, by: str = "module", peaks: Mapping[str, Any] | None = Non
         listed = ", ".join(map(repr, keys))
         raise errors.UsageError(f"by={by!r} is not understood; it is one of {listed}")
     groups: dict[str, list[Record]] = {name: [] for name in CLASSES} if by == "class" else {}
-    for record in found.records:
+    for record in costs.records:
         groups.setdefault(keys[by](record), []).append(record)
-    return summarised(found, groups, by, peaks)
+    return summarised(costs, groups, by, peaks)
 
 
 def summarised(
-    found: Measured,
+    costs: Measured,
     groups: Mapping[str, Sequence[Record]],
     by: str,
     peaks: Mapping[str, Any] | None = None,
 ) -> list[Row]:
-    """A row per group of records, the longest first; classes stay in their order."""
-    rates = Rates(found, peaks if found.peaks is None else found.peaks)
-    table = [_row(name, list(group), by, found, rates) for name, group in groups.items()]
+    """A row per group of records, the longest first. Classes keep their order."""
+    rates = Rates(costs, peaks if costs.peaks is None else costs.peaks)
+    table = [_row(name, list(group), by, costs, rates) for name, group in groups.items()]
     if by != "class":
         table.sort(key=lambda row: -row.time_ns)
     return table
 
 
 def uncounted(trace: Trace) -> list[Uncounted]:
-    """What has no FLOP formula, and what has no model of its bytes, the longest first."""
+    """The operators without a FLOP formula or a model of their bytes, the longest first."""
     totals: dict[tuple[str, str], list[int]] = {}
     for record in measured(trace).records:
         missing = (("FLOPs", record.flops is None), ("bytes", record.bytes is None))
-        for what, is_missing in missing:
-            # Without a kernel of its own there is nothing that could have moved bytes.
-            if is_missing and not (what == "bytes" and record.flops == 0 and _only_calls(record)):
-                total = totals.setdefault((record.op, what), [0, 0])
+        for quantity, is_missing in missing:
+            # An operator without a kernel of its own moves no bytes.
+            if is_missing and not (
+                quantity == "bytes" and record.flops == 0 and _only_calls(record)
+            ):
+                total = totals.setdefault((record.op, quantity), [0, 0])
                 total[0] += record.calls
                 total[1] += record.time_ns
-    found = [
+    listed = [
         Uncounted(op, calls, time_ns, missing) for (op, missing), (calls, time_ns) in totals.items()
     ]
-    return sorted(found, key=lambda each: -each.time_ns)
+    return sorted(listed, key=lambda each: -each.time_ns)
 
 
 def _only_calls(record: Record) -> bool:
@@ -126,8 +128,8 @@ def _only_calls(record: Record) -> bool:
 def frame(
     trace: Trace, by: str = "module", peaks: Mapping[str, Any] | None = None
 ) -> "pd.DataFrame":
-    """The table as a DataFrame, indexed by module, op or class; missing is NA."""
-    found = measured(trace)
+    """The table as a DataFrame, indexed by module, op or class. Missing values are NA."""
+    costs = measured(trace)
     table = frames.of_rows(rows(trace, by, peaks), [f.name for f in fields(Row)])
     table = table.drop(columns="kind") if by == "class" else table
     for name in ("flop_ratio", "byte_ratio", "time_ratio", "expected_ratio", "flops_per_s"):
@@ -137,11 +139,11 @@ def frame(
     table["verdict"] = frames.without(table["verdict"], NONE)
     table = table.rename(columns={"name": by, "kind": "class"}).set_index(by)
     table.attrs = {
-        "device": found.device_name,
-        "clock": found.clock,
-        "busy_ns": found.busy_ns,
-        "device_busy_ns": found.device_busy_ns,
-        "peaks": found.peaks if found.peaks is not None else peaks,
+        "device": costs.device_name,
+        "clock": costs.clock,
+        "busy_ns": costs.busy_ns,
+        "device_busy_ns": costs.device_busy_ns,
+        "peaks": costs.peaks if costs.peaks is not None else peaks,
         "uncounted": [vars(each) for each in uncounted(trace)],
     }
     return table
@@ -150,16 +152,16 @@ def frame(
 # ---------------------------------------------------------------- one row
 
 
-def _row(name: str, group: list[Record], by: str, found: Measured, rates: Rates) -> Row:
+def _row(name: str, group: list[Record], by: str, costs: Measured, rates: Rates) -> Row:
     phases = {phase: [r for r in group if r.phase == phase] for phase in PHASES}
     sums = {phase: Direction.of(records) for phase, records in phases.items()}
     forward, again = sums["forward"], sums["recompute"]
     backward = Direction.of(phases["backward"] + phases["recompute"])
     total = sum(each.time_ns for each in sums.values())
-    judged = judge(group, rates, found.clock, whole=by == "class")
+    judged = judge(group, rates, costs.clock, whole=by == "class")
     flops = {p: sums[p].flops for p in PHASES}
     if by == "class":
-        # Each class by its own arithmetic; elsewhere FLOPs are those of contractions.
+        # A class also counts FLOPs by convention. In other tables only contractions count.
         for phase, records in phases.items():
             flops[phase] += sum(record.other_flops or 0 for record in records)
     contractions = [record for record in group if record.flops]
@@ -178,7 +180,7 @@ def _row(name: str, group: list[Record], by: str, found: Measured, rates: Rates)
         optimizer_ns=sums["optimizer"].time_ns,
         other_ns=sums["other"].time_ns,
         time_ns=total,
-        time_share=total / found.busy_ns if found.busy_ns else 0.0,
+        time_share=total / costs.busy_ns if costs.busy_ns else 0.0,
         forward_flops=flops["forward"],
         backward_flops=flops["backward"],
         recompute_flops=flops["recompute"],
@@ -220,7 +222,7 @@ def _main_class(group: Iterable[Record]) -> str:
 
 
 def _of_peak(contractions: list[Record], time_ns: int, rates: Rates) -> float | None:
-    """The time that these would take at the device's best, by the time that they took."""
+    """The time of these contractions at the device's peak, divided by their measured time."""
     best = 0.0
     for record in contractions:
         rate = rates.flops(record.dtype)

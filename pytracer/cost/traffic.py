@@ -1,8 +1,9 @@
-"""Bytes that a call must move, from its arguments: what it reads, and what it writes.
+"""The bytes that a call reads and writes, from its arguments.
 
-Two figures. The *operator's* traffic is what its definition needs: each input read once, each
-output written once. The *kernels'* traffic is what torch's CUDA kernels are known to do where that
-is more: a layer norm's backward runs two kernels that each read the gradient and the input.
+There are two figures. The *operator's* traffic follows from its definition: each input is read once,
+each output is written once. The *kernels'* traffic adds the further reads and writes of torch's CUDA
+kernels, where they are known. A layer norm's backward runs two kernels, and each reads the gradient
+and the input.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from pytracer.cost.calls import Argument
 
 Arguments: TypeAlias = tuple[Argument, ...]
 
-# The profiler names C++ types.
+# Bytes of an element, by the C++ type that the profiler names.
 SIZES = {
     "float": 4,
     "double": 8,
@@ -38,14 +39,14 @@ _SCALAR_TYPES = {5: 2, 6: 4, 7: 8, 15: 2}  # at::ScalarType: half, float, double
 
 
 class Traffic(NamedTuple):
-    """Bytes by definition, and as torch's CUDA kernels do it."""
+    """The bytes by the operator's definition, and those that torch's CUDA kernels move."""
 
     operator: int
     kernels: int
 
 
 def traffic(op: str, arguments: Arguments) -> Traffic | None:
-    """The bytes of one call; None where there is no model, or it does not fit the arguments."""
+    """The bytes of one call. None if there is no model, or if it does not fit the arguments."""
     name = op.removeprefix("aten::")
     if classes.computes_nothing(op):
         return Traffic(0, 0)
@@ -58,10 +59,10 @@ def traffic(op: str, arguments: Arguments) -> Traffic | None:
     if model is None:
         return None
     try:
-        found = model(arguments, name)
+        moved = model(arguments, name)
     except (AssertionError, IndexError, TypeError, ValueError, KeyError):
         return None
-    return found if isinstance(found, Traffic) else Traffic(found, found)
+    return moved if isinstance(moved, Traffic) else Traffic(moved, moved)
 
 
 def element_size(argument: Argument) -> int:
@@ -70,7 +71,7 @@ def element_size(argument: Argument) -> int:
 
 
 def size(argument: Argument) -> int:
-    """Bytes of a tensor in memory: what is expanded is there once."""
+    """Bytes of a tensor in memory. An expanded dimension counts once."""
     if not argument.dtype:
         return 0
     strides = argument.strides
@@ -81,7 +82,7 @@ def size(argument: Argument) -> int:
 
 
 def full(argument: Argument) -> int:
-    """Bytes of a tensor like this one, not expanded."""
+    """Bytes of a contiguous tensor of the same shape and type."""
     return prod(argument.shape) * element_size(argument)
 
 
@@ -109,7 +110,7 @@ _TO_BOOL = frozenset(
 
 
 def _element_wise(a: Arguments, name: str) -> int:
-    """Each input read, the output written: as large as all inputs together, broadcast."""
+    """Reads each input, and writes an output of the inputs' broadcast shape."""
     tensors = [argument for argument in a if argument.dtype]
     read = sum(size(tensor) for tensor in tensors)
     if name.endswith("_"):
@@ -119,7 +120,7 @@ def _element_wise(a: Arguments, name: str) -> int:
 
 
 def _promoted(tensors: list[Argument]) -> int:
-    """Bytes of the type that these make together: floats before integers, numbers not counted."""
+    """Bytes of the result's type: floats win over integers, and plain numbers do not count."""
     shaped = [tensor for tensor in tensors if tensor.shape] or tensors
     floats = [tensor for tensor in shaped if tensor.dtype in _FLOATS]
     return max(element_size(tensor) for tensor in floats or shaped)
@@ -132,7 +133,7 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> list[int]:
 
 
 def _reduction(a: Arguments, _name: str) -> int:
-    """The input read; what is made is smaller by the sizes of what is summed over."""
+    """Reads the input, and writes it without the dimensions that are summed over."""
     dims = a[1].value if len(a) > 1 else None
     shape = a[0].shape
     over = range(len(shape)) if not isinstance(dims, tuple) or not dims else dims
@@ -153,7 +154,7 @@ def _clone(a: Arguments, _name: str) -> int:
 
 
 def _dropout(a: Arguments, _name: str) -> int:
-    """Read, write, and a mask of one byte."""
+    """Reads, writes, and writes a mask of one byte per element."""
     return size(a[0]) + full(a[0]) + prod(a[0].shape)
 
 
@@ -163,7 +164,7 @@ def _softmax(a: Arguments, _name: str) -> int:
 
 
 def _softmax_backward(a: Arguments, name: str) -> Traffic:
-    """Torch's kernels first write the product of gradient and result, of a softmax but not its log."""
+    """For softmax, torch's kernels first write the product of gradient and result; not for its log."""
     written = prod(a[0].shape) * _SCALAR_TYPES.get(a[3].value, element_size(a[0]))
     by_definition = size(a[0]) + size(a[1]) + written
     product = full(a[0]) if name == "_softmax_backward_data" else 0
@@ -211,7 +212,7 @@ def _rms_norm_backward(a: Arguments, _name: str) -> Traffic:
 
 
 def _batch_norm(a: Arguments, name: str) -> Traffic:
-    """Training reads twice: once for the moments, once to apply them."""
+    """Training reads the input twice: once for the moments, once to apply them."""
     training = a[5].value is True or name == "_batch_norm_with_update"
     once = size(a[0]) + full(a[0])
     return Traffic(once, once + (size(a[0]) if training else 0))
@@ -235,7 +236,7 @@ def _group_norm_backward(a: Arguments, _name: str) -> Traffic:
 
 
 def _matmul(a: Arguments, name: str) -> int:
-    """Both factors, what is added, and the product."""
+    """Reads both factors and the addend, and writes the product."""
     first = 1 if name in ("addmm", "baddbmm", "addmv", "addbmm") else 0
     left, right = a[first], a[first + 1]
     columns = right.shape[-1] if len(right.shape) > 1 else 1
@@ -276,7 +277,7 @@ def _embedding(a: Arguments, _name: str) -> int:
 
 
 def _embedding_backward(a: Arguments, _name: str) -> Traffic:
-    """The dense gradient is zeroed whole, then the rows that were used are added to it."""
+    """Zeroes the whole dense gradient, and then adds the rows that were used."""
     grad, rows = a[0], int(a[2].value)
     width = grad.shape[-1] * element_size(grad)
     by_definition = size(grad) + size(a[1]) + rows * width
@@ -284,7 +285,7 @@ def _embedding_backward(a: Arguments, _name: str) -> Traffic:
 
 
 def _max_pool(a: Arguments, _name: str) -> int:
-    """The result, and the place of each maximum in eight bytes."""
+    """Reads the input, and writes the result and an index of eight bytes for each maximum."""
     x = a[0]
     count = len(a[1].value)
     kernel, padding, dilation = (flops.each(a[i].value, count) for i in (1, 3, 4))

@@ -1,8 +1,8 @@
-"""Whether what was measured is what the textbook says, and if not, why.
+"""Compares measured ratios of backward to forward with the textbook's, and explains differences.
 
-A contraction computes twice as much in backward and takes about twice as long; everything else is
-bound by bandwidth and takes as long as it moves bytes. What departs from it is `explained` only
-where a named cause, seen in this trace, leads to the ratio that was measured, and `off` otherwise.
+By the textbook, a contraction computes twice as much in backward and takes about twice as long.
+Bandwidth limits every other operator, so its time follows its bytes. A row with another ratio is
+`explained` only if a named cause in the same trace leads to the measured ratio. Otherwise it is `off`.
 """
 
 import re
@@ -14,18 +14,18 @@ from pytracer.cost.measurements import CLASSES, Direction, Rates, Record
 CONFIRMED, EXPLAINED, OFF, NONE = "confirmed", "explained", "off", ""
 
 TEXTBOOK_CONTRACTION = 2.0
-# How far from an expected ratio a measured one may be.
+# The allowed distance between a measured ratio and the expected one.
 _CONTRACTION_BAND = (0.9, 1.2)
 _BYTES_BAND, _BYTES_ROOM = 0.1, 0.15
-_NEAR_A_COPY = 0.75  # of its bandwidth
-_SHORT_KERNEL_NS = 10_000  # below, a launch costs as much as its kernel does
-_SHORT_OPERATOR_NS = 20_000  # the same of operators on the CPU
+_NEAR_A_COPY = 0.75  # of a copy's bandwidth
+_SHORT_KERNEL_NS = 10_000  # in a shorter kernel, the launch takes as long as the kernel
+_SHORT_OPERATOR_NS = 20_000  # the same for operators on the CPU
 _MOST_WITHOUT_MODEL = 0.2  # of a row's forward time
 
 
 @dataclass(frozen=True)
 class Judged:
-    """What the textbook expects of a row, and how what was measured stands to it."""
+    """The textbook's ratio for a row, and the verdict on the measured one."""
 
     expected: float | None
     because: str
@@ -35,7 +35,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class _Expected:
-    """Ratios of one operator's backward to its forward, weighed by its time in forward."""
+    """The expected ratios of one operator, with its time in forward as the weight."""
 
     weight: int
     textbook: float
@@ -46,7 +46,7 @@ class _Expected:
 def judge(
     group: Sequence[Record], rates: Rates | None, clock: str, *, whole: bool = False
 ) -> Judged:
-    """Confirmed, explained, off, or nothing to say. `whole`: a class, which is its own backward."""
+    """Judges a group of records. `whole`: the group is a class, so operators are not paired."""
     forward = [r for r in group if r.phase == "forward"]
     backward = [r for r in group if r.phase in ("backward", "recompute")]
     forward_ns, backward_ns = _time(forward), _time(backward)
@@ -72,7 +72,7 @@ def judge(
 
 
 def within(ratio: float, expected: float, contracts: bool) -> bool:
-    """Whether a measured ratio is what was expected: "about", as the textbook says."""
+    """Whether a measured ratio is about the expected one."""
     if contracts:
         low, high = _CONTRACTION_BAND
         return low * expected <= ratio <= high * expected
@@ -82,9 +82,9 @@ def within(ratio: float, expected: float, contracts: bool) -> bool:
 def _expected(
     forward: list[Record], backward: list[Record], *, whole: bool
 ) -> tuple[list[_Expected], int]:
-    """What each operator's backward should take, and how much forward time has no model."""
+    """The expected ratios of each operator, and the forward time of operators without a model."""
     names = {"": (forward, backward)} if whole else _by_pair(forward, backward)
-    found, without = [], 0
+    expected, without = [], 0
     for ahead, back in names.values():
         first, second = Direction.of(ahead), Direction.of(back)
         own = Direction.of(record for record in back if whole or not _is_extra(record))
@@ -92,14 +92,14 @@ def _expected(
             continue
         if first.flops:
             counted = second.flops / first.flops
-            found.append(_Expected(first.time_ns, TEXTBOOK_CONTRACTION, counted, True))
+            expected.append(_Expected(first.time_ns, TEXTBOOK_CONTRACTION, counted, True))
         elif first.without_bytes_ns * 2 > first.time_ns:
             if any(record.flops is None or record.launches for record in ahead):
                 without += first.time_ns
         elif first.bytes:
             by_kernel = own.kernel_bytes / max(first.kernel_bytes, 1)
-            found.append(_Expected(first.time_ns, own.bytes / first.bytes, by_kernel, False))
-    return found, without
+            expected.append(_Expected(first.time_ns, own.bytes / first.bytes, by_kernel, False))
+    return expected, without
 
 
 def _by_pair(
@@ -127,7 +127,7 @@ def _cause(
     rates: Rates | None,
     clock: str,
 ) -> str:
-    """The first named cause that leads to the ratio that was measured; nothing if none does."""
+    """The first named cause that leads to the measured ratio; "" if there is none."""
     if abs(counted - textbook) > 0.01 and within(ratio, counted, contracts):
         return _why_counted(counted, contracts, forward, backward)
     added = _added(backward)
@@ -155,7 +155,7 @@ def _cause(
 def _why_counted(
     counted: float, contracts: bool, forward: list[Record], backward: list[Record]
 ) -> str:
-    """What makes the count differ from the textbook's."""
+    """The reason why the counted ratio differs from the textbook's."""
     if not contracts:
         return f"torch's kernels read more than once: {counted:.2f}x the bytes"
     reasons = []
@@ -170,7 +170,7 @@ def _why_counted(
 
 
 def _one_gradient(forward: list[Record], backward: list[Record]) -> str:
-    """Whether some contraction made only one of its two gradients."""
+    """A text if some contraction made only one of its two gradients, or else ""."""
     for ahead, back in _by_pair(forward, backward).values():
         made = sum(record.flops or 0 for record in back if record.phase == "backward")
         done = sum(record.flops or 0 for record in ahead)
@@ -184,15 +184,15 @@ def _added(backward: list[Record]) -> list[tuple[int, str]]:
     sums = _time(record for record in backward if _is_bias_sum(record))
     adds = _time(record for record in backward if _is_gradient_sum(record))
     again = _time(record for record in backward if record.phase == "recompute")
-    found = [
+    added = [
         (sums, "the bias gradient's reduction"),
         (adds, "gradients added up"),
         (again, "checkpointing runs the forward again"),
     ]
-    return [(time_ns, name) for time_ns, name in found if time_ns]
+    return [(time_ns, name) for time_ns, name in added if time_ns]
 
 
-# Kernels that compute nothing of the operator's own, by what they are called.
+# Kernels that do no arithmetic of the operator itself, by their names.
 _PARTS = "parts of a product added up"
 _NO_ARITHMETIC = {
     "tensors turned into another layout": re.compile(
@@ -203,7 +203,7 @@ _NO_ARITHMETIC = {
 
 
 def _in_kernels(records: Iterable[Record], names: re.Pattern[str]) -> int:
-    """Nanoseconds in kernels that are called so."""
+    """Nanoseconds in kernels with these names."""
     return sum(
         taken
         for record in records
@@ -219,7 +219,7 @@ def _fits_without(
     forward: list[Record],
     backward: list[Record],
 ) -> bool:
-    """Whether there are such kernels, and the ratio of everything else is the textbook's."""
+    """Whether such kernels ran, and the ratio without them is the textbook's."""
     sides = (forward, backward)
     inside = [_in_kernels(side, names) for side in sides]
     left = [_time(side) - taken for side, taken in zip(sides, inside, strict=True)]
@@ -229,7 +229,7 @@ def _fits_without(
 def _casts(
     textbook: float, contracts: bool, forward: list[Record], backward: list[Record]
 ) -> str | None:
-    """Whether the ratio is the textbook's without the casts: autocast's, or of a loss in float32."""
+    """A text if the ratio without casts (autocast's, or a float32 loss's) is the textbook's."""
     times = [_time(forward), _time(backward)]
     casts = [
         _time(record for record in side if "cast" in record.notes) for side in (forward, backward)
@@ -243,7 +243,7 @@ def _casts(
 
 
 def _is_extra(record: Record) -> bool:
-    """Whether it is no part of the operator's own gradients."""
+    """Whether the record is not part of the operator's own gradients."""
     return record.phase == "recompute" or _is_bias_sum(record) or _is_gradient_sum(record)
 
 
@@ -263,7 +263,7 @@ def _roofline(
     backward: list[Record],
     rates: Rates | None,
 ) -> str:
-    """What the slower of arithmetic and memory allows each contraction, at the measured peaks."""
+    """A text if the device's peaks allow the measured ratio, and memory limits a contraction."""
     sides = [_at_peaks(side, rates) for side in (forward, backward)] if contracts else []
     if not sides or not all(sides):
         return ""
@@ -274,9 +274,9 @@ def _roofline(
 
 
 def _at_peaks(records: list[Record], rates: Rates | None) -> tuple[float, float]:
-    """Seconds at the device's peaks: of all, and of those contractions that memory bounds.
+    """Seconds at the device's peaks: of all records, and of the contractions that memory limits.
 
-    Zeros where a peak is not known.
+    Both are 0 if a peak is unknown.
     """
     whole = moved = 0.0
     for record in records:
@@ -293,7 +293,7 @@ def _at_peaks(records: list[Record], rates: Rates | None) -> tuple[float, float]
 def _by_memory(
     contracts: bool, forward: list[Record], backward: list[Record], rates: Rates | None
 ) -> str:
-    """Contractions that are nearly as fast as a copy of their bytes, one side more than the other."""
+    """A text if contractions are nearly as fast as a copy of their bytes, on both sides."""
     if not contracts:
         return ""
     shares, added = [], _NO_ARITHMETIC[_PARTS]
@@ -310,10 +310,10 @@ def _by_memory(
 
 
 def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], clock: str) -> str:
-    """What makes calls slow for their size, on the side that is slower than expected."""
+    """The reason why calls are slow for their size, on the side that is slower than expected."""
     side = backward if is_slow else forward
     unaligned = [note for r in side for note in r.notes if note.startswith("unaligned: ")]
-    if unaligned and clock == "kernels":  # an alignment of tensor cores'
+    if unaligned and clock == "kernels":  # only tensor cores need this alignment
         return unaligned[0]
     older = _older_kernels(side, forward if is_slow else backward)
     if older:
@@ -324,8 +324,8 @@ def _slow_calls(is_slow: bool, forward: list[Record], backward: list[Record], cl
     launches = sum(r.launches if kernels else r.calls for r in working)
     limit = _SHORT_KERNEL_NS if kernels else _SHORT_OPERATOR_NS
     if launches and _time(working) < limit * launches:
-        what = "kernels" if kernels else "operators"
-        return f"launch-bound: {what} of {_time(working) / launches / 1e3:.1f} us"
+        unit = "kernels" if kernels else "operators"
+        return f"launch-bound: {unit} of {_time(working) / launches / 1e3:.1f} us"
     if _is_fused(both):
         return "compiled: forward and backward are fused differently"
     return ""
@@ -339,7 +339,7 @@ _WITHOUT_TENSOR_CORES = re.compile(r"depthwise|c1_k1|grouped_direct", re.IGNOREC
 
 
 def _older_kernels(slow: list[Record], fast: list[Record]) -> str:
-    """Whether the slower side runs kernels of an older kind of chip, or not on tensor cores."""
+    """A text if the slower side's kernels are for an older chip, or use no tensor cores."""
     slowest, other = _longest_kernel(slow), _longest_kernel(fast)
     if _WITHOUT_TENSOR_CORES.search(slowest):
         return f"not on tensor cores: {slowest[:60]}"
@@ -350,7 +350,7 @@ def _older_kernels(slow: list[Record], fast: list[Record]) -> str:
 
 
 def _longest_kernel(records: Iterable[Record]) -> str:
-    """Of the contractions among these."""
+    """The name of the kernel that took longest, among those of contractions."""
     times = [
         (taken, name)
         for record in records
@@ -361,11 +361,11 @@ def _longest_kernel(records: Iterable[Record]) -> str:
 
 
 def _generation(kernel: str) -> int:
-    found = _GENERATION.search(kernel)
-    if found is None:
+    match = _GENERATION.search(kernel)
+    if match is None:
         return 0
-    number = found[1] or found[2]
-    return int(number) if number else _GENERATIONS[found[3].lower()]
+    number = match[1] or match[2]
+    return int(number) if number else _GENERATIONS[match[3].lower()]
 
 
 def _is_fused(records: Iterable[Record]) -> bool:

@@ -1,4 +1,4 @@
-"""A budget that was exceeded, and what grew, as text."""
+"""The result of a check against a budget, as text."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ def exceeded_lines(rows: Sequence[Exceeded]) -> list[str]:
 
 
 def kept_lines(rows: Sequence[Exceeded]) -> list[str]:
-    """`activations 3.25 MiB of 10.0 MiB, at its own peak`: each limit that was looked at."""
+    """`activations 3.25 MiB of 10.0 MiB, at its own peak`: a line for each limit that holds."""
     return [
         f"  {row.name} {size_text(row.found)} of {size_text(row.limit)}{_own(row, ', ')}"
         for row in rows
@@ -26,12 +26,12 @@ def kept_lines(rows: Sequence[Exceeded]) -> list[str]:
 
 
 def _own(row: Exceeded, before: str = " ") -> str:
-    """A category may be largest when the whole is not: the table shows it at the whole's peak."""
+    """Marks a category's own peak, because the table shows categories at the peak of all memory."""
     return f"{before}at its own peak" if row.name in CATEGORY_ORDER else ""
 
 
 def difference_lines(rows: Sequence[Difference]) -> list[str]:
-    """Before, now and the change, one row each."""
+    """A row for each difference: before, now, and the change."""
     if not rows:
         return ["No category and no module differs from the baseline at the peak."]
     lines = [f"{'at the peak':<34}{'before':>12}{'now':>12}{'change':>13}"]

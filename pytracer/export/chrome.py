@@ -1,7 +1,7 @@
 """A trace as Chrome trace JSON, for Perfetto (https://ui.perfetto.dev) and chrome://tracing.
 
-This decides what is shown and where; csrc/core/chrome_trace.h writes it. docs/chrome-trace.md says
-what a reader finds in the file.
+This module decides the contents and their places; csrc/core/chrome_trace.h writes them.
+docs/chrome-trace.md describes the file.
 """
 
 import json
@@ -17,9 +17,7 @@ import numpy as np
 
 from pytracer import errors, meta
 from pytracer._native import core
-from pytracer.analysis.facts import (
-    phases,
-)
+from pytracer.analysis.facts import phases
 from pytracer.export import tracks as tracks_of
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -40,33 +38,32 @@ from pytracer.export.rows import (
 )
 from pytracer.files import refuse_to_overwrite, write_whole
 from pytracer.recorded import Trace
-from pytracer.schema import (
-    CATEGORY,
-    CATEGORY_ORDER,
-)
+from pytracer.schema import CATEGORY, CATEGORY_ORDER
 from pytracer.units import size_text
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """A written file and its counts."""
 
     path: Path
     events: int
     json_bytes: int
     file_bytes: int
-    left_out: dict[str, int]  # what max_events left out, by kind
-    folded: dict[str, int]  # what has no bar of its own, by kind; its counts and bytes are there
+    left_out: dict[str, int]  # rows that max_events dropped, by kind
+    folded: dict[
+        str, int
+    ]  # rows without a bar of their own, by kind; their counts and bytes are kept
     warnings: tuple[str, ...]
 
 
 def write(
     trace: Trace, path: str | Path, options: Options | None = None, *, overwrite: bool = False
 ) -> Exported:
-    """Writes `.json` or `.json.gz`; a file that cannot be finished is not left behind.
+    """Writes `.json` or `.json.gz`. A failed export leaves no file.
 
     Raises:
-        errors.UsageError: another suffix, or a limit that allows nothing.
+        errors.UsageError: the suffix or a limit is wrong.
         errors.CannotWrite: the file exists already, or cannot be written.
     """
     path = Path(path)
@@ -85,7 +82,7 @@ def write(
     if document.bytes > HEAVY:
         warnings.append(
             f"{size_text(document.bytes)} of JSON: a browser may fail to open it; max_events= "
-            "keeps the largest events"
+            "keeps only the largest events"
         )
     return Exported(
         path=path,
@@ -99,8 +96,8 @@ def write(
 
 
 def _compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """One gzip stream, its chunks compressed on two threads at a time."""
-    yield b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, no time: equal traces, equal files
+    """Compresses the chunks into one gzip stream, on two threads."""
+    yield b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"  # deflate, without a time: equal traces give equal files
     crc = size = 0
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(2) as pool:
@@ -124,11 +121,18 @@ def _deflate(chunk: bytes) -> bytes:
 Track = tuple[int, int, str, int, bool, bool]  # PerfettoTrack of csrc/core/perfetto_trace.h
 
 
+_OWN_THREADS = (
+    (STEPS_THREAD, "steps"),
+    (PHASES_THREAD, "phases"),
+    (MARKERS_THREAD, "markers (peak, OOM)"),
+)
+
+
 class Document(Sink):
-    """Everything that is in the file, as rows, before it is text."""
+    """The contents of the file as rows."""
 
     def __init__(self, trace: Trace, options: Options, *, native: bool = False) -> None:
-        """`native`: for Perfetto's own format, in which a track need not have its bars' name."""
+        """Makes the rows. `native`: for Perfetto's own format, where bars and tracks differ in name."""
         super().__init__(trace, options, native=native)
         story = [tracks_of.step_slices(self), tracks_of.phase_slices(self), tracks_of.marks(self)]
         if self.room is not None:
@@ -155,10 +159,10 @@ class Document(Sink):
         self.events = native.events() + len(metadata)
 
     def tracks(self) -> tuple[list[Track], list[tuple[dict[str, Any], list[int]]]]:
-        """Where each table goes in Perfetto's own format, and the tracks in the order of a page."""
+        """For Perfetto's own format: the tracks in their order, and the tables with their counters."""
         alone = meta.of(self.trace).world_size == 1
-        # Perfetto opens a group that is the only one. So all ranks have the same: their files may
-        # be put together, one behind the other.
+        # Perfetto opens a group if it is the only one. All ranks share a group, so that this also
+        # holds for their concatenated files.
         group, suffix = (self.program, "") if alone else (RANKS, f" (rank {self.rank})")
         name = f"memory of {self.devices[0]}" if alone else "memory by rank"
         first = 0 if alone else PROCESSES_PER_RANK * self.rank  # places in the order
@@ -194,18 +198,8 @@ class Document(Sink):
                 for rank, category in enumerate(CATEGORY_ORDER)
                 for track in tracks_of.lifetime_track(process, np.array([CATEGORY[category]]))
             ]
-        threads = [
-            (STEPS_THREAD, "steps"),
-            (PHASES_THREAD, "phases"),
-            (MARKERS_THREAD, "markers (peak, OOM)"),
-        ]
-        main = phases.main_thread(self.trace)
-        found = np.unique(self.slices.thread).tolist()
-        for thread in sorted(found, key=lambda each: each != main):
-            name = _thread_name(self.trace, thread, main).rstrip("0123456789 ")
-            threads.append((FIRST_THREAD + thread, name))
-        for rank, (thread, name) in enumerate(threads, first + 50):
-            tracks.append((self.thread(thread), group, f"{name}{suffix}", rank, False, False))
+        for order, (thread, name) in enumerate(self._thread_tracks(), first + 50):
+            tracks.append((self.thread(thread), group, f"{name}{suffix}", order, False, False))
         tables = []
         for table in self._tables:
             counters: list[int] = []
@@ -214,20 +208,35 @@ class Document(Sink):
                 name = self.texts.all[int(table.name[0])]
                 name = key.lstrip("0123456789 ") if name == "mem" else name
                 of = groups[table.process]
-                # A sum stands below those of the categories.
-                rank = first + len(counters) if len(table.arguments) > 1 else first + 20
-                tracks.append((counters[-1], of, f"{name}{suffix}", rank, True, False))
+                # A sum stands below the counters of the categories.
+                order = first + len(counters) if len(table.arguments) > 1 else first + 20
+                tracks.append((counters[-1], of, f"{name}{suffix}", order, True, False))
             tables.append((table, counters))
         return tracks, [(rows.columns(), counters) for rows, counters in tables]
+
+    def _thread_tracks(self) -> list[tuple[int, str]]:
+        """The threads of the program's group with their names, the main thread first."""
+        main = phases.main_thread(self.trace)
+        numbers = np.unique(self.slices.thread).tolist()
+        return [
+            *_OWN_THREADS,
+            *(
+                (
+                    FIRST_THREAD + number,
+                    _thread_name(self.trace, number, main).rstrip("0123456789 "),
+                )
+                for number in sorted(numbers, key=lambda number: number != main)
+            ),
+        ]
 
     def _count(self, chunk: bytes) -> bytes:
         self.bytes += len(chunk)
         return chunk
 
     def _head(self) -> bytes:
-        """The object up to its events, with the keys that torch.profiler's own has."""
+        """The JSON object up to its events, with the same keys as torch.profiler's."""
         document = self.trace.meta
-        known = {
+        head = {
             "schemaVersion": 1,
             "deviceProperties": [],
             "distributedInfo": {
@@ -250,10 +259,10 @@ class Document(Sink):
                 if isinstance(value := document.get(key), str | int)
             },
         }
-        return (_json(known)[:-1] + ',"traceEvents":[\n').encode()
+        return (_json(head)[:-1] + ',"traceEvents":[\n').encode()
 
     def _metadata(self) -> Iterator[str]:
-        """Names and order of processes and threads."""
+        """Events with the names and the order of processes and threads."""
         suffix = f" (rank {self.rank})" if meta.of(self.trace).world_size != 1 else ""
         processes = []
         for process, device in enumerate(self.devices, self.program):
@@ -263,15 +272,13 @@ class Document(Sink):
         for process, name in processes:
             yield _metadata_event("process_name", process, process, name=f"{name}{suffix}")
             yield _metadata_event("process_sort_index", process, process, sort_index=process)
-        threads = [
-            (STEPS_THREAD, "steps"),
-            (PHASES_THREAD, "phases"),
-            (MARKERS_THREAD, "markers (peak, OOM)"),
-        ]
         main = phases.main_thread(self.trace)
-        threads += [
-            (FIRST_THREAD + thread, _thread_name(self.trace, thread, main))
-            for thread in np.unique(self.slices.thread).tolist()
+        threads = [
+            *_OWN_THREADS,
+            *(
+                (FIRST_THREAD + thread, _thread_name(self.trace, thread, main))
+                for thread in np.unique(self.slices.thread).tolist()
+            ),
         ]
         for thread, name in threads:
             number = self.thread(thread)
@@ -288,12 +295,12 @@ def _thread_name(trace: Trace, thread: int, main: int) -> str:
     return f"{'main thread' if thread == main else name} {threads.native_id[thread]}"
 
 
-def _metadata_event(what: str, process: int, thread: int, **arguments: Any) -> str:
-    row = {"ph": "M", "name": what, "pid": process, "tid": thread, "args": arguments}
+def _metadata_event(event: str, process: int, thread: int, **arguments: Any) -> str:
+    row = {"ph": "M", "name": event, "pid": process, "tid": thread, "args": arguments}
     return _json(row)
 
 
 def _json(document: Any) -> str:
-    """UTF-8 as it is: some viewers do not read escapes beyond ASCII."""
+    """JSON in UTF-8, because some viewers cannot read escapes beyond ASCII."""
     text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Forward and backward cost as text: what was measured beside what the textbook expects."""
+"""The costs of forward and backward as text: measured ratios beside the textbook's."""
 
 import textwrap
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from pytracer.units import time_text
 
 _NAME = 28
 _MOST_ROWS = 24
-_MOST_EXPLAINED = 4  # rows named of each cause
+_MOST_EXPLAINED = 4  # rows that are named for each cause
 _MUCH_OVER_PEAK = 1.05
 
 
@@ -24,8 +24,8 @@ def render(
     each: bool = False,
     width: int = 100,
 ) -> str:
-    """The table. Layers that differ only in their number share a row, unless `each`."""
-    found = measurements.measured(trace)
+    """The table as text. Layers whose names differ only in a number share a row, unless `each`."""
+    costs = measurements.measured(trace)
     rows = _rows(trace, by, peaks, each=each)
     shown = rows if by == "class" or each else rows[:_MOST_ROWS]
     total = sum(row.time_ns for row in rows)
@@ -36,20 +36,20 @@ def render(
         rest = sum(row.time_ns for row in rows[len(shown) :])
         name = f"{len(rows) - len(shown)} more"
         lines.append(f"{name:<{_NAME}}{'':>19}{rest / max(total, 1):>8.1%}")
-    lines += ["", *_causes(shown, width), *_foot(trace, found, rows, peaks, width)]
+    lines += ["", *_causes(shown, width), *_foot(trace, costs, rows, peaks, width)]
     return "\n".join(line.rstrip() for line in lines).rstrip()
 
 
 def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool) -> list[Row]:
     if by != "module" or each:
         return cost_table.rows(trace, by, peaks)
-    found = measurements.measured(trace)
+    costs = measurements.measured(trace)
     groups: dict[str, list[measurements.Record]] = {}
-    for record in found.records:
+    for record in costs.records:
         groups.setdefault(owners.layers_alike(record.module), []).append(record)
     if bare := groups.pop("*", []):
         groups[owners.numbers_text(record.module for record in bare)] = bare
-    return cost_table.summarised(found, groups, by, peaks)
+    return cost_table.summarised(costs, groups, by, peaks)
 
 
 def _line(row: Row) -> str:
@@ -73,7 +73,7 @@ def _line(row: Row) -> str:
 
 
 def _of_peak(row: Row) -> float | None:
-    """Of the matrix rate, or of the copy's bandwidth: what the row's operators are bound by."""
+    """The share of the peak that limits the row: the matrix rate, or a copy's bandwidth."""
     return row.of_peak_flops if row.kind == "contraction" else row.of_peak_bandwidth
 
 
@@ -82,13 +82,12 @@ def _time(nanoseconds: int) -> str:
 
 
 def _causes(rows: list[Row], width: int) -> list[str]:
-    """Each cause once, with the rows that it explains and what it says of each."""
+    """A paragraph for each cause, with the rows that it explains and their details."""
     named: dict[str, list[str]] = {}
     for row in rows:
         cause, _, detail = row.cause.partition(": ")
         if cause:
-            said = f"{row.name} ({detail})" if detail else row.name
-            named.setdefault(cause, []).append(said)
+            named.setdefault(cause, []).append(f"{row.name} ({detail})" if detail else row.name)
     lines = []
     for cause, who in named.items():
         more = f" and {len(who) - _MOST_EXPLAINED} more" if len(who) > _MOST_EXPLAINED else ""
@@ -99,25 +98,27 @@ def _causes(rows: list[Row], width: int) -> list[str]:
 
 def _foot(
     trace: Trace,
-    found: measurements.Measured,
+    costs: measurements.Measured,
     rows: list[Row],
     peaks: Mapping[str, Any] | None,
     width: int,
 ) -> list[str]:
     total = sum(row.time_ns for row in rows)
-    what = "kernels" if found.clock == "kernels" else "operators"
-    measured = f"{time_text(total)} of {what} on {found.device_name}"
+    unit = "kernels" if costs.clock == "kernels" else "operators"
+    measured = f"{time_text(total)} of {unit} on {costs.device_name}"
     ratios = "FLOPs, bytes and time are backward's over forward's"
     if any(row.verdict == "off" for row in rows):
-        ratios += "; off: not as expected, and no cause in this trace fits (docs/cost.md)"
+        ratios += (
+            "; off: another ratio than expected, and no cause in this trace fits (docs/cost.md)"
+        )
     lines = _paragraph("ratios", ratios, width)
     lines += _paragraph("measured", measured, width)
     lines += _paragraph("besides", _besides(rows, total), width)
-    lines += _paragraph("peaks", _peaks(found, peaks), width)
+    lines += _paragraph("peaks", _peaks(costs, peaks), width)
     if any((_of_peak(row) or 0) > _MUCH_OVER_PEAK for row in rows):
         text = (
             "over 100 % of a peak: a cache served it faster than memory, or the peak was measured "
-            "while the device was busy (again: pytracer cost --measure-peaks)"
+            "while the device was busy (measure again: pytracer cost --measure-peaks)"
         )
         lines += _paragraph("note", text, width)
     for missing in ("FLOPs", "bytes"):
@@ -129,35 +130,35 @@ def _foot(
         if names:
             more = f" and {len(names) - 6} more" if len(names) > 6 else ""
             lines += _paragraph("uncounted", f"{missing} of {', '.join(names[:6])}{more}", width)
-    inside = sum(r.time_ns for r in found.records if r.phase == "optimizer" and r.node)
+    inside = sum(r.time_ns for r in costs.records if r.phase == "optimizer" and r.node)
     if inside:
-        text = f"the optimizer runs inside of backward for {time_text(inside)}, counted as its own"
+        text = f"the optimizer runs inside backward for {time_text(inside)}; its time counts as its own"
         lines += _paragraph("note", text, width)
-    if any(note.startswith("causal") for r in found.records for note in r.notes):
+    if any(note.startswith("causal") for r in costs.records for note in r.notes):
         text = "causal attention is counted in full, though its kernels may skip half"
         lines += _paragraph("note", text, width)
     return lines
 
 
 def _besides(rows: list[Row], total: int) -> str:
-    """What has a share and is in neither column of times."""
+    """The times that are in the shares but in no column of times."""
     sums = {
         "the optimizer": sum(row.optimizer_ns for row in rows),
         "elsewhere": sum(row.other_ns for row in rows),
     }
-    said = [f"{what} {time_text(ns)} ({ns / total:.1%})" for what, ns in sums.items() if ns]
-    return f"forward and backward: {', '.join(said)}" if said else ""
+    parts = [f"{name} {time_text(ns)} ({ns / total:.1%})" for name, ns in sums.items() if ns]
+    return f"forward and backward: {', '.join(parts)}" if parts else ""
 
 
-def _peaks(found: measurements.Measured, peaks: Mapping[str, Any] | None) -> str:
-    known = found.peaks if found.peaks is not None else peaks
-    if not known:
+def _peaks(costs: measurements.Measured, peaks: Mapping[str, Any] | None) -> str:
+    peaks = costs.peaks if costs.peaks is not None else peaks
+    if not peaks:
         return "not measured here yet: pytracer cost --measure-peaks"
-    return peaks_text(known)
+    return peaks_text(peaks)
 
 
 def peaks_text(peaks: Mapping[str, Any]) -> str:
-    """What a device can do at most: `bfloat16 790 TFLOP/s, copy 4.17 TB/s`, as vendors count."""
+    """The peak rates of a device, in vendors' units: `bfloat16 790 TFLOP/s, copy 4.17 TB/s`."""
     rates = [f"{name} {_rate(rate, 'FLOP')}" for name, rate in peaks["flops_per_s"].items()]
     return ", ".join([*rates, f"copy {_rate(peaks['copy_bytes_per_s'], 'B')}"])
 

@@ -1,4 +1,4 @@
-"""A diff as text: what grew, what is new, largest first."""
+"""A diff as text: growth and new rows, the largest first."""
 
 from collections.abc import Iterator
 
@@ -6,18 +6,18 @@ from pytracer.analysis.answers.diff import Diff, Row, Side
 from pytracer.analysis.facts import owners
 from pytracer.units import size_text
 
-_MOST_ROWS = 6  # of one line or two each
+_MOST_ROWS = 6  # each takes one line or two
 
 
-def render(found: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
+def render(diff: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
     """The screen as text, without a line break at its end."""
     lines = [
-        *_sides(names, found, width),
-        _change(found),
-        *_categories(found, width),
-        *([found.note] if found.note else []),
+        *_sides(names, diff, width),
+        _change(diff),
+        *_categories(diff, width),
+        *([diff.note] if diff.note else []),
         "",
-        *_rows(found, width),
+        *_rows(diff, width),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
@@ -27,8 +27,8 @@ def signed(amount: int) -> str:
     return size_text(amount) if amount <= 0 else f"+{size_text(amount)}"
 
 
-def _sides(names: tuple[str, str], found: Diff, width: int) -> list[str]:
-    texts = [_moment(side) for side in (found.before, found.after)]
+def _sides(names: tuple[str, str], diff: Diff, width: int) -> list[str]:
+    texts = [_moment(side) for side in (diff.before, diff.after)]
     room = max(width - max(map(len, texts)) - 2, 8)
     shown = [_short(name, room) for name in names]
     column = max(map(len, shown))
@@ -42,15 +42,15 @@ def _moment(side: Side) -> str:
     return f"{size_text(side.bytes):>10}  {side.device}{when}"
 
 
-def _change(found: Diff) -> str:
-    change = found.after.bytes - found.before.bytes
-    share = f" ({change / found.before.bytes:+.1%})" if found.before.bytes else ""
+def _change(diff: Diff) -> str:
+    change = diff.after.bytes - diff.before.bytes
+    share = f" ({change / diff.before.bytes:+.1%})" if diff.before.bytes else ""
     return f"{signed(change)}{share}"
 
 
-def _categories(found: Diff, width: int) -> Iterator[str]:
-    """Which categories changed, the most first."""
-    before, after = found.before.by_category, found.after.by_category
+def _categories(diff: Diff, width: int) -> Iterator[str]:
+    """The categories that changed, the largest change first."""
+    before, after = diff.before.by_category, diff.after.by_category
     changes = sorted(((after[c] - before[c], c) for c in after), key=lambda pair: -abs(pair[0]))
     parts = [f"{name} {signed(change)}" for change, name in changes if change]
     while len(", ".join(parts)) > width:
@@ -59,18 +59,18 @@ def _categories(found: Diff, width: int) -> Iterator[str]:
         yield ", ".join(parts)
 
 
-def _rows(found: Diff, width: int) -> Iterator[str]:
-    rows = [row for row in found.rows if row.change]
+def _rows(diff: Diff, width: int) -> Iterator[str]:
+    rows = [row for row in diff.rows if row.change]
     if not rows:
-        yield "nothing else differs" if found.rows else "both are empty"
+        yield "nothing else differs" if diff.rows else "both are empty"
         return
     for row in rows[:_MOST_ROWS]:
         head = f"{signed(row.change):>12}  {row.kind:<7}"
-        texts = _texts(found, row) or ["(not known)"]
+        texts = _texts(diff, row) or ["(not known)"]
         if len(f"{head} {'  '.join(texts)}") <= width:
             yield f"{head} {'  '.join(texts)}"
             continue
-        # The category and the module beside the number, the rest below.
+        # The category and the module stand beside the number, the rest below.
         yield f"{head} {_short('  '.join(texts[:2]), width - len(head) - 1)}"
         yield f"{'':>{len(head)}} {_short('  '.join(texts[2:]), width - len(head) - 1)}"
     left = rows[_MOST_ROWS:]
@@ -79,19 +79,19 @@ def _rows(found: Diff, width: int) -> Iterator[str]:
         yield f"{more:>12}  in {len(left):,} other row{'s' if len(left) > 1 else ''}"
 
 
-def _texts(found: Diff, row: Row) -> list[str]:
+def _texts(diff: Diff, row: Row) -> list[str]:
     shown = (
         module_text(text) if key == "module" else text
-        for key, text in zip(found.keys, row.key, strict=True)
+        for key, text in zip(diff.keys, row.key, strict=True)
     )
     return [text for text in shown if text]
 
 
 def module_text(name: str) -> str:
-    """A child of a Sequential is a number, and shown as in the table: `[0]`."""
+    """The name of a module. A child of a Sequential is a number, shown as `[0]` as in the table."""
     return owners.numbers_text([name]) if name.isdecimal() else name
 
 
 def _short(text: str, width: int) -> str:
-    """The text, or its end: names differ there."""
+    """The text, or its end if it is too long, because names differ at the end."""
     return text if len(text) <= width else "..." + text[len(text) - width + 3 :]

@@ -1,4 +1,4 @@
-"""Predictions as text: whether a run fits, with which plan, what another batch would need; verified."""
+"""Predictions as text: whether a run fits, a plan, another batch; and their verification."""
 
 from collections.abc import Iterator
 
@@ -15,17 +15,17 @@ _MARGIN = 10
 _MOST_CHOICES = 8
 
 
-def render(found: Fits, width: int = 80) -> str:
+def render(fits: Fits, width: int = 80) -> str:
     """The page, without a line break at its end."""
-    lines = [*paragraph("fits", _answer(found), width)]
-    lines += paragraph("beside", _beside(found), width)
-    if found.replay.failed is not None:
-        lines += _failure(found.replay.failed, width)
-        lines += _holders(found.holders, width)
-    lines += ["", *_choices(found, width)]
-    for note in found.notes:
+    lines = [*paragraph("fits", _answer(fits), width)]
+    lines += paragraph("beside", _beside(fits), width)
+    if fits.replay.failed is not None:
+        lines += _failure(fits.replay.failed, width)
+        lines += _holders(fits.holders, width)
+    lines += ["", *_choices(fits, width)]
+    for note in fits.notes:
         lines += paragraph("note", note, width)
-    return _joined(lines, found.verified, width)
+    return _joined(lines, fits.verified, width)
 
 
 def _joined(lines: list[str], verified: Verified | None, width: int) -> str:
@@ -34,35 +34,35 @@ def _joined(lines: list[str], verified: Verified | None, width: int) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _answer(found: Fits) -> str:
-    needs = f"the run needs a card of {size_text(found.smallest_card)}"
-    if found.card is None:
+def _answer(fits: Fits) -> str:
+    needs = f"the run needs a card of {size_text(fits.smallest_card)}"
+    if fits.card is None:
         return f"{needs}, with the settings it was recorded with"
-    card = size_text(found.card)
-    if found:
-        again = f", {found.replay.retries:,} retries" if found.replay.retries else ""
+    card = size_text(fits.card)
+    if fits:
+        again = f", {fits.replay.retries:,} retries" if fits.replay.retries else ""
         return f"yes, on {card}: {needs}{again}"
-    if found.helps is not None:
-        return f"not on {card} as it is, but with {_named(found.helps.settings)}: {needs} without"
+    if fits.helps is not None:
+        return f"not on {card} as it is, but with {_named(fits.helps.settings)}: {needs} without"
     return f"no, not on {card}: {needs}, and no setting of the allocator is enough"
 
 
-def _beside(found: Fits) -> str:
-    peak = size_text(found.replay.peak_reserved)
+def _beside(fits: Fits) -> str:
+    peak = size_text(fits.replay.peak_reserved)
     return (
-        f"{size_text(found.beside)} are the context, libraries and the driver's; torch's "
+        f"{size_text(fits.beside)} are the context, libraries and the driver's; torch's "
         f"allocator reserves {peak} of the rest"
     )
 
 
 def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
-    what = f"{size_text(failed.bytes)} for {failed.op or 'a tensor'}"
+    request = f"{size_text(failed.bytes)} for {failed.op or 'a tensor'}"
     if failed.module:
-        what += f" in {failed.module}"
+        request += f" in {failed.module}"
     if failed.line:
-        what += f" at {owners.short_line(failed.line)}"
+        request += f" at {owners.short_line(failed.line)}"
     when = f", step {failed.step}, {failed.phase}" if failed.step is not None else ""
-    yield from paragraph("fails at", what + when, width)
+    yield from paragraph("fails at", request + when, width)
     room = (
         f"{size_text(failed.reserved)} reserved, {size_text(failed.allocated)} in use; of "
         f"{size_text(failed.free)} free the largest block that could serve has "
@@ -79,12 +79,12 @@ def _holders(rows: tuple[Holder, ...], width: int) -> Iterator[str]:
         yield start + cut_in_front(text, width - len(start))
 
 
-def _choices(found: Fits, width: int) -> Iterator[str]:
+def _choices(fits: Fits, width: int) -> Iterator[str]:
     yield from paragraph("settings", "the smallest card with each, as replayed", width)
-    for choice in found.choices[:_MOST_CHOICES]:
-        size = size_text(choice.smallest_room + found.beside)
+    for choice in fits.choices[:_MOST_CHOICES]:
+        size = size_text(choice.smallest_room + fits.beside)
         says = "as recorded" if choice.as_recorded else ""
-        if found.card is not None and choice.runs:
+        if fits.card is not None and choice.runs:
             says += f"{', ' if says else ''}fits"
         yield f"{'':<{_MARGIN}}{size:>8}  {_named(choice.settings):<42}{says}"[:width]
 
@@ -93,22 +93,22 @@ def _named(settings: str) -> str:
     return settings or "torch's defaults"
 
 
-def render_what_if(found: WhatIf, width: int = 80) -> str:
-    """The peak, and what has no law."""
-    length = f", length {found.length}" if found.length is not None else ""
-    lines = paragraph("what if", f"batch {found.batch}{length} on {found.device}", width)
-    lines += paragraph("peak", _between(found.lowest, found.highest), width)
-    if found.reserved is not None:
-        lines += paragraph("reserved", _between(*found.reserved), width)
-    law = f"{found.with_law:.1%} of the peak follow a law that {found.traces} traces agree on"
+def render_what_if(prediction: WhatIf, width: int = 80) -> str:
+    """The predicted peak, and the rows without a law."""
+    length = f", length {prediction.length}" if prediction.length is not None else ""
+    lines = paragraph("what if", f"batch {prediction.batch}{length} on {prediction.device}", width)
+    lines += paragraph("peak", _between(prediction.lowest, prediction.highest), width)
+    if prediction.reserved is not None:
+        lines += paragraph("reserved", _between(*prediction.reserved), width)
+    law = f"{prediction.with_law:.1%} of the peak follow a law that {prediction.traces} traces agree on"
     lines += paragraph("known by", law, width)
-    for i, row in enumerate(found.flagged):
+    for i, row in enumerate(prediction.flagged):
         title = "no law" if i == 0 else ""
         where = f"  {row.category}  {row.module}  {row.op}"
         lines.append(f"{title:<{_MARGIN}}{_between(row.lowest, row.highest)}{where}"[:width])
-    for note in found.notes:
+    for note in prediction.notes:
         lines += paragraph("note", note, width)
-    return _joined(lines, found.verified, width)
+    return _joined(lines, prediction.verified, width)
 
 
 def _between(lowest: int, highest: int) -> str:
@@ -116,12 +116,12 @@ def _between(lowest: int, highest: int) -> str:
     return low if lowest == highest else f"between {low} and {high}"
 
 
-def render_plan(found: CheckpointPlan, width: int = 80) -> str:
-    """Which modules, what that needs and takes, and the code to paste."""
-    chosen, budget = found.chosen, size_text(found.budget)
+def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
+    """The modules of the plan, its memory and time, and the code to paste."""
+    chosen, budget = plan.chosen, size_text(plan.budget)
     needs = f"{size_text(chosen.peak_reserved or chosen.peak)} instead of "
-    needs += size_text(found.now.peak_reserved or found.now.peak)
-    if not found:
+    needs += size_text(plan.now.peak_reserved or plan.now.peak)
+    if not plan:
         answer = f"no plan fits in {budget}; the smallest needs {needs}"
     elif not (chosen.modules or chosen.offloaded):
         answer = f"fits in {budget} without a checkpoint"
@@ -131,33 +131,37 @@ def render_plan(found: CheckpointPlan, width: int = 80) -> str:
     if chosen.modules:
         lines += paragraph("modules", ", ".join(chosen.modules), width)
     if chosen.offloaded:
-        what = f"{', '.join(chosen.offloaded)}, with {size_text(chosen.pinned)} pinned on the host"
-        lines += paragraph("offload", what, width)
-    for warning in found.warnings:
+        text = f"{', '.join(chosen.offloaded)}, with {size_text(chosen.pinned)} pinned on the host"
+        lines += paragraph("offload", text, width)
+    for warning in plan.warnings:
         lines += paragraph("warning", warning, width)
-    for note in found.notes:
+    for note in plan.notes:
         lines += paragraph("note", note, width)
-    if found.code:
-        lines += ["", *(f"    {line}" for line in found.code.splitlines())]
-    return _joined(lines, found.verified, width)
+    if plan.code:
+        lines += ["", *(f"    {line}" for line in plan.code.splitlines())]
+    return _joined(lines, plan.verified, width)
 
 
-def render_verified(found: Verified, width: int = 80) -> str:
-    """Predicted and measured, side by side."""
-    machine = found.machine
+def render_verified(verified: Verified, width: int = 80) -> str:
+    """The predicted and the measured figures, side by side."""
+    machine = verified.machine
     where = f"{machine['device']}, torch {machine['torch']}"
-    if found.limit is not None:
-        where += f", with {size_text(found.limit)} for torch's allocator"
+    if verified.limit is not None:
+        where += f", with {size_text(verified.limit)} for torch's allocator"
     lines = [*paragraph("verified", where, width)]
     lines.append(f"{'':<{_MARGIN}}{'':<16}{'predicted':>24}{'measured':>14}{'error':>12}")
-    told, seen = ("runs" if each else "fails" for each in (found.was_to_run, found.ran))
-    lines.append(f"{'':<{_MARGIN}}{'to the end':<16}{told:>24}{seen:>14}")
-    for row in found.figures:
-        told, seen = _between(row.lowest, row.highest), size_text(row.measured)
-        told = told.removeprefix("between ")
-        lines.append(f"{'':<{_MARGIN}}{row.name:<16}{told:>24}{seen:>14}{row.error:>+12.3%}")
-    lines += paragraph("", "it held" if found else "it did not hold", width)
-    for note in found.notes:
+    predicted, measured = (
+        "runs" if each else "fails" for each in (verified.was_to_run, verified.ran)
+    )
+    lines.append(f"{'':<{_MARGIN}}{'to the end':<16}{predicted:>24}{measured:>14}")
+    for row in verified.figures:
+        predicted, measured = _between(row.lowest, row.highest), size_text(row.measured)
+        predicted = predicted.removeprefix("between ")
+        lines.append(
+            f"{'':<{_MARGIN}}{row.name:<16}{predicted:>24}{measured:>14}{row.error:>+12.3%}"
+        )
+    lines += paragraph("", "it held" if verified else "it did not hold", width)
+    for note in verified.notes:
         lines += paragraph("note", note, width)
-    lines += paragraph("", f"added to {found.file}", width)
+    lines += paragraph("", f"added to {verified.file}", width)
     return "\n".join(line.rstrip() for line in lines)

@@ -1,18 +1,18 @@
-"""The part of a page that needs no scripts: the table and a picture, without links or styles.
+"""The part of a page without scripts: the table and a picture, without links or style sheets.
 
-Names come from other people's programs: everything is escaped. Colours of text and lines are the
-page's own, so it is readable on light and dark.
+All text is escaped, because names come from other people's programs. Text and lines have the colours of
+the page around them, so they are readable on light and on dark.
 """
 
 import html
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import usage
-from pytracer.export.series import LEAST_APART, Series, clock, series
+from pytracer.export.series import LEAST_APART, Band, Series, clock, series
 from pytracer.export.table import render as table
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY_COLORS, I64
@@ -20,11 +20,12 @@ from pytracer.units import size_text, time_text
 
 _WIDTH, _HEIGHT = 760, 240  # of the picture, in its own units
 _LEFT, _TOP, _BOTTOM = 70, 18, 22
-_MOST_LABELS = 12  # steps that are named below the picture
+_LINE = 'stroke="currentColor" stroke-width="1"'
+_MOST_LABELS = 12  # steps with names below the picture
 
 
 def fragment(trace: Trace, device: str | None = None) -> str:
-    """What a notebook shows; nothing in it runs."""
+    """The table and the picture for a notebook, without scripts."""
     shown = series(trace, device=device)
     peak = shown.peak
     head = f"peak {size_text(peak.bytes)} on {peak.device}"
@@ -43,12 +44,12 @@ def fragment(trace: Trace, device: str | None = None) -> str:
 
 
 def picture(trace: Trace, device: str | None = None) -> str:
-    """Memory over time, by category, alone."""
+    """Only the picture: memory over time, by category."""
     return "\n".join(_picture(series(trace, device=device)))
 
 
 def printable(text: str) -> str:
-    """Without what a terminal or a page would act upon."""
+    """The text without control characters, which a terminal or a page might obey."""
     return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
@@ -56,7 +57,7 @@ _FOLDERS = re.compile(r"(?<![\w./])/(?:[^/\s:]+/)+(?=[^/\s:]+/[^/\s:]+:\d)")
 
 
 def without_folders(text: str) -> str:
-    """Lines of source by their last folder: pages are sent, and say nothing of where files lie."""
+    """Cuts paths of source lines to their last folder, because people send pages to others."""
     return _FOLDERS.sub(".../", text)
 
 
@@ -126,28 +127,16 @@ def _picture(shown: Series) -> Iterator[str]:
             f"<title>{name}</title></path>"
         )
         below = above
-    line = 'stroke="currentColor" stroke-width="1"'
     for share in (0.0, 0.5, 1.0):
         at = y(highest * share)
         text = size_text(round(highest * share))
-        yield f'<path d="M{_LEFT} {at}H{_WIDTH}" {line} stroke-opacity="0.25"/>'
+        yield f'<path d="M{_LEFT} {at}H{_WIDTH}" {_LINE} stroke-opacity="0.25"/>'
         yield f'<text x="{_LEFT - 6}" y="{at + 3}" text-anchor="end" fill="currentColor">{text}</text>'
-    for band in shown.steps[: _MOST_LABELS * 20]:
-        at = x(band.end_ns)
-        yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-opacity="0.25"/>'
-    before = 0.0
-    for band in shown.steps if len(shown.steps) <= _MOST_LABELS else ():
-        middle = round((x(band.begin_ns) + x(band.end_ns)) / 2, 1)
-        if middle - before >= LEAST_APART * _WIDTH:
-            before, text = middle, f"step {_safe(band.name)}"
-            yield (
-                f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle" '
-                f'fill="currentColor">{text}</text>'
-            )
+    yield from _steps(shown.steps, x)
     for begin, end in scale.idle:
         yield from _gap(x(begin), x(end), f"{time_text(round(end - begin))} idle, cut")
     at = x(shown.peak.time_ns)
-    yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {line} stroke-dasharray="3 2"/>'
+    yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {_LINE} stroke-dasharray="3 2"/>'
     anchor = "end" if at > _WIDTH - 100 else "start"
     yield (
         f'<text x="{at}" y="{_TOP - 6}" text-anchor="{anchor}" fill="currentColor">'
@@ -156,8 +145,24 @@ def _picture(shown: Series) -> Iterator[str]:
     yield "</svg>"
 
 
+def _steps(steps: Sequence[Band], x: Callable[[float], float]) -> Iterator[str]:
+    """A line at the end of each step, and a name below it if there are few steps."""
+    for band in steps[: _MOST_LABELS * 20]:
+        at = x(band.end_ns)
+        yield f'<path d="M{at} {_TOP}V{_HEIGHT - _BOTTOM}" {_LINE} stroke-opacity="0.25"/>'
+    before = 0.0
+    for band in steps if len(steps) <= _MOST_LABELS else ():
+        middle = round((x(band.begin_ns) + x(band.end_ns)) / 2, 1)
+        if middle - before >= LEAST_APART * _WIDTH:
+            before = middle
+            yield (
+                f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle" '
+                f'fill="currentColor">step {_safe(band.name)}</text>'
+            )
+
+
 def _gap(left: float, right: float, text: str) -> Iterator[str]:
-    """A stretch of time that is cut short."""
+    """A cut stretch of time."""
     middle, high = round((left + right) / 2, 1), _HEIGHT - _TOP - _BOTTOM
     yield (
         f'<rect x="{left}" y="{_TOP}" width="{right - left:.1f}" height="{high}" fill="#888" '
@@ -170,7 +175,7 @@ def _gap(left: float, right: float, text: str) -> Iterator[str]:
 
 
 def _area(xs: list[float], below: I64, above: I64, y: Callable[[float], float]) -> str:
-    """The band between two levels, in steps: each lasts until the next."""
+    """The area between two levels, in steps. Each level lasts until the next."""
     top = [f"M{xs[0]} {y(int(above[0]))}"]
     top += [f"H{xs[i]}V{y(int(above[i]))}" for i in range(1, len(xs))]
     bottom = [f"V{y(int(below[i - 1]))}H{xs[i - 1]}" for i in range(len(xs) - 1, 0, -1)]

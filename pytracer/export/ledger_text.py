@@ -1,4 +1,4 @@
-"""The ledger as text: one line per row, and what the rows could not say."""
+"""The ledger as text: a line per row, and notes below."""
 
 import textwrap
 from collections.abc import Mapping
@@ -10,24 +10,24 @@ from pytracer.analysis.facts import devices
 from pytracer.units import size_text
 
 
-def render(found: Ledger, layout: Layout | None = None, width: int = 80) -> str:
-    """The ledger, and below it what the allocator holds and cannot use."""
-    longest = max(len(_title(row)) for row in found.rows)
-    lines = [_line(row, longest, width) for row in found.rows]
-    lines += ["", *_verdict(found, width)]
+def render(ledger: Ledger, layout: Layout | None = None, width: int = 80) -> str:
+    """The ledger, and below it the memory that the allocator holds and cannot use."""
+    longest = max(len(_title(row)) for row in ledger.rows)
+    lines = [_line(row, longest, width) for row in ledger.rows]
+    lines += ["", *_verdict(ledger, width)]
     if layout is not None:
         lines += _paragraph("cache", _cache_text(layout), width)
-    for note in found.notes:
+    for note in ledger.notes:
         lines += _paragraph("note", note, width)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def render_now(gpus: Mapping[str, Mapping[str, Any]]) -> str:
-    """Devices as NVML shows them at this moment, and which process holds what."""
+    """The devices as NVML shows them now, with the memory of each process."""
     lines = []
     for uuid, gpu in gpus.items():
         if not gpu:
-            lines.append(f"{uuid}: NVML tells nothing of it")
+            lines.append(f"{uuid}: NVML has no figures for it")
             continue
         used, total = size_text(gpu["used"]), size_text(gpu["total"])
         lines.append(f"{uuid}: {used} of {total} in use")
@@ -39,16 +39,16 @@ def render_now(gpus: Mapping[str, Mapping[str, Any]]) -> str:
             name = f"process {process['pid']} {process.get('name', '')}".rstrip()
             held = process["bytes"]
             rest -= held or 0
-            size = "not told" if held is None else size_text(held)
+            size = "unknown" if held is None else size_text(held)
             lines.append(f"  {name:<32}{size:>10}")
         if processes is None:
-            lines.append("  NVML does not tell which processes hold it")
+            lines.append("  NVML does not list the processes that hold it")
         lines.append(f"  {'in no process listed here':<32}{size_text(rest):>10}")
     return "\n".join(lines) or "NVML shows no device"
 
 
 def render_probe(probed: Mapping[str, Any]) -> str:
-    """What CUDA costs in a process that does nothing else."""
+    """The memory that CUDA takes in a process that does nothing else."""
     loading = probed["module_loading"] or "default"
     lines = [f"A process of its own on {probed['device']} (CUDA_MODULE_LOADING: {loading}) holds"]
     texts = {
@@ -75,20 +75,20 @@ def _line(row: Row, longest: int, width: int) -> str:
 
 
 def _moment(moment: str) -> str:
-    known = {"step": "after a step", "call": "between calls", "begin": "at the begin"}
-    return known.get(moment, f"at the {moment}")
+    texts = {"step": "after a step", "call": "between calls", "begin": "at the start"}
+    return texts.get(moment, f"at the {moment}")
 
 
-def _verdict(found: Ledger, width: int) -> list[str]:
-    if found.residual is None or found.limit is None:
+def _verdict(ledger: Ledger, width: int) -> list[str]:
+    if ledger.residual is None or ledger.limit is None:
         return _paragraph("residual", "none: there is no figure to close with", width)
-    what = "within" if found.closes else "more than"
-    limit = f"{size_text(found.limit)} (the smaller of 0.5 % and 32 MiB)"
-    text = f"{found.residual:,} bytes, {what} {limit}"
+    relation = "within" if ledger.closes else "more than"
+    limit = f"{size_text(ledger.limit)} (the smaller of 0.5 % and 32 MiB)"
+    text = f"{ledger.residual:,} bytes, {relation} {limit}"
     lines = _paragraph("residual", text, width)
-    reserve = next((row.bytes for row in found.rows if row.name == "driver's reserve"), None)
-    if reserve is not None and found.total is not None:
-        shown = f"nvidia-smi shows {(found.total - reserve) / 2**20:,.0f} MiB"
+    reserve = next((row.bytes for row in ledger.rows if row.name == "driver's reserve"), None)
+    if reserve is not None and ledger.total is not None:
+        shown = f"nvidia-smi shows {(ledger.total - reserve) / 2**20:,.0f} MiB"
         lines += _paragraph("device", f"{shown}: it leaves the driver's reserve out", width)
     return lines
 

@@ -1,7 +1,7 @@
-"""A recording that goes on, as text: one screen, or one line a step.
+"""A recording in progress as text: one screen, or one line a step.
 
-This runs beside the training, perhaps on the same core: it takes no pandas and no torch, and its
-memory does not grow with the recording.
+This runs beside the training, perhaps on the same core. So it imports neither pandas nor torch, and
+its memory does not grow with the recording.
 """
 
 import json
@@ -21,8 +21,8 @@ from pytracer.meta import Meta, read as read_meta
 from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 from pytracer.units import size_text, time_text
 
-_PIECE = 1 << 20  # of the file, between two looks at the keyboard
-_RECENT = 100  # steps that growth is told of
+_PIECE = 1 << 20  # bytes of the file, between two looks at the keyboard
+_RECENT = 100  # steps over which growth is measured
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
 _MARGIN = 9
@@ -31,23 +31,23 @@ _BOLD, _DIM = "\x1b[1m", "\x1b[2m"
 
 
 class Step(NamedTuple):
-    """One that is over, on the device that matters most."""
+    """A finished step, on the main device."""
 
     number: int
     peak: int
     end: int
     growth: int  # since the end of the step before
-    took_ns: int | None  # None for the first that is known
+    took_ns: int | None  # None for the first known step
 
 
 class Following:
-    """A trace that is still written, as far as it has come."""
+    """Follows a trace while it is written."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is read until `advance`.
+        """Opens the file. Reads nothing until `advance`.
 
         Raises:
-            errors.UnreadableTrace: there is no such file, or it is no trace.
+            errors.UnreadableTrace: the file does not exist, or is not a trace.
         """
         self.path = path
         self._follower = self._open()
@@ -63,7 +63,7 @@ class Following:
             raise errors.UnreadableTrace(str(error)) from None
 
     def advance(self) -> bool:
-        """Reads a piece; whether there is more to be read at once.
+        """Reads a piece. Returns whether more can be read at once.
 
         Raises:
             errors.UnreadableTrace: the file is damaged, or cannot be read any more.
@@ -75,7 +75,11 @@ class Following:
         return more
 
     def look(self) -> None:
-        """Makes `state` what it is now."""
+        """Updates `state`.
+
+        Raises:
+            errors.UnreadableTrace: the file is damaged, or another recording replaced it.
+        """
         self.state = self._follower.state()
         if self.state["state"] == "damaged":
             raise errors.UnreadableTrace(
@@ -89,12 +93,12 @@ class Following:
 
     @property
     def finished(self) -> bool:
-        """Whether the recording is over, and whole."""
+        """Whether the recording is over and complete."""
         return bool(self.state["state"] == "complete")
 
     @property
     def abandoned(self) -> bool:
-        """Whether its process is gone and cannot write the rest."""
+        """Whether the recording process ended before it wrote the rest."""
         pid, is_here = self.meta.pid, self.meta.host == socket.gethostname()
         if self.finished or pid is None or pid < 1 or not is_here:
             return False
@@ -108,7 +112,7 @@ class Following:
 
     @property
     def meta(self) -> Meta:
-        """What the recording said of itself when it began."""
+        """The facts about program and machine that the recording wrote at its start."""
         text = self._follower.meta()
         if text != self._meta_text:
             self._meta_text = text
@@ -118,25 +122,25 @@ class Following:
 
     @property
     def main(self) -> Mapping[str, Any] | None:
-        """The device that matters most, once anything was allocated."""
+        """The main device; None until something was allocated."""
         devices = self.state["devices"]
         return devices[self.state["main"]] if devices else None
 
     def steps(self, first: int) -> list[Step]:
-        """Those from this number on that are over. The oldest may be forgotten."""
+        """The finished steps from this number on. The oldest may be gone."""
         rows = self._follower.steps(max(first - 1, 0))
-        found: list[Step] = []
+        steps: list[Step] = []
         before: tuple[int, int] | None = None
         for number, ticks, peak, end in rows:
             took = None if before is None else self._ns(ticks - before[0])
             growth = 0 if before is None else end - before[1]
             if number >= first:
-                found.append(Step(number, peak, end, growth, took))
+                steps.append(Step(number, peak, end, growth, took))
             before = (ticks, end)
-        return found
+        return steps
 
     def _ns(self, ticks: int) -> int:
-        """A span of the fast clock, by the first and the last reading of both."""
+        """The nanoseconds of a span of the fast clock, from the first and last reading of both clocks."""
         fast, slow = self.state["clock_ticks"], self.state["clock_unix_ns"]
         if len(fast) < 2 or fast[-1] <= fast[0] or slow[-1] <= slow[0]:
             return ticks
@@ -144,12 +148,12 @@ class Following:
 
     @property
     def elapsed_ns(self) -> int:
-        """From the beginning to what was written last."""
+        """The time from the start to the last written data."""
         slow = self.state["clock_unix_ns"]
         return int(slow[-1] - slow[0]) if len(slow) > 1 else 0
 
     def modules(self) -> list[tuple[str, int]]:
-        """Who held most at the last step's peak; alike layers are one."""
+        """The modules that held most at the last step's peak. Equal layers count as one."""
         sums: dict[str, int] = {}
         for path, amount in self._follower.modules():
             name = owners.layers_alike(path)
@@ -157,7 +161,7 @@ class Following:
         return _highest(sums)
 
     def lines(self) -> list[tuple[str, int]]:
-        """The lines that made most of what was there at the last step's peak."""
+        """The lines whose allocations held most at the last step's peak."""
         sums: dict[str, int] = {}
         for row, amount in self._follower.lines().items():
             text = self._line(row)
@@ -165,7 +169,7 @@ class Following:
         return _highest(sums)
 
     def _line(self, row: int) -> str:
-        """The user's innermost frame of a stack, as text."""
+        """The innermost line of the user's code in a stack."""
         if row not in self._texts:
             at, text = row, ""
             while at and not text:
@@ -186,7 +190,7 @@ def _highest(sums: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def step_line(step: Step) -> str:
-    """What a terminal without a cursor shows of it."""
+    """The step on one line, for a terminal without a cursor."""
     took = "" if step.took_ns is None else f"   {time_text(step.took_ns)}"
     grew = f"{'+' if step.growth >= 0 else ''}{size_text(step.growth)}"
     return f"step {step.number}   peak {size_text(step.peak)}   end {size_text(step.end)}  {grew}{took}"
@@ -209,9 +213,9 @@ def screen(
     Args:
         live: the recording.
         size: columns and lines of the terminal.
-        paint: colours, or none.
+        paint: adds colours, or does not.
         fine: whether the terminal can show block characters.
-        users: who else uses the device, a line each.
+        users: the other users of the device, a line each.
         program: the last line that the program printed.
     """
     width, height = size
@@ -229,7 +233,7 @@ def screen(
 
 
 def cut(text: str, width: int) -> str:
-    """What fits on a line of the terminal."""
+    """The part of the text that fits on a line of the terminal."""
     text = _CONTROL.sub(" ", text)
     if not text.isascii():  # a wide character takes two columns
         text = "".join("?" if east_asian_width(each) in "WF" else each for each in text)
@@ -311,7 +315,7 @@ def _holders(live: Following, width: int) -> Iterator[str]:
 
 
 def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
-    """Each on its own line: a name may be long, and its end says most."""
+    """A line for each item. A long name keeps its end, which is the distinctive part."""
     for item in items:
         room = max(width - _MARGIN, 0)
         yield cut(f"{title:<{_MARGIN}}{cut_in_front(_CONTROL.sub(' ', item), room)}", width)
@@ -334,7 +338,7 @@ def _others(live: Following, width: int) -> Iterator[str]:
 
 
 def gpu_users(gpus: Mapping[str, Mapping[str, Any]], own: int | None) -> list[str]:
-    """Of each GPU in use: how full it is, and who beside the recorded process holds how much."""
+    """A line for each GPU: its memory in use, and the memory of other processes."""
     lines = []
     for number, gpu in enumerate(gpus.values()):
         if not gpu:
@@ -342,7 +346,7 @@ def gpu_users(gpus: Mapping[str, Mapping[str, Any]], own: int | None) -> list[st
         others = [p for p in gpu.get("processes") or () if p["pid"] != own]
         named = ", ".join(
             f"{p.get('name') or 'process'} {p['pid']} "
-            + ("not told" if p["bytes"] is None else size_text(p["bytes"]))
+            + ("unknown" if p["bytes"] is None else size_text(p["bytes"]))
             for p in others
         )
         used = f"GPU {number}: {size_text(gpu['used'])} of {size_text(gpu['total'])} in use"

@@ -1,12 +1,12 @@
-"""A device's allocations as the report's page reads them: few bytes each, and totals that are exact.
+"""Packs a device's allocations for the report's page: few bytes each, with exact totals.
 
-What is alike in many allocations (category, module, op, line, size, ...) is a row of a table of
-*kinds*. An allocation is its kind, its address, and how long it lived. Time is counted in *changes*:
-the allocs and frees of the device, in their recorded order. So whoever adds up what is alive after
-a change gets what `views.alive` gets, to the byte.
+Many allocations have the same category, module, op, line, size and so on. Each such combination is a
+row of a table of *kinds*. An allocation is its kind, its address and its life. Time is counted in
+*changes*: the allocs and frees of the device, in their recorded order. So the sum of the blocks that
+are alive after a change equals `usage.alive`, to the byte.
 
-A column is a run of little-endian numbers, their first bytes first, then their second bytes, and
-so on, deflated. `viewer/src/decode.ts` reads it; `unpacked` is the same in Python, for tests.
+A column is a run of little-endian numbers: all first bytes, then all second bytes, and so on; then
+deflated. `viewer/src/decode.ts` reads it; `unpacked` is the same in Python, for tests.
 """
 
 import zlib
@@ -27,13 +27,13 @@ from pytracer.schema import CATEGORIES, I64, U32
 
 Rows = NDArray[np.intp]
 
-MOST = 2_000_000  # allocations on a page; of more, those that cover least of the picture are summed
-LARGEST = 2**53 - 1  # a browser counts no further without rounding
-_SAMPLES = 4096  # moments at which the sums of what is not shown are known
-_UNIT_NS = 32  # what times are counted in: no two events are closer
+MOST = 2_000_000  # allocations on a page; of others, which cover less of the picture, only sums
+LARGEST = 2**53 - 1  # a browser rounds larger numbers
+_SAMPLES = 4096  # moments with sums of the allocations that are not shown
+_UNIT_NS = 32  # the unit of times; no two events are closer
 _GAP = 1 << 16  # addresses further apart than this are drawn as separate regions
 
-# Of each kind, as texts; what a person may search for comes first.
+# The texts of each kind. Those that a person may search for come first.
 TEXTS = (
     *("category", "module", "op", "line", "phase", "free_phase", "role", "name", "shape", "dtype"),
     *("made_module", "made_op", "made_line", "freed_module", "freed_op", "place", "thread"),
@@ -41,14 +41,14 @@ TEXTS = (
 
 
 class Strings:
-    """The page's texts, each once; number 0 is the empty one."""
+    """The page's texts, each once. Number 0 is the empty text."""
 
     def __init__(self) -> None:
         self.texts = [""]
         self._numbers = {"": 0}
 
     def number(self, text: str) -> int:
-        """The text's place in the table."""
+        """The text's number in the table."""
         text = printable(text)
         if text not in self._numbers:
             self._numbers[text] = len(self.texts)
@@ -56,15 +56,15 @@ class Strings:
         return self._numbers[text]
 
     def numbers(self, group: grouping.Group) -> U32:
-        """One number per row; -1 is the empty text."""
-        known = np.array([*map(self.number, group.names), 0], np.uint32)
-        found: U32 = known[group.codes]
-        return found
+        """The number of each row's text. Code -1 becomes the empty text."""
+        of_names = np.array([*map(self.number, group.names), 0], np.uint32)
+        of_rows: U32 = of_names[group.codes]
+        return of_rows
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A device's allocations: columns of bytes, and what a reader needs to unpack them."""
+    """A device's allocations: columns of bytes, and the facts that a reader needs to unpack them."""
 
     facts: Mapping[str, Any]
     columns: Mapping[str, bytes]
@@ -77,10 +77,10 @@ class Order:
 
     rows: Rows  # the allocations, in the order in which they begin
     position: I64  # per change, the event
-    begins: NDArray[np.bool_]  # per change, whether something begins
-    of: Rows  # per change, which of `rows`
+    begins: NDArray[np.bool_]  # per change, whether an allocation begins
+    of: Rows  # per change, its index in `rows`
     start: I64  # per row of `rows`, its change; -1: before the trace
-    end: I64  # likewise; the number of changes for what is still alive
+    end: I64  # likewise; if it is still alive, the number of changes
 
     def change_at(self, position: int) -> int:
         """The last change at or before the event; -1: before the first."""
@@ -88,7 +88,7 @@ class Order:
 
 
 def order(trace: Trace, device: str) -> Order:
-    """At one event what ends comes before what begins."""
+    """The changes of a device. At one event, ends come before begins."""
     alloc = allocations(trace)
     own = np.flatnonzero(usage.on_device(trace, device))
     rows = own[np.argsort(alloc.start[own], kind="stable")]
@@ -110,7 +110,7 @@ def _ordered(rows: Rows, start: I64, completed: I64) -> Order:
 
 
 def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packed:
-    """The device's allocations; `facts` counts those that are only in the sums."""
+    """Packs the device's allocations. `facts` counts those that are only in the sums."""
     whole = order(trace, device)
     kept = _worth_showing(trace, device, whole, most)
     shown = whole if len(kept) == len(whole.rows) else _only(trace, whole.rows[kept])
@@ -152,14 +152,14 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
 
 
 def packed(values: NDArray[Any]) -> bytes:
-    """Numbers by bytes: the first of each, the second of each, ...; then deflated."""
+    """The numbers by bytes (the first of each, the second of each, ...), deflated."""
     values = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
     planes = values.view(np.uint8).reshape(len(values), values.itemsize).T
     return zlib.compress(planes.tobytes(), 6)
 
 
 def unpacked(column: bytes, dtype: str) -> NDArray[Any]:
-    """The reverse."""
+    """The numbers in a packed column."""
     planes = np.frombuffer(zlib.decompress(column), np.uint8).reshape(np.dtype(dtype).itemsize, -1)
     return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
 
@@ -170,13 +170,13 @@ def _only(trace: Trace, rows: Rows) -> Order:
 
 
 def _times(trace: Trace, position: I64) -> I64:
-    """When these events were; threads read the clock and are recorded in another order."""
+    """The times of events, made monotonic: threads may be recorded in another order than by clock."""
     times: I64 = np.maximum.accumulate(trace.time_ns(trace.events.ticks[position]))
     return times
 
 
 def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
-    """All, or those alive at the peak and at the end, and of the others the largest areas."""
+    """All allocations, or those alive at the peak or the end and those with the largest areas."""
     count = len(whole.rows)
     if count <= most:
         return np.arange(count)
@@ -191,7 +191,7 @@ def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
 
 
 def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any] | None:
-    """Bytes per category of what is not shown, at moments that include the peak and the end."""
+    """Bytes per category of the other allocations, at moments that include the peak and the end."""
     if len(kept) == len(whole.rows):
         return None
     alloc = allocations(trace)
@@ -219,7 +219,7 @@ def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any
 
 
 def _kinds(trace: Trace, rows: Rows, strings: Strings) -> tuple[U32, U32, NDArray[np.float64]]:
-    """Per row its kind; the kinds' texts, a row per text; the kinds' sizes and block sizes."""
+    """The kind of each row; the kinds' texts, a row per text; the kinds' sizes and block sizes."""
     kind, first = _alike(_raw_columns(trace, rows))
     chosen = rows[first]
     texts = _texts(trace, chosen)
@@ -243,7 +243,7 @@ def _raw_columns(trace: Trace, rows: Rows) -> list[NDArray[Any]]:
 
 
 def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
-    """Numbers rows that agree in all columns; and the first row of each, in order."""
+    """Gives rows that agree in all columns one number. Also returns the first row of each, in order."""
     number, first = alike(columns)
     by_time = np.argsort(first)
     rank = np.empty(len(first), np.uint32)
@@ -255,24 +255,24 @@ def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
 def _texts(trace: Trace, rows: Rows) -> dict[str, grouping.Group]:
     alloc, freed = allocations(trace), owners.freed_by(trace)
     of_views = "category module op line phase free_phase role name shape dtype"
-    found = {key: grouping.group(trace, key, rows) for key in of_views.split()}
+    groups = {key: grouping.group(trace, key, rows) for key in of_views.split()}
     made = {"made_module": alloc.module, "made_op": alloc.op}
     left = {"freed_module": freed.module, "freed_op": freed.op}
     for key, column in {**made, **left}.items():
-        found[key] = grouping.grouped(column[rows], lambda row: trace.strings[row])
-    found["line"] = grouping.Group(found["line"].codes, [*map(relative, found["line"].names)])
-    found["made_line"] = grouping.grouped(
+        groups[key] = grouping.grouped(column[rows], lambda row: trace.strings[row])
+    groups["line"] = grouping.Group(groups["line"].codes, [*map(relative, groups["line"].names)])
+    groups["made_line"] = grouping.grouped(
         alloc.line[rows], lambda row: relative(owners.line_text(trace, row))
     )
-    found["place"] = grouping.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
-    found["thread"] = grouping.grouped(
+    groups["place"] = grouping.grouped(alloc.place[rows], lambda place: _place_text(trace, place))
+    groups["thread"] = grouping.grouped(
         alloc.thread[rows], lambda number: _thread_text(trace, number)
     )
-    return found
+    return groups
 
 
 def relative(line: str) -> str:
-    """A line's text that says nothing of where on a machine people keep their files."""
+    """A line's text without the folders of the machine."""
     return f".../{'/'.join(line.split('/')[-2:])}" if line.startswith("/") else line
 
 
@@ -293,7 +293,7 @@ def _thread_text(trace: Trace, number: int) -> str:
 
 
 class _Addresses:
-    """Addresses close to each other are a region; regions are drawn one above the other."""
+    """Places of addresses. Close addresses form a region; regions are drawn one above the other."""
 
     def __init__(self, trace: Trace, device: str, rows: Rows) -> None:
         alloc = allocations(trace)
@@ -323,8 +323,8 @@ class _Addresses:
         trace: Trace, device: str, begin: NDArray[np.float64], rows: Rows
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         size = np.maximum(allocations(trace).requested_bytes[rows], 1).astype(np.float64)
-        known = segments.changes(trace, device)
-        grown = known.row[known.bytes > 0]
+        changes = segments.changes(trace, device)
+        grown = changes.row[changes.bytes > 0]
         held = trace.events.address[grown].astype(np.float64)
         held_ends = held + trace.events.bytes[grown].astype(np.float64)
         starts = np.concatenate([begin, held])
@@ -341,19 +341,19 @@ class _Addresses:
 
 @dataclass(frozen=True)
 class Curve:
-    """A level over time: it holds from each time to the next."""
+    """A level over time. Each value holds until the next time."""
 
     times_ns: list[int]
     bytes: list[int]
 
 
 def reserved(trace: Trace, device: str) -> Curve:
-    """What the device's allocator held from the driver; empty where that is not known."""
+    """The bytes that the device's allocator held from the driver. Empty if they are unknown."""
     snapshot = segments.snapshot_of(trace, device)
     if device == "cpu" or snapshot is None:
         return Curve([], [])
-    known = segments.changes(trace, device)
-    later = ~known.is_seed
-    level = np.append(known.at_start, known.level[later])
-    times = trace.time_ns(trace.events.ticks[np.append(snapshot, known.row[later])])
+    changes = segments.changes(trace, device)
+    later = ~changes.is_seed
+    level = np.append(changes.at_start, changes.level[later])
+    times = trace.time_ns(trace.events.ticks[np.append(snapshot, changes.row[later])])
     return Curve(times.tolist(), level.tolist())

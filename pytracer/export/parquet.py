@@ -1,4 +1,4 @@
-"""A trace's tables as Parquet files in a folder, for whoever has more questions."""
+"""Writes a trace's tables as Parquet files into a folder."""
 
 import os
 from collections.abc import Callable
@@ -23,7 +23,7 @@ def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
 
     Raises:
         errors.PytracerError: pyarrow is not installed.
-        errors.CannotWrite: the folder holds something already, or cannot be written to.
+        errors.CannotWrite: the folder is not empty, or cannot be written to.
     """
     try:
         import pyarrow as pa
@@ -33,12 +33,12 @@ def write(trace: Trace, folder: str | Path, *, overwrite: bool = False) -> Path:
     folder = Path(folder)
     try:
         if folder.exists() and not folder.is_dir():
-            raise errors.CannotWrite(f"{folder} is a file, and Parquet goes into a folder")
+            raise errors.CannotWrite(f"{folder} is a file, and Parquet needs a folder")
         if folder.exists() and not overwrite and any(folder.iterdir()):
             raise errors.FileIsThere(folder, "is not empty", "writes into it")
         folder.mkdir(parents=True, exist_ok=True)
         for name, view in TABLES.items():
-            # Half a file is never left under a name that somebody reads.
+            # A reader never meets half a file under its final name.
             unfinished = folder / f".{name}.{os.getpid()}"
             try:
                 parquet.write_table(pa.Table.from_pandas(view(trace)), unfinished)

@@ -1,8 +1,8 @@
 """A trace in Perfetto's own format, for a first view without a click.
 
-Of JSON Perfetto shows groups that are closed, in an order of its own. Here there is one group at the
-top, which it opens by itself: memory by category, steps, phases, threads; allocations in a group
-inside it. What is shown is what export/chrome.py decides; csrc/core/perfetto_trace.h writes it.
+Perfetto shows the groups of a JSON file closed and in an order of its own. Here there is one group at
+the top, which it opens by itself, with memory by category, steps, phases and threads. Allocations are
+in a group inside. export/chrome.py decides the contents; csrc/core/perfetto_trace.h writes them.
 """
 
 from pathlib import Path
@@ -22,15 +22,15 @@ _PIECE = 4 << 20
 def write(
     trace: Trace, path: str | Path, options: Options | None = None, *, overwrite: bool = False
 ) -> Exported:
-    """Writes a `.pftrace`; a file that cannot be finished is not left behind.
+    """Writes a `.pftrace`. A failed export leaves no file.
 
     Raises:
-        errors.UsageError: another suffix, or a limit that allows nothing.
+        errors.UsageError: the suffix or a limit is wrong.
         errors.CannotWrite: the file exists already, or cannot be written.
     """
     path = Path(path)
     if path.suffix != SUFFIX:
-        raise errors.UsageError(f"{path}: a trace of Perfetto is a {SUFFIX} file")
+        raise errors.UsageError(f"{path}: a Perfetto trace is a {SUFFIX} file")
     refuse_to_overwrite(path, overwrite=overwrite)  # before the work
     document = Document(trace, options or Options(), native=True)
     tracks, tables = document.tracks()

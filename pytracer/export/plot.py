@@ -1,11 +1,11 @@
-"""A trace as a picture by matplotlib: stacked categories over time, long idle times cut short."""
+"""Plots a trace with matplotlib: stacked categories over time, with long idle times cut."""
 
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytracer import errors
-from pytracer.export.series import LEAST_APART, Clock, clock, series
+from pytracer.export.series import LEAST_APART, Clock, Series, clock, series
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text, time_text
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _POINTS = 2000
-_MOST_STEPS = 30  # beyond, their bands are noise
+_MOST_STEPS = 30  # lines of more steps would be noise
 _PHASES = {"forward": 0.10, "backward": 0.22, "recompute": 0.16, "optimizer": 0.30}
 _MIB = 2**20
 
@@ -44,27 +44,8 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
             step="post",
             linewidth=0,
         )
-    # Phases in a strip below the data, steps as lines across it.
     strip = blended_transform_factory(axes.transData, axes.transAxes)
-    for band in shown.phases:
-        axes.fill_between(
-            [band.begin_ns / 1e6, band.end_ns / 1e6],
-            -0.02,
-            0.0,
-            transform=strip,
-            color="0.2",
-            alpha=_PHASES.get(band.name, 0.05) * 2,
-            linewidth=0,
-            clip_on=False,
-        )
-    if len(shown.steps) <= _MOST_STEPS:
-        before = -1.0
-        for step in shown.steps:
-            axes.axvline(step.end_ns / 1e6, color="0.5", linewidth=0.6, linestyle=":")
-            middle = scale.place(np.array([step.begin_ns, step.end_ns]) / 1e6).mean()
-            if middle - before >= LEAST_APART:
-                before, at = middle, scale.time(middle)
-                axes.text(at, 1.01, f"step {step.name}", transform=strip, ha="center", fontsize=8)
+    _phases_and_steps(axes, shown, scale, strip)
     peak = shown.peak
     axes.plot([peak.time_ns / 1e6], [peak.bytes / _MIB], "v", color="black", markersize=6)
     axes.annotate(
@@ -85,8 +66,31 @@ def plot(trace: Trace, ax: "Axes | None" = None, device: str | None = None) -> "
     return result
 
 
+def _phases_and_steps(axes: Any, shown: Series, scale: Clock, strip: Any) -> None:
+    """Draws phases in a strip below the data, and steps as lines across the data."""
+    for band in shown.phases:
+        axes.fill_between(
+            [band.begin_ns / 1e6, band.end_ns / 1e6],
+            -0.02,
+            0.0,
+            transform=strip,
+            color="0.2",
+            alpha=_PHASES.get(band.name, 0.05) * 2,
+            linewidth=0,
+            clip_on=False,
+        )
+    if len(shown.steps) <= _MOST_STEPS:
+        before = -1.0
+        for step in shown.steps:
+            axes.axvline(step.end_ns / 1e6, color="0.5", linewidth=0.6, linestyle=":")
+            middle = scale.place(np.array([step.begin_ns, step.end_ns]) / 1e6).mean()
+            if middle - before >= LEAST_APART:
+                before, at = middle, scale.time(middle)
+                axes.text(at, 1.01, f"step {step.name}", transform=strip, ha="center", fontsize=8)
+
+
 def _cut(axes: Any, scale: Clock, strip: Any) -> None:
-    """Shortens what is idle, says how long it was, and puts ticks where something happened."""
+    """Cuts idle stretches, labels them with their length, and puts ticks into the busy ones."""
     if not scale.idle:
         return
     from matplotlib.ticker import MaxNLocator
@@ -111,8 +115,8 @@ def _cut(axes: Any, scale: Clock, strip: Any) -> None:
     knots = scale.times[1:-1]
     for begin, end in zip(knots[::2], knots[1::2], strict=True):
         bins = max(round(8 * float(scale.place(end) - scale.place(begin))), 1)
-        found = MaxNLocator(bins).tick_values(begin, end)
-        for tick in found[(found >= begin) & (found <= end)]:
+        values = MaxNLocator(bins).tick_values(begin, end)
+        for tick in values[(values >= begin) & (values <= end)]:
             if not ticks or scale.place(tick) - scale.place(ticks[-1]) >= LEAST_APART:
                 ticks.append(float(tick))
     axes.set_xticks(ticks, [f"{tick:,.6g}" for tick in ticks])

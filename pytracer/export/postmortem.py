@@ -1,4 +1,4 @@
-"""Out of memory on one page: who asked for how much, what was in the way, what makes room."""
+"""A page about an allocation that failed: the request, the live memory, and changes that help."""
 
 import textwrap
 from collections.abc import Iterator
@@ -41,8 +41,8 @@ def _head(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
     yield from paragraph("asked", f"{asked}{_by(failed.place)}", width)
     yield from paragraph("alive", ", ".join(_room(failed)), width)
     if began and moment.device == "cpu":
-        text = f"What was made before step {began} is not in this page, but for what a model or an "
-        text += "optimizer has: record more steps to see it."
+        text = f"Allocations from before step {began} are missing on this page, except those of models "
+        text += "and optimizers: record more steps to see them."
         yield from paragraph("before", text, width)
 
 
@@ -71,30 +71,30 @@ def _room(failed: Failure) -> Iterator[str]:
 def _largest(rows: list[Held], width: int) -> Iterator[str]:
     for i, row in enumerate(rows):
         title = "largest" if i == 0 else ""
-        what = row.name or row.op
+        name = row.name or row.op
         parts = [row.shape, row.dtype, "" if row.name else row.module]
         if row.category == "optimizer_state":
-            what = f"{row.role}, {what}"
+            name = f"{row.role}, {name}"
         if row.blocks > 1:
-            what = f"{row.blocks:,} blocks: {what}"
+            name = f"{row.blocks:,} blocks: {name}"
         start = f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}"
-        yield start + _fitted(what, parts, owners.short_line(row.line), width - len(start))
+        yield start + _fitted(name, parts, owners.short_line(row.line), width - len(start))
 
 
-def _fitted(what: str, parts: list[str], line: str, room: int) -> str:
-    """What it is and its line; in between as many of the parts as there is room for."""
+def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
+    """The name and the line, and between them as many of the parts as fit."""
     for count in range(len(parts), -1, -1):
-        text = ", ".join(part for part in (what, *parts[:count], line) if part)
+        text = ", ".join(part for part in (name, *parts[:count], line) if part)
         if len(text) <= room:
             break
     return cut_in_front(text, room)
 
 
 def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
-    found = postmortem.needless(trace, failed)
-    for i, row in enumerate(found[:_MOST_NEEDLESS]):
-        said = not row.line or row.line in row.evidence
-        line = "" if said else f" ({owners.short_line(row.line)})"
+    rows = postmortem.needless(trace, failed)
+    for i, row in enumerate(rows[:_MOST_NEEDLESS]):
+        has_line = not row.line or row.line in row.evidence
+        line = "" if has_line else f" ({owners.short_line(row.line)})"
         text = f"{size_text(row.at_peak)}: {row.evidence}{line}."
         yield from paragraph("needless" if i == 0 else "", text, width)
 
@@ -116,5 +116,5 @@ def _changes(rows: list[Change], failed: Failure, width: int) -> Iterator[str]:
         )
     if rows and failed.missing is None:
         yield from paragraph(
-            "", "By how much it failed is not known: the CPU's allocator does not tell.", width
+            "", "The CPU's allocator does not report how many bytes are missing.", width
         )

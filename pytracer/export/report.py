@@ -1,8 +1,8 @@
-"""The report: one page, offline, in which every allocation can be seen.
+"""The report: one offline page that shows every allocation.
 
-It holds the table and a picture (`html.py`), which need no script; the allocations (`packed.py`);
-a document of everything else that is shown; and the viewer (`report.js`, built from `viewer/`).
-Nothing is loaded: the page's policy forbids it, and only scripts of exactly our text may run.
+The page has the table and a picture (`html.py`), which need no script; the allocations (`packed.py`); a
+document of everything else on the page; and the viewer (`report.js`, built from `viewer/`). The
+page's policy forbids to load anything, and allows only scripts with exactly our text.
 """
 
 import base64
@@ -32,13 +32,13 @@ from pytracer.version import __version__
 FORMAT = 1  # of the document and the columns
 _MOST_BANDS = 20_000
 _MOST_COSTS = 200
-_MOST_INLINE = 20_000  # allocations in a notebook, which keeps what it has shown
+_MOST_INLINE = 20_000  # allocations in a notebook, because it keeps its outputs
 _AROUND = 2  # lines shown above and below a line of source
 
 
 @dataclass(frozen=True)
 class Named:
-    """A trace and what the page calls it."""
+    """A trace and its name on the page."""
 
     name: str
     trace: Trace
@@ -47,7 +47,7 @@ class Named:
 def write(
     traces: Sequence[Named], path: str | Path, *, source: bool = False, overwrite: bool = False
 ) -> Path:
-    """Writes the page of one trace, or of two to be compared.
+    """Writes the page of one trace, or of two to compare.
 
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
@@ -77,8 +77,8 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         "phases": PHASES,
         "texts": packed.TEXTS,
         "sets": [
-            {**_facts(each, device, strings, found.shown), **found.facts}
-            for each, device, found in parts
+            {**_facts(each, device, strings, pack.shown), **pack.facts}
+            for each, device, pack in parts
         ],
         "source": {k: v for each in traces for k, v in _source(each.trace).items()}
         if source
@@ -87,25 +87,23 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
     document["strings"] = strings.texts
     columns = (
         _data(f"{number}-{name}", base64.b64encode(column).decode())
-        for number, (_, _, found) in enumerate(parts)
-        for name, column in found.columns.items()
+        for number, (_, _, pack) in enumerate(parts)
+        for name, column in pack.columns.items()
     )
     return "".join(_lines(traces, document, columns))
 
 
 def inline(trace: Trace) -> str:
-    """For a notebook: the table and a picture, and below them the page in a frame of its own.
+    """The output of a notebook: the table and a picture, and below them the page in a frame.
 
-    The frame is sandboxed: its script reaches neither the notebook nor a network.
+    The frame is sandboxed, so its script reaches neither the notebook nor a network.
     """
     table = html.fragment(trace)
     count = len(allocations(trace))
     if count == 0:
         return table
     if count > _MOST_INLINE:
-        text = (
-            f"{count:,} allocations are too many for a notebook: t.report('run.html') shows each."
-        )
+        text = f"{count:,} allocations are too many for a notebook: t.report('run.html') shows all."
         return f"{table}\n<p>{text}</p>"
     whole = markup.escape(page([Named("trace", trace)]))
     return (
@@ -138,7 +136,7 @@ def _lines(
 
 
 def _policy(script: str) -> str:
-    """No network at all, and no script but ours: whatever a name in the trace may say."""
+    """The policy: no network, and no script but ours, even if a name in the trace contains one."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}' blob:; worker-src blob:; "
@@ -160,11 +158,11 @@ def _data(name: str, text: str) -> str:
 def _facts(
     each: Named, device: str, strings: packed.Strings, order: packed.Order
 ) -> dict[str, Any]:
-    """What the page says of a device beside its allocations."""
+    """The facts on the page about a device beside its allocations."""
     trace, peak = each.trace, usage.peak(each.trace, device)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     reserved = packed.reserved(trace, device)
-    known = bool(usage.devices(trace))
+    has_events = bool(usage.devices(trace))
     return {
         "name": html.printable(each.name),
         "device": device,
@@ -178,9 +176,9 @@ def _facts(
             "phase": peak.phase,
         },
         "categories": [
-            vars(row) for row in breakdown.category_rows(trace, device if known else None)
+            vars(row) for row in breakdown.category_rows(trace, device if has_events else None)
         ],
-        "steps": _steps(trace, device, order) if known else [],
+        "steps": _steps(trace, device, order) if has_events else [],
         "phases": [
             [PHASES.index(band.name), band.begin_ns, band.end_ns]
             for band in series.phase_bands(trace, last)[:_MOST_BANDS]
@@ -193,14 +191,14 @@ def _facts(
         "reserved": {"times_ns": reserved.times_ns, "bytes": reserved.bytes},
         "device_use": [vars(use) for use in ledger.device_use(trace, device)],
         "failures": _failures(trace, device),
-        **(_books(trace, device) if known else {}),
+        **(_books(trace, device) if has_events else {}),
         "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
     }
 
 
 def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any]]:
-    """The rows of `t.steps()`, with the changes that each begins and ends with."""
+    """The rows of `t.steps()`, each with its last change."""
     rows = training_steps.step_rows(trace, device)
     times = trace.time_ns(trace.events.ticks[order.position])
     ends = np.searchsorted(times, [row.end_ns for row in rows], side="right") - 1
@@ -229,7 +227,7 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
 
 def _books(trace: Trace, device: str) -> dict[str, Any]:
     hint = hints.hint(trace, device)
-    found = findings.findings(trace, device)
+    rows = findings.findings(trace, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
         "parameters": breakdown.parameters(trace, device),
@@ -244,24 +242,24 @@ def _books(trace: Trace, device: str) -> dict[str, Any]:
                 "evidence": html.without_folders(row.evidence),
                 "change": html.without_folders(row.change),
             }
-            for row in found
+            for row in rows
         ],
         "hint": html.without_folders(hint.text) if hint else "",
     }
 
 
-def _ledger(found: ledger.Ledger) -> dict[str, Any]:
+def _ledger(books: ledger.Ledger) -> dict[str, Any]:
     return {
-        "at": found.at,
-        "rows": [vars(row) for row in found.rows],
-        "residual": found.residual,
-        "limit": found.limit,
-        "notes": found.notes,
+        "at": books.at,
+        "rows": [vars(row) for row in books.rows],
+        "residual": books.residual,
+        "limit": books.limit,
+        "notes": books.notes,
     }
 
 
 def _costs(trace: Trace) -> list[dict[str, Any]]:
-    """What modules cost, where that was measured."""
+    """The costs of modules, if the trace has them."""
     if "cost" not in trace.meta:
         return []
     rows = cost_table.rows(trace)[:_MOST_COSTS]
@@ -269,18 +267,18 @@ def _costs(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> Any:
-    """JSON has no NaN: what is not known is null."""
+    """None in place of NaN, which JSON does not have."""
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def _source(trace: Trace) -> dict[str, list[Any]]:
-    """Of each line that made something: the number of the first line shown, and the lines."""
-    alloc, stacks, found = allocations(trace), sanitized.stacks(trace), {}
+    """For each line that allocated: the number of the first shown line, and the shown lines."""
+    alloc, stacks, shown = allocations(trace), sanitized.stacks(trace), {}
     for row in np.unique(np.concatenate([alloc.line, alloc.forward_line])).tolist():
         path, number = trace.strings[stacks.file[row]], int(stacks.line[row])
         first = max(number - _AROUND, 1)
         lines = [linecache.getline(path, n) for n in range(first, number + _AROUND + 1)]
         if row and any(lines):
             text = packed.relative(owners.line_text(trace, row))
-            found[text] = [first, [line.rstrip("\n") for line in lines]]
-    return found
+            shown[text] = [first, [line.rstrip("\n") for line in lines]]
+    return shown

@@ -8,25 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, meta
-from pytracer.analysis.facts import (
-    sanitized,
-    scopes,
-    usage,
-)
+from pytracer.analysis.facts import sanitized, scopes, usage
 from pytracer.recorded import Trace
-from pytracer.schema import (
-    I64,
-    U64,
-)
+from pytracer.schema import I64, U64
 
-# torch.profiler counts from the start of a quarter of a year of this many seconds: since 1970,
-# microseconds with a fraction no longer fit a double. The same grid puts both on one clock.
+# torch.profiler counts time from the start of a quarter of a year with this many seconds, because
+# microseconds since 1970 with a fraction do not fit a double. The same grid puts both on one clock.
 GRID_NS = 7_889_238 * 1_000_000_000
 
-# Synthetic processes and threads: above every pid of Linux (at most 2**22), so that none is one
-# of torch's when two files are put together, and in the order in which they are to be shown: one
-# for each device's counters, the first of which has what the program did too, so that both stand
-# together; and one for each device's allocations, which fill a screen.
+# Synthetic processes and threads. Their numbers are above every pid of Linux (at most 2**22), so they
+# never equal one of torch's in a joined file. They ascend in the order of the display. Each device has
+# a process for its counters; the first also has the program's tracks, so that both stand together.
+# Each device has another process for its allocations, which fill a screen.
 FIRST_PROCESS = 10_000_000
 PROCESSES_PER_RANK = 1000
 ALLOCATIONS = 500  # after at most 256 devices
@@ -39,7 +32,7 @@ SLICE, LIFETIME, COUNTER, INSTANT, FLOW = range(5)
 INTEGER, HEX, TEXT, FLAG, THOUSANDTHS = range(5)
 NO_VALUE = np.iinfo(np.int64).min
 
-# Arguments of a module's slice: fields of a ModuleCost, how they are written, and by what factor.
+# Arguments of a module's slice: fields of a ModuleCost, their kind, and their factor.
 COSTS = {
     "forward_flops": (INTEGER, 1),
     "backward_flops": (INTEGER, 1),
@@ -53,28 +46,28 @@ COSTS = {
 
 CHUNK = 4 << 20
 GAP_NS = 2
-# More than these are folded: a person sees no more, and a browser holds them easily.
+# Rows beyond these limits are folded. A person sees no more, and a browser holds so many easily.
 MOST_BARS = 100_000
 MOST_SLICES = 200_000
 MOST_SAMPLES = 50_000
 COUNTER_BUCKETS = 5000
-FOLDS = 2000  # slices of time, each with a bar for what is folded
+FOLDS = 2000  # slices of time, each with a bar for folded allocations
 MOST_NUMBERS = 2**63  # of a column of 64 bits
 HEAVY = 1_000_000_000  # bytes of JSON from which Perfetto in a browser gets into trouble
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to write, and how much of it."""
+    """The limits of an export."""
 
     max_events: int | None = None  # JSON events; the largest and longest are kept
-    min_dt_ns: int = 0  # counters: no more than the extremes of each such time
-    arrows: int = 1000  # from how many allocations to their frees, and forwards to backwards
-    full: bool = False  # all of it; else what is too small to see is folded
+    min_dt_ns: int = 0  # counters keep only the extremes of each such stretch of time
+    arrows: int = 1000  # the most arrows from allocations to frees, and from forwards to backwards
+    full: bool = False  # write all rows; the default folds those that are too small to see
 
 
 class Texts:
-    """Texts by number: the trace's own strings first, under their own numbers."""
+    """Texts by number. The trace's own strings come first and keep their numbers."""
 
     def __init__(self, trace: Trace) -> None:
         self.all = list(trace.strings) or [""]
@@ -88,7 +81,7 @@ class Texts:
         return self._numbers[text]
 
     def each(self, rows: NDArray[Any], text: Callable[[int], str]) -> I64:
-        """The number of each row's text; every distinct row is asked for once."""
+        """The number of each row's text. `text` is called once for each distinct row."""
         number = np.zeros(int(rows.max()) + 1 if len(rows) else 1, np.int64)
         used = np.zeros(len(number), np.bool_)
         used[rows] = True
@@ -122,7 +115,7 @@ class Rows:
     arguments: list[tuple[str, int, NDArray[Any]]] = field(default_factory=list)
 
     def columns(self) -> dict[str, Any]:
-        """As the native side takes them."""
+        """The columns in the form of the native side."""
         named = dict(vars(self))
         named["from"], named["to"] = named.pop("source"), named.pop("target")
         named["arguments"] = [
@@ -133,17 +126,17 @@ class Rows:
 
 
 class Sink:
-    """What every track writes through: one clock, one table of texts, and the limits.
+    """The interface of all tracks: one clock, one table of texts, and the limits.
 
     - A track is a function in tracks.py: it takes the sink and returns its rows.
     - `times` and `texts` turn the trace's ticks and strings into those of the file.
-    - `share` says how many rows a track may have, and `note` counts the rows it leaves out.
+    - `share` limits the rows of a track, and `note` counts the rows that it leaves out.
     """
 
     slices: "ScopeSlices"  # the document sets it before the tracks that need it
 
     def __init__(self, trace: Trace, options: Options, *, native: bool = False) -> None:
-        """`native`: for Perfetto's own format, in which a track need not have its bars' name."""
+        """`native`: for Perfetto's own format, where bars and tracks may differ in name."""
         if options.max_events is not None and options.max_events < 100:
             raise errors.UsageError("max_events must be 100 or more")
         if options.min_dt_ns < 0 or options.arrows < 0:
@@ -164,50 +157,50 @@ class Sink:
         self.room = options.max_events
 
     def share(self, part: int) -> int | None:
-        """A part of the events that are left, if there is a limit."""
+        """A part of the remaining events; None without a limit."""
         return None if self.room is None else max(self.room // part, 1)
 
-    def note(self, what: str, count: int) -> None:
+    def note(self, kind: str, count: int) -> None:
         """Counts rows that have no bar of their own."""
         counts = self.folded if self.folds else self.left_out
         if count:
-            counts[what] = counts.get(what, 0) + count
+            counts[kind] = counts.get(kind, 0) + count
 
     def times(self, ticks: U64) -> I64:
-        """Nanoseconds since torch's base. What a damaged file says was before that, was then."""
+        """Nanoseconds since torch's base. Earlier times, in a damaged file, become 0."""
         times = self.trace.time_ns(ticks)
         times += self.trace.began_unix_ns - self.base_ns
         return np.maximum(times, 0)
 
     def thread(self, number: int) -> int:
-        """Unique among all processes: some readers know threads by their number alone."""
+        """A number unique among all processes, because some readers know threads by number alone."""
         return FIRST_PROCESS * 2 + 100_000 * self.rank % 2_000_000_000 + number
 
     def known(self, strings: NDArray[Any]) -> I64:
-        """Rows of the trace's string table; those that are not there become 0."""
+        """Rows of the trace's string table. Missing rows become 0."""
         return sanitized.within(strings, len(self.trace.strings)).astype(np.int64)
 
     def unique(self, numbers: NDArray[Any]) -> I64:
-        """Among all ranks: arrows of two files that are put together must not be joined."""
+        """Numbers unique among all ranks, because joined files must not share the ids of arrows."""
         ids: I64 = numbers.astype(np.int64) + (self.rank << 32)
         return ids
 
 
 @dataclass(frozen=True)
 class ScopeSlices:
-    """The scopes that are shown: of ops only the outermost, and none of those without extent."""
+    """The shown scopes: of ops only the outermost, and no steps, which have a track of their own."""
 
     numbers: NDArray[np.intp]
     begin: U64  # ticks
     end: U64
     thread: NDArray[Any]
     left_out: int
-    folded: I64  # how many that have no slice of their own are in each
-    _row: NDArray[np.intp]  # per scope, the row of the innermost shown one around it; or -1
+    folded: I64  # the number of folded scopes in each
+    _row: NDArray[np.intp]  # per scope, the row of the innermost slice around it, or -1
 
     @classmethod
     def of(cls, trace: Trace, most: int | None) -> "ScopeSlices":
-        """All of them, or the longest, and modules, passes and steps before ops."""
+        """All scopes, or the longest. Modules, passes and steps come before ops."""
         tree = scopes.tree(trace)
         is_op = tree.kind == scopes.OP
         shown = (~is_op | ~is_op[tree.parent]) & (tree.kind != scopes.STEP)
@@ -231,13 +224,13 @@ class ScopeSlices:
         return cls(numbers, begin[numbers], end[numbers], thread, left_out, folded, row)
 
     def row_of(self, scope: NDArray[Any]) -> NDArray[np.intp]:
-        """The innermost slice at or around each scope; -1 for none."""
+        """The innermost slice at or around each scope, or -1."""
         rows: NDArray[np.intp] = self._row[scope]
         return rows
 
 
 def _ends(trace: Trace) -> U64:
-    """When each scope was left; one that was not seen to end did so with the one around it."""
+    """The end of each scope. A scope without a recorded end ends with the scope around it."""
     tree = scopes.tree(trace)
     ended = tree.end != scopes.NEVER
     end = tree.end.copy()
@@ -248,26 +241,26 @@ def _ends(trace: Trace) -> U64:
 
 
 def largest(size: NDArray[Any], which: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """Of these rows the ones with the largest sizes, in their order."""
+    """The rows with the largest sizes, in their order."""
     if len(which) <= most:
         return which
     return np.sort(which[np.argsort(size[which], kind="stable")[len(which) - most :]])
 
 
 def alike(columns: Sequence[NDArray[Any]]) -> tuple[I64, NDArray[np.intp]]:
-    """Rows that are equal in all columns have one number; and where each number comes first.
+    """Gives rows that are equal in all columns one number. Also returns each number's first row.
 
-    Columns have no negative numbers.
+    Columns must not have negative numbers.
     """
     number, most = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         values = int(column.max(initial=0)) + 1
         if most * values >= MOST_NUMBERS:
-            found, number = np.unique(number, return_inverse=True)
-            most = len(found)
+            distinct, number = np.unique(number, return_inverse=True)
+            most = len(distinct)
         if most * values >= MOST_NUMBERS:
-            found, column = np.unique(column, return_inverse=True)
-            values = len(found)
+            distinct, column = np.unique(column, return_inverse=True)
+            values = len(distinct)
         number *= values
         number += column.astype(np.int64, copy=False)
         most *= values
@@ -276,12 +269,12 @@ def alike(columns: Sequence[NDArray[Any]]) -> tuple[I64, NDArray[np.intp]]:
 
 
 def last_tick(trace: Trace) -> U64:
-    """When the trace ended, as an array of one."""
+    """The end of the trace, as an array of one element."""
     columns = (trace.events.ticks, trace.scopes.ticks, trace.scope_ends.ticks)
     last = [column.max() for column in columns if len(column)]
     return np.array([max(last, default=0)], np.uint64)
 
 
 def or_none(values: NDArray[Any], missing: NDArray[np.bool_]) -> I64:
-    """The values; NO_VALUE where one is missing."""
+    """The values, with NO_VALUE in place of missing ones."""
     return np.where(missing, NO_VALUE, values.astype(np.int64))

@@ -1,4 +1,4 @@
-"""A trace's categories over time, with as many points as a picture has."""
+"""A trace's categories over time, with as many points as a picture needs."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,9 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
 
-_IDLE = 0.1  # of the whole time without an event: it is cut, and marked
-_LEFT_OF_IT = 0.03  # of the busy time's width
-LEAST_APART = 0.05  # of the width: labels nearer to each other would be printed over each other
+_IDLE = 0.1  # the share of the time without an event that is cut and marked
+_LEFT_OF_IT = 0.03  # the width of a cut, as a share of the busy time
+LEAST_APART = 0.05  # of the width; closer labels would overlap
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Series:
 
 
 def series(trace: Trace, points: int = 400, device: str | None = None) -> Series:
-    """At most about so many points: of each slice of time the moment with the most memory.
+    """At most about `points` moments: from each slice of time the one with the most memory.
 
-    So no peak is lost, and what is stacked is what was there at that moment.
+    So no peak is lost, and the categories of a moment are those at that very moment.
     """
     here, alloc = usage.on_device(trace, device), allocations(trace)
     groups = alloc.category.astype(np.int64)
@@ -50,7 +50,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
     kept = _highest_of_slices(times, np.sum(levels, axis=0), points)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     first = min(0, int(times[0]) if len(times) else 0)
-    # A level lasts until the next: the picture begins with the first and ends with the last.
+    # A level lasts until the next, so the picture needs the first and the last moment too.
     shown_times = np.concatenate([[first], times[kept], [max(last, first)]]).astype(np.int64)
     shown = {}
     for name in CATEGORY_ORDER:
@@ -73,7 +73,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
 
 
 def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
-    """Positions, rising: of each of equally long slices of time the first that is highest."""
+    """The first highest position in each of equally long slices of time, rising."""
     if len(times) <= points:
         return np.arange(len(times))
     span = max(int(times[-1] - times[0]), 1)
@@ -84,12 +84,12 @@ def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
     is_highest = total == np.repeat(highest, np.diff(np.append(firsts, len(total))))
     candidates = np.flatnonzero(is_highest)
     _, first = np.unique(of[candidates], return_index=True)
-    found: NDArray[np.intp] = candidates[first]
-    return found
+    positions: NDArray[np.intp] = candidates[first]
+    return positions
 
 
 def phase_bands(trace: Trace, last: int) -> tuple[Band, ...]:
-    """The main thread's phases, without what is between them."""
+    """The main thread's phases, without the gaps between them."""
     line = phases.timeline(trace)
     begins = np.append(trace.time_ns(line.begins), last) if len(line.ticks) else np.zeros(1)
     bands = []
@@ -102,13 +102,13 @@ def phase_bands(trace: Trace, last: int) -> tuple[Band, ...]:
 
 @dataclass(frozen=True)
 class Nested(Band):
-    """A band inside as many others."""
+    """A band with the number of bands around it."""
 
     depth: int
 
 
 def module_bands(trace: Trace, last: int, most: int, depths: int = 3) -> tuple[Nested, ...]:
-    """Calls of modules in the main thread, the outer levels only, and of many the longest."""
+    """The main thread's calls of modules: the outer levels, and of too many calls the longest."""
     tree = scopes.tree(trace)
     calls = np.flatnonzero((tree.kind == scopes.MODULE) & (tree.thread == _main_thread(tree)))
     depth = np.zeros(len(tree.kind), np.int64)
@@ -132,7 +132,7 @@ def module_bands(trace: Trace, last: int, most: int, depths: int = 3) -> tuple[N
 
 
 def _main_thread(tree: scopes.Tree) -> int:
-    """The thread that calls most modules."""
+    """The thread with the most calls of modules."""
     callers = tree.thread[tree.kind == scopes.MODULE]
     return int(np.bincount(callers).argmax()) if len(callers) else 0
 
@@ -149,16 +149,16 @@ class Clock:
     idle: tuple[tuple[float, float], ...]
 
     def place(self, time: Any) -> Any:
-        """On the axis."""
+        """The place of a time on the axis."""
         return np.interp(time, self.times, self.places)
 
     def time(self, place: Any) -> Any:
-        """What stands there."""
+        """The time at a place on the axis."""
         return np.interp(place, self.places, self.times)
 
 
 def clock(times: NDArray[np.float64]) -> Clock:
-    """Of rising times at which something happened."""
+    """The axis for these rising times of events."""
     first, last = (float(times[0]), float(times[-1])) if len(times) else (0.0, 0.0)
     whole = max(last - first, 1e-9)
     long = np.flatnonzero(np.diff(times) > _IDLE * whole)
@@ -168,7 +168,7 @@ def clock(times: NDArray[np.float64]) -> Clock:
     widths = np.diff(knots)
     widths[1::2] = _LEFT_OF_IT * busy
     places = np.append(0.0, np.cumsum(widths / widths.sum()))
-    # Further on at either side, for who looks beyond.
+    # The axis goes on at both sides, for times outside.
     return Clock(
         np.concatenate([[first - whole], knots, [first + 2 * whole]]),
         np.concatenate([[-1.0], places, [2.0]]),

@@ -1,11 +1,11 @@
-"""A trace as a memory snapshot of torch, for https://pytorch.org/memory_viz and torch's own tools.
+"""Writes a trace as a memory snapshot of torch, for https://pytorch.org/memory_viz and torch's tools.
 
-The viewer colours allocations by `category`, which torch itself never writes; and each begins with
-a frame that says what it is: `activations:0:saved · h.0.mlp · aten::addmm`. What was alive before
-the trace is written as allocated at its beginning, or the viewer would not know its category.
-A CPU has no segments: what stands for them are the addresses that were used.
+The viewer colours allocations by `category`, which torch itself never writes. The first frame of each
+allocation describes it: `activations:0:saved · h.0.mlp · aten::addmm`. Allocations from before the
+trace are written as allocated at its start, because the viewer would not know their category
+otherwise. A CPU has no segments, so its used addresses stand for them.
 
-The file is data alone (lists, dicts, texts, numbers) and pytracer.load() reads it again.
+The file has only data (lists, dicts, texts, numbers), and pytracer.load() reads it again.
 """
 
 import io
@@ -33,14 +33,14 @@ from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
 from pytracer.version import __version__
 
-_PROTOCOL = 4  # the newest that every version of the viewer reads
+_PROTOCOL = 4  # the newest version that every version of the viewer reads
 _CHUNK = 1 << 16  # events at a time
 _SMALL_SEGMENT = 2 << 20
 _SEPARATOR = " · "
 
 
 def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
-    """Writes a `.pickle`; a file that cannot be finished is not left behind.
+    """Writes a `.pickle`. A failed export leaves no file.
 
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
@@ -49,7 +49,7 @@ def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
 
 
 def _fill(trace: Trace, file: BinaryIO) -> None:
-    """The dict that torch.cuda.memory._snapshot() would return; the entries come last, streamed."""
+    """Writes the dict that torch.cuda.memory._snapshot() would return. Entries come last, streamed."""
     names = _device_names(trace)
     words = _Words(trace)
     parts = [_Device(trace, name, number, words) for number, name in enumerate(names)]
@@ -72,8 +72,8 @@ def _fill(trace: Trace, file: BinaryIO) -> None:
     memo = len(pickler.memo.copy())
     native = core.SnapshotWriter(words.all, memo)
     del beginning, pickler
-    # The dict stays open: in the place of the instruction that ends the pickle is one that begins
-    # a list of keys and values. Both are a byte, so that the pickle's frames are as long as they say.
+    # The dict stays open: the instruction that ends the pickle is replaced by one that begins
+    # a list of keys and values. Both take one byte, so the lengths of the pickle's frames stay right.
     file.write(kept.getbuffer()[:-1])
     file.write(b"(" + _text("device_traces"))
     file.write(native.begin())
@@ -86,12 +86,12 @@ def _fill(trace: Trace, file: BinaryIO) -> None:
 
 
 def _text(text: str) -> bytes:
-    """A short text, as a pickle has it."""
+    """A short text as a pickle's instruction."""
     return b"\x8c" + bytes([len(text)]) + text.encode()
 
 
 def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
-    """Address and words of every CUDA block that is alive at the end."""
+    """The address and the description of every CUDA block that is alive at the end."""
     alloc, words = allocations(trace), _Words(trace)
     for name in usage.devices(trace):
         if name == "cpu":
@@ -102,7 +102,7 @@ def annotations(trace: Trace) -> Iterator[tuple[int, str]]:
 
 
 def _device_names(trace: Trace) -> list[str]:
-    """By number, as the viewer wants them: CUDA's own first, the CPU after the last."""
+    """Device names by number, in the viewer's order: CUDA devices first, the CPU last."""
     used = set(devices.device_of_place(trace)[np.unique(allocations(trace).place)])
     cuda = [devices.split(name)[1] for name in used if name != "cpu"]
     names = [f"cuda:{i}" for i in range(max(cuda, default=-1) + 1)]
@@ -110,7 +110,7 @@ def _device_names(trace: Trace) -> list[str]:
 
 
 def _annotations(trace: Trace) -> list[dict[str, Any]]:
-    """Passes, optimizers and the user's own annotations."""
+    """The annotations of passes, optimizers and the user."""
     tree = scopes.tree(trace)
     kinds = (scopes.BACKWARD, scopes.OPTIMIZER, scopes.USER)
     numbers = np.flatnonzero(np.isin(tree.kind, kinds) & (tree.end != scopes.NEVER))
@@ -187,7 +187,7 @@ class _Device:
         self.own = np.flatnonzero(devices.on(trace, name, self.alloc.place)).astype(np.uint32)
         self.seeds = int((self.alloc.start[self.own] < 0).sum())
 
-    # ------------------------------------------------------------ what happened
+    # ------------------------------------------------------------ entries
 
     def tables(self) -> dict[str, NDArray[Any]]:
         """The tables that the entries name rows of, for core.SnapshotWriter."""
@@ -269,10 +269,10 @@ class _Device:
             phases[known] = phase[known]
         return phases
 
-    # ------------------------------------------------------------ what is left
+    # ------------------------------------------------------------ segments at the end
 
     def segments(self) -> list[dict[str, Any]]:
-        """What is held at the end, with its blocks."""
+        """The segments at the end, with their blocks."""
         alloc = self.alloc
         alive = self.own[(alloc.completed[self.own] < 0) & (alloc.requested_bytes[self.own] > 0)]
         alive = alive[np.argsort(alloc.address[alive], kind="stable")]
@@ -291,7 +291,7 @@ class _Device:
         return rows
 
     def _segment(self, segment: _Segment, inside: list[int], sizes: NDArray[Any]) -> dict[str, Any]:
-        alloc, found = self.alloc, []
+        alloc, blocks_inside = self.alloc, []
         at = segment.begin
         for i, row in enumerate(inside):
             begin, requested = int(alloc.address[row]), int(alloc.requested_bytes[row])
@@ -303,9 +303,9 @@ class _Device:
             if size <= 0:
                 continue  # a damaged trace: two blocks at one place
             if begin > at:
-                found.append(_free_block(at, begin - at))
+                blocks_inside.append(_free_block(at, begin - at))
             state = "active_allocated" if alloc.end[row] < 0 else "active_pending_free"
-            found.append(
+            blocks_inside.append(
                 {
                     "address": begin,
                     "size": size,
@@ -316,8 +316,8 @@ class _Device:
             )
             at = begin + size
         if segment.end > at:
-            found.append(_free_block(at, segment.end - at))
-        active = [block for block in found if block["state"] != "inactive"]
+            blocks_inside.append(_free_block(at, segment.end - at))
+        active = [block for block in blocks_inside if block["state"] != "inactive"]
         allocated = [block for block in active if block["state"] == "active_allocated"]
         return {
             "device": self.number,
@@ -331,32 +331,32 @@ class _Device:
             "segment_pool_id": segment.pool,
             "is_expandable": segment.expandable,
             "frames": [],
-            "blocks": found,
+            "blocks": blocks_inside,
         }
 
     def _held(self, alive: U32) -> list[_Segment]:
-        """The segments at the end; where they are not known, the addresses that were used."""
-        known = self._recorded_segments()
-        rows = alive if len(known) else self.own
+        """The segments at the end. If they are unknown, the used addresses."""
+        recorded = self._recorded_segments()
+        rows = alive if len(recorded) else self.own
         rows = rows[self.alloc.requested_bytes[rows] > 0]
         begins, sizes = self.alloc.address[rows], self.alloc.requested_bytes[rows]
-        ends = begins + np.minimum(sizes, ~begins)  # a damaged trace may reach beyond all memory
-        found = [
+        ends = begins + np.minimum(sizes, ~begins)  # a damaged trace may exceed the address space
+        held = [
             _Segment(begin, end, segment.stream, segment.pool, segment.expandable)
-            for begin, end, segment in known
+            for begin, end, segment in recorded
         ]
-        if any(segment.expandable for segment in found):
-            found = _joined(found)
-        if len(known):
+        if any(segment.expandable for segment in held):
+            held = _joined(held)
+        if len(recorded):
             used = list(zip(begins.tolist(), ends.tolist(), strict=True))
-            whole = all(known.covers(*each) for each in used)
-            outside = [not (whole or known.touches(*each)) for each in used]
+            whole = all(recorded.covers(*each) for each in used)
+            outside = [not (whole or recorded.touches(*each)) for each in used]
             begins, ends = begins[np.array(outside, np.bool_)], ends[np.array(outside, np.bool_)]
-        found += _touching(begins, ends)
-        return sorted(found, key=lambda segment: segment.begin)
+        held += _touching(begins, ends)
+        return sorted(held, key=lambda segment: segment.begin)
 
     def _recorded_segments(self) -> Ranges[_Segment]:
-        """What the device's events say is held at the end."""
+        """The segments at the end, from the device's events."""
         places = self.trace.places
         recorded: Ranges[_Segment] = Ranges()
         for begin, end, piece in segments.held(self.trace, self.name):
@@ -391,7 +391,7 @@ def _free_block(address: int, size: int) -> dict[str, Any]:
 
 
 def _joined(held: list[_Segment]) -> list[_Segment]:
-    """Neighbours that were mapped piece by piece are one segment."""
+    """Joins neighbours that were mapped piece by piece."""
     out: list[_Segment] = []
     for segment in sorted(held, key=lambda part: part.begin):
         last = out[-1] if out else segment
@@ -405,7 +405,7 @@ def _joined(held: list[_Segment]) -> list[_Segment]:
 
 
 class _Words:
-    """What each allocation is, in words: many share theirs."""
+    """The description of each allocation. Many allocations share one."""
 
     def __init__(self, trace: Trace) -> None:
         alloc, labels, strings = allocations(trace), sanitized.labels(trace), trace.strings
@@ -423,28 +423,28 @@ class _Words:
             parts = (role, name, strings[columns[2][row]], strings[columns[3][row]])
             text = _SEPARATOR.join(part for part in parts if part)
             category = CATEGORIES[alloc.category[row]]
-            # First what it is, then who made it.
+            # The first frame describes the block; the others made it.
             frames = [(text, category, 0), *self._stack_frames(int(stack[row]))]
             self.all.append((category, text, f"{role}\n{name}", frames))
 
     def frames(self, row: int) -> list[dict[str, Any]]:
-        """Of an allocation, innermost first; equal ones are one object."""
+        """The frames of an allocation, innermost first. Equal lists are one object."""
         which = int(self.of[row])
         if which not in self._shown:
-            found = self.all[which][3]
-            self._shown[which] = [{"name": n, "filename": f, "line": i} for n, f, i in found]
+            frames = self.all[which][3]
+            self._shown[which] = [{"name": n, "filename": f, "line": i} for n, f, i in frames]
         return self._shown[which]
 
     def _stack_frames(self, row: int) -> list["_Frame"]:
         if row not in self._of_stack:
             stacks, strings = sanitized.stacks(self._trace), self._trace.strings
-            at, found = row, []
+            at, frames = row, []
             while at:
                 file, name = strings[stacks.file[at]], strings[stacks.function[at]]
-                found.append((name, file, int(stacks.line[at])))
+                frames.append((name, file, int(stacks.line[at])))
                 parent = int(stacks.parent[at])
                 at = parent if parent < at else 0  # a damaged table must not make a loop
-            self._of_stack[row] = found
+            self._of_stack[row] = frames
         return self._of_stack[row]
 
 

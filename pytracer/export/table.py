@@ -1,4 +1,4 @@
-"""The one screen: where the memory went at the peak, as about a dozen lines of text."""
+"""The screen: the memory at the peak, as about a dozen lines of text."""
 
 import os
 import shutil
@@ -49,7 +49,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
 
 
 def _imagined(trace: Trace, width: int) -> list[str]:
-    """That none of it was there, and which of its numbers the program read."""
+    """A note that the card was imagined, with the lines that read stand-in values."""
     imagined = meta.of(trace).imagined
     if imagined is None:
         return []
@@ -62,19 +62,19 @@ def _imagined(trace: Trace, width: int) -> list[str]:
 
 
 def wants_color(stream: TextIO) -> bool:
-    """Whether to colour what goes there, as https://no-color.org and force-color.org have it."""
+    """Whether to colour text on the stream, by https://no-color.org and force-color.org."""
     if os.environ.get("NO_COLOR"):
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
 def columns() -> int:
-    """The width of the terminal, or what COLUMNS says; more than 80 is of no use."""
+    """The width of the terminal or of COLUMNS, from 40 to 80."""
     return min(max(shutil.get_terminal_size().columns, 40), 80)
 
 
 class Paint:
-    """Colours, or nothing."""
+    """Adds colours to text, or does nothing."""
 
     def __init__(self, on: bool) -> None:
         self._on = on
@@ -85,7 +85,7 @@ class Paint:
 
 
 def _nothing(trace: Trace, width: int) -> list[str]:
-    """A table of zeros would say no more."""
+    """A line in place of a table of zeros."""
     if meta.of(trace).imported:
         return paragraph("empty", "the snapshot has no allocation", width)
     devices = meta.of(trace).options.devices
@@ -117,24 +117,24 @@ def category_lines(peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
     for name in shown_categories(peak):
         amount = peak.by_category[name]
         share = amount / peak.bytes if peak.bytes else 0.0
-        # The longest bar is the largest category; the percentages say what it is of.
+        # The longest bar is the largest category. The percentages are of the peak.
         bar = _block() * round(room * amount / largest)
         row = f"  {name:<16}{size_text(amount):>10}{share:>8.1%}  "
         yield row + paint(bar, category_color(name))
 
 
 def category_color(name: str) -> str:
-    """What a terminal is told to show the category in its colour."""
+    """The escape sequence for the category's colour."""
     return f"\x1b[{CATEGORY_TABLE[CATEGORY[name]].terminal}m"
 
 
 def shown_categories(peak: usage.Peak) -> list[str]:
-    """Those that have a row in the table."""
+    """The categories that have a row in the table."""
     return [name for name, amount in peak.by_category.items() if amount or name in ALWAYS_SHOWN]
 
 
 def _block() -> str:
-    """What bars are made of: something that the output can show."""
+    """The character of bars: a block, if the output can encode it."""
     try:
         "\N{FULL BLOCK}".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
     except UnicodeEncodeError:
@@ -159,28 +159,28 @@ def _holders(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
 
 
 def _allocator(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
-    """What the allocator adds to what was asked for."""
+    """The bytes that the allocator adds to the requests."""
     there = usage.alive(trace, "peak", peak.device)
-    found = blocks.device_bytes(trace, there, peak.position, peak.device)
+    held = blocks.device_bytes(trace, there, peak.position, peak.device)
     parts = []
-    if found.allocated is not None and found.allocated != found.requested:
-        parts.append(f"rounds up by {size_text(found.allocated - found.requested)}")
-    if found.reserved is not None:
-        parts.append(f"reserves {size_text(found.reserved)}")
-    if found.reserved is not None and found.allocated is not None:
-        parts.append(f"caches {size_text(found.reserved - found.allocated)} of it")
+    if held.allocated is not None and held.allocated != held.requested:
+        parts.append(f"rounds up by {size_text(held.allocated - held.requested)}")
+    if held.reserved is not None:
+        parts.append(f"reserves {size_text(held.reserved)}")
+    if held.reserved is not None and held.allocated is not None:
+        parts.append(f"caches {size_text(held.reserved - held.allocated)} of it")
     if parts:
         yield from paragraph("allocator", ", ".join(parts), width)
 
 
 def _times(trace: Trace, width: int) -> Iterator[str]:
-    """How long the phases of a step take, as medians; or why there are no steps."""
+    """The median durations of a step's phases, or the reason why there are no steps."""
     if training_steps.updates_by_hand(trace):
         yield from paragraph("steps", _NO_STEPS, width)
-    found = None if meta.of(trace).imported else training_steps.phase_medians(trace)
-    if found is not None:
-        parts = [f"{phase} {time_text(taken)}" for phase, taken in found.by_phase.items()]
-        where = " on the GPU" if found.of_device else ""
+    medians = None if meta.of(trace).imported else training_steps.phase_medians(trace)
+    if medians is not None:
+        parts = [f"{phase} {time_text(taken)}" for phase, taken in medians.by_phase.items()]
+        where = " on the GPU" if medians.of_device else ""
         yield from paragraph("a step", f"{', '.join(parts)}{where}", width)
 
 
@@ -194,20 +194,20 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
 
 
 def _advice(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
-    found = hints.hint(trace, peak.device if usage.devices(trace) else None)
-    if found is not None:
-        yield from paragraph("hint", found.text, width)
+    advice = hints.hint(trace, peak.device if usage.devices(trace) else None)
+    if advice is not None:
+        yield from paragraph("hint", advice.text, width)
 
 
 def _file(trace: Trace, width: int) -> Iterator[str]:
-    """That the file is not whole; always, whatever else was lost."""
+    """The state of an incomplete file. It is shown whatever else was lost."""
     for row in recording_quality.health_rows(trace):
         if row.name in health.OF_FILES:
             yield from paragraph("file", f"{row.meaning}. {row.advice}", width)
 
 
 def _health(trace: Trace, width: int) -> Iterator[str]:
-    """Only what can make the numbers wrong; `health()` has the rest."""
+    """The losses that can make the numbers wrong; `health()` has the rest."""
     rows = [row for row in recording_quality.health_rows(trace) if row.name not in health.OF_FILES]
     bad = [row for row in rows if row.severity != "info"]
     for row in bad[:2]:
@@ -225,7 +225,7 @@ def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
 
 
 def cut_in_front(text: str, room: int) -> str:
-    """Of a name that is too long, its end: that says most."""
+    """The name, or its end if it is too long, because the end is distinctive."""
     return text if len(text) <= room else f"...{text[len(text) - max(room - 3, 0) :]}"
 
 

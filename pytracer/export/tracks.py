@@ -73,23 +73,23 @@ from pytracer.units import size_text
 
 def scope_slices(sink: Sink) -> Rows:
     """Modules, autograd nodes, outermost ops, ...: a track for each thread."""
-    trace, found, texts = sink.trace, sink.slices, sink.texts
+    trace, slices, texts = sink.trace, sink.slices, sink.texts
     tree = scopes.tree(trace)
-    begin = sink.times(found.begin)
-    thread = found.thread.astype(np.int64) + sink.thread(FIRST_THREAD)
+    begin = sink.times(slices.begin)
+    thread = slices.thread.astype(np.int64) + sink.thread(FIRST_THREAD)
     kinds = np.array([texts.add(kind) for kind in SCOPE_KINDS])
-    kind = np.minimum(tree.kind[found.numbers], len(SCOPE_KINDS) - 1)
-    line, made = _made_in(trace, found)
-    inside = _with_what_is_inside(made, found.row_of(tree.parent[found.numbers]))
-    own = _own_of_modules(trace, found)
-    forward = tree.name[tree.forward[found.numbers]]
+    kind = np.minimum(tree.kind[slices.numbers], len(SCOPE_KINDS) - 1)
+    line, made = _made_in(trace, slices)
+    inside = _with_what_is_inside(made, slices.row_of(tree.parent[slices.numbers]))
+    own = _own_of_modules(trace, slices)
+    forward = tree.name[tree.forward[slices.numbers]]
     return Rows(
         SLICE,
         "scope",
         sink.program,
         begin=begin,
-        end=core.nest_slices(thread, begin, sink.times(found.end)),
-        name=sink.known(tree.name[found.numbers]),
+        end=core.nest_slices(thread, begin, sink.times(slices.end)),
+        name=sink.known(tree.name[slices.numbers]),
         thread=thread,
         arguments=[
             ("kind", TEXT, kinds[kind]),
@@ -97,18 +97,18 @@ def scope_slices(sink: Sink) -> Rows:
             ("bytes allocated", INTEGER, or_none(made, made == 0)),
             ("own bytes", INTEGER, own),
             ("inclusive bytes", INTEGER, or_none(inside, (inside == 0) & (own == NO_VALUE))),
-            ("slices folded", INTEGER, or_none(found.folded, found.folded == 0)),
+            ("slices folded", INTEGER, or_none(slices.folded, slices.folded == 0)),
             ("forward", TEXT, sink.known(forward)),
-            ("recompute", FLAG, tree.flags[found.numbers] & SCOPE_RECOMPUTE),
+            ("recompute", FLAG, tree.flags[slices.numbers] & SCOPE_RECOMPUTE),
             *_costs(sink),
         ],
     )
 
 
 def _costs(sink: Sink) -> Iterator[tuple[str, int, I64]]:
-    """What one call of each module costs, with all that is inside; from trace(cost=True)."""
-    found = per_module.per_call(sink.trace)
-    if not found:
+    """The cost of one call of each module, with inner modules, from trace(cost=True)."""
+    by_module = per_module.per_call(sink.trace)
+    if not by_module:
         return
     tree = scopes.tree(sink.trace)
     name = sink.known(tree.name[sink.slices.numbers])
@@ -116,7 +116,7 @@ def _costs(sink: Sink) -> Iterator[tuple[str, int, I64]]:
     texts = {text: number for number, text in enumerate(sink.trace.strings)}
     for key, (kind, scale) in COSTS.items():
         by_name = np.full(max(len(sink.trace.strings), 1), NO_VALUE)
-        for module, cost in found.items():
+        for module, cost in by_module.items():
             value = getattr(cost, key)
             if value is not None and module in texts:
                 by_name[texts[module]] = round(value * scale)
@@ -126,12 +126,12 @@ def _costs(sink: Sink) -> Iterator[tuple[str, int, I64]]:
 def step_slices(sink: Sink) -> Rows:
     """A slice for each step, with its peak."""
     trace = sink.trace
-    # A step cut short may end, by its own events, before it begins: it is empty then.
+    # An unfinished last step may end before it begins, by its events. It is empty then.
     bounds = np.maximum.accumulate(_step_bounds(trace))
     times = sink.times(bounds)
     asked = allocations(trace).requested_bytes.view(np.int64)
     ticks, level = _levels(trace, usage.on_device(trace, sink.devices[0]), asked)
-    # What was allocated when a step began counts for its peak.
+    # Memory that is alive when a step begins counts for its peak.
     cuts = np.searchsorted(ticks[1:], bounds, side="right")
     peaks = [int(level[a : b + 1].max()) for a, b in pairwise(cuts.tolist())]
     began = training_steps.first_step(trace)
@@ -141,7 +141,7 @@ def step_slices(sink: Sink) -> Rows:
 
 
 def phase_slices(sink: Sink) -> Rows:
-    """What the main thread was doing; `other` is left blank."""
+    """The main thread's phases, without `other`."""
     line = phases.timeline(sink.trace)
     begin = sink.times(line.begins)
     end = np.append(begin[1:], sink.end_ns)
@@ -159,13 +159,13 @@ def phase_slices(sink: Sink) -> Rows:
 
 
 def _device_us(sink: Sink, line: phases.Timeline) -> I64:
-    """Per stretch of the timeline what the device worked on it; of a cut one, in its first."""
-    found = device_times.device_times(sink.trace)
+    """The device's time for each phase. An interrupted phase has it in its first stretch."""
+    measured = device_times.device_times(sink.trace)
     _, first = np.unique(line.interval, return_index=True)
-    stretch = first[line.interval[found.stretch]]
+    stretch = first[line.interval[measured.stretch]]
     sums = np.zeros(len(line.ticks), np.int64)
-    known = line.phase[stretch] == found.phase
-    np.add.at(sums, stretch[known], found.device_ns[known])
+    agree = line.phase[stretch] == measured.phase
+    np.add.at(sums, stretch[agree], measured.device_ns[agree])
     return np.where(sums > 0, sums // 1000, NO_VALUE)
 
 
@@ -177,7 +177,7 @@ def _track(
     name: I64,
     argument: tuple[str, int, Sequence[int]],
 ) -> Rows:
-    """Slices of one track; of too many the longest."""
+    """The slices of one track. If there are too many, the longest."""
     key, kind, values = argument
     most = sink.share(8)
     if most is not None and len(begin) > most:
@@ -186,8 +186,8 @@ def _track(
         begin, end, name = begin[kept], end[kept], name[kept]
         values = [values[i] for i in kept.tolist()]
     thread = np.full(len(begin), sink.thread(number))
-    # Each begins where another ends, and viewers read times as floating point numbers, which
-    # are a nanosecond off by now: two slices that overlap by one are an error to them.
+    # Slices touch, and viewers read times as floating-point numbers, which are a nanosecond off in
+    # our time. The gap prevents an overlap of one nanosecond, which viewers report as an error.
     end = np.maximum(begin, end - GAP_NS)
     return Rows(
         SLICE,
@@ -232,7 +232,7 @@ def marks(sink: Sink) -> Rows:
 
 
 def counters(sink: Sink, number: int, device: str) -> list[Rows]:
-    """Bytes per category and in all, after every change."""
+    """Counters of the bytes per category and of their sums, after every change."""
     trace, alloc = sink.trace, allocations(sink.trace)
     here = usage.on_device(trace, device)
     positions, levels = usage.level_columns(trace, here, alloc.category, len(CATEGORY))
@@ -243,7 +243,7 @@ def counters(sink: Sink, number: int, device: str) -> list[Rows]:
         np.concatenate([start[CATEGORY[name], None], levels[CATEGORY[name]]]) for name in shown
     ]
     ticks = np.concatenate([trace.events.ticks[:1], trace.events.ticks[positions]])
-    # The digit is for the order in which Perfetto shows them.
+    # Perfetto orders counters by name, so a digit keeps our order.
     keys = [f"{i} {name}" for i, name in enumerate(shown, 1)]
     counters = [_counter(sink, number, "mem", ticks, dict(zip(keys, columns, strict=True)))]
     blocks_known = blocks.allocated_bytes(trace)
@@ -252,14 +252,14 @@ def counters(sink: Sink, number: int, device: str) -> list[Rows]:
     if not (blocks_known[here] == blocks.UNKNOWN).any():
         sizes["allocated"] = blocks_known
     if not np.array_equal(blocks_known[here], asked[here]):
-        sizes["requested"] = asked  # a CPU's allocator gives what it is asked for
+        sizes["requested"] = asked  # a CPU's allocator does not round, so both would be equal
     for name, size in sizes.items():
         counters.append(_counter(sink, number, name, *_levels(trace, here, size)))
     return counters
 
 
 def _counter(sink: Sink, device: int, name: str, ticks: U64, values: dict[str, I64] | I64) -> Rows:
-    """Samples of one or more values; of many only as many as there may be."""
+    """The samples of one or more values, thinned to the allowed number."""
     columns = values if isinstance(values, dict) else {"bytes": values}
     count = min(len(ticks), *(len(column) for column in columns.values()))
     times = sink.times(ticks[:count])
@@ -277,7 +277,7 @@ def _counter(sink: Sink, device: int, name: str, ticks: U64, values: dict[str, I
 
 
 def _bucket_ns(sink: Sink, times: I64, columns: int) -> int:
-    """How long a bucket is: each leaves a sample for each column's highest, and the last."""
+    """The length of a bucket of time. Each keeps the highest sample of each column, and the last."""
     share = sink.share(12 * len(sink.devices))
     least = sink.options.min_dt_ns
     if sink.folds and least == 0 and len(times) > MOST_SAMPLES:
@@ -289,7 +289,7 @@ def _bucket_ns(sink: Sink, times: I64, columns: int) -> int:
 
 
 def reserved(sink: Sink, number: int, device: str) -> Rows:
-    """What the allocator holds from the driver, where it has segments."""
+    """The counter of the bytes that the allocator holds from the driver, if it has segments."""
     return _counter(sink, number, "reserved", *_segments(sink.trace, device))
 
 
@@ -312,7 +312,7 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
         which, begin, end = which[seen], begin[seen], end[seen]
     began = training_steps.first_step(trace)
     label, labels = alloc.label[which], sanitized.labels(trace)
-    cast = alloc.role[which] == ROLE["autocast_copy"]  # the label's type is the weight's
+    cast = alloc.role[which] == ROLE["autocast_copy"]  # its label has the type of the weight
 
     def lines(rows: NDArray[Any]) -> I64:
         return texts.each(rows[which], lambda row: owners.line_text(trace, row))
@@ -349,7 +349,7 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
 
 
 def _bar_names(sink: Sink, which: NDArray[np.intp]) -> I64:
-    """Module, op and bytes; in JSON the category, since there a bar's name is its track's."""
+    """Module, op and bytes. In JSON a bar's name is its track's name, so there it is the category."""
     trace, alloc, texts = sink.trace, allocations(sink.trace), sink.texts
     if not sink.native:
         return texts.each(alloc.category[which], CATEGORIES.__getitem__)
@@ -364,7 +364,7 @@ def _bar_names(sink: Sink, which: NDArray[np.intp]) -> I64:
 
 
 def _with_folded(sink: Sink, rows: Rows, which: NDArray[np.intp], begin: I64, end: I64) -> Rows:
-    """One more bar for all that are folded of a category and a slice of time."""
+    """Adds a bar for the folded allocations of each category and slice of time."""
     alloc, texts = allocations(sink.trace), sink.texts
     span = max(sink.end_ns - int(begin.min()), 1)
     key = (begin - begin.min()) * FOLDS // (span + 1) * len(CATEGORIES)
@@ -381,7 +381,7 @@ def _with_folded(sink: Sink, rows: Rows, which: NDArray[np.intp], begin: I64, en
         names = [texts.add(CATEGORIES[each]) for each in category.tolist()]
     none = np.full(len(firsts), NO_VALUE)
     empty = {INTEGER: none, HEX: none * 0, TEXT: none * 0, FLAG: none * 0}
-    known = {"bytes": sizes, "allocations": counts}
+    folded = {"bytes": sizes, "allocations": counts}
     more: dict[str, Any] = {
         "begin": np.minimum.reduceat(begin[order], firsts),
         "end": np.maximum.reduceat(end[order], firsts),
@@ -396,14 +396,14 @@ def _with_folded(sink: Sink, rows: Rows, which: NDArray[np.intp], begin: I64, en
         rows,
         **both,
         arguments=[
-            (name, kind, np.concatenate([values, known.get(name, empty[kind])]))
+            (name, kind, np.concatenate([values, folded.get(name, empty[kind])]))
             for name, kind, values in rows.arguments
         ],
     )
 
 
 def _lives(sink: Sink, which: NDArray[np.intp]) -> tuple[I64, I64]:
-    """From when to when the allocator counts these."""
+    """The times between which the allocator counts these allocations."""
     ticks = np.append(sink.trace.events.ticks, np.uint64(0))
     first = sink.times(ticks[:1])[0]
     alloc = allocations(sink.trace)
@@ -421,7 +421,7 @@ def arrows(sink: Sink, slices: Rows) -> list[Rows]:
 
 
 def _frees(sink: Sink, most: int) -> Rows:
-    """From where the largest were made to where they were freed, if that is another slice."""
+    """Arrows of the largest allocations that are made in one slice and freed in another."""
     trace, alloc = sink.trace, allocations(sink.trace)
     moments = phases.moments(trace)
     made = sink.slices.row_of(moments.made_scope)
@@ -443,15 +443,15 @@ def _frees(sink: Sink, most: int) -> Rows:
 
 
 def _backwards(sink: Sink, slices: Rows, most: int) -> Rows:
-    """From the forward ops that keep most to the nodes that they made."""
-    trace, found = sink.trace, sink.slices
+    """Arrows from the forward ops that keep most memory to the nodes that they made."""
+    trace, shown = sink.trace, sink.slices
     tree, alloc = scopes.tree(trace), allocations(trace)
-    source = found.row_of(tree.forward[found.numbers])
+    source = shown.row_of(tree.forward[shown.numbers])
     target = np.flatnonzero(source >= 0)
     kept = (alloc.category == CATEGORY["activations"]) & (alloc.start >= 0)
-    made = found.row_of(alloc.scope)
+    made = shown.row_of(alloc.scope)
     kept &= made >= 0
-    keeps = usage.sums(made[kept], alloc.requested_bytes[kept], len(found.numbers))
+    keeps = usage.sums(made[kept], alloc.requested_bytes[kept], len(shown.numbers))
     target = largest(keeps[source], target, most)
     return Rows(
         FLOW,
@@ -460,38 +460,38 @@ def _backwards(sink: Sink, slices: Rows, most: int) -> Rows:
         begin=slices.begin[source[target]],
         end=slices.begin[target],
         name=np.full(len(target), sink.texts.add("backward")),
-        id=sink.unique(found.numbers[target]),
+        id=sink.unique(shown.numbers[target]),
         source=source[target],
         target=target,
     )
 
 
-def _made_in(trace: Trace, found: ScopeSlices) -> tuple[NDArray[Any], I64]:
-    """Of each slice: the line that called it, if it allocated, and the bytes that it allocated."""
+def _made_in(trace: Trace, slices: ScopeSlices) -> tuple[NDArray[Any], I64]:
+    """For each slice: the line that called it, if it allocated, and its allocated bytes."""
     alloc = allocations(trace)
-    row = found.row_of(alloc.scope)
+    row = slices.row_of(alloc.scope)
     inside = (row >= 0) & (alloc.start >= 0)
-    count = len(found.numbers)
+    count = len(slices.numbers)
     line = np.zeros(count, np.int64)
-    is_op = scopes.tree(trace).kind[found.numbers] == scopes.OP
+    is_op = scopes.tree(trace).kind[slices.numbers] == scopes.OP
     line[row[inside]] = alloc.line[inside]
     made = usage.sums(row[inside], alloc.requested_bytes[inside], count)
     return np.where(is_op, line, 0), made
 
 
-def _own_of_modules(trace: Trace, found: ScopeSlices) -> I64:
-    """Of each module's call the bytes that it allocated and no module inside of it did."""
+def _own_of_modules(trace: Trace, slices: ScopeSlices) -> I64:
+    """The bytes that each call of a module allocated itself, without inner modules."""
     alloc, tree = allocations(trace), scopes.tree(trace)
     of_call = np.zeros(len(tree.kind), np.int64)
     made = alloc.start >= 0
     np.add.at(of_call, tree.module[alloc.scope[made]], alloc.requested_bytes[made].astype(np.int64))
-    is_module = tree.kind[found.numbers] == scopes.MODULE
-    own: I64 = np.where(is_module, of_call[found.numbers], NO_VALUE)
+    is_module = tree.kind[slices.numbers] == scopes.MODULE
+    own: I64 = np.where(is_module, of_call[slices.numbers], NO_VALUE)
     return own
 
 
 def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
-    """Each slice's sum with those of all slices inside it; parents come before their children."""
+    """The sum of each slice and all slices inside it. Parents come before their children."""
     depth = np.zeros(len(own), np.int64)
     above = parent.copy()
     while (deeper := above >= 0).any():
@@ -507,13 +507,13 @@ def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
 
 
 def lifetime_track(process: int, category: NDArray[Any]) -> I64:
-    """The first of a category's tracks: lives that overlap have one each, numbered from it on."""
+    """The number of a category's first track. Overlapping lives use the numbers after it."""
     tracks: I64 = (np.int64(process) << 32) + (category.astype(np.int64) + 1 << 24)
     return tracks
 
 
 def _step_bounds(trace: Trace) -> U64:
-    """The first event, and the end of each step; the last one may have been cut short."""
+    """The first event, and the end of each step. The last step may be unfinished."""
     line = phases.timeline(trace)
     bounds = np.concatenate([trace.events.ticks[:1], line.step_ends])
     training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
@@ -523,7 +523,7 @@ def _step_bounds(trace: Trace) -> U64:
 
 
 def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
-    """What these allocations sum to: at the first event, and after each change."""
+    """The sum of these allocations at the first event and after each change."""
     changes, alloc = lifetimes.changes(trace), allocations(trace)
     own = which[changes.allocation]
     amounts = np.sign(changes.bytes[own]) * size[changes.allocation[own]]
@@ -533,6 +533,6 @@ def _levels(trace: Trace, which: Mask, size: I64) -> tuple[U64, I64]:
 
 
 def _segments(trace: Trace, device: str) -> tuple[U64, I64]:
-    """When the device's reserved bytes change, and what they are from then on."""
-    known = segments.changes(trace, device)
-    return trace.events.ticks[known.row], known.level
+    """The times at which the device's reserved bytes change, and their new values."""
+    changes = segments.changes(trace, device)
+    return trace.events.ticks[changes.row], changes.level

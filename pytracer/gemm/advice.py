@@ -276,9 +276,9 @@ def _affected(model: Model, name: str, values: Sequence[int]) -> Iterator[tuple[
         works = (use.work, *(other[i].work for other in others))
         if set(works) == {use.work}:
             continue
-        known = merged.get(works)
-        count = use.count + (known.count if known else 0)
-        layer = f"{known.layer}, {use.layer}" if known else use.layer
+        equal = merged.get(works)
+        count = use.count + (equal.count if equal else 0)
+        layer = f"{equal.layer}, {use.layer}" if equal else use.layer
         merged[works] = replace(use, count=count, layer=layer)
     for works, use in merged.items():
         yield use, list(works[1:])

@@ -21,36 +21,42 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Adds sweep, find-peak and advise to a parser."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
 
-    sweep = commands.add_parser("sweep", help="how fast products of many sizes and alignments are")
+    sweep = commands.add_parser("sweep", help="time products of many sizes and alignments")
     for name in ("m", "n", "k"):
         sweep.add_argument(f"--{name}", help=f"sizes: {_SIZES} (default 4096; on a CPU 512)")
-    sweep.add_argument("--batch", type=int, default=1, help="that many products in one (bmm)")
+    sweep.add_argument("--batch", type=int, default=1, help="number of products in one call (bmm)")
     sweep.add_argument(
         "--around",
         choices=("alignment", "waves"),
         help="vary m, n and k through every alignment, or n across full waves of tiles "
-        "(default: alignment, where one size each is given; else every combination)",
+        "(default: alignment if each has one size, else every combination)",
     )
     sweep.add_argument("--vary", default="n,k,m", help="the dimensions to vary (default n,k,m)")
     sweep.add_argument("--roles", default=",".join(ROLES), help=f"of {', '.join(ROLES)}")
     sweep.add_argument("--plot", type=Path, help="also draw it: .png or .svg (needs matplotlib)")
 
-    peak = commands.add_parser("find-peak", help="the most this device does, by dtype")
+    peak = commands.add_parser(
+        "find-peak", help="measure the highest rate of this device, by dtype"
+    )
 
-    advise = commands.add_parser("advise", help="what to pad in a model, and what it gains")
+    advise = commands.add_parser("advise", help="find the size of a model to pad, and the gain")
     advise.add_argument("file", type=Path, nargs="?", help="a .pytrace file")
     advise.add_argument("--model", help=f"one of {', '.join(MODELS)}")
     for name in ("vocab", "hidden", "ffn", "layers", "batch", "seq"):
         advise.add_argument(f"--{name}", type=int, metavar="N", help=_MEANING[name])
     advise.add_argument(
-        "--step-ms", type=float, help="how long a training step takes, to say what share is gained"
+        "--step-ms",
+        type=float,
+        help="duration of a training step; gains are also shown as a share of it",
     )
     advise.add_argument(
-        "--compiled", action="store_true", help="through torch.compile, which pads some by itself"
+        "--compiled",
+        action="store_true",
+        help="time through torch.compile, which pads some products itself",
     )
 
     for command in (sweep, peak, advise):
-        default = "the trace's, else bf16" if command is advise else "what the device has"
+        default = "the trace's, else bf16" if command is advise else "all that the device has"
         command.add_argument("--dtype", help=f"of {', '.join(DTYPES)} (default: {default})")
         command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
         command.add_argument(
@@ -60,7 +66,7 @@ def add(parser: argparse.ArgumentParser) -> None:
             "--seconds",
             type=float,
             default=100.0,
-            help="about how long to time products, which are prepared besides (default 100)",
+            help="about how long to time products; preparing them takes extra time (default 100)",
         )
         command.add_argument("--json", action="store_true", help="one JSON document on stdout")
         command.add_argument("-o", "--output", type=Path, help="write the JSON document there")

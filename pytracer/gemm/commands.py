@@ -140,12 +140,12 @@ def _sweep(options: argparse.Namespace, timer: Timer, progress: Progress, keep: 
         done.append((group, comparison))
         progress(f"{len(done)}/{total} {group.title}")
         if len(done) > len(calibration):
-            known = Knowledge(timer.facts, {}, {}, {})
-            keep(_sweep_document(timer, done[len(calibration) :], done, known))
+            knowledge = Knowledge(timer.facts, {}, {}, {})
+            keep(_sweep_document(timer, done[len(calibration) :], done, knowledge))
     progress("asking which kernels ran")
-    known = _learn(timer, done[: len(calibration)], done)
+    knowledge = _learn(timer, done[: len(calibration)], done)
     chosen = done[len(calibration) :]
-    document = _sweep_document(timer, chosen, done, known)
+    document = _sweep_document(timer, chosen, done, knowledge)
     rows = [row for group in document["groups"] for row in group["rows"]]
     text = [
         report.table(rows) + "\n",
@@ -195,7 +195,7 @@ def _groups(
         else:
             varied_groups += sweep.alignment_groups(around, (dtype,), own, varied)
     if not varied_groups:
-        raise errors.UsageError("nothing to measure: no size of this dtype is left to compare")
+        raise errors.UsageError("nothing to measure: the dtype allows none of the sizes")
     return varied_groups
 
 
@@ -206,7 +206,7 @@ def _learn(
 ) -> Knowledge:
     """The kernels of all products, and the peak and the time model of each dtype."""
     works = [work for group, _ in done for work in group.works]
-    known = sweep.learn_kernels(works, timer.device)
+    kernels = sweep.learn_kernels(works, timer.device)
     peaks: dict[str, float] = {}
     training: dict[str, list[Timing]] = {}
     for _, comparison in done:
@@ -219,27 +219,27 @@ def _learn(
     models = {
         dtype: fitted
         for dtype, timings in training.items()
-        if (fitted := sweep.calibrate(timings, known, timer.facts)) is not None
+        if (fitted := sweep.calibrate(timings, kernels, timer.facts)) is not None
     }
-    return Knowledge(timer.facts, known, peaks, models)
+    return Knowledge(timer.facts, kernels, peaks, models)
 
 
 def _sweep_document(
     timer: Timer,
     chosen: Sequence[tuple[sweep.Group, Comparison]],
     done: Sequence[tuple[sweep.Group, Comparison]],
-    known: Knowledge,
+    knowledge: Knowledge,
 ) -> dict[str, Any]:
     return {
         **_head(timer, [comparison for _, comparison in done]),
-        "best_tflops": known.peaks,
-        "time_models": {dtype: vars(model) for dtype, model in known.models.items()},
+        "best_tflops": knowledge.peaks,
+        "time_models": {dtype: vars(model) for dtype, model in knowledge.models.items()},
         "groups": [
             {
                 "title": group.title,
                 "stopped": comparison.stopped,
                 "bias": vars(comparison.bias) if comparison.bias else None,
-                "rows": [sweep.explain(timing, known) for timing in comparison.timings],
+                "rows": [sweep.explain(timing, knowledge) for timing in comparison.timings],
             }
             for group, comparison in chosen
         ],
@@ -252,7 +252,7 @@ def _bias_text(chosen: Sequence[tuple[sweep.Group, Comparison]]) -> str:
         return ""
     off.sort()
     return (
-        f"how far the measurement itself may be off: the same product, timed twice, differed by "
+        f"error of the measurement: the same product, timed twice, differed by "
         f"{off[len(off) // 2]:.2%} (median of {len(off)}), {off[-1]:.2%} at most"
     )
 
@@ -274,7 +274,7 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
         peaks[dtype] = sweep.find_peak(timer.facts, dtype, timer, libraries)
         document = _peak_document(timer, peaks, {})
         keep(document)
-    known = sweep.learn_kernels(
+    kernels = sweep.learn_kernels(
         [
             timing.work
             for peak in peaks.values()
@@ -283,7 +283,7 @@ def _find_peak(options: argparse.Namespace, timer: Timer, progress: Progress, ke
         ],
         timer.device,
     )
-    document = _peak_document(timer, peaks, known)
+    document = _peak_document(timer, peaks, kernels)
     lines = [
         report.peak_text(dtype, rows[0], document["sustained"][dtype])
         for dtype, rows in document["peaks"].items()
@@ -296,15 +296,16 @@ def _peak_document(
     timer: Timer, peaks: dict[str, sweep.Peak], kernels: dict[Gemm, Any]
 ) -> dict[str, Any]:
     best_tflops = {dtype: peak.bursts.timings[0].tflops for dtype, peak in peaks.items()}
-    known = Knowledge(timer.facts, kernels, best_tflops, {})
+    knowledge = Knowledge(timer.facts, kernels, best_tflops, {})
     return {
         **_head(timer, [one for peak in peaks.values() for one in (peak.bursts, peak.sustained)]),
         "peaks": {
-            dtype: [sweep.explain(timing, known) for timing in peak.bursts.timings]
+            dtype: [sweep.explain(timing, knowledge) for timing in peak.bursts.timings]
             for dtype, peak in peaks.items()
         },
         "sustained": {
-            dtype: sweep.explain(peak.sustained.timings[0], known) for dtype, peak in peaks.items()
+            dtype: sweep.explain(peak.sustained.timings[0], knowledge)
+            for dtype, peak in peaks.items()
         },
     }
 
@@ -323,7 +324,7 @@ def _advise(
     devices.require_dtypes(timer.facts, [model.dtype])
     libraries = _libraries(options, timer)
     if len(libraries) > 1:
-        raise errors.UsageError(f"--library {options.library}: advice is for one of them")
+        raise errors.UsageError(f"--library {options.library}: advise takes one library")
     _spend(timer, options.seconds / 200)
     advice = advise(
         model, timer, compiled=options.compiled, library=libraries[0], progress=progress

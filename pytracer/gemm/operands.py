@@ -52,7 +52,7 @@ def prepare(work: Work, device: torch.device, sets: int) -> Prepared:
                 return _gemm(work, device, sets)
     except torch.OutOfMemoryError:
         raise errors.PytracerError(
-            f"out of memory for {work}, of which one set of operands takes {work.bytes:,} bytes"
+            f"out of memory for {work}: one set of operands takes {work.bytes:,} bytes"
         ) from None
     except (RuntimeError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0]

@@ -149,17 +149,17 @@ def described(name: str | None, dtype: str, given: dict[str, int | None]) -> Mod
     if name is not None:
         if name not in MODELS:
             raise errors.UsageError(f"no model {name!r}; there are {', '.join(MODELS)}")
-        known = MODELS[name]
-        unknown = sizes.keys() - known.sizes.keys()
+        preset = MODELS[name]
+        unknown = sizes.keys() - preset.sizes.keys()
         if unknown:
             raise errors.UsageError(f"{name} has no --{' --'.join(sorted(unknown))}")
-        layers = known.layers
+        layers = preset.layers
         if given.get("layers"):
             raise errors.UsageError("--layers belongs to a model that is described by its sizes")
         if "hidden" in sizes and "ffn" not in sizes:
-            factor = known.sizes["ffn"] / known.sizes["hidden"]
+            factor = preset.sizes["ffn"] / preset.sizes["hidden"]
             sizes["ffn"] = round(sizes["hidden"] * factor)
-        return replace(known, sizes={**known.sizes, **sizes}, layers=layers, dtype=dtype)
+        return replace(preset, sizes={**preset.sizes, **sizes}, layers=layers, dtype=dtype)
     missing = [key for key in ("vocab", "hidden", "batch", "seq") if key not in sizes]
     if missing:
         raise errors.UsageError(

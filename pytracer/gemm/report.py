@@ -106,8 +106,8 @@ def advice_text(advice: Advice) -> str:
 
 
 _BRACKETS = (
-    "In brackets: where the gain lies with 95 %; and the bias, which is how far the same product, "
-    "timed twice, was off."
+    "In brackets: the 95 % interval of the gain; and the bias, which is the difference between two "
+    "timings of the same product."
 )
 
 
@@ -127,10 +127,10 @@ def _products(advice: Advice, most: int = 8) -> Iterable[str]:
         lost = f"{_number(advice.lost(use, timing) * 1e3)} ms" if use.work.flops else "-"
         rate = _number(timing.tflops) if use.work.flops else "-"
         spent = f"{_number(use.count * timing.time.median * 1e3)} ms"
-        what = "" if isinstance(use.work, CrossEntropy) else f"{use.layer}: "
+        layer = "" if isinstance(use.work, CrossEntropy) else f"{use.layer}: "
         kernel = advice.kernels.get(timing.work) if isinstance(timing.work, Gemm) else None
         by = f", an {kernel.generation} kernel" if kernel and kernel.arch else ""
-        yield f"{lost:>9}{spent:>10}{rate:>9}{use.count:>6}  {what}{timing.work}{by}"
+        yield f"{lost:>9}{spent:>10}{rate:>9}{use.count:>6}  {layer}{timing.work}{by}"
     rest = len(advice.products) - most
     more = f", {rest} more not shown" if rest > 0 else ""
     yield f"{'':9}{_number(advice.seconds * 1e3) + ' ms':>10}  in all{more}"

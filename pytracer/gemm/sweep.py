@@ -222,13 +222,13 @@ def calibration_groups(facts: Facts, dtype: str) -> list[Group]:
 
 
 def calibrate(
-    timings: Sequence[Timing], known: dict[Gemm, Kernel], facts: Facts
+    timings: Sequence[Timing], kernels: dict[Gemm, Kernel], facts: Facts
 ) -> model.TimeModel | None:
     """The time model of one dtype, fitted to its timings; None if there are too few."""
     rows = [
         (
             timing.work,
-            model.tiling_of(timing.work, known.get(timing.work), facts),
+            model.tiling_of(timing.work, kernels.get(timing.work), facts),
             timing.time.median,
         )
         for timing in timings
@@ -260,19 +260,19 @@ def learn_kernels(gemms: Sequence[Gemm], device: torch.device) -> dict[Gemm, Ker
     return main_kernels
 
 
-def explain(timing: Timing, known: Knowledge, *, samples: bool = True) -> dict[str, Any]:
+def explain(timing: Timing, knowledge: Knowledge, *, samples: bool = True) -> dict[str, Any]:
     """One product as a row: its sizes, its time, and the reasons for it."""
     gemm = timing.work
     if not isinstance(gemm, Gemm):
         raise errors.UsageError(f"{gemm} is no matrix product")
     time = timing.time
-    facts = known.facts
-    kernel = known.kernels.get(gemm)
+    facts = knowledge.facts
+    kernel = knowledge.kernels.get(gemm)
     tiles = model.tiling_of(gemm, kernel, facts)
     limit = model.roofline(gemm, facts)
     sheet = datasheet(facts.name)
-    peak = known.peaks.get(gemm.dtype)
-    fitted = known.models.get(gemm.dtype)
+    peak = knowledge.peaks.get(gemm.dtype)
+    fitted = knowledge.models.get(gemm.dtype)
     predicted = fitted.predict(gemm, tiles) if fitted else None
     row: dict[str, Any] = {
         "m": gemm.m,

@@ -1,8 +1,8 @@
-"""The linear layers of a traced model, their sizes, and how many rows went through them.
+"""Reads the linear layers of a model from its trace: their sizes, and the rows of their inputs.
 
-Shapes of products are not recorded; but the shape of every parameter is, and so is every byte
-that a product allocated for its result. Rows are those bytes over the layer's width, and they
-count only if they come out whole and equal in every layer. What cannot be shown is asked for.
+A trace has the shape of every parameter and the bytes of every product's result, but not the shapes
+of products. The number of rows is a result's bytes divided by the layer's width. It counts only if
+it is a whole number, the same in every layer. If it is not, the error asks for the sizes.
 """
 
 import re
@@ -25,76 +25,78 @@ from pytracer.schema import CATEGORY
 
 _PRODUCTS = ("aten::addmm", "aten::mm", "aten::linear", "aten::_addmm_activation")
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
-_ASK = "say how many rows there are with --batch and --seq, or the shapes with --vocab --hidden"
+_ASK = "give the number of rows with --batch and --seq, or the shapes with --vocab --hidden"
 
 
 @dataclass(frozen=True)
 class LinearLayer:
-    """Layers of one shape: modules that differ only in their numbers are one."""
+    """Layers of one shape. Modules whose names differ only in their numbers count as one."""
 
-    name: str  # "blocks.*.mlp.up"; of a Sequential's children "[0, 2]"
+    name: str  # "blocks.*.mlp.up", or "[0, 2]" for children of a Sequential
     out: int
     inner: int
     count: int  # calls in a step's forward
-    loss: bool  # its results go into a softmax as they are: classes
+    loss: bool  # whether its outputs are classes, so a softmax takes them directly
 
 
 @dataclass(frozen=True)
 class LinearLayers:
-    """What a trace shows of them."""
+    """The linear layers of a trace, with the facts that advice needs."""
 
     layers: tuple[LinearLayer, ...]
     batch: int
     seq: int
-    itemsize: int  # bytes of an element, as the products were computed
+    itemsize: int  # bytes of an element in the products
     parameter_itemsize: int
-    gradient_bytes: int  # of each parameter, at most
-    state_bytes: int  # the optimizer's, of each parameter
-    trained: bool  # there was a backward
-    step_seconds: float | None  # the median of a traced step, the first left out
-    device: str  # where: "cuda:0"
+    gradient_bytes: int  # of one parameter, at most
+    state_bytes: int  # of the optimizer's state, for one parameter
+    trained: bool  # whether the trace has a backward
+    step_seconds: float | None  # the median step without the first one
+    device: str  # such as "cuda:0"
 
     @property
     def rows(self) -> int:
-        """What went through every layer."""
+        """The number of rows in every layer's input."""
         return self.batch * self.seq
 
 
 @dataclass(frozen=True)
 class _Call:
-    """What a product allocated in one step's forward."""
+    """A product in one step's forward, and the bytes of its result."""
 
     module: str
     bytes: int
 
 
 def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
-    """Reads them from the first step whose forward ran any.
+    """Reads the layers from the first step whose forward runs linear layers.
 
     Args:
-        trace: a recording with operators, so not of `detail="category"`.
-        rows: how many there are, if the caller knows.
+        trace: a recording with operators, so not with `detail="category"`.
+        rows: the number of rows, if the caller knows it.
 
     Raises:
-        errors.UsageError: the trace shows none, or does not show them exactly.
+        errors.UsageError: the trace has no linear layer, or leaves their sizes open.
     """
     calls = _calls(trace)
     weights = _weights(trace)
-    own = {call.module: found for call in calls if (found := _own(weights, call.module))}
-    if not own:  # torch's attention on its own: it uses its parts' weights itself
+    own = {call.module: weight for call in calls if (weight := _own(weights, call.module))}
+    if not own:  # torch's attention alone: it uses the weights of its submodules itself
         own = _widest_parts(calls, weights)
     if not own:
         raise errors.UsageError(
-            "this trace shows no linear layer's forward: it needs a training step recorded with "
-            'operators (detail="op") and not compiled, or describe the model: --vocab --hidden ...'
+            "this trace shows no linear layer's forward: record a training step with operators "
+            '(detail="op") and without torch.compile, or describe the model: --vocab --hidden ...'
         )
     copies = _copied_itemsize(trace, weights)
-    # Under autocast all are cast; a weight with two names has its copy under one of them.
+    # Autocast copies every weight. A weight with two names has its copy under one of them.
     itemsizes = {copies[name] for name in own if name in copies} or {
         weight.itemsize for weight in own.values()
     }
     if len(itemsizes) != 1:
-        raise errors.UsageError(f"linear layers of several element sizes, {itemsizes}: {_ASK}")
+        raise errors.UsageError(
+            f"the linear layers have several element sizes, {sorted(itemsizes)}: {_ASK}"
+        )
     itemsize = itemsizes.pop()
     if rows is None:
         rows = _rows(calls, own, itemsize)
@@ -117,7 +119,7 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
 
 
 def _calls(trace: Trace) -> list[_Call]:
-    """Of the first step in which there are any."""
+    """The products of the first step that has any."""
     rows = allocations(trace)
     ops = np.array([text in _PRODUCTS for text in trace.strings], np.bool_)
     chosen = ops[rows.op] & (rows.phase == phases.FORWARD)
@@ -139,35 +141,35 @@ class _Weight:
 
 def _weights(trace: Trace) -> dict[str, _Weight]:
     """Parameters of two dimensions, by name."""
-    labels, found = sanitized.labels(trace), {}
+    labels, weights = sanitized.labels(trace), {}
     for i in np.flatnonzero(labels.category == CATEGORY["weights"]):
         size = re.fullmatch(r"(\d+)x(\d+)", trace.strings[labels.shape[i]])
         itemsize = _ITEMSIZES.get(trace.strings[labels.dtype[i]])
         if size and itemsize and trace.strings[labels.role[i]] == "parameter":
-            found[trace.strings[labels.name[i]]] = _Weight(int(size[1]), int(size[2]), itemsize)
-    return found
+            weights[trace.strings[labels.name[i]]] = _Weight(int(size[1]), int(size[2]), itemsize)
+    return weights
 
 
 def _copied_itemsize(trace: Trace, weights: dict[str, _Weight]) -> dict[str, int]:
-    """By module, the element size of autocast's copy of its weight, where there is one."""
+    """The element size of autocast's copy of a weight, by module, if there is a copy."""
     rows, labels = allocations(trace), sanitized.labels(trace)
-    found = {}
+    itemsizes = {}
     for i in np.flatnonzero(rows.role == ROLE["autocast_copy"]):
         name = trace.strings[labels.name[rows.label[i]]]
         weight = weights.get(name)
         if weight is not None:
             size = int(rows.requested_bytes[i]) // (weight.out * weight.inner)
-            found[name.removesuffix(".weight")] = size
-    return found
+            itemsizes[name.removesuffix(".weight")] = size
+    return itemsizes
 
 
 def _own(weights: dict[str, _Weight], module: str) -> _Weight | None:
-    """A module's own weight; a layer that is the whole model is named by its type."""
+    """A module's own weight. A layer that is the whole model has its type as its name."""
     return weights.get(f"{module}.weight") or ("." not in module and weights.get("weight")) or None
 
 
 def _rows(calls: list[_Call], own: dict[str, _Weight], itemsize: int) -> int:
-    """The one number of rows that every layer's bytes allow."""
+    """The number of rows that fits the bytes of every layer."""
     possible: dict[str, set[int]] = {name: set() for name in own}
     for call in calls:
         if call.module in own:
@@ -176,9 +178,9 @@ def _rows(calls: list[_Call], own: dict[str, _Weight], itemsize: int) -> int:
                 possible[call.module].add(count)
     common = set.intersection(*possible.values())
     if len(common) != 1:
-        found = sorted(set().union(*possible.values()))[:6]
+        seen = sorted(set().union(*possible.values()))[:6]
         raise errors.UsageError(
-            f"the layers' rows are not one number in this trace (they allow {found}); {_ASK}"
+            f"the layers of this trace have no common number of rows (possible: {seen}); {_ASK}"
         )
     return common.pop()
 
@@ -205,7 +207,7 @@ def _layers(
             out,
             inner,
             count,
-            # The last product before the loss: another layer may be as wide by chance.
+            # Only the last product before the loss: another layer may have the same width by chance.
             loss=name == last and bool({rows * out * size for size in (itemsize, 4)} & classes),
         )
         for (name, out, inner), count in counted.items()
@@ -213,33 +215,33 @@ def _layers(
 
 
 def _widest_parts(calls: list[_Call], weights: dict[str, _Weight]) -> dict[str, _Weight]:
-    """Per module that made products, the part with the widest result."""
-    found: dict[str, _Weight] = {}
+    """The widest weight among the submodules of each module that runs products."""
+    widest: dict[str, _Weight] = {}
     for call in calls:
         inside = [w for name, w in weights.items() if name.startswith(f"{call.module}.")]
         if inside:
-            found[call.module] = max(inside, key=lambda weight: weight.out)
-    return found
+            widest[call.module] = max(inside, key=lambda weight: weight.out)
+    return widest
 
 
 def _part(weights: dict[str, _Weight], module: str, out: int) -> tuple[str, _Weight] | None:
-    """The one weight of its parts that a module can have used itself: torch's attention's."""
-    found = [
+    """The submodule whose weight the module used itself, if only one fits. Attention does so."""
+    fitting = [
         (re.sub(r"[._]weight$", "", name), weight)
         for name, weight in weights.items()
         if name.startswith(f"{module}.") and weight.out == out
     ]
-    return found[0] if len(found) == 1 else None
+    return fitting[0] if len(fitting) == 1 else None
 
 
 def _tied(weights: dict[str, _Weight], out: int) -> _Weight | None:
-    """The one shape of weight that a module without its own can have used: a tied output layer."""
+    """The weight that a tied output layer used, if all weights that fit have one shape."""
     fitting = {weight for weight in weights.values() if weight.out == out}
     return fitting.pop() if len(fitting) == 1 else None
 
 
 def _softmax_bytes(trace: Trace) -> set[int]:
-    """What the forward's log-softmaxes allocated."""
+    """The sizes that the forward's log-softmaxes allocated."""
     rows = allocations(trace)
     ops = np.array([text == "aten::_log_softmax" for text in trace.strings], np.bool_)
     chosen = ops[rows.op] & (rows.phase == phases.FORWARD)
@@ -247,7 +249,7 @@ def _softmax_bytes(trace: Trace) -> set[int]:
 
 
 def _batch_and_seq(trace: Trace, rows: int) -> tuple[int, int]:
-    """From an input with as many elements as there are rows; else one batch of all."""
+    """The sizes of an input with one element for each row, or else one sequence of all rows."""
     labels = sanitized.labels(trace)
     for i in np.flatnonzero(labels.category == CATEGORY["inputs"]):
         shape = re.fullmatch(r"(\d+)x(\d+)(?:x\d+)*", trace.strings[labels.shape[i]])

@@ -1,1 +1,1 @@
-"""A run without a device: real classes, a real step, made-up memory. `pytracer.imagine` is its door."""
+"""Runs a program on an imagined card: real classes, a real step, no memory. See `pytracer.imagine`."""

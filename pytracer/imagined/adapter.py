@@ -1,7 +1,7 @@
-"""torch's fake tensors, behind one door: nothing else here knows how they are made.
+"""The adapter to torch's fake tensors. No other module knows how they are made.
 
-Inside of `Fakes` tensors have shapes, dtypes and devices but no memory. What operators return gets
-imagined memory: of what is alive, nothing else can be new.
+Inside `Fakes` tensors have shapes, dtypes and devices but no memory. Every tensor that an operator
+returns gets imagined memory, because an operator's result is the only way to a new tensor.
 """
 
 import contextlib
@@ -30,12 +30,12 @@ from pytracer.private_torch import (
 
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
-_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own, around a mode
+_WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _READS_A_NUMBER = aten._local_scalar_dense.default
 
 
 class Fakes:
-    """The mode, and what torch's own code must be told so that it goes the way it goes on a card."""
+    """The mode of fake tensors, and patches that make torch's own code act as on a card."""
 
     def __init__(
         self,
@@ -45,9 +45,14 @@ class Fakes:
         attention: Callable[..., Any],
         ran: Callable[[Any], None],
     ) -> None:
-        """`device`: the kind whose tensors have `memory`; those of others are nobody's.
+        """Changes nothing yet.
 
-        `ran` is told of each operator.
+        Args:
+            device: the type of device whose tensors get memory.
+            memory: the imagined memory.
+            reads: answers the program's reads of values.
+            attention: replaces `scaled_dot_product_attention`.
+            ran: called with each operator after it ran.
         """
         self._known = Known(is_fake)
         self._watching = _Watching(device, memory, self._known, attention, ran)
@@ -56,7 +61,7 @@ class Fakes:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """For the calling thread; afterwards all is as it was."""
+        """Puts the calling thread onto the imagined device, and undoes everything at the end."""
         _begin_engine()
         with contextlib.ExitStack() as stack:
             for patch in _patches(self._reads, self._known, self._memory):
@@ -72,21 +77,21 @@ class Fakes:
 
 
 def _begin_engine() -> None:
-    """Torch counts devices once, at its first backward pass, and keeps a thread for each."""
+    """Runs a backward pass, at which torch counts devices once and starts a thread for each."""
     torch.zeros((), requires_grad=True).backward()
 
 
 class _Mode(FakeTensorMode):
-    """Never touches a device, whatever `torch.cuda` says just then."""
+    """Never touches a device, even while the patched `torch.cuda` claims that there is one."""
 
     @property
     def avoid_device_init(self) -> bool:
-        """What is small and known is kept on the CPU."""
+        """Keeps small known constants on the CPU."""
         return True
 
 
 class _Watching(TorchDispatchMode):
-    """Sees what every operator returns, above the fake tensors' own mode."""
+    """Sees the result of every operator, above the fake tensors' own mode."""
 
     def __init__(
         self,
@@ -104,7 +109,7 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
-        if func.namespace == "profiler":  # a scope's name, of an optimizer's step for one
+        if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
             with without_modes():
                 return func(*args, **given)
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
@@ -116,16 +121,16 @@ class _Watching(TorchDispatchMode):
                 return _stand_in(args[0])
             raise errors.CannotImagine(_needs(func, "values")) from None
         except DynamicOutputShapeException:
-            raise errors.CannotImagine(_needs(func, "how many of them there are")) from None
+            raise errors.CannotImagine(_needs(func, "a count of them")) from None
         except UnsupportedOperatorException:
             raise errors.CannotImagine(
-                f"{where()}: {func} has no rule for the shape that it returns (a fake kernel): "
+                f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
                 "register one with torch.library.register_fake"
             ) from None
         self._known.ran(func, args, given, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
         if func is aten.add.Tensor and _sums_gradients():
-            self._memory.take_over(result, args[0])  # in place, on a card
+            self._memory.take_over(result, args[0])  # on a card the engine adds in place
         self._memory.back(ours)
         self._ran(func)
         return result
@@ -135,24 +140,24 @@ class _Watching(TorchDispatchMode):
 
 
 def is_fake(one: Any) -> bool:
-    """Whether it is a tensor without memory."""
+    """Whether the object is a fake tensor."""
     return isinstance(one, FakeTensor)
 
 
 def _sums_gradients() -> bool:
-    """Whether the engine itself adds, behind a node, and no Python that a node runs."""
+    """Whether the engine itself adds gradients, and not Python code inside a node."""
     if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
         return False
-    frame: Any = sys._getframe(2)  # who called the operator
+    frame: Any = sys._getframe(2)  # the operator's caller
     while frame is not None and frame.f_code.co_filename.endswith(_WRAPPERS):
         frame = frame.f_back
     return frame is not None and frame.f_code is _RUNS_BACKWARD
 
 
-def _needs(func: Any, what: str) -> str:
+def _needs(func: Any, needed: str) -> str:
     return (
-        f"{where()}: {func} returns a size that depends on a tensor's values ({what}), which an "
-        "imagined run does not have; leave it out while imagining: `if not pytracer.is_imagining():`"
+        f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
+        "an imagined run has none; skip it while imagining: `if not pytracer.is_imagining():`"
     )
 
 
@@ -162,13 +167,13 @@ def _stand_in(tensor: torch.Tensor) -> Any:
     return float(VALUE) if tensor.dtype.is_floating_point else VALUE
 
 
-# ---------------------------------------------------------------- what else torch is told
+# ---------------------------------------------------------------- patches of torch
 
 
 def _patches(
     reads: Reads, known: Known, memory: Any
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
-    """Of torch's attributes, one after the other."""
+    """Yields the patches of torch's attributes one by one."""
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: Any, size: int) -> Any:
@@ -180,10 +185,12 @@ def _patches(
     yield replaced(private_torch.fake_tensors, "init_gpu_context", lambda device: None)
     yield replaced(
         private_torch.subclasses, "FakeTensor", _NoTensor
-    )  # by which some tell a compiler
+    )  # some code takes a FakeTensor as a sign of a compiler
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
-    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)  # to pack weights
+    yield replaced(
+        torch.backends.cudnn, "is_acceptable", lambda tensor: False
+    )  # or layers would pack their weights
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known.value_of).items():
@@ -194,16 +201,16 @@ def _patches(
 
 
 class _NoTensor:
-    """What nothing is an instance of."""
+    """A class without instances."""
 
 
 def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> dict[str, Any]:
-    """Reading values of fake tensors: known ones as they are, others as stand-ins."""
+    """Methods that read values of fake tensors: known values, or else stand-ins."""
 
     def item(self: torch.Tensor) -> Any:
-        known = value_of(self)
-        if known is not None:
-            return _of_real(torch.Tensor.item, known)
+        real = value_of(self)
+        if real is not None:
+            return _of_real(torch.Tensor.item, real)
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -212,23 +219,23 @@ def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> di
         return reads.number(kind)
 
     def tolist(self: torch.Tensor) -> Any:
-        known = value_of(self)
-        if known is not None:
-            return _of_real(torch.Tensor.tolist, known)
+        real = value_of(self)
+        if real is not None:
+            return _of_real(torch.Tensor.tolist, real)
         if self.dim() == 0:
             return item(self)
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
-        known = value_of(self)
-        return bool(_of_real(torch.Tensor.item, known)) if known is not None else reads.decide()
+        real = value_of(self)
+        return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         import numpy as np
 
-        known = value_of(self)
-        if known is not None:
-            return _of_real(torch.Tensor.numpy, known).copy()
+        real = value_of(self)
+        if real is not None:
+            return _of_real(torch.Tensor.numpy, real).copy()
         reads.number(float)
         return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
 
@@ -260,7 +267,7 @@ def _numpy_type(dtype: torch.dtype) -> str:
 
 
 def _apply(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`module.to()`, where a parameter is fake: torch would swap it, which others' references bar."""
+    """`module.to()` for fake parameters. torch would swap them, and fails if they are referenced."""
 
     def apply(self: torch.nn.Module, fn: Callable[..., Any], recurse: bool = True) -> Any:
         own = [p for p in self._parameters.values() if p is not None]
@@ -302,30 +309,30 @@ _OF_WORKERS = {
 
 
 def _loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
-    """In this process: a fake tensor cannot be sent to another."""
+    """Makes the loader load in this process, because a fake tensor cannot go to another one."""
     given = inspect.signature(_loader).bind(self, *args, **kwargs)
     given.arguments.update(_OF_WORKERS)
     _loader(*given.args, **given.kwargs)
 
 
 def _saves_nothing(*_: Any, **__: Any) -> None:
-    """A checkpoint without values would replace one that has them."""
+    """Skips `torch.save`: a checkpoint without values could overwrite a real one."""
 
 
 def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-    """In place, as torch does it: later releases draw again until all values are inside."""
+    """Fills in place once. Later torch releases draw again until all values are inside the bounds."""
     with torch.no_grad():
         return tensor.normal_()
 
 
 def _step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
-    """Nothing is infinite here."""
+    """Always steps, because no gradient is infinite here."""
     return optimizer.step(*args, **kwargs)
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """An attribute, for a while; afterwards it is where it was, or not there."""
+    """Replaces an attribute inside the block, and restores or deletes it afterwards."""
     missing = object()
     before = vars(owner).get(name, missing)
     setattr(owner, name, value)
@@ -340,7 +347,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listed(types: list[Any]) -> Iterator[None]:
-    """Fake tensors are computed on many at once, as those of a card are."""
+    """Adds fake tensors to the types that `foreach` kernels take, as tensors on a card are."""
     types.append(FakeTensor)
     try:
         yield

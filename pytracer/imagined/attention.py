@@ -1,9 +1,9 @@
-"""Which kernel `scaled_dot_product_attention` would take on the imagined card.
+"""Chooses the kernel that `scaled_dot_product_attention` would run on the imagined card.
 
-The choice decides what is saved for backward, and torch makes it by asking the card. These are the
-rules of ATen/native/transformers/cuda/sdp_utils.cpp for plain tensors, and the steps around the
-kernels from ATen/native/transformers/attention.cpp, for every torch alike: with CUDA, without a
-driver, or without CUDA.
+The kernel decides which tensors are saved for backward, and torch chooses it by asking the card. The
+rules here are those of ATen/native/transformers/cuda/sdp_utils.cpp for plain tensors. The steps
+around the kernels are those of ATen/native/transformers/attention.cpp. They serve every build of
+torch: with CUDA, without a driver, or without CUDA.
 """
 
 from typing import Any
@@ -13,17 +13,17 @@ import torch
 from pytracer import private_torch
 from pytracer.imagined.cards import Card
 
-_FLASH_MOST = 256  # the head's elements that flash attention takes
-_ALIGNED = 16  # a mask's rows, for memory-efficient attention
+_FLASH_MOST = 256  # the most elements of a head that flash attention takes
+_ALIGNED = 16  # elements of a mask's row, for memory-efficient attention
 
 aten = torch.ops.aten
 
 
 class Attention:
-    """The operator, as a card would run it."""
+    """The operator as the card would run it."""
 
     def __init__(self, card: Card) -> None:
-        """Nothing is replaced."""
+        """Replaces nothing; `library` does."""
         self._card = card
 
     def __call__(
@@ -38,7 +38,7 @@ class Attention:
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> torch.Tensor:
-        """What the composite operator does for CUDA's tensors."""
+        """Does what the composite operator does for CUDA tensors."""
         options = {"scale": scale}
         if self._takes_flash(query, key, value, attn_mask, is_causal, enable_gqa):
             head = query.shape[-1]
@@ -58,7 +58,7 @@ class Attention:
                     query, key, value, bias, wants_sums, dropout_p, is_causal, **options
                 )
             )
-        found = aten._scaled_dot_product_attention_math(
+        results = aten._scaled_dot_product_attention_math(
             query,
             key,
             value,
@@ -69,7 +69,7 @@ class Attention:
             enable_gqa=enable_gqa,
             **options,
         )
-        return _first(found)
+        return _first(results)
 
     def _takes_flash(
         self,
@@ -145,7 +145,7 @@ def _padded(tensor: torch.Tensor, to: int) -> torch.Tensor:
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """A mask as memory-efficient attention takes it: numbers, expanded, with aligned rows."""
+    """The mask in the form of memory-efficient attention: numbers, expanded, with aligned rows."""
     if mask.dtype == torch.bool:
         inverse = mask.logical_not()
         filled = torch.zeros_like(mask, dtype=query.dtype)
@@ -160,7 +160,7 @@ def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.T
 
 
 def library(operator: Attention) -> Any:
-    """Puts it in the operator's place for tensors of CUDA until the result's `_destroy()`."""
+    """Replaces the operator for CUDA tensors, until `_destroy()` of the returned library."""
     placed = torch.library.Library("aten", "IMPL")
     composite = private_torch.dispatch_keys.CompositeImplicitAutograd
     original = aten.scaled_dot_product_attention.default
@@ -175,5 +175,5 @@ def library(operator: Attention) -> Any:
 
 
 def is_fake(tensor: Any) -> bool:
-    """Whether it is one of ours."""
+    """Whether the tensor is fake."""
     return hasattr(tensor, "fake_mode")

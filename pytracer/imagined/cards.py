@@ -1,4 +1,4 @@
-"""Cards that can be imagined: what the driver reports of them, and where that was read."""
+"""The cards that can be imagined: the driver's figures for each, and their sources."""
 
 from dataclasses import dataclass, replace
 
@@ -9,24 +9,24 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Card:
-    """One kind of card. Sizes are bytes."""
+    """A model of card. Sizes are bytes."""
 
     name: str
-    title: str  # as the driver calls it
+    title: str  # the driver's name for it
     capability: tuple[int, int]
-    capacity: int  # that cudaMemGetInfo reports as total
+    capacity: int  # the total that cudaMemGetInfo reports
     processors: int
     source: str  # of the capacity
-    beside: int | None = None  # context, kernels and libraries; None: not measured
+    beside: int | None = None  # bytes of context, kernels and libraries; None: not measured
 
     @property
     def cublas_workspace(self) -> int:
-        """What torch gives cuBLAS per thread and stream: CublasHandlePool.cpp, by architecture."""
+        """The workspace of cuBLAS per thread and stream, as torch's CublasHandlePool.cpp sets it."""
         return 32 << 20 if self.capability[0] in (9, 10, 12) else (2 * 4096 + 8 * 16) << 10
 
     @property
     def has_bfloat16(self) -> bool:
-        """In its tensor cores."""
+        """Whether its tensor cores multiply bfloat16."""
         return self.capability >= (8, 0)
 
 
@@ -116,7 +116,7 @@ _SHORT = {"A100": "A100-80GB", "V100": "V100-32GB"}
 
 
 def find(name: str, capacity: int | None = None) -> Card:
-    """The card of that name, however it is written; with another capacity, if one is given.
+    """The card of this name, in any spelling, with `capacity` if that is given.
 
     Raises:
         errors.UsageError: there is no such card in the table.
@@ -129,8 +129,8 @@ def find(name: str, capacity: int | None = None) -> Card:
     if card is None:
         listed = ", ".join(card.name for card in CARDS)
         raise errors.UsageError(
-            f"no card is called {name!r}; there is {listed}. For another one name a card of the "
-            'same architecture and its size: imagine("RTX4090", capacity="16GiB")'
+            f"no card is called {name!r}; there are {listed}. For another card, name one of the "
+            'same architecture and the size: imagine("RTX4090", capacity="16GiB")'
         )
     if capacity is None:
         return card

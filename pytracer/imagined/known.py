@@ -1,10 +1,10 @@
-"""What is small and known of fake tensors: positions, masks of ones, rates by layer, step numbers.
+"""Keeps the known values of small fake tensors: positions, masks of ones, rates by layer, step numbers.
 
-Models decide by such values. They are computed beside the fake ones, on the CPU, as long as
-everything that goes into them is known; nothing that is random is.
+Models decide by such values. They are computed on the CPU beside the fake tensors, as long as all
+inputs are known. Random values are never known.
 
-A fake storage has a mirror: real memory of the same size. Views look into the same mirror, and what
-is written in place is written there.
+A fake storage with known values has a mirror: real memory of the same size. Its views share the
+mirror, and writes in place go there.
 """
 
 from collections.abc import Callable
@@ -33,15 +33,15 @@ _NO_VALUES = frozenset(
 
 
 class Known:
-    """The values beside the fake tensors."""
+    """The known values of fake tensors."""
 
     def __init__(self, is_fake: Callable[[Any], bool]) -> None:
-        """Nothing is known."""
+        """Knows no values yet."""
         self._is_fake = is_fake
         self._mirrors = WeakIdKeyDictionary()
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
-        """The tensor's values on the CPU, if they are known."""
+        """The tensor's values on the CPU, or None if they are unknown."""
         if tensor.numel() > MOST:
             return None
         mirror = self._mirrors.get(tensor.untyped_storage())
@@ -51,9 +51,9 @@ class Known:
             return _look_into(mirror, tensor)
 
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operator has run on fakes: the same on what is known of them."""
+        """Repeats an operator that ran on fake tensors on their known values."""
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
-        if func in _ORDERS:  # one order of the rows of a data set is as good as another
+        if func in _ORDERS:  # any order of a data set's rows will do
             with without_modes():
                 self._mirror(fresh[0], torch.arange(args[0], device="cpu"))
             return
@@ -74,10 +74,10 @@ class Known:
         given = tree_map(self._plain, (args, kwargs))
         with without_modes(), torch.no_grad():
             try:
-                found = func(*given[0], **given[1])
-            except Exception:  # a kernel that the CPU does not have
+                results = func(*given[0], **given[1])
+            except Exception:  # the CPU has no such kernel
                 return False
-            values = [one for one in tree_iter(found) if isinstance(one, torch.Tensor)]
+            values = [one for one in tree_iter(results) if isinstance(one, torch.Tensor)]
             if len(values) != len(fresh):
                 return False
             for tensor, value in zip(fresh, values, strict=True):
@@ -97,7 +97,7 @@ class Known:
         return torch.device("cpu") if isinstance(one, torch.device) else one
 
     def _forget(self, func: Any, given: list[Any]) -> None:
-        """What may have been written to, by something that is not known."""
+        """Drops the values of tensors that the operator may have overwritten with unknown ones."""
         if func._schema.is_mutable:
             for one in given:
                 if self._is_fake(one):

@@ -1,4 +1,4 @@
-"""Recurrent layers, which cuDNN runs on a card: it keeps a reserve whose size only cuDNN knows."""
+"""Refuses recurrent layers. On a card cuDNN runs them, with a reserve whose size only cuDNN knows."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ _LAYERS = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input",
 
 
 def refuse(library: Any, is_fake: Any) -> None:
-    """Says so instead of counting another kernel's memory; for tensors of CUDA only."""
+    """Makes recurrent layers on CUDA tensors raise, because another kernel's memory would be wrong."""
     for name in _LAYERS:
         library.impl(name, _refusing(name, is_fake), "AutogradCUDA")
 

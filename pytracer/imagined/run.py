@@ -1,4 +1,4 @@
-"""`imagine()`: a block in which a card is there that is not."""
+"""`imagine()`: runs a block on an imagined card."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ CPU = "cpu"
 
 
 class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
-    """Runs the block on a card that is not there: tensors have shapes and no memory.
+    """Runs the block on an imagined card: tensors have shapes but no memory.
 
-    The program's own classes and step are used as they are. Build the model inside of the block,
-    from a configuration: weights have no values here.
+    The program's own classes and step run unchanged. Build the model inside the block and from a
+    configuration, because weights have no values here.
 
     Args:
         card: "H100", "A100-40GB", "RTX4090", ...; "cpu" imagines the host's memory.
-        capacity: the card's memory, if it is not what the table has: "80GiB".
+        capacity: the card's memory, such as "80GiB"; the default is the table's.
         detail: as for `trace`: "op" or "category".
-        stacks: also the Python line of every allocation.
-        assume: values that the program decides by, by line: {"train.py:12": False}.
+        stacks: also record the Python line of every allocation.
+        assume: the values that decide a branch, by line: {"train.py:12": False}.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stacks: bool = False,
         assume: Mapping[str, Any] | None = None,
     ) -> None:
-        """Nothing is changed yet; what is not understood is refused here."""
+        """Checks the options. Changes nothing yet."""
         size = None if capacity is None else parse_size(capacity)
         self.card = None if card == CPU else find(card, size)
         self._options = Options(detail=detail, stacks=stacks)
@@ -60,7 +60,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._data: Trace | None = None
 
     def __enter__(self) -> "Self":
-        """From here on the card is there."""
+        """Puts the imagined card in place."""
         if standins.current:
             raise errors.CaptureError("a card is being imagined already: leave that block first")
         self._data = None
@@ -75,7 +75,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """All is as it was; what the block raised goes on."""
+        """Removes the card. An exception of the block goes on."""
         session, self._session = self._session, None
         with self._stack:
             if session is not None:
@@ -84,7 +84,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
 
     @property
     def data(self) -> Trace:
-        """The recorded columns; in the block, what there is so far."""
+        """The recorded columns. Inside the block, those recorded so far."""
         if self._session is not None:
             self._session.notes["imagined"] = self._document()
             return self._session.peek()
@@ -93,7 +93,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         return self._data
 
     def step(self) -> None:
-        """The user's word that a training step ends here."""
+        """Marks the end of a training step."""
         if self._session is None:
             raise errors.CaptureError("step() belongs inside the `with imagine(...):` block")
         self._session.mark_step()
@@ -106,7 +106,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         *,
         verify: str | Sequence[str] | bool = False,
     ) -> "Fits":
-        """Whether the run fits; by default on the imagined card."""
+        """Whether the run fits, by default on the imagined card."""
         if on is None and self.card is not None:
             on = self.card.capacity
         return super().fits(on, settings, device, verify=verify)
@@ -136,7 +136,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         recurrent.refuse(library, is_fake)
         self._workspaces = Workspaces(self.card, device)
         fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by)
-        # Last: torch imports much for its fake tensors, which is to see things as they are.
+        # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device.counters, device.trim))
         return fakes
 
@@ -160,7 +160,7 @@ def _facts(card: Card) -> dict[str, Any]:
 
 
 class _Session(Session):
-    """Records what happens, and nothing of a device that is there."""
+    """Records the imagined device, and no real one."""
 
     def __init__(self, options: Options, device: Any, *, is_cuda: bool) -> None:
         super().__init__(options)
@@ -171,5 +171,5 @@ class _Session(Session):
 
 
 def is_imagining() -> bool:
-    """Whether the program runs on a card that is imagined."""
+    """Whether the program runs on an imagined card."""
     return bool(standins.current)

@@ -1,4 +1,4 @@
-"""A script that knows nothing of us, run on a card that is not there. In a process of its own."""
+"""Runs an unchanged script on an imagined card, in a process of its own."""
 
 import json
 import os
@@ -14,31 +14,31 @@ from typing import Any
 from pytracer import errors, runner
 from pytracer.reading import LoadedTrace, read
 
-_TELLS = "PYTRACER_IMAGINES"  # what a child is to do; only we set it, for a process that we start
-# With this very package, wherever it is; a program's folder takes the first place later.
+_ORDER = "PYTRACER_IMAGINES"  # the child's order, set by pytracer only for the process it starts
+# Imports this copy of the package. The program's folder takes the first place later.
 _CHILD = f"""import sys
 sys.path[0] = {str(Path(__file__).parents[2])!r}
 from pytracer.imagined.script import main
 sys.exit(main())"""
-_MOST_LINES = 3  # of what a program said before it failed
+_MOST_LINES = 3  # of a failed program's stderr
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, and where."""
+    """The program to run, and the card."""
 
     program: tuple[str, ...]  # a script or a module's name, and its arguments
     as_module: bool
     card: str
     capacity: int | None = None
-    steps: int = 2  # of the optimizer; then it is stopped
+    steps: int = 2  # of the optimizer; the program is stopped after them
     stacks: bool = False
     assume: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Imagined:
-    """What came of it: a trace, or why there is none."""
+    """The trace of the run, or the reason why there is none."""
 
     card: str
     trace: LoadedTrace | None
@@ -46,23 +46,23 @@ class Imagined:
 
 
 def imagine(plan: Plan, keep: Path) -> Imagined:
-    """Runs it in another process and reads what that leaves in the folder `keep`."""
+    """Runs the plan in another process, and reads the trace that it writes into the folder `keep`."""
     path = keep / f"{plan.card}.pytrace"
     with tempfile.TemporaryDirectory() as folder:
-        said = Path(folder) / "problem"
-        told = {**vars(plan), "path": str(path), "problem": str(said)}
+        report = Path(folder) / "problem"
+        order = {**vars(plan), "path": str(path), "problem": str(report)}
         child = subprocess.run(
             [sys.executable, "-c", _CHILD],
-            env={**os.environ, _TELLS: json.dumps(told), "PYTRACER": ""},
+            env={**os.environ, _ORDER: json.dumps(order), "PYTRACER": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
         )
-        problem = said.read_text() if said.exists() else ""
+        problem = report.read_text() if report.exists() else ""
     if not problem and not path.exists():
         last = " / ".join(child.stderr.strip().splitlines()[-_MOST_LINES:])
-        problem = f"it ended with exit code {child.returncode}: {last}"
+        problem = f"the program ended with exit code {child.returncode}: {last}"
     return Imagined(plan.card, None if problem else read(path), problem)
 
 
@@ -70,11 +70,11 @@ def imagine(plan: Plan, keep: Path) -> Imagined:
 
 
 class _Enough(BaseException):
-    """The program has made as many steps as were asked for."""
+    """Stops the program after the planned steps."""
 
 
 class _Run:
-    """The block, from when the program has torch."""
+    """The imagined block of a program. It begins when the program has imported torch."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -97,7 +97,7 @@ class _Run:
             raise _Enough
 
     def end(self, path: str) -> str:
-        """Why there is no trace, or nothing."""
+        """Ends the block and saves its trace. Returns the reason if there is no trace, or else ""."""
         if self._block is None:
             return "the program never imported torch"
         self._block.__exit__(None, None, None)
@@ -111,10 +111,10 @@ class _Run:
 
 
 def main() -> int:
-    """For a process that `imagine` has started."""
-    told = json.loads(os.environ.pop(_TELLS))
-    path, said = told.pop("path"), Path(told.pop("problem"))
-    plan = Plan(**{**told, "program": tuple(told["program"])})
+    """The main function of the process that `imagine` starts."""
+    order = json.loads(os.environ.pop(_ORDER))
+    path, report = order.pop("path"), Path(order.pop("problem"))
+    plan = Plan(**{**order, "program": tuple(order["program"])})
     run = _Run(plan)
     problem = ""
     try:
@@ -124,7 +124,7 @@ def main() -> int:
             execute()
     except SystemExit as stop:
         if stop.code not in (None, 0):
-            problem = f"the program gave up with {stop.code!r}"
+            problem = f"the program exited with {stop.code!r}"
     except errors.PytracerError as error:
         problem = str(error)
     except Exception as error:
@@ -132,16 +132,16 @@ def main() -> int:
     if not problem:
         problem = run.end(path)
     if problem:
-        said.write_text(problem)
+        report.write_text(problem)
     sys.stdout.flush()
     sys.stderr.flush()
     return 0
 
 
 def _in_one_line(error: Exception) -> str:
-    """What it was, and the program's line."""
+    """The error on one line, with the innermost line of the program."""
     cause: BaseException | None = error
-    while cause is not None:  # what a framework has wrapped
+    while cause is not None:  # a framework may have wrapped ours
         if isinstance(cause, errors.PytracerError):
             return str(cause)
         cause = cause.__cause__ or cause.__context__

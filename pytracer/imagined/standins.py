@@ -1,4 +1,4 @@
-"""Values that are read from tensors which have none: what is given instead, and where it is listed."""
+"""Stand-ins for values that the program reads from fake tensors, and a list of these reads."""
 
 import sys
 import sysconfig
@@ -14,20 +14,20 @@ VALUE = 1  # safe to divide by, to take a root or a logarithm of
 
 _WAY_OUT = (
     'say what it is: assume={{"{line}": True}}, or --assume {line}=true; '
-    "or leave this line out while imagining: `if not pytracer.is_imagining():`"
+    "or skip this line while imagining: `if not pytracer.is_imagining():`"
 )
 
 
 class Reads:
-    """Where the program read a value that an imagined run does not have."""
+    """Answers and lists the program's reads of values that an imagined run does not have."""
 
     def __init__(self, assumed: dict[str, Any]) -> None:
-        """`assumed`: by file and line, what the program is to be told."""
+        """`assumed`: the values for decisions, by file and line."""
         self._assumed = assumed
         self._lines: Counter[str] = Counter()
 
     def listed(self) -> list[dict[str, Any]]:
-        """Each line, and how often it read."""
+        """Each line that read values, with the number of its reads."""
         return [{"line": line, "reads": count} for line, count in self._lines.items()]
 
     def number(self, kind: type) -> Any:
@@ -38,14 +38,14 @@ class Reads:
         return _KINDS[kind](VALUE)
 
     def decide(self) -> bool:
-        """What the program decides by: only what was assumed.
+        """The value that the program decides by, from the assumptions.
 
         Raises:
-            errors.CannotImagine: nothing was.
+            errors.CannotImagine: there is no assumption for this line.
         """
         line = where()
-        for known, value in self._assumed.items():
-            if line == known or line.endswith("/" + known):
+        for place, value in self._assumed.items():
+            if line == place or line.endswith("/" + place):
                 self._lines[line] += 1
                 return bool(value)
         raise errors.CannotImagine(
@@ -55,19 +55,18 @@ class Reads:
 
 
 def where() -> str:
-    """The innermost line of the program: neither torch's nor ours, nor of an installed library."""
+    """The innermost line of the program, outside torch, pytracer and installed libraries."""
     frame: FrameType | None = sys._getframe(1)
-    outermost, found = "", ""
+    in_library = ""
     while frame is not None:
         file = frame.f_code.co_filename
         if not _is_inside(file):
             line = f"{_shown(file)}:{frame.f_lineno}"
-            outermost = outermost or line
+            in_library = in_library or line
             if "site-packages" not in file:
-                found = line
-                break
+                return line
         frame = frame.f_back
-    return found or outermost or "the program"
+    return in_library or "the program"
 
 
 def _shown(file: str) -> str:
@@ -87,13 +86,13 @@ def _is_inside(file: str) -> bool:
 
 
 def _is_torchs_own(frame: FrameType | None) -> bool:
-    """Whether torch itself asked, as an optimizer does for its step's number."""
+    """Whether torch itself reads, as an optimizer reads the number of its step."""
     while frame is not None and frame.f_code.co_filename.startswith(_OURS):
         frame = frame.f_back
     return frame is not None and frame.f_code.co_filename.startswith(_TORCH)
 
 
-# What a program decides by while it runs; set as an imagined run begins.
+# The reads of the imagined run that is going on, if any.
 current: list[Reads] = []
 
 
@@ -104,14 +103,14 @@ def _decides(*_: Any) -> bool:
 
 
 class StandInFloat(float):
-    """A number that is not known. It may be computed with and shown, but not compared."""
+    """An unknown number. A program can compute with it and print it, but not compare it."""
 
     __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
     __hash__ = float.__hash__
 
 
 class StandInInt(int):
-    """The same, of whole numbers."""
+    """An unknown whole number."""
 
     __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
     __hash__ = int.__hash__

@@ -1,4 +1,4 @@
-"""What `torch.cuda` says while a card is imagined. Scripts ask it before they do anything."""
+"""Replaces the answers of `torch.cuda` for an imagined card. Scripts ask it before anything else."""
 
 import contextlib
 import types
@@ -15,7 +15,7 @@ Counters = Callable[[], dict[str, int]]
 
 @contextlib.contextmanager
 def described(card: Card, counters: Counters, trim: Callable[[], None]) -> Iterator[None]:
-    """Every question about devices is answered for the one card; afterwards as before."""
+    """Answers every question about devices for the one card, until the block ends."""
     with contextlib.ExitStack() as stack:
         for owner, answers in (
             (torch.cuda, _cuda(card, counters, trim)),
@@ -83,8 +83,8 @@ def _memory(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[st
     def stats(device: Any = None) -> dict[str, Any]:
         named = {}
         for name, amount in counters().items():
-            what, which = name.split(".")
-            named[f"{what}.all.{which}"] = amount
+            quantity, which = name.split(".")
+            named[f"{quantity}.all.{which}"] = amount
         return {**named, "num_alloc_retries": 0, "num_ooms": 0}
 
     def free_and_total(device: Any = None) -> tuple[int, int]:
@@ -151,7 +151,7 @@ class _Device(contextlib.AbstractContextManager[None]):
 
 
 class _Stream:
-    """One that has always finished."""
+    """A stream whose work has always finished."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.cuda_stream = self.stream_id = 0
@@ -173,7 +173,7 @@ class _Stream:
 
 
 class _Event:
-    """One that has always happened, no time after any other."""
+    """An event that has always happened."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

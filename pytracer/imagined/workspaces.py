@@ -1,4 +1,4 @@
-"""What libraries ask torch's allocator for besides tensors."""
+"""The workspaces that libraries take from torch's allocator beside tensors."""
 
 import os
 import re
@@ -30,21 +30,21 @@ _CUBLAS = frozenset(
 )
 _LT = frozenset((aten.addmm.default, aten._addmm_activation.default))
 _LT_BYTES = 1 << 20
-# Later releases let cuBLASLt use cuBLAS's, as CublasHandlePool.cpp says.
+# Later releases share cuBLAS's workspace with cuBLASLt (CublasHandlePool.cpp).
 _LT_HAS_ITS_OWN = tuple(map(int, torch.__version__.split(".")[:2])) <= (2, 11)
 
 
 class Workspaces:
-    """cuBLAS has one per thread and stream, from its first call on; torch never gives it back."""
+    """cuBLAS takes a workspace per thread and stream at its first call. torch never frees it."""
 
     def __init__(self, card: Card, device: Any) -> None:
-        """`device`: the imagined one, which keeps them."""
+        """`device`: the imagined device that holds the workspaces."""
         self._device = device
         self._bytes = _asked() or card.cublas_workspace
         self._there: set[tuple[str, bool]] = set()
 
     def used_by(self, func: Any) -> None:
-        """An operator has run. A backward pass runs on a thread of its own, on a real card."""
+        """Takes the workspaces of an operator that ran. On a card, backward has a thread of its own."""
         if func not in _CUBLAS:
             return
         backward = private_torch.backward_pass_number() != -1
@@ -59,6 +59,6 @@ class Workspaces:
 
 
 def _asked() -> int:
-    """What CUBLAS_WORKSPACE_CONFIG says, ":4096:2:16:8" in KiB; 0 for nothing."""
+    """The bytes in CUBLAS_WORKSPACE_CONFIG, such as ":4096:2:16:8" in KiB; 0 if it is not set."""
     text = os.environ.get("CUBLAS_WORKSPACE_CONFIG", "")
     return sum(int(size) * int(count) for size, count in re.findall(r":(\d+):(\d+)", text)) << 10

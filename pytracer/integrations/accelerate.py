@@ -10,15 +10,15 @@ from pytracer.integrations.callback import Callback, shows_options
 
 @shows_options
 class MemoryTrace:
-    """Shows where the memory of the next training steps goes; options as `Callback` has them.
+    """Shows the memory of the next training steps. Takes the options of `Callback`.
 
-    `trace` is there once its steps are over. It traces on until `end()`, in case a later step runs
-    out of memory, unless watch=False. As a context manager it ends with its block, and explains
-    an allocation that fails in there: `with MemoryTrace(accelerator, model): train()`.
+    `trace` is set when its steps are over. Tracing goes on until `end()`, to explain a later step
+    that runs out of memory; watch=False turns that off. As a context manager it ends with its block,
+    and explains an allocation that fails inside: `with MemoryTrace(accelerator, model): train()`.
     """
 
     def __init__(self, accelerator: Accelerator, *targets: Any, **options: Any) -> None:
-        """Recording begins here; a step is one of the optimizer, not one that accumulates."""
+        """Starts to record. A step is a step of the optimizer, so accumulation does not count."""
         self._accelerator = accelerator
         self._callback = Callback(**options)
         self._counter = Held()
@@ -28,21 +28,21 @@ class MemoryTrace:
 
     @property
     def trace(self) -> Any:
-        """The trace of the steps that were kept, once they are over."""
+        """The trace of the kept steps; None until they are over."""
         return self._callback.trace
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more is recorded: not the rest of its steps, and none of those that it watches."""
+        """Stops recording and watching."""
         self._callback.end(error)
         self._counter.end()
         self._log()
 
     def __enter__(self) -> "MemoryTrace":
-        """Already recording."""
+        """Returns this object, which records already."""
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        """What the block raised goes on unchanged."""
+        """Stops recording. An exception of the block goes on unchanged."""
         self.end(error)
 
     def _stepped(self) -> None:
@@ -50,7 +50,7 @@ class MemoryTrace:
         self._log()
 
     def _log(self) -> None:
-        found = self._callback.scalars()
-        if found and not self._logged and self._accelerator.trackers:
+        scalars = self._callback.scalars()
+        if scalars and not self._logged and self._accelerator.trackers:
             self._logged = True
-            self._accelerator.log(found)
+            self._accelerator.log(scalars)

@@ -1,4 +1,4 @@
-"""What the frameworks' callbacks share: a few steps of a long training, and its failures."""
+"""The part that all frameworks' callbacks share: traces a few steps, and explains failures."""
 
 import inspect
 import sys
@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 def shows_options(kind: type[_T]) -> type[_T]:
-    """For `help()` and completion: a framework's callback takes what `Callback` takes."""
+    """Adds the options of `Callback` to the signature and docstring of a framework's callback."""
     own = inspect.signature(kind).parameters.values()
     shared = inspect.signature(Callback).parameters.values()
     all_ = [*(one for one in own if one.kind is not one.VAR_KEYWORD), *shared]
@@ -24,19 +24,19 @@ def shows_options(kind: type[_T]) -> type[_T]:
 
 
 class Callback:
-    """Keeps the first steps of a training and shows them; watches the others.
+    """Keeps and shows the first steps of a training, and watches the others.
 
     Args:
-        steps: steps to keep.
-        skip: steps before those.
+        steps: number of steps to keep.
+        skip: number of steps before those.
         path: write the trace there, one file per rank (run.rank3.pytrace).
-        watch: also trace later steps, 20 at a time, so that running out of memory is explained.
+        watch: also trace later steps, 20 at a time, to explain a failure for lack of memory.
         table: show the table on rank 0, and a page if memory runs out.
-        writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry are
-            written to where the program has imported them.
-        log: a file that gets a JSON line for each step that was kept.
+        writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry get
+            the figures if the program has imported them.
+        log: a file that gets a JSON line for each kept step.
         report: the former name of `table`; deprecated.
-        **options: of `pytracer.trace`: stacks, detail, devices, ...
+        **options: options of `pytracer.trace`: stacks, detail, devices, ...
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Callback:
         report: bool | None = None,
         **options: Any,
     ) -> None:
-        """Recording starts at `begin`."""
+        """Does not record until `begin`."""
         if report is not None:
             table = of_former_name(report)
         self._steps, self._skip, self._watch = steps, skip, watch
@@ -60,10 +60,10 @@ class Callback:
         self._table, self._writer, self._log, self._options = table, writer, log, options
         self._recording: Recording | None = None
         self._attempt = 0
-        self.trace: trace | None = None  # of the steps to keep, once they are over
+        self.trace: trace | None = None  # of the kept steps, once they are over
 
     def begin(self, *targets: Any) -> None:
-        """The training starts, or starts again after a failed attempt."""
+        """Call this when the training starts, or starts again after a failed attempt."""
         self.end()
         keep = {} if self._path is None else {"path": self._attempts_path(self._path)}
         self._attempt += 1
@@ -79,12 +79,12 @@ class Callback:
         self._recording.begin()
 
     def stepped(self) -> None:
-        """An optimizer step is over."""
+        """Call this after each step of the optimizer."""
         if self._recording is not None:
             self._recording.stepped()
 
     def end(self, error: BaseException | None = None) -> None:
-        """The training is over, or failed with this."""
+        """Call this when the training is over, or has failed with `error`."""
         recording, self._recording = self._recording, None
         if recording is None:
             return
@@ -96,7 +96,7 @@ class Callback:
                 self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
 
     def scalars(self) -> dict[str, float]:
-        """What loggers show of the steps that were kept; empty until they are over."""
+        """The figures of the kept steps for loggers. Empty until the steps are over."""
         return {} if self.trace is None else scalars.of(self.trace)
 
     def _ready(self, traced: trace) -> None:

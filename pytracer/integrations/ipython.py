@@ -14,15 +14,15 @@ _OPTIONS = {"--stacks": ("stacks", True), "--category": ("detail", "category")}
 
 @magics_class
 class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
-    """The magics; the last trace is left in the variable `memtrace`."""
+    """The magics. They keep the last trace in the variable `memtrace`."""
 
     @no_var_expand  # type: ignore[untyped-decorator, unused-ignore]
     @line_cell_magic  # type: ignore[untyped-decorator, unused-ignore]
     def memtrace(self, line: str, cell: str | None = None) -> None:
         """Traces a cell (or the rest of the line) and shows the table.
 
-        `%%memtrace --stacks` also takes Python lines; `--category` is quicker and knows no ops.
-        The names of models and optimizers may follow: `%%memtrace model optimizer`.
+        `%%memtrace --stacks` also records Python lines. `--category` is faster, without ops. Names
+        of models and optimizers may follow: `%%memtrace model optimizer`.
         """
         shell: Any = self.shell
         options: dict[str, Any] = {}
@@ -37,7 +37,7 @@ class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
         code = line if cell is None else cell
         tracing = trace(*targets, table=False, **options)
         try:
-            with tracing, _untold(shell):
+            with tracing, _without_traceback(shell):
                 shell.run_cell(code).raise_error()
         finally:
             shell.user_ns["memtrace"] = tracing
@@ -47,14 +47,14 @@ class MemoryMagics(Magics):  # type: ignore[misc, unused-ignore]
 def _variable(shell: Any, name: str) -> Any:
     if name not in shell.user_ns:
         raise errors.UsageError(
-            f"%%memtrace {name}: no variable is called so; it takes names of models and optimizers"
+            f"%%memtrace {name}: there is no variable {name!r}; name models and optimizers"
         )
     return shell.user_ns[name]
 
 
 @contextlib.contextmanager
-def _untold(shell: Any) -> Iterator[None]:
-    """Whoever runs the magic shows the cell's error: it is not to be seen twice."""
+def _without_traceback(shell: Any) -> Iterator[None]:
+    """Keeps the shell from printing the cell's error. The magic raises it, and it is printed then."""
     shell._showtraceback = lambda *_: None
     try:
         yield
@@ -63,5 +63,5 @@ def _untold(shell: Any) -> Iterator[None]:
 
 
 def register(shell: Any) -> None:
-    """Called by `%load_ext pytracer`."""
+    """Registers the magics; `%load_ext pytracer` calls it."""
     shell.register_magics(MemoryMagics)

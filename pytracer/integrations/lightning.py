@@ -12,10 +12,10 @@ from pytracer.integrations.callback import Callback, shows_options
 
 @shows_options
 class MemoryTrace(LightningCallback):  # type: ignore[misc]
-    """Shows where the memory of the first training steps went; options as `Callback` has them."""
+    """Shows the memory of the first training steps. Takes the options of `Callback`."""
 
     def __init__(self, **options: Any) -> None:
-        """Nothing is recorded until the training begins."""
+        """Does not record until the training begins."""
         super().__init__()
         self._callback = Callback(**options)
         self._seen = 0
@@ -23,34 +23,34 @@ class MemoryTrace(LightningCallback):  # type: ignore[misc]
 
     @property
     def trace(self) -> Any:
-        """The trace of the steps that were kept, once they are over."""
+        """The trace of the kept steps; None until they are over."""
         return self._callback.trace
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Also of a second attempt."""
+        """Starts to record, also at a second attempt."""
         self._seen = trainer.global_step
         self._logged = False
         self._callback.begin(pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
-        """A batch is not always a step: gradients may be accumulated."""
+        """Counts the optimizer's steps, because a batch may only accumulate gradients."""
         for _step in range(trainer.global_step - self._seen):
             self._callback.stepped()
         self._seen = trainer.global_step
         self._log(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """All is well."""
+        """Ends the recording."""
         self._callback.end()
         self._log(trainer)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """It is explained, and goes on."""
+        """Explains the exception, which then goes on."""
         self._callback.end(exception)
 
     def _log(self, trainer: Any) -> None:
-        found = self._callback.scalars()
-        if found and not self._logged:
+        scalars = self._callback.scalars()
+        if scalars and not self._logged:
             self._logged = True
             for logger in trainer.loggers:
-                logger.log_metrics(found, step=trainer.global_step)
+                logger.log_metrics(scalars, step=trainer.global_step)

@@ -1,7 +1,7 @@
 """`@pytest.mark.memory_budget(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
 
-The test's body is traced, and fails with the table if it goes over its budget. Nothing of torch
-is imported for tests that have none.
+Traces the test's body. A test over its budget fails and shows the table. Tests without a budget do
+not import torch.
 """
 
 from collections.abc import Generator
@@ -15,17 +15,17 @@ _TABLE = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes the mark known, so that --strict-markers accepts it."""
+    """Registers the mark, so that --strict-markers accepts it."""
     config.addinivalue_line(
         "markers",
         f'{_MARK}(peak="2 GiB", activations=..., growth_per_step=0, devices="cuda"): fail if the '
-        "test needs more memory; any category may be limited, growth takes three steps",
+        "test needs more memory; any category can have a limit, and growth needs three steps",
     )
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None]:
-    """Traces the body of a test that has a budget, without its fixtures."""
+    """Traces the body of a test with a budget, without its fixtures."""
     mark = pyfuncitem.get_closest_marker(_MARK)
     if mark is None:
         yield
@@ -57,7 +57,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, None
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, None]:
-    """A failing test with a budget also shows where its memory went."""
+    """Adds the table to the report of a failing test with a budget."""
     outcome = yield
     report = outcome.get_result()
     if report.when == "call" and report.failed and _TABLE in item.stash:

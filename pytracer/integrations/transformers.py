@@ -14,36 +14,36 @@ from pytracer.integrations.callback import Callback, shows_options
 
 @shows_options
 class MemoryTrace(TrainerCallback):  # type: ignore[misc]
-    """Shows where the memory of the first training steps went; options as `Callback` has them."""
+    """Shows the memory of the first training steps. Takes the options of `Callback`."""
 
     def __init__(self, **options: Any) -> None:
-        """Nothing is recorded until the training begins."""
+        """Does not record until the training begins."""
         self._callback = Callback(**options)
         self._leave_excepthook: Callable[[], None] = lambda: None
 
     @property
     def trace(self) -> Any:
-        """The trace of the steps that were kept, once they are over."""
+        """The trace of the kept steps; None until they are over."""
         return self._callback.trace
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Also of a second attempt, with a smaller batch say."""
+        """Starts to record, also at a second attempt, perhaps with a smaller batch."""
         self._callback.begin(*([kwargs["model"]] if kwargs.get("model") is not None else []))
-        self._hear_of_failure()
+        self._watch_for_failure()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The optimizer has stepped."""
+        """Counts a step of the optimizer."""
         self._callback.stepped()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """All is well."""
+        """Ends the recording."""
         self._leave_excepthook()
         self._callback.end()
 
-    def _hear_of_failure(self) -> None:
-        """The Trainer tells callbacks of no exception; one that ends the program comes by here."""
+    def _watch_for_failure(self) -> None:
+        """Sets `sys.excepthook`, because the Trainer does not pass exceptions to its callbacks."""
         self._leave_excepthook()
-        # Weakly: a training that fails never ends, and what it recorded is not to stay for it.
+        # A weak reference, because a failed training never ends, and its recording must not stay alive.
         before, this = sys.excepthook, weakref.ref(self)
 
         def hook(
@@ -54,11 +54,11 @@ class MemoryTrace(TrainerCallback):  # type: ignore[misc]
                 alive._callback.end(error)
 
         def leave() -> None:
-            if sys.excepthook is hook:  # else somebody else's calls it
+            if sys.excepthook is hook:  # otherwise another hook calls ours
                 sys.excepthook = before
 
         self._leave_excepthook, sys.excepthook = leave, hook
 
 
-# Who imports this module can say TrainingArguments(report_to="pytracer"), also in a file of settings.
+# Importing this module allows TrainingArguments(report_to="pytracer"), also in a settings file.
 INTEGRATION_TO_CALLBACK.setdefault("pytracer", MemoryTrace)

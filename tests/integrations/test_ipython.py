@@ -39,7 +39,7 @@ def test_a_line_is_run_as_it_was_written(shell, options) -> None:
 def test_a_variable_that_is_not_there_is_said_in_a_line(shell) -> None:
     result = shell.run_cell("%%memtrace missing_model\n1")
     assert isinstance(result.error_in_exec, errors.UsageError)
-    assert "missing_model: no variable is called so" in str(result.error_in_exec)
+    assert "missing_model: there is no variable 'missing_model'" in str(result.error_in_exec)
 
 
 def test_the_targets_may_be_named_and_errors_are_the_cells_own(shell, capsys) -> None:
