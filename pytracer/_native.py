@@ -1,10 +1,10 @@
 """The only door to the compiled extensions: `from pytracer._native import C`, or `core`.
 
-`core` reads and writes files and needs no torch. `C` records. An extension of torch works with the
-release of torch it was compiled for and with no other. Loaded into another, it fails with an
-undefined symbol or, worse, reads structures that have changed. So there is one for each release,
-and which one fits is seen before any is opened: from the `_build.json` that the build writes beside
-them, and from torch's version. Each is opened when it is first asked for.
+`core` reads and writes files and needs no torch. `C` records. An extension of torch works only with
+the release of torch it was compiled for. Loaded into another, it fails with an undefined symbol or,
+worse, reads structures that have changed. So there is one for each release. The `_build.json` that
+the build writes beside them, and torch's version, decide which one fits before any is opened. Each
+is opened at its first use.
 """
 
 import importlib.machinery
@@ -31,7 +31,7 @@ Facts = Mapping[str, Any]
 
 
 def how_to_rebuild(package: Path = HERE) -> str:
-    """The command that builds for the torch that is running; it needs nothing but a compiler."""
+    """Returns the command that builds for the running torch. It needs only a compiler."""
     checkout = package.parent
     python = shlex.quote(sys.executable)
     if (checkout / "setup.py").is_file() and (checkout / "csrc").is_dir():
@@ -40,15 +40,15 @@ def how_to_rebuild(package: Path = HERE) -> str:
 
 
 def release_of(version: str) -> str:
-    """2.13 of 2.13.1+cpu."""
+    """Returns the release of a version: 2.13 for 2.13.1+cpu."""
     return ".".join(version.split(".")[:2])
 
 
 def _promised(version: str) -> str:
-    """What must be equal for two torches to share a binary.
+    """Returns the part of a version that must be equal for two torches to share a binary.
 
     Patch releases keep the ABI, and builds for the CPU and for CUDA are the same in all that the
-    extension sees. Nightlies and builds from source promise nothing, so they are compared whole.
+    extension uses. Nightlies and builds from source promise nothing, so their whole version counts.
     """
     numbers = version.partition("+")[0].split(".")
     is_release = len(numbers) == 3 and numbers[2].isdigit()
@@ -56,7 +56,7 @@ def _promised(version: str) -> str:
 
 
 def _installed_elsewhere(package: Path) -> Path | None:
-    """A built pytracer that this one is found before: whoever stands in a clone imports that."""
+    """Returns a built pytracer that this one hides, as in a process started in a clone."""
     for entry in sys.path:
         other = Path(entry).resolve() / package.name
         if other != package.resolve() and (other / "_build.json").is_file():
@@ -65,10 +65,10 @@ def _installed_elsewhere(package: Path) -> Path | None:
 
 
 def read_facts(package: Path = HERE) -> Facts:
-    """What the binaries in this package were built for.
+    """Reads what the binaries in this package were built for.
 
     Raises:
-        BuildMissing: there are none.
+        BuildMissing: there are no binaries.
     """
     try:
         facts: Facts = json.loads((package / "_build.json").read_text())
@@ -84,10 +84,11 @@ def read_facts(package: Path = HERE) -> Facts:
 
 
 def facts_for(facts: Facts, torch_version: str, package: Path = HERE) -> dict[str, str | None]:
-    """What is known of the binary for this torch.
+    """Returns the facts about the binary for this torch.
 
     Raises:
-        BuildMismatch: there is none for this torch or this Python; names both and what to do.
+        BuildMissing: pytracer was installed without torch.
+        BuildMismatch: there is no binary for this torch or this Python. The message names both.
     """
     check_torch(torch_version)
     _check_abi(facts, package)
@@ -122,7 +123,7 @@ def check_torch(version: str) -> None:
     """Refuses a torch that no build of this pytracer can support.
 
     Raises:
-        BuildMismatch: it is too old.
+        BuildMismatch: this torch is too old.
     """
     if _numbers(version) < _numbers(OLDEST_TORCH):
         raise errors.BuildMismatch(
@@ -136,7 +137,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def torch_version() -> str:
-    """The version of the torch that runs, or would; importing it takes seconds, so it is read.
+    """Returns the version of torch. It reads a file, because importing torch takes seconds.
 
     Raises:
         BuildMissing: there is no torch.
@@ -144,15 +145,15 @@ def torch_version() -> str:
     if (torch := sys.modules.get("torch")) is not None:
         return str(torch.__version__)
     try:
-        found = importlib.util.find_spec("torch")
-    except (ImportError, ValueError):  # somebody keeps it from being imported
-        found = None
-    if found is None or found.origin is None:
+        spec = importlib.util.find_spec("torch")
+    except (ImportError, ValueError):  # the program prevents its import
+        spec = None
+    if spec is None or spec.origin is None:
         raise errors.BuildMissing(
             "recording needs torch, and there is none here (reading traces needs none). Install "
             f"it: {shlex.quote(sys.executable)} -m pip install torch"
         )
-    version = Path(found.origin).with_name("version.py")
+    version = Path(spec.origin).with_name("version.py")
     named = re.search(r"^__version__\b.*?= *'(.+?)'", _text_of(version), re.MULTILINE)
     return named[1] if named else str(importlib.import_module("torch").__version__)
 
@@ -180,7 +181,7 @@ def _load(name: str, path: Path, beside: str) -> ModuleType:
 
 
 def _open_tracker(torch: ModuleType, extension: ModuleType) -> str:
-    """Opens the CUDA tracker beside a torch that has CUDA; returns why there is none."""
+    """Opens the CUDA tracker beside a torch with CUDA. Returns the reason if it cannot, else ""."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     path = HERE / f"_cuda-torch{release_of(str(torch.__version__))}.so"
@@ -198,7 +199,7 @@ def _open_extension() -> dict[str, Any]:
     version = torch_version()
     facts = facts_for(read_facts(), version)
     torch = importlib.import_module("torch")
-    if "core" not in globals():  # which the extension imports
+    if "core" not in globals():  # the extension imports it
         globals().update(_open_core())
     path = HERE / f"_C-torch{release_of(version)}.{facts['abi']}.so"
     extension = _load("_C", path, f"torch {version}")

@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of its devices, by NVML: how much is in use, and by whom."""
+"""Asks NVIDIA's driver through NVML how much memory is in use on a device, and by whom."""
 
 import ctypes
 import os
@@ -7,13 +7,13 @@ from typing import Any
 
 Document = dict[str, Any]
 
-_TRIES = 4  # to read a device and its processes while nothing changes
+_TRIES = 4  # attempts to read a device and its processes without a change in between
 
 _opened: Any = None
 
 
 def open_nvml() -> Any:
-    """The pynvml module, initialised once per process; or a text that says why there is none."""
+    """Returns the pynvml module, initialised once per process, or the reason why it fails."""
     global _opened
     if _opened is None or _opened[0] != os.getpid():
         _opened = (os.getpid(), _open_nvml())
@@ -33,7 +33,7 @@ def _open_nvml() -> Any:
 
 
 def _without_driver() -> str:
-    """NVML's library comes with NVIDIA's driver, whether or not Python can talk to it."""
+    """Returns a sentence if there is no NVIDIA driver, else "". NVML's library comes with it."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -42,25 +42,25 @@ def _without_driver() -> str:
 
 
 def all_uuids(nvml: Any) -> list[str]:
-    """Every GPU of the machine that NVML shows, and every MIG instance."""
-    found = []
+    """Returns the UUID of every GPU that NVML shows, and of every MIG instance."""
+    uuids = []
     for index in range(nvml.nvmlDeviceGetCount()):
         handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(nvml.nvmlDeviceGetUUID(handle))
+        uuids.append(nvml.nvmlDeviceGetUUID(handle))
         for instance in range(_ask(nvml, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0):
             mig = _ask(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, instance)
             if mig is not None:
-                found.append(nvml.nvmlDeviceGetUUID(mig))
-    return [bare_uuid(uuid) for uuid in found]
+                uuids.append(nvml.nvmlDeviceGetUUID(mig))
+    return [bare_uuid(uuid) for uuid in uuids]
 
 
 def bare_uuid(uuid: str) -> str:
-    """NVML writes GPU-... or MIG-... before what CUDA knows."""
+    """Returns the UUID as CUDA writes it: without NVML's prefix GPU- or MIG-."""
     return uuid.removeprefix("GPU-").removeprefix("MIG-")
 
 
 def read_gpus(nvml: Any, uuids: Iterable[str]) -> dict[str, Document]:
-    """What NVML says of these devices; of one that it does not know, nothing."""
+    """Returns NVML's figures by device; {} for a device that it does not know."""
     return {uuid: _read_gpu(nvml, uuid) for uuid in uuids}
 
 
@@ -70,13 +70,13 @@ def _read_gpu(nvml: Any, uuid: str) -> Document:
         handle = handle or _ask(nvml, nvml.nvmlDeviceGetHandleByUUID, prefix + bare_uuid(uuid))
     if handle is None:
         return {}
-    found = _memory(nvml, handle)
+    memory = _memory(nvml, handle)
     for _ in range(_TRIES):
         processes = _processes(nvml, handle)
-        before, found = found, _memory(nvml, handle)
-        if found == before:
-            break  # else another process took or gave back some between the questions
-    return {**found, "processes": processes} if found else {}
+        before, memory = memory, _memory(nvml, handle)
+        if memory == before:
+            break  # otherwise a process took or freed memory between the questions
+    return {**memory, "processes": processes} if memory else {}
 
 
 def _memory(nvml: Any, handle: Any) -> Document:
@@ -90,21 +90,21 @@ def _memory(nvml: Any, handle: Any) -> Document:
 
 
 def _processes(nvml: Any, handle: Any) -> list[Document] | None:
-    """Who holds how much; None where NVML does not tell of any kind of process."""
+    """Returns the bytes of each process; None if NVML lists no kind of process."""
     lists = (
         _ask(nvml, nvml.nvmlDeviceGetComputeRunningProcesses, handle),
         _ask(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle),
         _ask(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle),
     )
-    if all(found is None for found in lists):
+    if all(processes is None for processes in lists):
         return None
     # A process that computes and draws is in two lists, with the same figure in both.
-    figures = {int(p.pid): p.usedGpuMemory for found in lists for p in found or ()}
+    figures = {int(p.pid): p.usedGpuMemory for processes in lists for p in processes or ()}
     return [{"pid": pid, "bytes": figure} for pid, figure in sorted(figures.items())]
 
 
 def name_processes(nvml: Any, gpus: dict[str, Document]) -> None:
-    """The program's name only: what else is on its command line is nobody's business."""
+    """Adds the name of each process's program, without the rest of its command line."""
     for gpu in gpus.values():
         for process in gpu.get("processes") or ():
             name = _ask(nvml, nvml.nvmlSystemGetProcessName, process["pid"])
@@ -112,7 +112,7 @@ def name_processes(nvml: Any, gpus: dict[str, Document]) -> None:
 
 
 def _ask(nvml: Any, function: Any, *arguments: Any) -> Any:
-    """What the function says, None where this driver or device does not."""
+    """Calls the function; None if this driver or device does not support it."""
     try:
         return function(*arguments)
     except nvml.NVMLError:

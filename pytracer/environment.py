@@ -1,6 +1,6 @@
-"""What surrounds this process: its place among those of a launcher, and its folder.
+"""Reads this process's surroundings: its place among a launcher's processes, and its folder.
 
-Recordings ask as they end, when the program may have changed all of it: nothing here raises.
+Nothing here raises: recordings ask as they end, when the program may have changed all of it.
 """
 
 import os
@@ -11,12 +11,12 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def rank() -> int:
-    """This process's number among those that a launcher started."""
+    """Returns this process's number among those that the launcher started."""
     return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", otherwise=0)
 
 
 def world_size() -> int:
-    """How many processes the launcher started."""
+    """Returns how many processes the launcher started."""
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", otherwise=1)
 
 
@@ -29,7 +29,7 @@ def _from_launcher(*names: str, otherwise: int) -> int:
 
 
 def working_directory() -> str:
-    """Where the program is; "" if that folder has been deleted."""
+    """Returns the working directory; "" if it has been deleted."""
     try:
         return str(Path.cwd())
     except OSError:

@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, and never in the place of another one by mistake."""
+"""Writes files that appear whole or not at all, and replace no other file by mistake."""
 
 import contextlib
 import errno
@@ -11,7 +11,7 @@ from pytracer import errors
 
 
 def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: bool) -> Path:
-    """Lets `write` fill a file that gets its name only when it is finished.
+    """Writes a file with `write`. The file gets its name only when it is finished.
 
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
@@ -28,11 +28,11 @@ def write_whole(path: Path, write: Callable[[BinaryIO], None], *, overwrite: boo
 
 @contextlib.contextmanager
 def unfinished(path: Path) -> Iterator[Path]:
-    """A name beside the path to write to: it takes the path's place when the block has ended well."""
+    """Yields a path beside the file to write to. It replaces the file if the block succeeds."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield beside
-        with contextlib.suppress(FileNotFoundError):  # mostly there is none to replace
+        with contextlib.suppress(FileNotFoundError):  # usually there is no file to replace
             beside.chmod(path.stat().st_mode)
         beside.replace(path)
     finally:
@@ -41,10 +41,10 @@ def unfinished(path: Path) -> Iterator[Path]:
 
 
 def refuse_to_overwrite(path: Path, *, overwrite: bool) -> None:
-    """To be asked before there is work that would be lost.
+    """Checks that a file can be written, before any work is done that would be lost.
 
     Raises:
-        errors.CannotWrite: the file is there already, or its folder is not.
+        errors.CannotWrite: the file exists, or its folder does not.
     """
     try:
         if path.is_dir():
