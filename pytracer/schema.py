@@ -1,6 +1,6 @@
 """The vocabulary of a trace: tables, columns, dtypes, units and the numbers behind the words.
 
-csrc/core/event.h has the same vocabulary for C++, and tests/test_schema.py keeps the two equal.
+csrc/core/event.h has the same vocabulary for C++, and tests/test_native.py keeps the two equal.
 Times in the tables are raw ticks; `Trace.time_ns` makes nanoseconds of them. Sizes are bytes.
 """
 
