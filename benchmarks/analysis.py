@@ -1,4 +1,4 @@
-"""How long a trace takes to become categories and a timeline.
+"""Measures how long it takes to make categories and a timeline from a trace.
 
     python benchmarks/analysis.py [--events 1000000 10000000]
 
@@ -35,7 +35,7 @@ TARGET_SECONDS_PER_MILLION = 0.5
 
 
 class Step:
-    """One training step as rows, to be repeated: positions and scopes count from its start."""
+    """One training step as rows to repeat. Positions and scopes count from its start."""
 
     def __init__(self, layers: int) -> None:
         self.events: list[tuple[int, int, int, int, int, int, int]] = []
@@ -125,7 +125,7 @@ class Step:
         return self._tick
 
     def trace(self, events: int) -> Trace:
-        """Repeats the step until there are that many events."""
+        """Makes a trace that repeats the step until it has that many events."""
         repeats = max(1, round(events / len(self.events)))
         later = {
             "events": _repeat(self.events, repeats, {0: self._tick, 4: len(self.scopes)}),
@@ -155,7 +155,7 @@ class Step:
 def _repeat(
     rows: list[tuple[int, ...]], repeats: int, growing: dict[int, int]
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    """The rows again and again; a growing column adds so much each time, where it is not 0."""
+    """Repeats the rows. A growing column adds so much each time, except to a 0."""
     block = np.array(rows, np.int64)
     result = np.tile(block, (repeats, 1))
     turn = np.repeat(np.arange(repeats), len(block))
@@ -182,9 +182,9 @@ STAGES: dict[str, Callable[[Trace], object]] = {
 
 
 def measure(events: int) -> bool:
-    """Prints each stage's time; False when the target is missed.
+    """Prints each stage's time. Returns False if the target is missed.
 
-    Processor time, so that other programs on the machine do not count. All of it is one thread's.
+    It measures processor time, so that other programs do not count. All stages run in one thread.
     """
     trace = Step(layers=12).trace(events)
     count = len(trace.events.ticks)
@@ -202,7 +202,7 @@ def measure(events: int) -> bool:
 
 
 def main() -> int:
-    """Exit code 3 when a target is missed."""
+    """Measures each size. Returns exit code 3 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--events", type=int, nargs="+", default=[1_000_000, 10_000_000])
     arguments = parser.parse_args()

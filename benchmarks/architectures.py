@@ -1,6 +1,6 @@
-"""Models that papers measure, in plain torch with random weights: BERT, ResNet-50, a Llama.
+"""The models that papers measure, in plain torch with random weights: BERT, ResNet-50, Llama.
 
-GPT-2 is in `models.py`. Each takes ids or images and targets, and returns the loss.
+GPT-2 is in `models.py`. Each model takes ids or images and targets, and returns the loss.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a transformer's shape is."""
+    """The shape of a transformer."""
 
     vocabulary: int
     width: int
@@ -51,7 +51,7 @@ class Bert(nn.Module):
 
 
 class BertLayer(nn.Module):
-    """Attention, then the two linear layers; its softmax is written out, as when it was measured."""
+    """Attention, then two linear layers. The softmax is written out, as the paper measured it."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ class LlamaLayer(nn.Module):
 
 
 def rotated(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Rotary positions."""
+    """Applies rotary positions."""
     first, second = x.chunk(2, dim=-1)
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
@@ -174,7 +174,7 @@ class ResNet50(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1, and the way around them."""
+    """Convolutions of 1x1, 3x3 and 1x1, and a shortcut around them."""
 
     def __init__(self, outer: int, inner: int, stride: int) -> None:
         super().__init__()

@@ -1,18 +1,18 @@
-"""How right attribution is at the peak: pytracer beside torch.profiler's timeline and MemTracker.
+"""Measures how much of the peak pytracer, torch.profiler and MemTracker attribute correctly.
 
     python benchmarks/attribution.py                               # a few cases, small, on the CPU
     python benchmarks/attribution.py --device cuda --out FILE      # real sizes; results as JSON
     python benchmarks/attribution.py --all                         # every case of the conformance suite
     python benchmarks/attribution.py --programs --out FILE         # its programs
 
-The truth is that of programs/conformance: weights, gradients, optimizer state and inputs as formulas
-give them (a case that misses one of them is not shown), activations as the slow reference saw them,
-and the rest. Each tool is asked for the bytes per category at its own peak. *right* is the sum over
-categories of what tool and truth have in common; of the larger of both peaks, the remainder is
+The truth comes from programs/conformance: formulas give weights, gradients, optimizer state and
+inputs (a case without one of these is left out), the slow reference gives activations, and the rest
+is left. Each tool gives its bytes per category at its own peak. *right* is the sum, over
+categories, of the bytes that tool and truth have in common. The remainder of the larger peak is
 unknown or wrong. Every tool runs the same steps of the same model, made anew, in this process.
 
-Programs show all weights, all gradients or all of the optimizer's state at many instants. A tool is asked
-for each of these sums then; what it has more or less is wrong, as a share of what is shown in all.
+Programs show all weights, all gradients or all of the optimizer's state at many instants. At each
+of them, a tool gives the same sum. Its difference is wrong, as a share of all bytes shown.
 """
 
 import argparse
@@ -59,13 +59,13 @@ NO_OWN_ROW = ("temporaries", "workspaces", "functional", "communication", "graph
 
 
 def ours(at_peak: dict[str, int]) -> dict[str, int]:
-    """Our categories as the few that all tools have."""
+    """Returns our categories, reduced to those that all tools have."""
     found = {name: at_peak[name] for name in (*KINDS[:5], "unknown")}
     return {**found, "rest": sum(at_peak[name] for name in NO_OWN_ROW)}
 
 
 def truth(result: Result) -> dict[str, int]:
-    """What is really there: what the formulas confirm, the reference's activations, and the rest."""
+    """Returns the true bytes: those of formulas, the reference's activations, and the rest."""
     found = {**ours(result.hooks), "unknown": 0, "activations": result.reference_activations}
     found["rest"] = 0
     found["rest"] = result.peak_bytes - sum(found.values())
@@ -73,7 +73,7 @@ def truth(result: Result) -> dict[str, int]:
 
 
 def profiler(case: Case, size: str, device: str) -> dict[str, int]:
-    """torch.profiler's categorised memory timeline, at its highest point."""
+    """Returns the categories of torch.profiler's memory timeline at its highest point."""
     training = make(case, size, device)
     with profiling(training.kind) as profile:
         for _ in range(STEPS):
@@ -87,7 +87,7 @@ def profiler(case: Case, size: str, device: str) -> dict[str, int]:
 
 
 def profiling(device: str) -> torch.profiler.profile:
-    """With all that its timeline of memory needs."""
+    """Returns a profiler with all options that its memory timeline needs."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device == "cuda":
         activities.append(torch.profiler.ProfilerActivity.CUDA)
@@ -97,7 +97,7 @@ def profiling(device: str) -> torch.profiler.profile:
 
 
 def coalesced(profile: torch.profiler.profile, device: str) -> tuple[list[int], list[list[int]]]:
-    """Times, and bytes by the profiler's categories."""
+    """Returns times, and bytes by the profiler's categories."""
     from torch.profiler import _memory_profiler as timeline
 
     memory: Any = timeline.MemoryProfileTimeline(profile._memory_profile())
@@ -106,7 +106,7 @@ def coalesced(profile: torch.profiler.profile, device: str) -> tuple[list[int], 
 
 
 def profiler_kinds() -> list[tuple[int, str]]:
-    """Its categories' columns, in our words."""
+    """Returns the columns of the profiler's categories, by our names."""
     from torch.profiler import _memory_profiler as timeline
 
     kinds = {
@@ -124,7 +124,7 @@ def profiler_kinds() -> list[tuple[int, str]]:
 
 
 def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
-    """torch.distributed's tracker, at its peak."""
+    """Returns the categories of torch.distributed's tracker at its peak."""
     from torch.distributed._tools.mem_tracker import MemTracker
 
     training = make(case, size, device)
@@ -139,7 +139,7 @@ def mem_tracker(case: Case, size: str, device: str) -> dict[str, int]:
 
 
 def tracked(snapshots: dict[torch.device, dict[Any, int]], device: str) -> dict[str, int]:
-    """What it says of a device, in our words."""
+    """Returns the tracker's bytes on a device, by our names."""
     peak = next(snapshot for where, snapshot in snapshots.items() if where.type == device)
     kinds = {
         "Parameter": "weights",
@@ -163,7 +163,7 @@ def tracked(snapshots: dict[torch.device, dict[Any, int]], device: str) -> dict[
 
 @dataclass
 class Asked(Says):
-    """Runs a program under another tool, and asks that for the sums that the program shows."""
+    """Runs a program under another tool, and asks the tool for the sums that the program shows."""
 
     shown: list[int] = field(default_factory=list)
     found: list[int] = field(default_factory=list)
@@ -181,7 +181,7 @@ class Asked(Says):
 
 
 class ByProfiler(Asked):
-    """Reads the timeline afterwards, at the times of the questions."""
+    """Reads the profiler's timeline afterwards, at the times of the questions."""
 
     asked: list[tuple[int, str]]
 
@@ -200,7 +200,7 @@ class ByProfiler(Asked):
 
 
 class ByMemTracker(Asked):
-    """Asks at once."""
+    """Asks the tracker at the time of each question."""
 
     @contextmanager
     def traced(self, *targets: Any) -> Iterator[None]:
@@ -214,12 +214,12 @@ class ByMemTracker(Asked):
     def ask(self, category: str) -> None:
         there = tracked(self.tracker.get_tracker_snapshot("current"), self.device)
         self.found.append(there[category])
-        if category == "gradients" and self.shown[-1]:  # a pass is over: else it refuses the next
+        if category == "gradients" and self.shown[-1]:  # or it refuses the next pass
             self.tracker.reset_mod_stats()
 
 
 def off(shown: list[int], found: list[int]) -> float:
-    """What is more or less than shown, as a share of that."""
+    """Returns the difference from the shown bytes, as a share of them."""
     wrong = sum(abs(a - b) for a, b in zip(shown, found, strict=True))
     return wrong / max(sum(shown), 1)
 
@@ -259,7 +259,7 @@ def measure_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
 
 
 def judged(found: dict[str, int], true: dict[str, int]) -> dict[str, Any]:
-    """The share of bytes that a tool calls what they are not, or unknown."""
+    """Returns the share of bytes whose category is wrong or unknown in a tool."""
     right = sum(min(found[kind], true[kind]) for kind in KINDS[:-1])
     total = max(sum(found.values()), sum(true.values()), 1)
     return {
@@ -339,7 +339,7 @@ def main() -> None:
         print(f"{name:<34}" + "".join(f"{cell:>24}" for cell in cells), flush=True)
         if options.device != "cpu":
             torch.cuda.empty_cache()
-        if options.out:  # after every case: a time limit costs only what was not measured
+        if options.out:  # after every case, so that a time limit loses only cases not measured
             options.out.write_text(json.dumps({**facts, "cases": rows}, indent=1) + "\n")
 
 

@@ -1,10 +1,10 @@
-"""What tracing costs in two checkouts, in turns, so that both meet the same machine.
+"""Measures what tracing costs in two checkouts, in turns on one machine.
 
     python benchmarks/before_after.py OTHER --cases gpt2-host-bound,compiled-gpt2 --rounds 3
 
 OTHER is another checkout of this project with its extension built in place. Each round runs each
-checkout in a process of its own, and the order alternates. In a process, blocks of traced steps
-stand between blocks of plain ones; a mode's cost is the median of each block over its neighbours.
+checkout in a process of its own, in alternating order. In a process, each block of traced steps is
+between blocks of plain ones. A mode's cost is the median ratio of its blocks to their neighbours.
 """
 
 import argparse
@@ -34,7 +34,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def load_models() -> Any:
-    """This checkout's workloads, whichever checkout's tracer runs them."""
+    """Loads this checkout's workloads, whichever checkout's tracer runs them."""
     spec = importlib.util.spec_from_file_location("workloads", ROOT / "benchmarks" / "models.py")
     assert spec is not None
     assert spec.loader is not None
@@ -45,7 +45,7 @@ def load_models() -> Any:
 
 
 def measure(case: str, seconds: float, steps: int) -> dict[str, Any]:
-    """Ratios of traced to plain blocks, by the clock and by the process's own time."""
+    """Returns ratios of traced to plain blocks, by the clock and by processor time."""
     import torch
 
     import pytracer
@@ -115,7 +115,7 @@ def in_checkout(folder: Path, case: str, seconds: float, steps: int) -> dict[str
 
 
 def compare(other: Path, case: str, rounds: int, seconds: float, steps: int) -> dict[str, Any]:
-    """Medians of all blocks of each checkout."""
+    """Returns the medians of all blocks of each checkout."""
     checkouts = {"before": other, "after": ROOT}
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in checkouts}
     for turn in range(rounds):

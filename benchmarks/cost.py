@@ -1,20 +1,20 @@
-"""Does backward cost what the textbook says? Shapes, operators and whole models, one unattended run.
+"""Does backward cost what the textbook says? Shapes, operators and models, one unattended run.
 
     python benchmarks/cost.py                    # about 5 minutes on one GPU
     python benchmarks/cost.py --quick            # small sizes; what a machine without a GPU runs
     python benchmarks/cost.py --parts shapes,models --out DIR
     python benchmarks/cost.py --parts compiled --out DIR --resume earlier/cost-nvidia-h200.json
 
-Five parts. `shapes`: twenty linear and convolution layers, each as an inner and as a first layer,
-and their products alone. `operators`: what is bound by bandwidth, on tensors of half a gigabyte,
-against the expected bytes and the measured copy. `phases`: forward, backward and optimizer by CUDA
-events, by hand, in a trace, and in one that measures costs. `models`: BERT-large, GPT-2, ResNet-50
-and a Llama: the classes beside the published ones, sums against the profiler's own, FLOPs against
-FlopCounterMode. `compiled`: these through torch.compile.
+It has five parts. `shapes`: twenty linear and convolution layers, each as an inner and as a first
+layer, and their products alone. `operators`: operators bound by bandwidth, on tensors of half a
+gigabyte, beside the expected bytes and the measured copy. `phases`: forward, backward and optimizer
+by CUDA events, by hand, in a trace, and in one that measures costs. `models`: BERT-large, GPT-2,
+ResNet-50 and a Llama: the classes beside the published ones, sums beside the profiler's own, FLOPs
+beside FlopCounterMode. `compiled`: the same models through torch.compile.
 
-The JSON is written again after every result, so a run that is cut short leaves what it had; what
-does not begin in time is listed as skipped. What the file already has of this device and torch is
-not measured again, unless `--again` is said. `benchmarks/readme_tables.py` makes tables of it.
+The JSON is written again after every result, so a run that is cut short keeps its results. Parts
+that do not begin in time are listed as skipped. Results for this device and torch that the file
+already has are not measured again without `--again`. `benchmarks/readme_tables.py` makes tables.
 """
 
 import argparse
@@ -48,7 +48,7 @@ from pytracer.cost import (  # noqa: E402
 )
 from pytracer.export import cost_text  # noqa: E402
 
-PARTS = ("shapes", "operators", "phases", "models", "compiled")  # those that take longest last
+PARTS = ("shapes", "operators", "phases", "models", "compiled")  # the longest last
 WARM_UP, STEPS = 4, 5
 CALLS = 5  # of a product by itself, in a graph
 
@@ -64,7 +64,7 @@ PUBLISHED = {
 
 
 def traced(step: Callable[[], Any], *targets: Any, device: str, steps: int = STEPS) -> trace:
-    """The trace of a few warm steps."""
+    """Returns the trace of a few warm steps."""
     for _ in range(WARM_UP):
         step()
     synchronize(device)
@@ -94,7 +94,7 @@ def row_facts(row: cost_table.Row) -> dict[str, Any]:
 def rates(
     records: Iterable[measurements.Record], found: measurements.Measured, phase: str
 ) -> dict[str, Any]:
-    """Bytes that the kernels move, their time, and what share of the copy's bandwidth that is."""
+    """Returns the bytes that kernels move, their time, and their share of a copy's bandwidth."""
     those = [r for r in records if r.phase == phase and r.kernel_bytes is not None]
     time_ns = sum(r.time_ns for r in those)
     moved = sum(r.kernel_bytes or 0 for r in those)
@@ -187,13 +187,13 @@ def run_shape(shape: Shape, device: str, first: bool) -> dict[str, Any]:
         result["alone"] = products_alone(module, x, gradient, row)
         expected = result["alone"]["ratio_of_first" if first else "ratio"]
         ratio = (row.time_ratio or 0) * (1 - bias_share(own))
-        # Off the textbook, and still what these products take when nothing is around them.
+        # Whether a ratio off the textbook is that of these products alone.
         result["as_alone"] = abs(ratio / expected - 1) <= 0.1
     return result
 
 
 def bias_share(own: list[measurements.Record]) -> float:
-    """Of backward, what sums the bias's gradient: no part of the products."""
+    """Returns the share of backward that sums the bias's gradient, which is no product."""
     backward = [record for record in own if record.phase == "backward"]
     sums = sum(record.time_ns for record in backward if record.op == "aten::sum")
     return sums / max(sum(record.time_ns for record in backward), 1)
@@ -202,7 +202,7 @@ def bias_share(own: list[measurements.Record]) -> float:
 def products_alone(
     module: nn.Module, x: torch.Tensor, gradient: torch.Tensor, row: cost_table.Row
 ) -> dict[str, float]:
-    """The three products without autograd, each by itself, by CUDA events: a second opinion."""
+    """Times the three products without autograd, each alone, by CUDA events: a second opinion."""
     weight = module.weight.detach()
     x = x.detach()
 
@@ -234,8 +234,11 @@ def products_alone(
 
 
 def seconds_of(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Of one call of each on the device, the median of some rounds, in which they take turns: a
-    clock that sinks does so for all. Replays of graphs, for small ones wait for no launch."""
+    """Returns the device's seconds for one call of each way: the median of some rounds.
+
+    The ways take turns, so that a sinking clock slows all of them. Each call is the replay of a
+    graph, because small products would otherwise wait for their launch.
+    """
     graphs = {way: graph_of(run) for way, run in ways.items()}
     times: dict[str, list[float]] = {way: [] for way in ways}
     for number in range(12):
@@ -251,7 +254,7 @@ def seconds_of(ways: dict[str, Callable[[], Any]]) -> dict[str, float]:
 
 
 def graph_of(run: Callable[[], Any]) -> torch.cuda.CUDAGraph:
-    """Several calls; what a library chooses at the first is chosen before."""
+    """Captures several calls. A call before lets the library choose its algorithm."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -278,8 +281,8 @@ Built = tuple[Callable[[], torch.Tensor], list[torch.Tensor]]
 
 
 def operators(report: "Report", device: str, quick: bool) -> None:
-    """Expected: bytes of backward by bytes of forward, where the facts give an exact figure."""
-    # 512 MiB in bfloat16; rows that fit a block's registers.
+    """Lists the operators, with the expected ratio of bytes where the facts give an exact one."""
+    # 512 MiB in bfloat16, in rows that fit a block's registers.
     rows, columns = (512, 256) if quick else (2**18, 1024)
 
     def tensor(dtype: torch.dtype) -> torch.Tensor:
@@ -327,7 +330,7 @@ def operators(report: "Report", device: str, quick: bool) -> None:
         )
 
 
-# The share of the copy's bandwidth that what is bound by bandwidth should reach.
+# The share of a copy's bandwidth that operators bound by bandwidth should reach.
 ENOUGH = 0.75
 _OTHER = {"forward": "backward", "backward": "forward"}
 
@@ -364,8 +367,7 @@ def run_operator(
 def one_operator(
     name: str, build: Callable[[torch.dtype], Any], dtype: torch.dtype, device: str
 ) -> tuple[int, cost_table.Row, measurements.Measured, list[measurements.Record]]:
-    """The bytes it makes, its row, what was measured, and the operator's own records: not what the
-    step around it does."""
+    """Returns the bytes it makes, its row, the measurement, and the operator's own records."""
     function, leaves = build(dtype)
     made = function()
     gradient = torch.randn_like(made)
@@ -384,7 +386,7 @@ def one_operator(
 
 
 def kernel_times(records: Iterable[measurements.Record]) -> dict[str, dict[str, float]]:
-    """Milliseconds of each kernel in one step, by phase."""
+    """Returns the milliseconds of each kernel in one step, by phase."""
     times: dict[str, dict[str, float]] = {}
     for record in records:
         of_phase = times.setdefault(record.phase, {})
@@ -399,9 +401,11 @@ def why_below(
     found: measurements.Measured,
     wide: tuple[int, cost_table.Row, measurements.Measured, list[measurements.Record]] | None,
 ) -> str:
-    """Why it moves its bytes more slowly than a copy does, where something that was measured shows
-    it: one operator among several, or arithmetic. The other way moves as many bytes faster, or
-    float32 moves twice the bytes in little more time."""
+    """Explains why an operator moves its bytes more slowly than a copy, if a measurement shows it.
+
+    Either it is one operator among several, or arithmetic limits it: the other way moves as many
+    bytes faster, or float32 moves twice the bytes in little more time.
+    """
     of_way = [r for r in own if r.phase == way and r.kernel_bytes is not None]
     whole = sum(r.time_ns for r in of_way)
     for slow in sorted(of_way, key=lambda r: -r.time_ns):
@@ -524,8 +528,10 @@ def run_model(name: str, device: str, quick: bool, compiled: bool) -> dict[str, 
 
 
 def shares(classes: list[cost_table.Row]) -> dict[str, Any]:
-    """Percent of FLOPs and of time, of forward and backward and both; the three classes only, as
-    the paper has it, and beside it of everything."""
+    """Returns percent of FLOPs and of time, for forward, backward and both.
+
+    The percentages are of the paper's three classes, and beside them of everything.
+    """
     three = [row for row in classes if row.name in PUBLISHED]
     document: dict[str, Any] = {}
     for phase in ("forward", "backward", "both"):
@@ -553,7 +559,7 @@ def shares(classes: list[cost_table.Row]) -> dict[str, Any]:
 
 
 def weigh_verdicts(rows: list[cost_table.Row]) -> dict[str, Any]:
-    """How many rows, and how much of the time, each verdict has."""
+    """Returns the number of rows and the share of the time of each verdict."""
     total = max(sum(row.time_ns for row in rows), 1)
     return {
         verdict or "none": {
@@ -570,8 +576,10 @@ def weigh_verdicts(rows: list[cost_table.Row]) -> dict[str, Any]:
 
 
 def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
-    """The profiler's own sum of what the device did in a few steps, what our rows add up to when
-    given the same records, and of what differs the kernels by name."""
+    """Returns the device's time in a few steps: the profiler's sum, and that of our rows.
+
+    Both come from the same records. Where the sums differ, it names the kernels.
+    """
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -586,16 +594,16 @@ def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
     calls, kernels = measure._read(run.profiler.kineto_results.events())
     document = measure.document(calls, kernels)
     averages = run.key_averages()
-    # User annotations are shown on the device too, around kernels that are counted already.
+    # Skips user annotations on the device: their kernels are counted already.
     own = [event for event in averages if not event.is_user_annotation]
     if device == "cpu":
-        # Nodes and annotations have time of their own there, which is no operator's.
+        # There, nodes and annotations have own time, which belongs to no operator.
         operators = [e for e in own if e.key.startswith("aten::") or e.key.startswith("detach")]
         theirs = {event.key: 1000 * event.self_cpu_time_total for event in operators}
-        ours = theirs  # not by name: rows are not the profiler's
+        ours = theirs  # not by name: our rows are not the profiler's
     else:
-        # Only the kernels' own rows. The operators' and the driver's calls have the same times
-        # again, and a driver's call may have another's: both are numbered, each for itself.
+        # Only the kernels' own rows. Operators and the driver's calls have the same times again.
+        # A driver's call may have another one's time: each kind has numbers of its own.
         on_device = [event for event in own if event.device_type == DeviceType.CUDA]
         theirs = {event.key: 1000 * event.self_device_time_total for event in on_device}
         ours = {}
@@ -626,18 +634,18 @@ def profiler_total(step: Callable[[], Any], device: str) -> dict[str, Any]:
 def differences(
     ours: dict[str, float], theirs: dict[str, float], total: float
 ) -> dict[str, tuple[float, float]]:
-    """Kernels, by name, whose sums differ by more than a ten-thousandth of the whole."""
+    """Returns the kernels whose sums differ by more than a ten-thousandth of the whole."""
     pairs = {name: (ours.get(name, 0), theirs.get(name, 0)) for name in {*ours, *theirs}}
     found = {name: pair for name, pair in pairs.items() if abs(pair[0] - pair[1]) > 1e-4 * total}
     return dict(sorted(found.items(), key=lambda each: -abs(each[1][0] - each[1][1]))[:20])
 
 
 def flop_counter(model: Model, found: measurements.Measured) -> dict[str, Any]:
-    """Per step, forward and backward, as torch counts; beside ours, and where they differ."""
+    """Returns torch's FLOPs of a step beside ours, forward and backward, and the differences."""
     try:
         with FlopCounterMode(display=False) as counter:
             model.forward().backward()
-    except AssertionError as refusal:  # torch 2.11's formulas know no grouped attention
+    except AssertionError as refusal:  # torch 2.11 has no formula for grouped attention
         return {"refused": str(refusal)}
     theirs = {str(op): flops for op, flops in counter.get_flop_counts()["Global"].items()}
     ours: dict[str, int] = {}
@@ -659,8 +667,10 @@ def flop_counter(model: Model, found: measurements.Measured) -> dict[str, Any]:
 
 
 def modules_flops(model: Model, found: measurements.Measured) -> dict[str, Any]:
-    """Every module's forward, as torch counts it and as our rows add up: how many are equal, and
-    those that are not."""
+    """Compares the FLOPs of every module's forward by torch's count and by our rows.
+
+    Returns how many modules are equal, and those that are not.
+    """
     with FlopCounterMode(display=False, depth=99) as counter:
         model.forward()
     ours: dict[str, int] = {}
@@ -691,8 +701,11 @@ def phases(report: "Report", device: str, quick: bool) -> None:
 
 
 def run_phases(model: Model) -> dict[str, Any]:
-    """Medians of each phase's device time: by events put there by hand into a step that nobody
-    traces, by a trace's own, and by those of a trace that measures costs; its kernels' sums too."""
+    """Returns the medians of each phase's device time, measured in three ways.
+
+    They are events put by hand into an untraced step, a trace's own times, and those of a trace
+    that measures costs, which also has the sums of its kernels.
+    """
     names = ("forward", "backward", "optimizer")
 
     def by_hand() -> dict[str, list[float]]:
@@ -754,7 +767,7 @@ def run_phases(model: Model) -> dict[str, Any]:
 
 
 class Report:
-    """Results, on disk as they come."""
+    """The results, which are written to disk as they come."""
 
     def __init__(self, target: Path, deadline: float, facts: dict[str, Any], device: str) -> None:
         self.target, self.deadline, self.device = target, deadline, device
@@ -762,7 +775,7 @@ class Report:
         self.known: set[tuple[str, str]] = set()
 
     def resume(self, earlier: dict[str, Any]) -> None:
-        """Takes over what was measured on this device with this torch."""
+        """Takes over the results for this device and torch from an earlier file."""
         facts = self.document["machine"]
         if any(earlier["machine"][name] != facts[name] for name in ("device", "torch")):
             raise SystemExit("--resume: that file is of another device or torch")
@@ -780,7 +793,7 @@ class Report:
         began = time.monotonic()
         try:
             result = run()
-        except Exception as error:  # one failure must not cost the others
+        except Exception as error:  # the other results must not be lost
             traceback.print_exc()
             self.document["failed"].append({"part": part, "name": name, "error": repr(error)[:500]})
         else:
@@ -857,7 +870,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def summarise(document: dict[str, Any]) -> dict[str, Any]:
-    """The claims in numbers."""
+    """Returns the claims in numbers."""
     inner = [each for each in document.get("shapes", ()) if not each["first_layer"]]
     first = [each for each in document.get("shapes", ()) if each["first_layer"]]
     ratios = [each["time_ratio"] for each in inner if "time_ratio" in each]
@@ -902,7 +915,7 @@ def summarise(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_outlier(shape: dict[str, Any]) -> bool:
-    """Not about twice as long in backward, or of a first layer once."""
+    """Whether backward does not take about twice as long, or once in a first layer."""
     ratio, textbook = shape.get("time_ratio"), 1.0 if shape["first_layer"] else 2.0
     return ratio is None or not verdicts.within(ratio, textbook, True)
 

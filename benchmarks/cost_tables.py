@@ -1,4 +1,4 @@
-"""Tables of what benchmarks/cost.py left, for README.md and docs/cost.md; see readme_tables.py."""
+"""Makes the tables of README.md and docs/cost.md from the results of benchmarks/cost.py."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def _model_rows(document: Document) -> list[list[str]]:
 
 
 def shapes(document: Document) -> str:
-    """Every shape: FLOPs, time, what its products do alone, the verdict."""
+    """Every shape: FLOPs, time, the same of its products alone, the verdict."""
     heads = ["shape", "FLOPs", "time", "expected", "alone, TFLOP/s", "verdict"]
     rows = []
     for each in document.get("shapes", ()):
@@ -78,7 +78,7 @@ def _verdict(each: Document) -> str:
 
 
 def operators(document: Document) -> str:
-    """What is bound by bandwidth: the ratios, and how near to a copy."""
+    """The operators bound by bandwidth: their ratios, and how near they come to a copy."""
     copy = "of the copy's bandwidth"
     heads = ["operator", "expected", "bytes here", "time", copy, "verdict", "below 75 %"]
     rows = []
@@ -91,7 +91,7 @@ def operators(document: Document) -> str:
             if "below_because" in each[way]
         ]
         expected = _number(each["expected"])
-        # One digit more: two would round what is just outside to what is inside.
+        # One digit more: two digits could round a value just outside to one inside.
         ratio = _number(each.get("time_ratio"), 3)
         moved = _number(each.get("expected_ratio"))
         cells = [each["operator"], expected, moved, ratio, " / ".join(texts), _verdict(each)]
@@ -100,7 +100,7 @@ def operators(document: Document) -> str:
 
 
 def models(document: Document) -> str:
-    """Each model's classes, of FLOPs and time, forward, backward and both; and how sums agree."""
+    """Each model's classes by FLOPs and time: forward, backward and both; and how sums agree."""
     heads = ["model", "phase", *(f"{name}, FLOPs / time" for name in CLASSES), "ratio"]
     rows = []
     for model in document.get("models", ()):
@@ -120,7 +120,7 @@ def models(document: Document) -> str:
 
 
 def phases(document: Document) -> str:
-    """A step's phases, three ways."""
+    """The phases of a step, measured in three ways."""
     heads = ["GPT-2, milliseconds", *PHASES]
     titles = {
         "by_hand_ms": "events put there by hand, nobody traces",
@@ -137,7 +137,7 @@ def phases(document: Document) -> str:
 
 
 def machine(document: Document) -> str:
-    """Where it was measured."""
+    """The machine of the measurement."""
     facts = document["machine"]
     copy = facts["peaks"]["copy_bytes_per_s"] / 1e12
     return (

@@ -1,10 +1,10 @@
-"""What exports of a long run cost: time, memory and size of each format.
+"""Measures what exports of a long run cost: time, memory and size of each format.
 
     python benchmarks/exports.py [--events 3000000] [--write]
 
 A small transformer trains on the CPU until its file has as many events. Then a process of its own
-reads the file and writes each format; "nothing" reads it and makes the table's rows, which every
-export needs as well. Targets, for three million events: a memory snapshot in 5 s and 0.5 GB.
+reads the file and writes each format. "nothing" reads it and only makes the table's rows, which
+every export needs as well. Targets, for three million events: a memory snapshot in 5 s and 0.5 GB.
 """
 
 import argparse
@@ -62,7 +62,7 @@ def record(path: Path, events: int) -> None:
 
 
 def export(path: Path, name: str, folder: Path) -> None:
-    """In a process of its own, so that what it takes at most is this export's."""
+    """Exports in a process of its own, whose peak memory is then that of the export."""
     import pytracer
 
     began = time.perf_counter()
@@ -100,7 +100,7 @@ def main() -> None:
     )
     parser.add_argument("--events", type=int, default=3_000_000)
     parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results/")
-    parser.add_argument("--record", nargs=2, help=argparse.SUPPRESS)  # a file, and how many events
+    parser.add_argument("--record", nargs=2, help=argparse.SUPPRESS)  # a file, a number of events
     parser.add_argument("--export", nargs=3, help=argparse.SUPPRESS)  # a format, a file, a folder
     options = parser.parse_args()
     if options.record:

@@ -1,16 +1,16 @@
-"""Matrix products on this device: what is published, what holds here, and what padding gains.
+"""Measures matrix products on this device: published rates, rates here, and the gain of padding.
 
     python benchmarks/gemm.py                     # everything, in some 7 minutes on an H200
-    python benchmarks/gemm.py --parts peaks,gpt2  # these anew; the file's others stay in it
+    python benchmarks/gemm.py --parts peaks,gpt2  # only these anew; the file keeps the others
     python benchmarks/gemm.py --out DIR           # one JSON file; without a GPU a small version
 
-Parts, in the order they run; the file is rewritten after each, so a time limit loses only what had
-not been measured. Whatever is left when the time is up is skipped, and the file says so.
+The parts, in the order in which they run. The file is rewritten after each, so a time limit loses
+only parts not yet measured. They are skipped, and the file says so.
 
 * peaks: the fastest product of each dtype, after rests and sustained, several times each, beside
   `triton.testing.do_bench` on that shape and beside published maxima.
-* gpt2: advice on GPT-2 124M, and the same training step with the advised size: what was predicted
-  and what is measured. The padded model must have nothing left to gain.
+* gpt2: advice on GPT-2 124M, and the same training step with the advised size: the predicted and
+  the measured gain. The padded model must have nothing left to gain.
 * vocabulary: GPT-2's 50257 and larger sizes in a linear layer's three roles, eager and compiled.
 * libraries: some of these, and square products, by cuBLAS and by cuBLASLt in the same rounds.
 * alignment: n, k and m from 4088 to 4104; and each alignment from 1 to 128 elements.
@@ -18,8 +18,8 @@ not been measured. Whatever is left when the time is up is skipped, and the file
 * peers: a plain event loop and do_bench beside ours, several times each.
 * model: the time model's error on aligned products that it was not fitted to.
 
-"claims" in the file says of each published figure or promise what was measured and if it holds,
-"measured" when and on which machine each part was.
+"claims" in the file has each published figure or promise, what was measured, and if it holds.
+"measured" has the time and the machine of each part.
 """
 
 import argparse
@@ -67,7 +67,7 @@ PUBLISHED_TFLOPS = {"bf16": 794.5, "fp8": 1453.4}
 
 
 class Bench:
-    """A device, a timer, what has been found and how long is left."""
+    """A device, a timer, the results so far and the time left."""
 
     def __init__(self, out: Path, minutes: float) -> None:
         self.cuda = torch.cuda.is_available()
@@ -77,7 +77,7 @@ class Bench:
         self.began = time.perf_counter()
         self.until = self.began + 60 * minutes
         self.target = out / f"gemm-{slug(self.facts.name) if self.cuda else 'cpu'}.json"
-        self.part = ""  # that is being measured
+        self.part = ""  # the part that is being measured
         self.unnamed: list[tuple[dict[str, Any], Timing]] = []
         self.document: dict[str, Any] = {
             "machine": overhead.machine(),
@@ -91,7 +91,7 @@ class Bench:
         }
 
     def keep(self, others: set[str]) -> None:
-        """These parts of the file as it is, if they were measured on such a device."""
+        """Takes over these parts of the file, if they were measured on such a device."""
         if not self.target.exists():
             return
         older = json.loads(self.target.read_text())
@@ -117,7 +117,7 @@ class Bench:
         return found
 
     def rows(self, done: list[tuple[Group, Comparison]]) -> list[dict[str, Any]]:
-        """Every product; their kernels are named at the end, when nothing is timed any more."""
+        """Measures the products. Their kernels get names at the end, after all timing."""
         known = Knowledge(self.facts, {}, {}, {})
         rows = []
         for group, comparison in done:
@@ -128,9 +128,9 @@ class Bench:
         return rows
 
     def name_kernels(self) -> None:
-        """A profiler leaves something behind that may slow what comes after it."""
+        """Names the kernels with a profiler, last: it may slow everything after it."""
         works = [timing.work for _, timing in self.unnamed if isinstance(timing.work, Gemm)]
-        if self.left < 15:  # each compiled one would be compiled again
+        if self.left < 15:  # compiled products would be compiled again
             works = [work for work in works if not work.compiled]
         known = Knowledge(self.facts, sweep.learn_kernels(works, self.device), {}, {})
         for row, timing in self.unnamed:
@@ -148,7 +148,7 @@ class Bench:
 
     def claim(self, text: str, value: Any, limit: str, holds: bool | None) -> None:
         if not self.cuda:
-            holds = None  # the limits are those of a GPU
+            holds = None  # the limits are for a GPU
         self.document["claims"].append(
             {"part": self.part, "claim": text, "measured": value, "limit": limit, "holds": holds}
         )
@@ -158,12 +158,12 @@ class Bench:
     def write(self) -> None:
         self.document["seconds"] = round(time.perf_counter() - self.began, 1)
         part = self.target.with_suffix(".part")
-        part.write_text(json.dumps(self.document) + "\n")  # every sample is in it
+        part.write_text(json.dumps(self.document) + "\n")  # with every sample
         part.replace(self.target)
 
 
 def rows_in(found: Any) -> Iterator[dict[str, Any]]:
-    """Every product of a document, wherever it is."""
+    """Returns every product of a document, wherever it is."""
     if isinstance(found, dict) and "older_kernel" in found:
         yield found
     elif isinstance(found, dict | list):
@@ -184,7 +184,7 @@ def peaks(bench: Bench) -> dict[str, Any]:
 
 
 def peak(bench: Bench, dtype: str) -> dict[str, Any]:
-    """The best of one dtype: three times after rests, and sustained; do_bench likewise."""
+    """Measures the best rate of one dtype: three times after rests, and sustained; do_bench too."""
     rested = sweep.rested(bench.facts)
     first = sweep.find_peak(bench.facts, dtype, bench.measure)
     best = first.bursts.timings[0]
@@ -193,7 +193,7 @@ def peak(bench: Bench, dtype: str) -> dict[str, Any]:
     for _ in range(2):
         bursts.append(bench.measure([best.work], null=True, pace=rested))
         theirs["bursts"] += [do_bench(bench, best.work, rested.rest) for _ in range(3 * bench.cuda)]
-    for _ in range(2):  # in turns: how much is sustained is the heat's to say
+    for _ in range(2):  # in turns: the heat decides how much is sustained
         theirs["sustained"] += [do_bench(bench, best.work) for _ in range(2 * bench.cuda)]
         sustained.append(bench.measure([best.work], pace=SUSTAINED))
     rates = {
@@ -214,7 +214,7 @@ def peak(bench: Bench, dtype: str) -> dict[str, Any]:
             "within 3 %",
             abs(ours / peer - 1) <= 0.03,
         )
-        # Not one quantity: do_bench empties the cache before each call, ours idles between rounds.
+        # Two quantities: do_bench empties the cache before each call, ours idles between rounds.
         bench.claim(
             f"{dtype} sustained, in turns, TFLOP/s: ours, do_bench's",
             f"{statistics.median(rates['sustained']):.0f}, "
@@ -286,7 +286,7 @@ def vocabulary(bench: Bench) -> dict[str, Any]:
 
 
 def libraries(bench: Bench) -> dict[str, Any]:
-    """What torch would do if it asked the other of CUDA's two libraries."""
+    """Measures the products with either of CUDA's two libraries."""
     if not bench.cuda:
         return {"rows": [], "ratios": {}}
     products = {
@@ -383,7 +383,7 @@ def gpt2(bench: Bench) -> dict[str, Any]:
 def training_step(
     config: models.Config, batch: int, length: int, device: torch.device
 ) -> Callable[[], None]:
-    """GPT-2 as models.gpt2 has it, of any vocabulary; tokens are GPT-2's own in each."""
+    """Makes models.gpt2 with any vocabulary. The tokens are always from GPT-2's own."""
     torch.manual_seed(0)
     model = models.Transformer(config).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -403,7 +403,7 @@ def training_step(
 def step_samples(
     steps: dict[str, Callable[[], None]], bench: Bench, rounds: int
 ) -> dict[str, list[float]]:
-    """Blocks of steps in turns, in an order drawn anew each round."""
+    """Times blocks of steps in turns, in an order drawn anew each round."""
     each = 3
     order, draw = list(steps), random.Random(0)
     samples: dict[str, list[float]] = {name: [] for name in steps}
@@ -467,7 +467,7 @@ def model(bench: Bench) -> dict[str, Any]:
 
 
 def held_out_gemms(bench: Bench) -> list[Gemm]:
-    """Sizes drawn with a fixed seed, multiples of 64, none of them in the calibration."""
+    """Draws sizes with a fixed seed: multiples of 64 that are not in the calibration."""
     draw = random.Random(1)
     top = 128 if bench.cuda else 8
     used = {
@@ -515,7 +515,7 @@ def alignment(bench: Bench) -> dict[str, Any]:
 
 
 def guidance(bench: Bench, done: list[tuple[Group, Comparison]]) -> None:
-    """NVIDIA's: multiples of 8 for fp16, on A100 better of 64. What each step up gains here."""
+    """Measures NVIDIA's guidance, step by step: multiples of 8 for fp16, on A100 better of 64."""
     for group, comparison in done:
         if not group.title.startswith(("fp16 forward", "bf16 forward")):
             continue
@@ -573,7 +573,7 @@ def peers(bench: Bench) -> dict[str, Any]:
 
 
 def event_loop(bench: Bench, gemm: Gemm, times: int = 100) -> float:
-    """What most scripts do: warm up, then many calls on the same operands between two events."""
+    """Times as most scripts do: warm up, then many calls on one set of operands, and two events."""
     call = prepare(gemm, bench.device, 1).calls[0]
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with as_asked(gemm):
@@ -588,7 +588,7 @@ def event_loop(bench: Bench, gemm: Gemm, times: int = 100) -> float:
 
 
 def do_bench(bench: Bench, gemm: Any, rest: float = 0.0) -> float:
-    """Triton's, the median: with its own defaults, or after a rest and for a moment only."""
+    """Times with Triton's do_bench: with its defaults, or after a rest and for a moment only."""
     from triton.testing import do_bench as run
 
     call = prepare(gemm, bench.device, 1).calls[0]
@@ -607,9 +607,9 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
     "alignment": alignment,
     "waves": waves,
     "peers": peers,
-    "model": model,  # last: it looks at kernels with a profiler
+    "model": model,  # last, because it uses a profiler to see kernels
 }
-# Seconds a part takes on an H200, about: it is not begun when less is left.
+# About the seconds of each part on an H200. A part does not begin with less time left.
 LEAST_SECONDS = {"peaks": 60.0, "vocabulary": 40.0, "gpt2": 40.0, "alignment": 20.0}
 
 

@@ -1,19 +1,18 @@
-"""Tables and pictures of what benchmarks/gemm.py left, for README.md and docs/gemm.md; see
-readme_tables.py."""
+"""Makes tables and pictures of README.md and docs/gemm.md from results of benchmarks/gemm.py."""
 
 from pathlib import Path
 from typing import Any
 
 Document = dict[str, Any]
 
-# What the curves vary in single elements, and what the table varies by alignment.
+# The curves vary dimensions by single elements, the table by alignment.
 _CURVES = ("bf16", "fp16", "tf32", "fp32")
 _ELEMENTS = (1, 2, 4, 8, 16, 32, 64)
 _METHODS = ("ours", "event loop", "do_bench")
 
 
 def vocabulary(document: Document) -> str:
-    """GPT-2's vocabulary and its paddings, by role: TFLOP/s, and whose kernel ran."""
+    """GPT-2's vocabulary and its paddings, by role: TFLOP/s, and the library of the kernel."""
     rows = document["parts"]["vocabulary"]["rows"]
     titles = list(dict.fromkeys(row["group"] for row in rows))
     sizes = sorted({_size(row) for row in rows})
@@ -25,7 +24,7 @@ def vocabulary(document: Document) -> str:
 
 
 def _foretold(document: Document) -> list[str]:
-    """What advice said that a step would gain, and what it did."""
+    """The gain of a step that the advice predicted, and the measured one."""
     part = document["parts"].get("gpt2", {})
     if "step" not in part:
         return []
@@ -56,7 +55,7 @@ def _rate(row: Document | None) -> str:
 
 
 def libraries(document: Document) -> str:
-    """CUDA's two libraries in the same rounds: each rate, whose kernel ran, and the ratio."""
+    """CUDA's two libraries in the same rounds: rates, the kernels' library, and the ratio."""
     ratios = document["parts"].get("libraries", {}).get("ratios", {})
     rows = []
     for title, of_group in _groups(document, "libraries").items():
@@ -68,7 +67,7 @@ def libraries(document: Document) -> str:
 
 
 def peaks(document: Document) -> str:
-    """The most of each dtype, for a moment and sustained, and do_bench's beside it."""
+    """The best rate of each dtype, for a moment and sustained, and that of do_bench."""
     heads = [
         "TFLOP/s",
         "after a rest",
@@ -91,7 +90,7 @@ def peaks(document: Document) -> str:
 
 
 def alignment(document: Document) -> str:
-    """What a dimension's alignment costs: the share of the best aligned."""
+    """What alignment costs: each rate as a share of that of the best alignment."""
     groups = _groups(document, "alignment")
     rows = []
     for title, of_group in groups.items():
@@ -110,7 +109,7 @@ def _alignment(size: int) -> int:
 
 
 def methods(document: Document) -> str:
-    """Three ways to time one product, five times each: the median and how far apart they are."""
+    """Three ways to time one product, five times each: the median and the spread."""
     rows = []
     for product, found in document["parts"].get("peers", {}).items():
         rows.append([product, *(_timed(found.get(name)) for name in _METHODS)])
@@ -122,7 +121,7 @@ def _timed(found: Document | None) -> str:
 
 
 def claims(document: Document) -> str:
-    """What was promised or published, and what was measured."""
+    """The promised or published figures, and the measured ones."""
     words = {True: "holds", False: "does not hold", None: ""}
     rows = [
         [each["claim"], each["measured"], each["limit"], words[each["holds"]]]
@@ -151,7 +150,7 @@ def pictures(document: Document, folder: Path) -> None:
 
 
 def machine(document: Document) -> str:
-    """Where and when."""
+    """The machine and the date."""
     dates = {facts["date"][:10] for facts in document["measured"].values()}
     torch = document["machine"]["torch"]
     when = " and ".join(sorted(dates))

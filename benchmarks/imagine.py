@@ -1,12 +1,12 @@
-"""Imagined runs beside real ones: the peak, each category, what is reserved.
+"""Compares imagined runs with real ones: the peak, each category and reserved bytes.
 
     python benchmarks/imagine.py models --out benchmarks/results    # needs a GPU
     python benchmarks/imagine.py large --out benchmarks/results     # needs nothing: Llama-70B
 
-models: each program runs three times, each time in a process of its own: on the GPU, traced; imagined
-beside the GPU; imagined where no GPU can be seen. The last two must be equal to the byte.
+models: each program runs three times, each time in a process of its own: on the GPU, traced;
+imagined beside the GPU; imagined where no GPU is visible. The last two must be equal to the byte.
 
-large: one training step of a 70B Llama, and what imagining it takes: seconds, and resident memory.
+large: one training step of a 70B Llama, with the seconds and the memory that imagining it takes.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from torch.nn import functional  # noqa: E402
 
 from benchmarks import slug  # noqa: E402
 
-AT_ONCE = 5  # programs; all of them together fit on the GPU
+AT_ONCE = 5  # programs, which fit on the GPU together
 STEPS = 2
 Program = Callable[[str], None]
 
@@ -39,17 +39,17 @@ Program = Callable[[str], None]
 
 
 def adamw(model: nn.Module) -> Any:
-    """As torch chooses: many tensors at once."""
+    """AdamW as torch chooses it: many tensors at once."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4)
 
 
 def fused(model: nn.Module) -> Any:
-    """One kernel."""
+    """AdamW in one kernel."""
     return torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
 
 def loop(model: nn.Module) -> Any:
-    """One tensor after the other."""
+    """AdamW, one tensor after the other."""
     return torch.optim.Adam(model.parameters(), lr=1e-4, foreach=False)
 
 
@@ -73,7 +73,7 @@ def trains(
     checkpoint: bool = False,
     micro: int = 1,
 ) -> Program:
-    """A program of a few steps, which logs its loss."""
+    """Returns a program of a few steps, which logs its loss."""
 
     def program(device: str) -> None:
         torch.manual_seed(0)
@@ -100,7 +100,7 @@ def trains(
 
 
 def words(vocabulary: int, rows: int, length: int) -> Callable[[str], dict[str, Any]]:
-    """Token ids, which are their own labels."""
+    """Returns token ids, which are their own labels."""
 
     def batch(device: str) -> dict[str, Any]:
         ids = torch.randint(vocabulary, (rows, length), device=device)
@@ -110,7 +110,7 @@ def words(vocabulary: int, rows: int, length: int) -> Callable[[str], dict[str, 
 
 
 def images(rows: int, size: int, classes: int = 1000) -> Callable[[str], dict[str, Any]]:
-    """Pictures and their classes."""
+    """Returns pictures and their classes."""
 
     def batch(device: str) -> dict[str, Any]:
         return {
@@ -122,7 +122,7 @@ def images(rows: int, size: int, classes: int = 1000) -> Callable[[str], dict[st
 
 
 def sounds(rows: int, frames: int) -> Callable[[str], dict[str, Any]]:
-    """Spectra, and the words in them."""
+    """Returns spectra, and the words in them."""
 
     def batch(device: str) -> dict[str, Any]:
         return {
@@ -134,7 +134,7 @@ def sounds(rows: int, frames: int) -> Callable[[str], dict[str, Any]]:
 
 
 def of(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
-    """A model of transformers, from a configuration."""
+    """Makes a model of transformers from a configuration."""
 
     def make() -> nn.Module:
         import transformers
@@ -241,10 +241,10 @@ TRANSFORMERS: dict[str, Program] = {
 
 
 class UNet(nn.Module):
-    """Two levels down and up."""
+    """A small U-Net: two levels down and up."""
 
     def __init__(self, width: int = 64) -> None:
-        """From pictures to pictures."""
+        """Makes a network from pictures to pictures."""
         super().__init__()
 
         def block(inside: int, outside: int) -> nn.Module:
@@ -258,7 +258,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, 3, 1)
 
     def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of giving back what came in."""
+        """Returns the loss of reproducing the input."""
         first = self.first(pixel_values)
         second = self.second(functional.max_pool2d(first, 2))
         middle = self.middle(functional.max_pool2d(second, 2))
@@ -268,7 +268,7 @@ class UNet(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """Words through a recurrent layer of torch's."""
+    """A language model with a recurrent layer of torch."""
 
     def __init__(self, kind: type[nn.Module]) -> None:
         """`kind`: nn.LSTM or nn.GRU."""
@@ -278,7 +278,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(1024, 10000)
 
     def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss."""
+        """Returns the loss."""
         logits = self.head(self.layers(self.words(input_ids))[0])
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -310,7 +310,7 @@ PROGRAMS = TRANSFORMERS | OTHERS
 
 
 def real(name: str) -> dict[str, Any]:
-    """On the GPU, traced."""
+    """Runs a program on the GPU, traced."""
     import pytracer
 
     with pytracer.trace(devices="cuda", table=False) as t:
@@ -325,7 +325,7 @@ def real(name: str) -> dict[str, Any]:
 
 
 def imagined(name: str) -> dict[str, Any]:
-    """On a card that is imagined."""
+    """Runs a program on an imagined card."""
     import pytracer
 
     begin = time.perf_counter()
@@ -343,7 +343,7 @@ def imagined(name: str) -> dict[str, Any]:
 
 
 def alone(name: str) -> dict[str, Any]:
-    """The same, where no GPU can be seen."""
+    """Runs a program on an imagined card, in a process that sees no GPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return imagined(name)
 
@@ -374,7 +374,7 @@ def _child(way: str, name: str, out: Any) -> None:
 
 
 def run_all(names: list[str], ways: list[str], at_once: int) -> dict[str, dict[str, Any]]:
-    """Each program each way, in processes that are copies of this one before it had a device."""
+    """Runs each program each way, in forks of this process before it had a device."""
     import transformers
     import transformers.modeling_utils  # once, for all of them
 
@@ -401,7 +401,7 @@ def run_all(names: list[str], ways: list[str], at_once: int) -> dict[str, dict[s
 
 
 def line(name: str, row: dict[str, Any]) -> str:
-    """How far an imagined run is off, in one line."""
+    """Returns one line with the errors of an imagined run."""
     problems = [
         f"{way}: {found['problem'].splitlines()[0]}"
         for way, found in row.items()
@@ -441,7 +441,7 @@ def _told(found: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def models(options: argparse.Namespace) -> None:
-    """Every program every way."""
+    """Runs every program every way."""
     names = [name for name in PROGRAMS if options.only in name]
     ways = list(WAYS) if torch.cuda.device_count() else ["alone"]
     rows = run_all(names, ways, options.at_once)
@@ -454,7 +454,7 @@ def models(options: argparse.Namespace) -> None:
 
 
 def large(options: argparse.Namespace) -> None:
-    """A 70B Llama, checkpointed, with fused AdamW, imagined."""
+    """Imagines a 70B Llama, checkpointed, with fused AdamW."""
     import transformers
 
     import pytracer
@@ -509,7 +509,7 @@ def _write(folder: Path | None, name: str, document: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """The command line."""
+    """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=["models", "large"])
     parser.add_argument("--out", type=Path)

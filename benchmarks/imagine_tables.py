@@ -1,4 +1,4 @@
-"""The tables of docs/imagine.md, from what benchmarks/imagine.py left."""
+"""Makes the tables of docs/imagine.md from the results of benchmarks/imagine.py."""
 
 import textwrap
 from typing import Any
@@ -8,7 +8,7 @@ GIB = 1 << 30
 
 
 def models(document: Document) -> str:
-    """A row per program: the errors of an imagined run beside the real one."""
+    """A row per program: the errors of an imagined run against the real one."""
     rows = [_row(name, ways) for name, ways in document["programs"].items()]
     heads = ["program", "peak measured", "requested", "reserved", "worst category", "without a GPU"]
     machine = document["machine"]
@@ -54,7 +54,7 @@ def _told(found: Document) -> Document:
 
 
 def large(document: Document) -> str:
-    """One sentence."""
+    """One sentence about the large model."""
     machine = document["machine"]
     return (
         f"{document['requested'] / GIB:,.0f} GiB, imagined in {document['seconds']:.0f} s with "

@@ -1,10 +1,10 @@
-"""How long it takes until a stranger sees the first table, from a clone and from a wheel.
+"""Measures how long it takes until a newcomer sees the first table, from a clone and a wheel.
 
     python benchmarks/install.py [--before COMMIT] [--wheel FILE] [--out FILE]
 
-Each way runs in an environment that was just made and that has torch and our dependencies: those
-of the Python that runs this. Counted are the seconds from the first command to the table, and the
-processor's seconds. The demo runs on the CPU. COMMIT is an older commit to compare with.
+Each way runs in a new environment that has torch and our dependencies from the Python that runs
+this. It measures the seconds from the first command to the table, and the processor's seconds. The
+demo runs on the CPU. COMMIT is an older commit to compare with.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "install-cpu.json"
-TABLE = "peak "  # how the demo's first line begins
+TABLE = "peak "  # the begin of the demo's first line
 
 
 class Fresh:

@@ -8,10 +8,10 @@ Conditions: modules loaded lazily (CUDA's default) and eagerly; another process 
 holds 3 GiB; under an allocator limit, with a request that fails; and with CUDA up and the program
 warm before the trace begins. Elsewhere CUDA comes up inside the trace.
 
-A run passes if the residual is at most 0.5 % of what the device has in use, or 32 MiB if that is
-less. Beside it stands a residual that is harder to satisfy: the row of the context, kernels and
-libraries is replaced by that of the same workload in *another* process, so that nothing the closed
-process measured of itself is in it. And nvidia-smi is asked once, while the memory is held.
+A run passes if the residual is at most 0.5 % of the device's used bytes, or 32 MiB if that is less.
+A second residual is a harder test: the row of the context, kernels and libraries comes from the same
+workload in *another* process, so it contains no measurement that the process made of itself.
+nvidia-smi is asked once, while the memory is held.
 """
 
 import argparse
@@ -147,7 +147,7 @@ def streams(device: str) -> Step:
 
 
 def solver(device: str) -> Step:
-    """cuSOLVER and cuFFT, which have handles and plans of their own."""
+    """Uses cuSOLVER and cuFFT, which have handles and plans of their own."""
     model = nn.Linear(512, 512).to(device)
 
     def loss(model: nn.Module) -> torch.Tensor:
@@ -161,7 +161,7 @@ def solver(device: str) -> Step:
 
 
 def inference(device: str) -> Step:
-    """No optimizer and no step: read between the calls."""
+    """Runs without optimizer and steps: the device is read between the calls."""
     model = models.Transformer(models.GPT2).to(device).eval()
     ids = torch.randint(models.GPT2.vocabulary, (2, 512), device=device)
 
@@ -247,12 +247,12 @@ def fits(fraction: float) -> bool:
 
 
 def adds_up(found: ledger.Ledger) -> bool:
-    """The first level's rows, residual included, are the total to the byte."""
+    """Whether the first level's rows, residual included, sum to the total to the byte."""
     return found.total == sum(row.bytes or 0 for row in found.rows if row.level == 1)
 
 
 def nvidia_smi(uuid: str) -> dict[str, int] | None:
-    """What nvidia-smi says of the device now, in MiB."""
+    """Returns nvidia-smi's figure for the device now, in MiB."""
     command = ["nvidia-smi", "-i", f"GPU-{uuid}", "--format=csv,noheader,nounits"]
     try:
         found = subprocess.run(
@@ -268,7 +268,7 @@ def nvidia_smi(uuid: str) -> dict[str, int] | None:
 
 
 def what_smi_counts(run: dict[str, Any]) -> str:
-    """Which of NVML's figures nvidia-smi shows, to the MiB that it rounds to."""
+    """Returns which of NVML's figures nvidia-smi shows, to the MiB to which it rounds."""
     said = run["nvidia_smi"]["used_mib"]
     reserve = next(row["bytes"] for row in run["rows"] if row["name"] == "driver's reserve") or 0
     if abs(said - (run["used"] - reserve) / MIB) <= 1:
@@ -279,7 +279,7 @@ def what_smi_counts(run: dict[str, Any]) -> str:
 
 
 def hold_memory(pipe: Any, amount: int) -> None:
-    """The other process: holds memory until it is told to go."""
+    """Runs in the other process: holds memory until it gets the order to end."""
     held = torch.ones(amount, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
     pipe.send(held.nbytes)
@@ -290,7 +290,7 @@ def hold_memory(pipe: Any, amount: int) -> None:
 
 
 def in_process(workload: str, condition: str, ask_smi: bool = False) -> dict[str, Any]:
-    """One run, in a process that has never seen CUDA before."""
+    """Makes one run, in a process that has not used CUDA before."""
     context = _context()
     ours, theirs = context.Pipe()
     process = context.Process(target=run_in_child, args=(theirs, workload, condition, ask_smi))
@@ -311,7 +311,7 @@ def in_process(workload: str, condition: str, ask_smi: bool = False) -> dict[str
 
 
 def _context() -> Any:
-    """Forks of a server that has torch imported and CUDA untouched: seconds less per run."""
+    """Forks from a server that has imported torch and not touched CUDA: saves seconds per run."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
         ["torch", "pandas", "pytracer", "pytracer.analysis.allocator.ledger"]
@@ -321,7 +321,7 @@ def _context() -> Any:
 
 @contextmanager
 def other_process(wanted: bool) -> Any:
-    """Another process that holds 3 GiB, if it is wanted."""
+    """Starts another process that holds 3 GiB, if it is wanted."""
     if not wanted:
         yield
         return
@@ -339,7 +339,7 @@ def other_process(wanted: bool) -> Any:
 
 
 def wait_until_quiet(nvml: Any) -> None:
-    """Until what the last process held is the device's again."""
+    """Waits until the memory of the last process is free again."""
     before = -1
     for _ in range(50):
         gpus = driver.read_gpus(nvml, driver.all_uuids(nvml))
@@ -351,7 +351,7 @@ def wait_until_quiet(nvml: Any) -> None:
 
 
 def compare_twins(runs: list[dict[str, Any]]) -> None:
-    """Closes each lazily loading run with the context that its twin, another process, measured."""
+    """Closes each lazily loading run with the context measured by its twin, another process."""
     by_name: dict[tuple[str, str], dict[str, Any]] = {
         (run["workload"], run["condition"]): run for run in runs if "error" not in run
     }
@@ -426,7 +426,7 @@ def main() -> int:
                 run |= in_process(workload, condition, ask_smi=i == 0)
                 print(line_of(run), flush=True)
                 runs.append(run)
-        # After each, so that a time limit leaves what there was.
+        # After each run, so that a time limit loses no finished run.
         compare_twins(runs)
         summary = summarise(runs, time.monotonic() - began)
         document = {"machine": facts, "summary": summary, "probe": probed, "runs": runs}

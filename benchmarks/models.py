@@ -60,7 +60,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """Four times as wide inside."""
+    """Two linear layers, four times as wide inside."""
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def _initialise(module: nn.Module) -> None:
 
 
 def gpt2(device: str = "cuda", batch: int = 16, length: int = 1024) -> Workload:
-    """GPT-2 124M under bf16 autocast, AdamW fused. Small batches are bound by the host."""
+    """GPT-2 124M under bf16 autocast, AdamW fused. The host limits small batches."""
     torch.manual_seed(0)
     model = Transformer(GPT2).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -143,8 +143,10 @@ def gpt2(device: str = "cuda", batch: int = 16, length: int = 1024) -> Workload:
 
 
 def compiled_gpt2(device: str = "cuda", layers: int = 6) -> Workload:
-    """transformers' GPT-2, compiled. Up to 5.17 its layers call `super().__call__`: what Dynamo
-    guards on there must be what it was."""
+    """transformers' GPT-2, compiled.
+
+    Up to 5.17 its layers call `super().__call__`. Dynamo's guards there must stay valid.
+    """
     from transformers import GPT2Config, GPT2LMHeadModel, __version__
 
     torch.manual_seed(0)
@@ -228,7 +230,7 @@ def resnet50(device: str = "cuda", batch: int = 8) -> Workload:
 
 
 def actor_and_critic(device: str = "cuda", moves: int = 16) -> Workload:
-    """A loop of reinforcement learning: two tiny networks that are called one move at a time."""
+    """A loop of reinforcement learning: two tiny networks, called once per move."""
     torch.manual_seed(0)
     actor = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4)).to(device)
     critic = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 1)).to(device)
@@ -265,7 +267,7 @@ def actor_and_critic(device: str = "cuda", moves: int = 16) -> Workload:
 
 
 def llama_generate(device: str = "cuda", tokens: int = 16) -> Workload:
-    """A small Llama of transformers writes: no gradients, a cache that grows."""
+    """A small Llama of transformers generates text: no gradients, a growing cache."""
     from transformers import LlamaConfig, LlamaForCausalLM, __version__
 
     torch.manual_seed(0)

@@ -31,7 +31,7 @@ Facts = Mapping[str, Any]
 
 
 def how_to_rebuild(package: Path = HERE) -> str:
-    """The command that builds for the torch that is running; it needs nothing but a compiler."""
+    """Returns the command that builds for the running torch. It needs only a compiler."""
     checkout = package.parent
     python = shlex.quote(sys.executable)
     if (checkout / "setup.py").is_file() and (checkout / "csrc").is_dir():
@@ -40,7 +40,7 @@ def how_to_rebuild(package: Path = HERE) -> str:
 
 
 def release_of(version: str) -> str:
-    """2.13 of 2.13.1+cpu."""
+    """Returns the release of a version: 2.13 for 2.13.1+cpu."""
     return ".".join(version.split(".")[:2])
 
 
@@ -48,7 +48,7 @@ def _promised(version: str) -> str:
     """The part of the version that must be equal for two torches to share a binary.
 
     Patch releases keep the ABI, and builds for the CPU and for CUDA are the same in all that the
-    extension sees. Nightlies and builds from source promise nothing, so they are compared whole.
+    extension uses. Nightlies and builds from source promise nothing, so their whole version counts.
     """
     numbers = version.partition("+")[0].split(".")
     is_release = len(numbers) == 3 and numbers[2].isdigit()
@@ -122,7 +122,7 @@ def check_torch(version: str) -> None:
     """Refuses a torch that this pytracer cannot be built for.
 
     Raises:
-        BuildMismatch: it is too old.
+        BuildMismatch: this torch is too old.
     """
     if _numbers(version) < _numbers(OLDEST_TORCH):
         raise errors.BuildMismatch(
@@ -224,7 +224,7 @@ def _open_extension() -> dict[str, Any]:
     version = torch_version()
     facts = facts_for(read_facts(), version)
     torch = importlib.import_module("torch")
-    if "core" not in globals():  # which the extension imports
+    if "core" not in globals():  # the extension imports it
         globals().update(_open_core())
     path = HERE / f"_C-torch{release_of(version)}.{facts['abi']}.so"
     extension = _load("_C", path, f"torch {version}")

@@ -1,4 +1,4 @@
-"""The public face of recording: `trace()`. What it answers is in `pytracer/reading.py`."""
+"""The public face of recording: `trace()`. Its views are in `pytracer/reading.py`."""
 
 import contextlib
 import dis
@@ -39,9 +39,9 @@ R = TypeVar("R")
 
 
 def _with_known_options(init: Callable[P, None]) -> Callable[P, None]:
-    """An option that does not exist gets a sentence; the signature stays as it is."""
-    known = inspect.signature(init).parameters.values()
-    options = [option.name for option in known if option.kind is option.KEYWORD_ONLY]
+    """Explains an unknown option in a sentence, and keeps the signature."""
+    parameters = inspect.signature(init).parameters.values()
+    options = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
 
     @functools.wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -59,30 +59,48 @@ def _all(options: Sequence[str]) -> str:
 
 
 class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
-    """Records memory from here to the end of the block; as a decorator, each call.
+    """Records the memory of a block: which bytes are live, what they are for, and who made them.
+
+    As a decorator, `@trace()` records each call of the function, and `function.last` is the trace
+    of its last call.
+
+    Example:
+        with trace(model, optimizer) as t:
+            train_step(batch)
+
+        print(t)
 
     Args:
-        *targets: models and optimizers. Without any they are found as they are used.
-        detail: "op" attributes every allocation to an operator; "category" only to modules and
-            phases, at a third of the cost.
-        stacks: also the Python line of every allocation.
-        saved_tensors: "auto" infers what autograd keeps; "hooks" sees each save as it happens.
-        cost: also what each operator cost, forward and backward, for `cost()`. torch.profiler
-            measures it, so no other may run meanwhile, and steps take longer.
-        schedule: what `torch.profiler.schedule(...)` returns: record only some steps. A step ends
-            at `t.step()`, or with the optimizer's if that is never called: of several that take
-            turns with the last one's. `steps()` counts those that were recorded: the first one is
-            its step 0. Of a schedule that repeats the last cycle that was not cut short is kept;
-            with `path=` each has a file.
-        devices: "cpu", "cuda" or both; by default where the models are, else CUDA if there is one.
-        path: write the trace to this file while recording. It can be read whatever happens. What
-            the same trace records next (another call, block or cycle) goes to run.1.pytrace, ...
-        max_events: how many events to keep in memory; more are counted and not kept.
-        anonymous: leave out host, process numbers, command, folders and paths, in the file too.
-        table: print the table at the end (to stderr). By default only for a `with trace():`
-            that gives the trace no name; and when the block is left because an allocation failed,
-            a page about that, with the trace saved. `table=False` does neither.
+        *targets: models and optimizers. Without them, pytracer finds them as they are used.
+        detail: "op" attributes every allocation to an operator. "category" attributes it only to
+            a module and a phase, at a third of the cost.
+        stacks: also record the Python line of every allocation.
+        saved_tensors: "auto" infers which tensors autograd keeps. "hooks" sees each save as it
+            happens.
+        cost: also measure each operator, forward and backward, for `cost()`. torch.profiler does
+            this, so no other profiler may run meanwhile, and steps take longer.
+        schedule: the result of `torch.profiler.schedule(...)`, to record only some steps. A step
+            ends at `t.step()`. If the program never calls it, a step ends with the optimizer's
+            step; if optimizers take turns, with the last one's. `steps()` counts from 0 at the
+            first recorded step. If the schedule repeats, the last complete cycle is kept. With
+            `path=`, each cycle has a file.
+        devices: "cpu", "cuda" or both. By default the devices of the models, else CUDA if there is
+            a GPU.
+        path: write the trace to this file while recording. The file is readable whatever happens.
+            Later recordings of the same trace (another call, block or cycle) go to run.1.pytrace,
+            run.2.pytrace, ...
+        max_events: the number of events to keep in memory. Further events are only counted.
+        anonymous: leave host, process numbers, command, folders and paths out of the trace and of
+            its file.
+        table: whether to print the table to stderr at the end. By default only a `with trace():`
+            without a name prints it. If a failed allocation ends the block, a page explains it,
+            and the trace is saved. `table=False` turns off both.
         report: the former name of `table`; deprecated.
+
+    Raises:
+        errors.UsageError: an option or a target is not valid.
+        errors.CaptureError: the recording cannot start; raised as the block is entered.
+        errors.CannotWrite: the file of `path` exists or cannot be written.
     """
 
     @_with_known_options
@@ -101,7 +119,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         anonymous: bool = False,
         report: bool | None = None,
     ) -> None:
-        """Refuses bad arguments. The recording starts when the block is entered."""
+        """Checks the arguments. The recording starts when the block is entered."""
         if report is not None:
             if table is not None:
                 raise errors.UsageError("report= is the former name of table=: drop report=")
@@ -117,13 +135,13 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             raise errors.UsageError(f"anonymous={anonymous!r}: it is True or False")
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = Targets(targets)
-        self._held = Held()  # what has been begun, and ends whatever happens
+        self._held = Held()  # ends sessions and counters even if Python is interrupted
         self._options = Options(
             detail=detail,
             stacks=stacks,
             saved_tensors=saved_tensors,
             devices=chosen,
-            # The program may move.
+            # Absolute, because the program may change its working directory.
             path=None if path is None else str(Path(environment.working_directory(), path)),
             max_events=max_events,
             anonymous=anonymous,
@@ -137,12 +155,12 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._data: Trace | None = None
         self._entered = False
         self._has_run = False
-        self._files: list[str] = []  # of all blocks, and of all calls: their copies share it
+        self._files: list[str] = []  # of all blocks and calls: the copies for calls share it
         self._user_steps = False
-        self._is_whole = False  # what is kept: a schedule's cycle from its begin to its end
+        self._is_whole = False  # whether the kept cycle of the schedule reached its end
         self._cycles = self._new_cycles()
-        self.first_step = 0  # how many steps the program had made when the block was entered
-        self.waits = True  # at the end, until a GPU has come as far: for its last phases' times
+        self.first_step = 0  # steps that the program had made when the block was entered
+        self.waits = True  # at the end, for the GPU, so that its last phases have times
 
     # ---------------------------------------------------------------- the block
 
@@ -177,7 +195,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stops recording; what the block raised goes on unchanged."""
+        """Stops recording. An exception of the block goes on unchanged."""
         self._entered = False
         failed = error is not None and is_out_of_memory(error)
         if failed and self._session is not None:
@@ -194,17 +212,17 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             self._print_table()
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Traces each call of the function, each with a trace of its own.
+        """Returns the function, made to record each of its calls in a trace of its own.
 
         Raises:
-            errors.UsageError: the function runs after its call: a generator, or `async`.
+            errors.UsageError: the function is a generator or `async`, so its body runs later.
         """
-        later = (
+        runs_later = (
             inspect.isgeneratorfunction,
             inspect.iscoroutinefunction,
             inspect.isasyncgenfunction,
         )
-        if any(is_such(function) for is_such in later):
+        if any(test(function) for test in runs_later):
             raise errors.UsageError(
                 "@trace() of a generator or an async function would end before its body runs: "
                 "write `with trace():` in it"
@@ -216,17 +234,23 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             again.__dict__.update(self.__dict__, _held=Held())
             again._table = True if self._table is None else self._table
             again._prints_table = bool(again._table)
-            traced.last = again  # type: ignore[attr-defined]  # of a call that raises, too
+            traced.last = again  # type: ignore[attr-defined]  # also if the call raises
             with again:
                 return function(*args, **kwargs)
 
         return traced
 
     def step(self) -> None:
-        """The user's word that a training step ends here."""
+        """Marks the end of a training step.
+
+        Needed only where no optimizer steps, or where a step ends elsewhere.
+
+        Raises:
+            errors.CaptureError: the block is not running.
+        """
         if not self._entered:
             raise errors.CaptureError("step() belongs inside the `with trace():` block")
-        # Until now optimizers' steps were taken for the user's. This is the end of the first.
+        # Until now the optimizers' steps counted. This call ends the user's first step.
         counted_optimizers = not self._user_steps and self._cycles.step > 0
         self._user_steps = True
         if self._session is not None:
@@ -235,12 +259,16 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     @property
     def recording(self) -> bool:
-        """Whether the block is still running; a schedule may have a pause just now."""
+        """Whether the block is still running, even if its schedule records nothing just now."""
         return self._entered
 
     @property
     def data(self) -> Trace:
-        """The recorded columns; while recording, what there is so far."""
+        """The recorded columns; while recording, the columns so far.
+
+        Raises:
+            errors.CaptureError: nothing has been recorded yet, or the trace goes to a file.
+        """
         if self._session is not None and self._session.running:
             return self._session.peek()
         if self._data is None:
@@ -252,13 +280,13 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         return self._data
 
     def annotate_memory_history(self) -> int:
-        """Tells torch's own memory history what each block that is alive now is; returns how many.
+        """Annotates each live block in torch's own memory history, and returns their number.
 
-        The annotations are in the next `torch.cuda.memory._dump_snapshot` of this process. They
+        The next `torch.cuda.memory._dump_snapshot` of this process contains the annotations. They
         need a torch that can annotate live allocations and is recording its history.
 
         Raises:
-            errors.UsageError: this torch cannot.
+            errors.UsageError: this torch cannot annotate live allocations.
         """
         from pytracer.export.snapshot import annotations
 
@@ -271,7 +299,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             ) from None
         count = 0
         for address, text in annotations(self.data):
-            # A block that is gone by now is not an error of the caller's.
+            # A block may be gone by now. That is no error of the caller.
             with contextlib.suppress(RuntimeError, ValueError):
                 annotate(address, text)
                 count += 1
@@ -289,7 +317,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     def _warn_without_cuda(self) -> None:
         import torch
 
-        # Not is_available(): it may fix which devices the program can still choose.
+        # Not is_available(): after it, the program may no longer be able to choose its devices.
         if self._options.devices == ("cuda",) and torch.cuda.device_count() == 0:
             warnings.warn(
                 "devices='cuda', and torch finds no CUDA device here: nothing will be recorded. "
@@ -322,7 +350,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         except errors.CannotWrite as problem:
             if self._cycles.step == 0:
                 raise
-            # In the middle of a program a trace is no reason to end it.
+            # A trace must not end a program that is already training.
             warnings.warn(f"{problem}. Recorded in memory", RuntimeWarning, stacklevel=2)
             options = replace(options, path=None)
             session = Session(options, self._targets, self._held)
@@ -339,10 +367,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         session, self._session = self._session, None
         if session is None:
             return
-        is_whole = self._entered or self._schedule is None  # else the block ended before its cycle
+        is_whole = self._entered or self._schedule is None  # else the block cut the cycle short
         self._stop_measuring(session)
         data = session.stop(wait=self._entered or (error is None and self.waits))
-        # A schedule may have opened a window in which nothing came any more, or too little.
+        # The last window of a schedule may be empty or cut short. Then the one before it is kept.
         is_better = data is not None and data.has_allocations and (is_whole or not self._is_whole)
         if data is not None and (self._data is None or session.failed or is_better):
             self._data = data
@@ -365,17 +393,17 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             return
         try:
             session.notes["cost"] = measurement.stop()
-        except Exception as problem:  # the recording must end, whatever a profiler leaves
+        except Exception as problem:  # the recording must end even if the profiler fails
             warnings.warn(f"the costs could not be read: {problem!r}", RuntimeWarning, stacklevel=3)
 
     def _print_table(self) -> None:
         from pytracer.export import table
 
-        # stderr, so that what the program prints to stdout stays its own.
+        # stderr, so that stdout has only the program's own output.
         print(self.table(color=table.wants_color(sys.stderr)), file=sys.stderr)  # noqa: T201
 
     def _explain_out_of_memory(self) -> None:
-        """To stderr, while the program's exception goes on as it is."""
+        """Prints a page to stderr and saves the trace. The program's exception goes on as it is."""
         try:
             page = self.post_mortem()
             streamed = meta.of(self.data).options.path != ""
@@ -401,7 +429,7 @@ def of_former_name(report: bool) -> bool:
 
 
 def _check_targets(targets: Sequence[Any]) -> None:
-    """Models, and whatever has what every optimizer has: not all are torch's."""
+    """Checks for models and optimizers. An optimizer need not be one of torch's classes."""
     import torch
 
     for target in targets:
@@ -422,7 +450,7 @@ def _is_optimizer(target: Any) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether it is an allocator's: CUDA's has a class of its own, the CPU's only its words."""
+    """Whether an allocation failed. On CUDA the class of the error says so, on the CPU its text."""
     import torch
 
     if isinstance(error, torch.OutOfMemoryError):
@@ -431,7 +459,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_name(stem: str) -> Path:
-    """A file in the working directory that is not there yet, named after the rank or process."""
+    """Returns the name of a new file in the working directory, with the rank or process."""
     many = environment.world_size() > 1
     owner = f"rank{environment.rank()}" if many else str(os.getpid())
     for number in count():
@@ -442,9 +470,10 @@ def free_name(stem: str) -> Path:
 
 
 def _next_file(path: str, written: int) -> str:
-    """run.pytrace, run.1.pytrace, ...: a file for each cycle of a schedule, call and block.
+    """Returns run.pytrace, run.1.pytrace, ...: a file for each cycle of a schedule, call and block.
 
-    The first may be refused; later ones go around what is there, lest a program fail half-way.
+    The first file must not exist. Later names skip existing files, so that no program fails
+    half-way.
     """
     if written == 0:
         return path
@@ -454,7 +483,7 @@ def _next_file(path: str, written: int) -> str:
 
 
 def _has_no_name(frame: FrameType) -> bool:
-    """Whether the `with` statement that is entering throws the trace away."""
+    """Whether the `with` statement of this frame gives the trace no name."""
     following = (i for i in dis.get_instructions(frame.f_code) if i.offset > frame.f_lasti)
     after = next((i for i in following if i.opname not in ("CACHE", "NOP")), None)
     return after is not None and after.opname == "POP_TOP"

@@ -1,8 +1,8 @@
-"""Does capture hold with this torch, this build and these allocators? Small proofs, for `doctor`.
+"""Checks that recording works with this torch, this build and these allocators, for `doctor`.
 
-A trace proves itself as it goes (its sums are held against the allocator's counters, see
-`health()`), without allocating anything. What is here allocates, so it runs only when asked for.
-What cannot be loaded is one line of the report, and never its end.
+Each trace checks itself without allocating: `health()` compares its sums with the allocator's
+counters. The checks here allocate, so they run only when asked for. If something cannot be loaded,
+that is one line of the report, and the other checks follow.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ from pytracer.version import TESTED_TORCH
 if TYPE_CHECKING:
     from pytracer.recorded import Trace
 
-_ODD_SIZE = 1000  # no allocator rounds to it
+_ODD_SIZE = 1000  # a size to which no allocator rounds
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Check:
 
 
 def machine() -> dict[str, Any]:
-    """What there is, whether or not it works."""
+    """Returns the versions and devices of this machine, whether or not they work."""
     torch = _torch()
     cuda = torch is not None and torch.cuda.is_available()
     settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF")
@@ -53,7 +53,7 @@ def machine() -> dict[str, Any]:
 
 
 def _torch() -> Any:
-    """The module, or None."""
+    """Returns torch, or None if it cannot be imported."""
     try:
         return importlib.import_module("torch")
     except (ImportError, OSError):
@@ -61,7 +61,7 @@ def _torch() -> Any:
 
 
 def checks() -> Iterator[Check]:
-    """Every check, as it is made."""
+    """Makes the checks, and yields each result as it comes."""
     reading = _reading()
     yield reading
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -96,7 +96,7 @@ def _reading() -> Check:
 def _free_threaded() -> Check:
     if sys._is_gil_enabled():  # type: ignore[attr-defined,unused-ignore]
         return Check(
-            "free threading", "off", "this Python could do without the GIL; pytracer puts it on"
+            "free threading", "off", "this Python can do without the GIL; pytracer turns it on"
         )
     return Check(
         "free threading", "new", "the GIL is off, and pytracer was never tested without it"
@@ -127,7 +127,7 @@ def _torch_is_tested() -> Check:
         "torch",
         "new",
         f"{version} is newer than the tested releases ({TESTED_TORCH[0]} to {TESTED_TORCH[-1]}); "
-        "the checks below tell whether it works",
+        "the checks below show whether it works",
     )
 
 
@@ -200,7 +200,7 @@ def _statistics() -> str:
         return ""
     stats = torch.cuda.memory_stats()
     if not stats:
-        return "This allocator keeps no statistics either"
+        return "This allocator has no statistics either"
     return f"Its own count of allocated bytes is {stats.get('allocated_bytes.all.current', 0):,}"
 
 

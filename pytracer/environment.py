@@ -12,7 +12,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def rank() -> int:
-    """This process's number among those that a launcher started."""
+    """Returns this process's number among those that the launcher started."""
     return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID", otherwise=0)
 
 

@@ -1,4 +1,4 @@
-"""DataFrames. Nothing else imports pandas, and this module only when somebody asks for a table."""
+"""Makes DataFrames. Only this module imports pandas, and only when a table is asked for."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -21,23 +21,23 @@ _BYTES = frozenset(
 
 
 def of_rows(rows: Iterable[Any], columns: Sequence[str] | None = None) -> "pd.DataFrame":
-    """A row per dataclass, or per mapping. Without rows, only `columns` says which there are."""
+    """Returns a table with a row per dataclass or mapping. `columns` names them if no row does."""
     pandas = _pandas()
-    found = [row if isinstance(row, Mapping) else vars(row) for row in rows]
-    return pandas.DataFrame(found, columns=None if columns is None else list(columns))
+    mappings = [row if isinstance(row, Mapping) else vars(row) for row in rows]
+    return pandas.DataFrame(mappings, columns=None if columns is None else list(columns))
 
 
 def of_columns(
     columns: Mapping[str, Any], index: tuple[str, NDArray[Any]] | None = None
 ) -> "pd.DataFrame":
-    """A table of these columns; `index` is its name and its values."""
+    """Returns a table of these columns. `index` is the name and values of its index."""
     pandas = _pandas()
     rows = None if index is None else pandas.Index(index[1], name=index[0])
     return pandas.DataFrame(dict(columns), index=rows)
 
 
 def _pandas() -> Any:
-    """The package, with `.pytracer` on its DataFrames."""
+    """Imports pandas, and registers `.pytracer` on its DataFrames."""
     import pandas as pd
 
     if not hasattr(pd.DataFrame, "pytracer"):
@@ -49,7 +49,7 @@ def _pandas() -> Any:
 
 
 def numbers(values: NDArray[Any], missing: int) -> Any:
-    """Whole numbers, NA where the value is `missing`."""
+    """Returns a column of whole numbers, NA where the value is `missing`."""
     pandas = _pandas()
     absent = values == missing
     if not absent.any():
@@ -58,18 +58,18 @@ def numbers(values: NDArray[Any], missing: int) -> Any:
 
 
 def categorical(codes: NDArray[Any], names: Sequence[str]) -> Any:
-    """Row i is `names[codes[i]]`, NA for the code -1."""
+    """Returns a column in which row i is `names[codes[i]]`, NA for the code -1."""
     return _pandas().Categorical.from_codes(codes, categories=list(names))
 
 
 def texts(values: Iterable[str]) -> Any:
-    """Texts, NA where they are empty."""
+    """Returns a column of texts, NA where they are empty."""
     pandas = _pandas()
     return pandas.array([value or pandas.NA for value in values], dtype="string")
 
 
 def without(column: Any, value: object) -> Any:
-    """The column with NA in the value's place."""
+    """Returns the column with NA in place of the value."""
     return column.replace(value, _pandas().NA)
 
 
@@ -83,17 +83,17 @@ class Tables:
         self._table = table
 
     def human(self) -> "pd.DataFrame":
-        """A copy to read: bytes become `3.57 MiB`, nanoseconds `591 ms`."""
-        over_time = self._table.index.name == "time_ns"  # all its numbers are levels
-        shown = self._table.copy()
-        for name in shown.columns:
-            if shown[name].dtype.kind in "iu":
+        """Returns a copy for reading: bytes become `3.57 MiB`, nanoseconds `591 ms`."""
+        over_time = self._table.index.name == "time_ns"  # every column has bytes
+        readable = self._table.copy()
+        for name in readable.columns:
+            if readable[name].dtype.kind in "iu":
                 text = size_text if over_time else _text_for(str(name))
                 if text is not None:
-                    shown[name] = _written(shown[name], text)
+                    readable[name] = _written(readable[name], text)
         if over_time:
-            shown.index = _written(shown.index.to_series(), time_text).rename("time")
-        return shown
+            readable.index = _written(readable.index.to_series(), time_text).rename("time")
+        return readable
 
 
 def _text_for(column: str) -> Callable[[int], str] | None:
@@ -103,5 +103,5 @@ def _text_for(column: str) -> Callable[[int], str] | None:
 
 
 def _written(column: Any, text: Callable[[int], str]) -> Any:
-    """The numbers as texts; missing ones stay missing."""
+    """Returns the numbers as texts. Missing numbers stay missing."""
     return column.astype(object).map(lambda number: text(int(number)), na_action="ignore")

@@ -1,4 +1,4 @@
-"""Ranges of addresses that come and go, each with something that belongs to it."""
+"""Ranges of addresses that come and go, each with a value."""
 
 from bisect import bisect_left, insort
 from collections.abc import Iterator
@@ -11,24 +11,24 @@ class Ranges(Generic[Value]):
     """Sorted ranges. The time of a change depends on the ranges it touches, not on all ranges."""
 
     def __init__(self) -> None:
-        self._sorted: list[tuple[int, int, int]] = []  # begin, end, a place in _values
+        self._sorted: list[tuple[int, int, int]] = []  # begin, end, index in _values
         self._values: list[Value] = []
 
     def __iter__(self) -> Iterator[tuple[int, int, Value]]:
-        """Begin, end and value, by address."""
+        """Yields begin, end and value of each range, by address."""
         return ((begin, end, self._values[at]) for begin, end, at in self._sorted)
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of ranges."""
         return len(self._sorted)
 
     def add(self, begin: int, end: int, value: Value) -> None:
-        """Another range."""
+        """Adds a range."""
         self._values.append(value)
         insort(self._sorted, (begin, end, len(self._values) - 1))
 
     def remove(self, begin: int, end: int) -> None:
-        """Cuts these addresses out of whatever ranges they are in."""
+        """Cuts these addresses out of the ranges that contain them."""
         first = self._first(begin)
         last = first
         rests = []
@@ -48,13 +48,16 @@ class Ranges(Generic[Value]):
         return at < len(self._sorted) and self._sorted[at][0] < end
 
     def covers(self, begin: int, end: int) -> bool:
-        """Whether one range has all of these addresses."""
+        """Whether one range contains all of these addresses."""
         at = self._first(begin)
         return (
             at < len(self._sorted) and self._sorted[at][0] <= begin and end <= self._sorted[at][1]
         )
 
     def _first(self, address: int) -> int:
-        """The first range that ends after the address, as long as ranges do not overlap."""
+        """Returns the index of the first range that ends after the address.
+
+        The ranges must not overlap.
+        """
         at = bisect_left(self._sorted, (address,))
         return at - 1 if at > 0 and self._sorted[at - 1][1] > address else at

@@ -1,4 +1,4 @@
-"""What can be asked of a trace, and `load()`, which reads one back. Nothing here needs torch."""
+"""The views of a trace, and `load()`, which reads a trace from a file. Nothing here needs torch."""
 
 import os
 from collections.abc import Sequence
@@ -26,17 +26,21 @@ At = Literal["peak", "end"] | int
 
 
 def _verify() -> Any:
-    """Late: it is seldom asked for."""
+    """Imports the module late, because it is seldom needed."""
     from pytracer import verify
 
     return verify
 
 
 class Views:
-    """What can be asked of a trace. Tables are pandas DataFrames; sizes are bytes, times ns.
+    """The views of a trace: tables, forecasts and exports.
 
-    pandas leaves out columns where the screen is narrow: `print(t.steps().to_string())` has all.
-    `t.steps().pytracer.human()` has sizes and times as people read them.
+    Tables are pandas DataFrames. Sizes are bytes, times are nanoseconds, and NA stands for an
+    unknown module, line or op. On a narrow screen pandas leaves out columns:
+    `print(t.steps().to_string())` prints all of them. `t.steps().pytracer.human()` writes sizes and
+    times as people read them, such as `3.57 MiB` and `591 ms`.
+
+    A view raises `errors.UsageError` for a key, moment, step, device or size that does not exist.
     """
 
     @property
@@ -46,35 +50,46 @@ class Views:
 
     @property
     def peak(self) -> "Peak":
-        """The moment of greatest memory: .bytes .time_ns .step .phase .by_category."""
+        """The moment of greatest memory, with .bytes .time_ns .step .phase .by_category .device."""
         from pytracer.analysis.facts import usage
 
         return usage.peak(self.data)
 
     def summary(self) -> "pd.DataFrame":
-        """One row per category: bytes at the peak, at its own peak and at the end."""
+        """Returns one row per category: its bytes at the peak, at its own peak and at the end."""
         from pytracer.analysis.answers import breakdown
 
         return breakdown.summary(self.data)
 
     def allocations(self) -> "pd.DataFrame":
-        """One row per allocation, in order."""
+        """Returns one row per allocation, in the order in which they were made.
+
+        A row has sizes, times, category, module, op and line; name, shape and dtype where a tensor
+        is known.
+        """
         from pytracer.analysis.answers import breakdown
 
         return breakdown.allocations_frame(self.data)
 
     def timeline(self, by: str = "category") -> "pd.DataFrame":
-        """Bytes over time, a column per category (or phase, device); index: time_ns."""
+        """Returns the bytes after every change, with the time in ns as the index.
+
+        Args:
+            by: "category", "phase" or "device": the columns of the table.
+        """
         from pytracer.analysis.facts import usage
 
         return usage.timeline(self.data, by=by)
 
     def by(self, keys: str | Sequence[str], at: At = "peak") -> "pd.DataFrame":
-        """Who holds memory at a moment.
+        """Returns who holds memory at a moment: bytes and allocations per group, largest first.
+
+        A module holds the blocks that it and its backward made, and its own weights, gradients and
+        optimizer state. `t.by(["module", "op"])` groups by both.
 
         Args:
-            keys: one or a list of "module", "op", "line", "phase", "free_phase", "category", "role",
-                "name", "shape", "dtype", "step", "pool".
+            keys: one or a list of "module", "op", "line", "phase", "free_phase", "category",
+                "role", "name", "shape", "dtype", "step", "pool".
             at: "peak", "end" or a time in nanoseconds.
         """
         from pytracer.analysis.answers import breakdown
@@ -82,16 +97,17 @@ class Views:
         return breakdown.by(self.data, keys, at=at)
 
     def steps(self) -> "pd.DataFrame":
-        """One row per training step: its peak, what it left behind, how long it took.
+        """Returns one row per training step: its peak, its growth and the times of its phases.
 
-        Step 0 is the first one that was recorded, whatever a schedule let pass before it.
+        Step 0 is the first recorded step, even if a schedule skipped some before it. On CUDA the
+        `device_` times are the ones to look at: the host runs ahead.
         """
         from pytracer.analysis.answers import training_steps
 
         return training_steps.steps(self.data)
 
     def bytes_per_parameter(self) -> "pd.DataFrame":
-        """Weights, gradients and optimizer state per parameter, beside the textbook's rule."""
+        """Returns weights, gradients and optimizer state per parameter, and the textbook's rule."""
         from pytracer.analysis.answers import breakdown
 
         return breakdown.bytes_per_parameter(self.data)
@@ -99,9 +115,13 @@ class Views:
     def ledger(
         self, at: Literal["peak", "end"] = "end", device: str | None = None
     ) -> "pd.DataFrame":
-        """From tensors to what nvidia-smi shows (on CPU: resident memory), with the residual.
+        """Returns the sums from tensors up to nvidia-smi's figure, or the CPU's resident memory.
 
-        `attrs` of the result has residual, limit and notes.
+        `attrs` of the result has the residual (bytes that nothing explains), the limit and notes.
+
+        Args:
+            at: "peak" or "end". At the peak nobody read the device, so there is no residual.
+            device: by default the one that the program trains on.
         """
         from pytracer.analysis.allocator import ledger
 
@@ -113,14 +133,14 @@ class Views:
         request: int | None = None,
         device: str | None = None,
     ) -> "pd.DataFrame":
-        """One row per segment of CUDA's allocator: what of it cannot serve a request, and why.
+        """Returns one row per segment of CUDA's allocator: its bytes that cannot serve a request.
+
+        `attrs` of the result has the sums, and whether expandable segments would have helped.
 
         Args:
             at: "peak", "end", a time, or "oom": when the last request failed.
             request: bytes; by default the request that failed, or the largest of the trace.
             device: by default the one that the program trains on.
-
-        `attrs` of the result has the sums, and whether expandable segments would have helped.
         """
         from pytracer.analysis.allocator import fragmentation
 
@@ -132,16 +152,17 @@ class Views:
         limit: int | str | None = None,
         device: str | None = None,
     ) -> "Replay":
-        """What CUDA's allocator would have done: .peak_reserved .retries .failed .smallest_limit.
+        """Replays the allocations in a model of CUDA's allocator, under other settings.
+
+        The result has .peak_reserved .retries .failed .smallest_limit, and is true if every request
+        was served. Its `.timeline()` has reserved and unused bytes over time.
 
         Args:
-            settings: what would be in PYTORCH_ALLOC_CONF; "" is torch's default. By default those
+            settings: the text of PYTORCH_ALLOC_CONF; "" is torch's default. By default the settings
                 of the recording.
-            limit: what `set_per_process_memory_fraction` would allow: "24GiB", or bytes. By default
-                that of the recording.
+            limit: the bytes that `set_per_process_memory_fraction` would allow, or "24GiB". By
+                default the limit of the recording.
             device: by default the one that the program trains on.
-
-        The result is true where everything ran. `.timeline()` has reserved and unused bytes over time.
         """
         from pytracer.analysis.allocator import replay
 
@@ -155,24 +176,25 @@ class Views:
         *,
         verify: "Program" = False,
     ) -> "Fits":
-        """Whether the run fits on a card of this size, and what would make it fit.
+        """Returns whether the run fits on a card of this size, and what would make it fit.
+
+        The result is true if the run fits. `print(t.fits("24GiB"))` shows who holds the memory at
+        the request that fails.
 
         Args:
-            on: the card's memory, "24GiB"; without it the smallest card is looked for.
-            settings: what would be in PYTORCH_ALLOC_CONF. By default those of the recording.
+            on: the card's memory, "24GiB" or bytes. Without it, the result names the smallest card.
+            settings: the text of PYTORCH_ALLOC_CONF. By default the settings of the recording.
             device: by default the one that the program trains on.
-            verify: the program to run again, ["train.py", "--epochs", "1"]: it gets what the card has
-                for torch's allocator as its limit, and `.verified` is what happened.
-
-        `print(t.fits("24GiB"))` says who holds what where it fails; the answer is true where it fits.
+            verify: the program to run again, ["train.py", "--epochs", "1"]. Its limit is the card's
+                share for torch's allocator, and `.verified` compares the run with the forecast.
         """
         from pytracer.analysis.forecasts import fits
         from pytracer.export import fits_text
 
-        found = fits.fits(self.data, on, settings, device, fits_text.render)
+        answer = fits.fits(self.data, on, settings, device, fits_text.render)
         if verify is not False:
-            found = replace(found, verified=_verify().fits(self.data, found, verify))
-        return found
+            answer = replace(answer, verified=_verify().fits(self.data, answer, verify))
+        return answer
 
     def checkpoint_plan(
         self,
@@ -182,25 +204,26 @@ class Views:
         pinned: int | str = 0,
         verify: "Program" = False,
     ) -> "CheckpointPlan":
-        """Which modules to checkpoint to stay in a budget at the least time: .modules, .code.
+        """Returns which modules to checkpoint to stay in a budget at the least time.
+
+        The result has .modules, and .code to write into the program. It is true if the plan fits
+        the budget. Otherwise it is the plan that needs least.
 
         Args:
-            budget: "20GiB" or bytes: of CUDA's allocator; on the CPU of what is requested.
+            budget: "20GiB" or bytes, for CUDA's allocator; on the CPU, for the requested bytes.
             device: by default the one that the program trains on.
-            pinned: "64GiB" of the host's memory may be pinned for what is offloaded there; then also
-                .offloaded.
-            verify: the program to run again with these modules checkpointed, and with the budget as
-                the limit: ["train.py", "--epochs", "1"]. `.verified` is what happened.
-
-        The result is true where the plan fits; else its plan is the smallest that there is.
+            pinned: the host's memory that may be pinned to offload activations, such as "64GiB".
+                The result then also has .offloaded.
+            verify: the program to run again, ["train.py", "--epochs", "1"], with these modules
+                checkpointed and the budget as its limit. `.verified` compares it with the plan.
         """
         from pytracer.analysis.forecasts import checkpoint_plans
         from pytracer.export import fits_text
 
-        found = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
+        chosen = checkpoint_plans.plan(self.data, budget, pinned, device, fits_text.render_plan)
         if verify is not False:
-            found = replace(found, verified=_verify().plan(self.data, found, verify))
-        return found
+            chosen = replace(chosen, verified=_verify().plan(self.data, chosen, verify))
+        return chosen
 
     def what_if(
         self,
@@ -210,82 +233,104 @@ class Views:
         device: str | None = None,
         verify: "Program" = False,
     ) -> "WhatIf":
-        """The peak with another batch or length: .lowest and .highest, which are equal where exact.
+        """Predicts the peak with another batch or sequence length.
+
+        The result has .lowest and .highest. They are equal if the prediction is exact.
 
         Args:
-            others: traces of the same program with other sizes; two or three are enough. From one
-                trace alone no law can be learned, and the answer is an interval.
-            batch: the batch to ask about; by default the largest trace's.
-            seq: the length to ask about, likewise.
+            others: traces of the same program with other sizes; two or three are enough. One trace
+                alone shows no law, so the answer is an interval.
+            batch: the batch to predict for; by default that of the largest trace.
+            seq: the sequence length to predict for; by default that of the largest trace.
             device: by default the one that the program trains on.
-            verify: the program with that batch and length, to be run: ["train.py", "--batch", "32"].
-                `.verified` is what happened.
+            verify: the program with that batch and length, ["train.py", "--batch", "32"], to run.
+                `.verified` compares it with the prediction.
         """
         from pytracer.analysis.forecasts import what_if
 
         traces = [self.data, *(t.data for t in others)]
-        found = what_if.what_if(traces, batch, seq, device)
+        predicted = what_if.what_if(traces, batch, seq, device)
         if verify is not False:
-            found = replace(found, verified=_verify().what_if(traces, found, verify))
-        return found
+            predicted = replace(predicted, verified=_verify().what_if(traces, predicted, verify))
+        return predicted
 
     def findings(self) -> "pd.DataFrame":
-        """Leaks and waste: kind, bytes, line, module, the evidence and the change that ends it."""
+        """Returns leaks and waste, each with bytes, line, module, evidence and the change to make.
+
+        docs/findings.md lists the kinds.
+        """
         from pytracer import frames
         from pytracer.analysis.answers import findings
 
         rows = findings.findings(self.data)
-        # Texts inside: pandas leaves out middle columns where the screen is narrow.
+        # The texts are in the middle: pandas leaves out middle columns on a narrow screen.
         inside = ["evidence", "change"]
         outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]
         return frames.of_rows(rows, [*outside[:3], *inside, *outside[3:]])
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
-        """Limits that do not hold: `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`.
+        """Returns the limits that the trace exceeds; an empty list if all hold.
 
-        A category's limit is on its own peak. An empty list is good news.
+        Args:
+            **limits: "peak", "growth_per_step" or a category, each with bytes or a size:
+                `t.check(peak="2 GiB", activations="1 GiB", growth_per_step=0)`. A category's limit
+                is for its own peak.
         """
         from pytracer.analysis.answers import budgets
 
         return budgets.check(self.data, limits)
 
     def growth_per_step(self) -> int:
-        """Bytes that a step leaves behind: the median of all but the first."""
+        """Returns the bytes that a step leaves behind: the median of all steps but the first.
+
+        Raises:
+            errors.UsageError: the trace has fewer than three steps.
+        """
         from pytracer.analysis.answers import budgets
 
         return budgets.growth_per_step(self.data)
 
     def post_mortem(self, width: int = 80) -> str:
-        """One page about the last allocation that failed; "" if none did."""
+        """Returns one page of text about the last allocation that failed; "" if none failed."""
         from pytracer.export import postmortem
 
         return postmortem.render(self.data, width)
 
     def cost(self, by: Literal["module", "op", "class"] = "module") -> "pd.DataFrame":
-        """What each part cost, forward and backward: FLOPs, bytes, time, ratios and a verdict.
+        """Returns FLOPs, bytes, times, ratios and a verdict for each part, forward and backward.
 
-        Needs `trace(cost=True)`. `attrs` of the result says what was measured on, the sum of all
-        times, and which operators could not be counted.
+        Needs a trace with `trace(cost=True)`. `attrs` of the result has the device, the sum of all
+        times, and the operators that could not be counted.
+
+        Args:
+            by: "module", "op" or "class": the rows of the table.
         """
         from pytracer.cost import table as cost_table
 
         return cost_table.frame(self.data, by)
 
     def health(self) -> "pd.DataFrame":
-        """What was lost or could not be seen, and what to do about it."""
+        """Returns everything that the recording lost or could not see, each with advice.
+
+        An empty table means that the recording is whole.
+        """
         from pytracer.analysis.answers import recording_quality
 
         return recording_quality.health(self.data)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a `.pytrace` file that `load` reads back equal."""
+        """Writes a `.pytrace` file that `load` reads back equal, and returns its path.
+
+        Raises:
+            errors.CannotWrite: the file exists, and `overwrite` is false, or it cannot be written.
+        """
         return self.data.save(path, overwrite=overwrite)
 
     def anonymous(self) -> "LoadedTrace":
-        """The same trace without host, process numbers, command, folders and paths.
+        """Returns the same trace without host, process numbers, command, folders and paths.
 
-        For what leaves your machine: `t.anonymous().export_html("run.html")`. A path becomes
-        relative to where the program ran, or the file's name alone.
+        Use it for files that leave your machine: `t.anonymous().export_html("run.html")`. A path
+        becomes relative to the program's working directory, or the file's name alone.
         """
         from pytracer import anonymous
 
@@ -305,13 +350,13 @@ class Views:
 
         Args:
             path: the file, compressed if it ends in .gz.
-            overwrite: replace a file that is there.
-            max_events: keep the largest allocations, the longest ops and as many samples of the
-                counters as fit; the result says what was left out.
-            min_dt_us: keep only the counters' extremes of each so many microseconds.
-            arrows: how many of the largest allocations get an arrow to where they are freed.
-            full: all of it. Else what is too small to see in a large trace is folded: its counts
-                and bytes are there, in one bar for many.
+            overwrite: replace an existing file.
+            max_events: write at most so many events: the largest allocations, the longest ops and
+                as many samples of the counters as fit. The result counts what was left out.
+            min_dt_us: keep only the extremes of the counters within each so many microseconds.
+            arrows: for how many of the largest allocations to draw an arrow to their free.
+            full: write everything. Otherwise, in a large trace, bars that are too small to see are
+                folded into one, with their counts and bytes.
         """
         from pytracer.export import exporters
 
@@ -332,10 +377,10 @@ class Views:
 
         Args:
             path: the file.
-            overwrite: replace a file that is there.
-            arrows: how many of the largest allocations get an arrow to where they are freed.
-            full: all of it. Else what is too small to see in a large trace is folded: its counts
-                and bytes are there, in one bar for many.
+            overwrite: replace an existing file.
+            arrows: for how many of the largest allocations to draw an arrow to their free.
+            full: write everything. Otherwise, in a large trace, bars that are too small to see are
+                folded into one, with their counts and bytes.
         """
         from pytracer.export import exporters
 
@@ -355,13 +400,13 @@ class Views:
         source: bool = False,
         overwrite: bool = False,
     ) -> Path:
-        """Writes one offline page in which every allocation can be seen.
+        """Writes one offline page that shows every allocation, and returns its path.
 
         Args:
-            path: the file, which any browser opens; it loads nothing.
-            other: another trace, to be compared with this one on the page.
-            source: also put the lines of source that allocated into the page.
-            overwrite: replace a file that is there.
+            path: the file, which any browser opens. It loads nothing from elsewhere.
+            other: another trace, to compare with this one on the page.
+            source: also include the source lines that allocated.
+            overwrite: replace an existing file.
         """
         from pytracer.export import report
 
@@ -375,7 +420,7 @@ class Views:
         return report.write(named, path, source=source, overwrite=overwrite)
 
     def export_html(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """The same as `report`; its table and picture need no scripts."""
+        """Writes the same page as `report`. Its table and picture need no scripts."""
         from pytracer.export import exporters
 
         return exporters.html(self.data, path, overwrite=overwrite)
@@ -400,12 +445,12 @@ class Views:
         at: At = "peak",
         steps: tuple[int, int] | None = None,
     ) -> "pd.DataFrame":
-        """What is different in the other trace, the largest change first.
+        """Returns the differences of the other trace from this one, the largest change first.
 
         Args:
-            other: the trace that is compared with this one; by default this one itself.
-            by: what to tell apart: any keys of `by()`.
-            at: the moment of each, its own peak by default.
+            other: the later trace. Without it, `steps` compares two steps of this trace.
+            by: the keys that a row is of, as in `by()`.
+            at: the moment in each trace; by default its own peak.
             steps: a step of this trace and one of the other: `t.diff(steps=(0, 2))`.
         """
         from pytracer.analysis.answers import diff
@@ -421,23 +466,28 @@ class Views:
         return diff.frame(diff.diff(self.data, after, by, at, steps))
 
     def _repr_html_(self) -> str:
-        """In a notebook: the table, a picture, and the report in a sandboxed frame."""
+        """Shows the table, a picture, and the report in a sandboxed frame, in a notebook."""
         from pytracer.export import report
 
         return report.inline(self.data)
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
-        """The one screen, as text; by default as wide as the terminal, and 80 columns at most."""
+        """Returns the table as text: the screen that `print(t)` shows.
+
+        Args:
+            width: columns of text; by default those of the terminal, at most 80.
+            color: with the escape codes of a terminal.
+        """
         from pytracer.export import table
 
         return table.render(self.data, width=width or table.columns(), color=color)
 
     def __str__(self) -> str:
-        """The one screen."""
+        """The table, as `table()` returns it."""
         return self.table()
 
     def __repr__(self) -> str:
-        """One line, for a prompt; `print(t)` has the screen."""
+        """One line, for a prompt. `print(t)` shows the table."""
         return f"<pytracer.{type(self).__name__}: {self._in_short()}>"
 
     def _in_short(self) -> str:
@@ -451,7 +501,7 @@ class LoadedTrace(Views):
     """A trace read from a file."""
 
     def __init__(self, data: Trace) -> None:
-        """`load` makes these."""
+        """Wraps a trace. Call `load` instead."""
         self._data = data
 
     @property
@@ -461,25 +511,36 @@ class LoadedTrace(Views):
 
     @property
     def file_report(self) -> dict[str, Any]:
-        """How whole the file was: status, lost rows, notes."""
+        """The state of the file: its status, lost rows and notes."""
         return dict(self._data.file_report)
 
 
 def load(path: str | Path) -> LoadedTrace:
-    """Reads a saved trace, whole or as far as it was written before the program died.
+    """Reads a trace from a file, as far as it was written before the program ended.
 
-    Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) are read as well, and nothing in
-    them is executed. Of a file that is not whole a RuntimeWarning tells.
+    It also reads memory snapshots of torch (`torch.cuda.memory._dump_snapshot`), and executes
+    nothing in them. A RuntimeWarning says what an incomplete file lacks.
+
+    Example:
+        t = load("run.pytrace")
+        print(t)
+
+    Args:
+        path: a `.pytrace` file, or a memory snapshot.
+
+    Raises:
+        errors.UnreadableTrace: the file is missing, no trace, damaged beyond reading, or of a newer
+            format.
     """
     loaded = read(path)
     for name in sorted(health.OF_FILES & loaded.data.losses.keys()):
-        known = health.counter(name)
-        errors.warn(f"{os.fspath(path)}: {known.meaning}. {known.advice} t.file_report has details")
+        loss = health.counter(name)
+        errors.warn(f"{os.fspath(path)}: {loss.meaning}. {loss.advice} t.file_report has details")
     return loaded
 
 
 def read(path: str | Path) -> LoadedTrace:
-    """As `load`, for those who tell of a file that is not whole in their own way."""
+    """Like `load`, without the warning. For callers that report an incomplete file themselves."""
     if snapshot.is_snapshot(path):
         return LoadedTrace(snapshot.load(path))
     return LoadedTrace(load_trace(path))

@@ -1,4 +1,4 @@
-"""A finished recording: frozen columns, and the file they are kept in."""
+"""A finished recording: frozen columns, and the file that keeps them."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from pytracer import errors, schema
 from pytracer._native import core
 from pytracer.files import unfinished
 
-# The readings of both clocks closer together than this say nothing about the rate.
+# Readings of the two clocks that are closer together than this show no rate.
 _SHORTEST_SPAN_NS = 1_000_000
 _LONGEST_TICKS = 2**60  # decades: no recording is longer
-_LONGEST_NS = 2**61  # so that differences of times are numbers too
+_LONGEST_NS = 2**61  # so that differences of times do not overflow
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What was recorded, as columns. Nothing here is interpreted yet."""
+    """The columns of a recording. Nothing here is interpreted yet."""
 
     events: schema.Events
     scopes: schema.Scopes
@@ -36,7 +36,7 @@ class Trace:
     threads: schema.Threads
     clock: schema.Clock
     strings: tuple[str, ...]
-    losses: Mapping[str, int]  # rows that could not be kept, by name
+    losses: Mapping[str, int]  # counts of rows that could not be kept, by name
     meta: Mapping[str, Any]
     file_report: Mapping[str, Any] = field(default_factory=dict)  # of a loaded trace
 
@@ -44,9 +44,9 @@ class Trace:
     def from_columns(
         cls, columns: Mapping[str, Any], file_report: Mapping[str, Any] | None = None
     ) -> "Trace":
-        """Takes over what the native side hands out.
+        """Makes a Trace of the columns that the native side returns.
 
-        That the file was not whole is among the losses: a trace that is saved again still says so.
+        An incomplete file counts among the losses, so a trace that is saved again still has it.
         """
         report, losses = file_report or {}, dict(columns["losses"])
         if (status := report.get("status", "complete")) != "complete":
@@ -63,7 +63,7 @@ class Trace:
         )
 
     def to_columns(self) -> dict[str, Any]:
-        """The reverse of `from_columns`."""
+        """Returns the columns for the native side: the reverse of `from_columns`."""
         columns: dict[str, Any] = {
             f"{name}.{column}": values
             for name in schema.TABLES
@@ -75,7 +75,7 @@ class Trace:
         return columns
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a finished `.pytrace` file.
+        """Writes a finished `.pytrace` file, and returns its path.
 
         Raises:
             errors.PytracerError: the file exists already, or cannot be written.
@@ -83,7 +83,7 @@ class Trace:
         target = Path(path)
         if not overwrite and target.exists():
             raise errors.FileIsThere(path)
-        # What is replaced is there until its successor is whole. What is no file is written to.
+        # A replaced file stays until its successor is whole. A pipe is written to directly.
         place = unfinished(target) if target.is_file() else nullcontext(target)
         beside = target
         try:
@@ -94,22 +94,22 @@ class Trace:
         return target
 
     def time_ns(self, ticks: schema.U64) -> schema.I64:
-        """Ticks as nanoseconds since the trace began."""
+        """Converts ticks to nanoseconds since the trace began."""
         return unix_ns(self.clock, ticks) - self.began_unix_ns
 
     @property
     def has_allocations(self) -> bool:
-        """Whether anything was allocated at all."""
+        """Whether there is any allocation."""
         return bool(np.any(self.events.action == schema.ACTION["alloc"]))
 
     @property
     def began_unix_ns(self) -> int:
-        """When the trace began, on the wall clock."""
+        """The begin of the trace on the wall clock, in nanoseconds."""
         return int(self.clock.unix_ns[0]) if len(self.clock.unix_ns) else 0
 
 
 def once_per_trace(function: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
-    """Keeps the result beside the trace's own fields, and as long: a Trace never changes."""
+    """Caches the function's result in the trace and for its life. A Trace never changes."""
     key = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
@@ -123,7 +123,7 @@ def once_per_trace(function: Callable[[Trace], Result]) -> Callable[[Trace], Res
 
 
 def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
-    """Ticks on the wall clock, by the line through the first and the last reading."""
+    """Converts ticks to the wall clock, by the line through the first and the last reading."""
     if len(clock.ticks) == 0:
         return ticks.astype(np.int64)
     first_ticks, first_ns = int(clock.ticks[0]), int(clock.unix_ns[0])
@@ -136,10 +136,11 @@ def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
 
 
 def load(path: str | Path) -> Trace:
-    """Reads a `.pytrace` file, whole or as far as it was written.
+    """Reads a `.pytrace` file, as far as it was written.
 
     Raises:
-        errors.UnreadableTrace: not a trace, damaged beyond reading, of a newer format, or missing.
+        errors.UnreadableTrace: the file is missing, no trace, damaged beyond reading, or of a newer
+            format.
     """
     try:
         columns, report = core.read_file(os.fsencode(path))
@@ -165,7 +166,7 @@ def _table(name: str, columns: Mapping[str, Any]) -> Any:
 
 
 def _parse_meta(text: str) -> dict[str, Any] | None:
-    """The meta document of a file may be anything; None if it is no object."""
+    """Parses the meta document of a file, which may be anything; None if it is no object."""
     try:
         meta = json.loads(text) if text else {}
     except ValueError:
@@ -175,16 +176,16 @@ def _parse_meta(text: str) -> dict[str, Any] | None:
     return {_utf8(key): meta[key] if key in _FILE_NAMES else _utf8(meta[key]) for key in meta}
 
 
-# What Python read from the file system: a name that is not UTF-8 must stay as it is to be used again.
+# Entries that Python read from the file system. A name that is not UTF-8 works only unchanged.
 _FILE_NAMES = frozenset({"command", "directory"})
 
 
-def _utf8(found: Any) -> Any:
-    r"""The same document, where half a character (`"\udcff"`, which JSON can hold) is written out."""
-    if isinstance(found, str):
-        return found.encode("utf-8", "backslashreplace").decode()
-    if isinstance(found, list):
-        return [_utf8(each) for each in found]
-    if isinstance(found, dict):
-        return {_utf8(key): _utf8(value) for key, value in found.items()}
-    return found
+def _utf8(document: Any) -> Any:
+    r"""Returns the document with halves of characters (`"\udcff"`, legal in JSON) written out."""
+    if isinstance(document, str):
+        return document.encode("utf-8", "backslashreplace").decode()
+    if isinstance(document, list):
+        return [_utf8(each) for each in document]
+    if isinstance(document, dict):
+        return {_utf8(key): _utf8(value) for key, value in document.items()}
+    return document

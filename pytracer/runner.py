@@ -1,7 +1,7 @@
-"""Runs a program that knows nothing of us, as Python itself would, and records it.
+"""Runs an unchanged program as Python itself would, and records it.
 
-Recording begins when the program has imported torch, and not before: what it does to the
-environment first (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES) then means what it means without us.
+Recording begins when the program has imported torch, and not before. So variables that the program
+sets first (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES) have the same effect as without pytracer.
 """
 
 import contextlib
@@ -25,34 +25,34 @@ from pytracer.files import refuse_to_overwrite
 if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
 
-_MOST_EVENTS = 20_000_000  # about 250 MB of file; what comes after is counted
+_MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run, and what to record of it."""
+    """Which program to run, and what to record of it."""
 
-    program: tuple[str, ...]  # a script or a module's name, and its arguments
+    program: tuple[str, ...]  # a script's or a module's name, then its arguments
     as_module: bool = False
     output: Path | None = None
     force: bool = False
     skip: int = 0  # optimizer steps before recording begins
-    steps: int | None = 5  # to keep; None: all
-    watch: bool = True
+    steps: int | None = 5  # to keep; None for all
+    watch: bool = True  # also the steps after those to keep
     devices: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of `trace`
     by_environment: bool = False  # the program was not started by `pytracer run`
-    checkpoint: tuple[str, ...] = ()  # modules, to try a plan
-    offload: tuple[str, ...] = ()  # likewise
+    checkpoint: tuple[str, ...] = ()  # modules to checkpoint, to try a plan
+    offload: tuple[str, ...] = ()  # modules to offload, to try a plan
 
     @property
     def name(self) -> str:
-        """What the program is called."""
+        """The program's name, for its files."""
         last = self.program[0].rpartition(".")[2] if self.as_module else Path(self.program[0]).stem
         return last or "run"
 
     def file(self) -> Path:
-        """The trace's file, one per rank."""
+        """Returns the path of the trace's file, one per rank."""
         path = self.output or Path(f"{self.name}.pytrace")
         if path.name in ("", ".."):
             raise errors.UsageError(f"-o {path} is a folder: name a file, as in -o run.pytrace")
@@ -63,11 +63,11 @@ class Plan:
         if restart != "0":
             parts.append(f"restart{restart}")
         path = path.with_name(".".join(parts) + (path.suffix or ".pytrace"))
-        return path if self.output or self.force else _not_there(path)
+        return path if self.output or self.force else _unused(path)
 
 
-def _not_there(path: Path) -> Path:
-    """train.pytrace, or train.1.pytrace, ...: a second run of a training must not end it."""
+def _unused(path: Path) -> Path:
+    """Returns train.pytrace, train.1.pytrace, ...: a second run must not end with an error."""
     stem, number = path.stem, 0
     while path.exists():
         number += 1
@@ -79,10 +79,10 @@ def _not_there(path: Path) -> Path:
 
 
 def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
-    """Makes ready to run; what the program raises leaves the returned function as it is.
+    """Returns a function that runs and records the program, and passes its exceptions on.
 
     Raises:
-        errors.PytracerError: it cannot be run or recorded; then nothing of it has run.
+        errors.PytracerError: the program cannot be run or recorded. None of it has run.
     """
     if not environment.working_directory():
         raise errors.UsageError("the working directory is gone: change to one that exists")
@@ -113,22 +113,22 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
 
 
 def program(words: Sequence[str], *, as_module: bool) -> Callable[[], None]:
-    """Runs a script or a module with its arguments, once, as `__main__`.
+    """Returns a function that runs a script or a module with its arguments, once, as `__main__`.
 
     Raises:
-        errors.UsageError: it cannot be read.
+        errors.UsageError: the script cannot be read.
     """
     return _prepare_module(words) if as_module else _prepare_script(words)
 
 
 def _is_same_file(path: Path, script: str) -> bool:
-    """Also False where one of them is not there."""
+    """Whether both are one file. False if one of them does not exist."""
     with contextlib.suppress(OSError):
         return path.samefile(script)
     return False
 
 
-# Programs that train nothing themselves: they start processes that do.
+# Programs that do not train but start processes that do.
 LAUNCHERS = {
     "torchrun": "torchrun",
     "torch.distributed.run": "torchrun",
@@ -154,7 +154,7 @@ def _refuse_launchers(plan: Plan) -> None:
 
 
 def _refuse_missing_cuda(plan: Plan) -> None:
-    """Asked of another process: in this one torch is the program's to import."""
+    """Asks another process for a CUDA device: in this one, only the program imports torch."""
     if plan.devices != ("cuda",):
         return
     ask = "import sys, torch; sys.exit(3 if torch.cuda.device_count() == 0 else 0)"
@@ -201,13 +201,13 @@ def _prepare_module(words: Sequence[str]) -> Callable[[], None]:
 
 
 def _first_on_path(folder: str) -> None:
-    """In the place of the folder that Python put there for us, if it did."""
+    """Puts the folder first on sys.path, in place of the one that Python put there."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder
 
 
 def _execute(code: CodeType, names: dict[str, Any]) -> None:
-    """As `__main__`, and to stay: what it pickles or leaves to its threads is looked up there."""
+    """Runs the code as `__main__`, which stays: its pickles and threads look names up there."""
     main = ModuleType("__main__")
     main.__dict__.update(names, __builtins__=__builtins__)
     sys.modules["__main__"] = main
@@ -215,7 +215,7 @@ def _execute(code: CodeType, names: dict[str, Any]) -> None:
 
 
 def _leave_traceback_to_the_program(error: BaseException, afterwards: Callable[[], None]) -> None:
-    """Python prints what we let pass; without our frames, and followed by what we have to say."""
+    """Has Python print the exception without our frames, and then calls `afterwards`."""
     print_it = sys.excepthook
 
     def hook(
@@ -231,7 +231,7 @@ def _leave_traceback_to_the_program(error: BaseException, afterwards: Callable[[
 
 
 def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
-    """From the program's first frame on; None if it never got that far: a syntax error."""
+    """Returns the traceback from the program's first frame on; None after a syntax error."""
     while traceback is not None and traceback.tb_frame.f_code is not _execute.__code__:
         traceback = traceback.tb_next
     return traceback and traceback.tb_next
@@ -241,9 +241,9 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
 
 
 def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:
-    """Calls it as soon as that module has been imported, which may be never, or already.
+    """Calls `then` as soon as the module is imported: at once if it is already, perhaps never.
 
-    What it returns forgets it.
+    Returns a function that cancels the call.
     """
     if name in sys.modules:
         then()
@@ -254,7 +254,7 @@ def after_import(name: str, then: Callable[[], None]) -> Callable[[], None]:
 
 
 class _Watcher(importlib.abc.MetaPathFinder):
-    """Finds nothing itself; learns that one module's execution is over."""
+    """Notices when one module has been executed. It finds modules by the other finders."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
@@ -262,21 +262,21 @@ class _Watcher(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """As the other finders say."""
+        """Returns the module's spec from the other finders."""
         if fullname != self._name:
             return None
-        found = (
+        specs = (
             finder.find_spec(fullname, path, target)
             for finder in tuple(sys.meta_path)
             if finder is not self and hasattr(finder, "find_spec")
         )
-        spec = next((spec for spec in found if spec is not None), None)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
             self._await(spec.loader)
         return spec
 
     def forget(self) -> None:
-        """Waits no longer."""
+        """Stops waiting for the module."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
 
@@ -296,31 +296,32 @@ class _Watcher(importlib.abc.MetaPathFinder):
 
 
 class Teller(Protocol):
-    """What a person is told; the command line's is the one that prints."""
+    """Takes messages for the user. The command line's class prints them."""
 
     def line(self, text: str) -> None:
-        """One line, on every rank."""
+        """Takes one line, on every rank."""
 
     def recorded(self, traced: Any, path: Path, file: Path, which: str) -> None:
-        """The steps to keep are on disk; which they are, if the program goes on.
+        """Takes the trace of the steps to keep, which is on disk.
 
-        `path` is the file as the person named it, `file` wherever the program has gone.
+        `path` is the file as the user named it. `file` is its absolute path. `which` names the
+        steps, or is "" if the program ended before all of them.
         """
 
     def finish(self) -> None:
-        """The program is over: what was begun beside it is to be said before anything else."""
+        """Completes messages in progress: the program is over, and others follow."""
 
     def page(self, text: str) -> None:
-        """An explanation."""
+        """Takes an explanation of several lines."""
 
 
 class Traced:
-    """The program's recording, from when it has torch."""
+    """The program's recording, from its import of torch on."""
 
     def __init__(self, plan: Plan, path: Path, tell: Teller) -> None:
-        """Nothing is recorded until `begin`."""
+        """Records nothing until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
-        self._file = _File(path.absolute())  # wherever the program goes
+        self._file = _File(path.absolute())  # the program may change its working directory
         self._recording: Recording | None = None
         self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
@@ -329,7 +330,7 @@ class Traced:
         self._owner = os.getpid()
 
     def begin(self) -> None:
-        """The program has imported torch."""
+        """Begins to record: the program has imported torch."""
         from pytracer.capture.cycles import Recording
         from pytracer.capture.session import Held
 
@@ -356,10 +357,10 @@ class Traced:
         self._counter.count_steps(stepped)
 
     def end(self, error: BaseException | None, *, gave_up: bool = False) -> None:
-        """The program is over, has failed, or gave up with an exit code of its own."""
+        """Ends the recording: the program is over, has failed, or exited with a code."""
         if self._forked():
             return
-        well = error is None and not gave_up  # else it says itself why it came no further
+        well = error is None and not gave_up  # otherwise the program gives its own reason
         if self._recording is None:
             if well:
                 self._tell.line("the program never imported torch: nothing is recorded")
@@ -377,24 +378,24 @@ class Traced:
             self._say_why_not(self._recording)
 
     def say_why(self) -> None:
-        """Below the traceback: what memory has to do with it."""
+        """Explains below the traceback how memory was involved."""
         if self._why:
             self._tell.page(self._why)
 
     def _forked(self) -> bool:
-        """In a child of the program: the recording, its steps and its file are the parent's."""
+        """Whether this is a forked child: the recording and its file belong to the parent."""
         return self._owner != os.getpid()
 
     def _say_why_not(self, recording: "Recording") -> None:
         steps, skip = recording.steps_seen, self._plan.skip
         if steps < skip:
             self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
-        elif recording.first is not None:  # else it was told as it began
+        elif recording.first is not None:  # otherwise the reason was shown at the begin
             where = f" on {self._plan.devices[0]}" if self._plan.devices else ""
             self._tell.line(f"the program made no tensors{where}: nothing is recorded")
 
     def _ready(self, traced: Any) -> None:
-        """The steps to keep are over, or the program is."""
+        """Finishes the file: the steps to keep are over, or the program is."""
         if not _has_tensors(traced):
             return
         self._file.settle(recorded=True)
@@ -405,7 +406,7 @@ class Traced:
         self._tell.recorded(traced, self._path, self._file.path, self._which())
 
     def _which(self) -> str:
-        """The steps to keep, if all have come: others may follow."""
+        """Names the steps to keep if all of them are over; "" otherwise."""
         skip, steps = self._plan.skip, self._plan.steps
         if self._recording is None or steps is None or self._recording.steps_seen - skip < steps:
             return ""
@@ -414,25 +415,25 @@ class Traced:
         return f"steps {skip} to {skip + steps - 1}" if skip else f"the first {steps} steps"
 
     def _watched(self, traced: Any, first_step: int) -> None:
-        """Remembers the step that went highest, if that is higher than what was kept."""
+        """Remembers the highest step so far, if it is higher than the kept ones."""
         if self._peak is None:
             return
         from pytracer.analysis.facts import usage
         from pytracer.units import size_text
 
-        found = usage.highest(traced.data, self._peak.device)
-        if found.bytes <= self._peak.bytes:
+        highest = usage.highest(traced.data, self._peak.device)
+        if highest.bytes <= self._peak.bytes:
             return
-        self._peak, step = found, first_step + found.step
-        # The CPU's blocks from before the window are not known to it.
-        least = "at least " if found.device == "cpu" else ""
+        self._peak, step = highest, first_step + highest.step
+        # A window does not know the CPU's blocks from before it.
+        least = "at least " if highest.device == "cpu" else ""
         skip = self._plan.skip
         if self._plan.by_environment:
             option = f"skip={skip},steps={step + 1 - skip}" if skip else f"steps={step + 1}"
         else:
             option = f"--schedule {skip},0,{step + 1 - skip}" if skip else f"--steps {step + 1}"
         self._later = (
-            f"later, step {step} went to {least}{size_text(found.bytes)}; {option} keeps it"
+            f"later, step {step} went to {least}{size_text(highest.bytes)}; {option} keeps it"
         )
 
     def _trace(self, **more: Any) -> Any:
@@ -442,7 +443,7 @@ class Traced:
 
         if "path" in more:
             self._file.make_room()
-        # CUDA is not asked whether it is there: that would fix which devices it may use.
+        # Does not ask CUDA for devices: after that, the program could not choose them any more.
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
         return trace(devices=devices, **self._plan.options, **more)
 
@@ -467,12 +468,15 @@ class Traced:
     def _not_traced(self, which: str) -> str:
         if which and not self._plan.watch:
             watch = "with watch=1" if self._plan.by_environment else "without --no-watch"
-            return f"What failed came after {which} and was not traced: {watch} it is"
-        return "What failed is not in the trace: it was on a device or a thread that is not traced"
+            return f"The failure came after {which} and was not traced: run {watch}"
+        return "The failure is not in the trace: its device or thread is not traced"
 
 
 def _change_when_called(plan: Plan) -> None:
-    """The modules of the first model called that has them all, as the code of a plan does it."""
+    """Checkpoints and offloads modules of the first called model that has all of them.
+
+    It changes them as the code of a plan does.
+    """
     from functools import partial
 
     from torch.nn.modules.module import register_module_forward_pre_hook
@@ -481,14 +485,14 @@ def _change_when_called(plan: Plan) -> None:
     from pytracer.offload import offload
 
     def called(model: Any, _: Any) -> None:
-        known = dict(model.named_modules())
-        if not known.keys() >= {*plan.checkpoint, *plan.offload}:
+        modules = dict(model.named_modules())
+        if not modules.keys() >= {*plan.checkpoint, *plan.offload}:
             return
         hook.remove()
         for name in plan.checkpoint:
-            known[name].forward = partial(checkpoint, known[name].forward, use_reentrant=False)
+            modules[name].forward = partial(checkpoint, modules[name].forward, use_reentrant=False)
         for name in plan.offload:
-            offload(known[name])
+            offload(modules[name])
 
     hook = register_module_forward_pre_hook(called)
 
@@ -496,28 +500,28 @@ def _change_when_called(plan: Plan) -> None:
 def _has_tensors(traced: Any) -> bool:
     try:
         return traced is not None and traced.data.has_allocations
-    except errors.PytracerError:  # it could not be kept, which was told
+    except errors.PytracerError:  # it could not be kept; the user has read why
         return False
 
 
 class _File:
-    """Where the trace goes. What is there already comes back if nothing is recorded."""
+    """The trace's file. An older file in its place comes back if nothing is recorded."""
 
     def __init__(self, path: Path) -> None:
-        """Nothing is touched until `make_room`."""
+        """Touches nothing until `make_room`."""
         self.path = path
         self._before: Path | None = None
-        self._is_ours = False  # what is there now
+        self._is_ours = False  # whether this run wrote the file that exists now
 
     def make_room(self) -> None:
-        """Something is about to be written."""
+        """Moves an older file away, before the trace is written."""
         self._is_ours = True
         if self.path.exists():
             self._before = self.path.with_name(f"{self.path.name}.before")
             self.path.replace(self._before)
 
     def settle(self, *, recorded: bool) -> None:
-        """It has been written; or there was nothing to write."""
+        """Removes the older file if the trace was recorded; else puts it back."""
         before, self._before = self._before, None
         if self._is_ours and not recorded:
             self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The vocabulary of a trace: tables, columns, dtypes, units and the numbers behind the words.
 
-csrc/core/event.h says the same to C++; tests/test_schema.py keeps the two equal. Times are raw
-ticks in the tables and become nanoseconds through `Trace.time_ns`; sizes are bytes.
+csrc/core/event.h has the same vocabulary for C++, and tests/test_native.py keeps the two equal.
+Times in the tables are raw ticks; `Trace.time_ns` makes nanoseconds of them. Sizes are bytes.
 """
 
 from typing import Any, NamedTuple, TypeAlias
@@ -15,7 +15,7 @@ U32: TypeAlias = NDArray[np.uint32]
 U64: TypeAlias = NDArray[np.uint64]
 I64: TypeAlias = NDArray[np.int64]
 
-# What an allocator did, or what was learned about a live block. The position is the number.
+# An act of an allocator, or something learned about a live block. The position is the number.
 ACTIONS = (
     "alloc",
     "free_requested",
@@ -25,23 +25,23 @@ ACTIONS = (
     "segment_map",
     "segment_unmap",
     "snapshot",  # the device's recording starts here
-    "seed",  # a block that was alive then
-    "seed_segment",  # a segment that was held then
+    "seed",  # a block that was alive at the snapshot
+    "seed_segment",  # a segment that was held at the snapshot
     "oom",
     "label",  # bytes: a row of the label table
-    "saved",  # bytes: the saved tensor's own
+    "saved",  # bytes: the size of the saved tensor
 )
 ACTION = {name: number for number, name in enumerate(ACTIONS)}
 
 SCOPE_KINDS = ("op", "node", "module", "backward", "optimizer", "user", "step")
 SCOPE_KIND = {name: number for number, name in enumerate(SCOPE_KINDS)}
-SCOPE_RECOMPUTE = 1  # scope flags: the forward is run again inside backward
-SCOPE_GRAD = 2  # grad mode was on: what the op or module returns may be saved
+SCOPE_RECOMPUTE = 1  # scope flags: the forward runs again inside backward
+SCOPE_GRAD = 2  # grad mode was on: autograd may save the results of the op or module
 SCOPE_AUTOCAST = 4  # the module was entered under autocast
 
 DEVICE_TYPES = ("cpu", "cuda")
 
-# Levels of module paths that are not in the user's code: what wraps a module and nothing else.
+# Levels of module paths that are not in the user's code: modules that only wrap another.
 WRAPPER_LEVELS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 PHASES = ("other", "data", "forward", "recompute", "backward", "optimizer")
@@ -49,7 +49,7 @@ PHASE = {name: number for number, name in enumerate(PHASES)}
 
 
 class Category(NamedTuple):
-    """What a block is for: the words, colours and rules that every view and export reads."""
+    """A use of memory: the words, colours and rules that every view and export reads."""
 
     name: str
     color: str  # on light and dark paper
@@ -59,9 +59,9 @@ class Category(NamedTuple):
 
 
 # A category's number is its position here. Numbers are stored in files and never change; the order
-# that people see is CATEGORY_ORDER. Red is for what is not known.
+# that people see is CATEGORY_ORDER. Red is for unknown bytes.
 CATEGORY_TABLE = (
-    Category("unknown", "#dd4433", 31, True, "what no rule explains; it should be 0"),
+    Category("unknown", "#dd4433", 31, True, "bytes that no rule explains; it should be 0"),
     Category(
         "weights",
         "#4477aa",
@@ -70,23 +70,23 @@ CATEGORY_TABLE = (
         "parameters and buffers of modules, and an optimizer's master copies",
     ),
     Category(
-        "gradients", "#aa4499", 35, True, "what `.grad` holds, at any time of the block's life"
+        "gradients", "#aa4499", 35, True, "blocks that `.grad` holds at any time of their life"
     ),
     Category(
         "optimizer_state",
         "#44aaaa",
         36,
         True,
-        "what an optimizer keeps from step to step: Adam's two moments, say",
+        "state that an optimizer keeps from step to step, such as Adam's two moments",
     ),
     Category(
         "activations",
         "#5a9e4b",
         32,
         True,
-        "what autograd saves for backward, or a module's result that stays alive",
+        "tensors that autograd saves for backward, or a module's result that stays alive",
     ),
-    Category("temporaries", "#ddaa33", 33, True, "what is made and freed inside one phase"),
+    Category("temporaries", "#ddaa33", 33, True, "blocks that are made and freed inside one phase"),
     Category(
         "inputs",
         "#999933",
@@ -108,7 +108,7 @@ CATEGORY_TABLE = (
         "#8899aa",
         37,
         False,
-        "what the program itself keeps: a KV cache, a returned result, a data set",
+        "tensors that the program itself keeps: a KV cache, a returned result, a data set",
     ),
 )
 CATEGORIES = tuple(category.name for category in CATEGORY_TABLE)
@@ -117,14 +117,14 @@ CATEGORY_ORDER = (*CATEGORIES[1:], "unknown")
 ALWAYS_SHOWN = tuple(n for n in CATEGORY_ORDER if CATEGORY_TABLE[CATEGORY[n]].is_always_shown)
 CATEGORY_COLORS = {name: CATEGORY_TABLE[CATEGORY[name]].color for name in CATEGORY_ORDER}
 
-# What allocations can be grouped by.
+# The keys by which allocations can be grouped.
 KEYS = tuple(
     "module op line phase free_phase category role name shape dtype step pool".split()  # noqa: SIM905
 )
 
 
 class Events(NamedTuple):
-    """What happened, in order: a row's position is its number and its place in time."""
+    """Events in order: a row's position is its number and its place in time."""
 
     ticks: U64
     address: U64
@@ -148,7 +148,7 @@ class Scopes(NamedTuple):
 
 
 class ScopeEnds(NamedTuple):
-    """When scopes were left. Operators inside operators have no row, nor has what was still open."""
+    """The ends of scopes. Operators inside operators and scopes still open have no row."""
 
     ticks: U64
     scope: U32
@@ -175,7 +175,7 @@ class Places(NamedTuple):
 
 
 class Labels(NamedTuple):
-    """What a block was found to hold. Row 0: nothing."""
+    """What a block holds, as learned later. Row 0: nothing."""
 
     category: U8
     role: U32
@@ -185,7 +185,7 @@ class Labels(NamedTuple):
 
 
 class Threads(NamedTuple):
-    """Threads by their number; the operating system's id and a name."""
+    """Threads by number, with the operating system's id and a name."""
 
     native_id: U64
     name: U32
@@ -198,7 +198,7 @@ class Clock(NamedTuple):
     unix_ns: I64
 
 
-# Prefix of the table's columns in the native interface, and the dtype of each column.
+# The tables by their prefix in the native interface, with the dtype of each column.
 TABLES: dict[str, tuple[type[Any], tuple[str, ...]]] = {
     "clock": (Clock, ("u8", "i8")),
     "stacks": (Stacks, ("u4", "u4", "u4", "u4")),

@@ -1,27 +1,27 @@
-"""Memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) as a Trace.
+"""Reads memory snapshots of torch (`torch.cuda.memory._dump_snapshot`) as a Trace.
 
-The file is read by csrc/core/pickle.h, which executes nothing. A snapshot is what the allocator
-held when it was taken, and what it had done before: as much of that as its history kept. So
+csrc/core/pickle.h reads the file and executes nothing. A snapshot has the blocks that the allocator
+held when it was taken, and the history before, as far as torch kept it. So
 
-- what was alive when the history began is what was freed without having been allocated, and what
-  was there at the end without having been touched: those blocks are the seeds;
-- whatever the blocks at the end say beyond the history (it had been stopped, say) happens at the
-  end, and is counted.
+- a block was alive before the history if the history frees it without allocating it, or if it is
+  there at the end and the history never touches it. These blocks become the seeds;
+- differences between the history and the blocks at the end (the history may have been stopped)
+  become events at the end, and are counted as a loss.
 
-A snapshot knows neither modules nor operators nor what a block is for. Its Python frames tell some
-of it, and only what they show is said:
+A snapshot has no modules, operators or categories. Its Python frames show some of them, and the
+Trace has only those:
 
-| seen                                                          | says                       |
+| in the snapshot                                               | becomes                    |
 |---------------------------------------------------------------|----------------------------|
 | a call of a module (torch/nn/modules/module.py: _call_impl)   | forward                    |
 | a frame of the engine, or no frame where others have some     | backward (its own threads) |
 | a module's call inside of that                                | recompute                  |
 | the annotation of an optimizer's step, or its frame           | optimizer                  |
-| made in an optimizer's _init_group                            | optimizer_state            |
-| made in a module's __init__, or moved by it                   | weights                    |
-| let go in zero_grad                                           | gradients                  |
+| allocated in an optimizer's _init_group                       | optimizer_state            |
+| allocated in a module's __init__, or moved by it              | weights                    |
+| freed in zero_grad                                            | gradients                  |
 
-Files of our own (`t.export_memory_snapshot`) say each block's category themselves.
+Files that pytracer wrote (`t.export_memory_snapshot`) contain each block's category.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ from pytracer.schema import (
     U64,
 )
 
-# torch.profiler's own export of a snapshot has other words for them.
+# torch.profiler's own export of a snapshot names the categories differently.
 _PROFILERS_WORDS = {
     "parameter": "weights",
     "gradient": "gradients",
@@ -63,15 +63,16 @@ _PROFILERS_WORDS = {
     "input": "inputs",
     "temporary": "temporaries",
 }
-_SPACING = 8  # nanoseconds between events at least, so that scopes can begin and end in between
+_SPACING = 8  # least nanoseconds between events, so that scopes can begin and end in between
 
 _ALLOC, _FREE_REQUESTED = ACTION["alloc"], ACTION["free_requested"]
 _FREE_COMPLETED = ACTION["free_completed"]
 
-# What the stack around an event says.
-_UNSAID, _NOTHING, _FORWARD, _ENGINE, _RECOMPUTE, _OPTIMIZER = range(-1, 5)
+# The activity that an event's stack shows. Without a stack of its own it is _UNCLEAR, and the
+# event before it decides.
+_UNCLEAR, _NOTHING, _FORWARD, _ENGINE, _RECOMPUTE, _OPTIMIZER = range(-1, 5)
 
-_CLASS_OF_PHASE = {
+_ACTIVITY_OF_PHASE = {
     PHASE["forward"]: _FORWARD,
     PHASE["backward"]: _ENGINE,
     PHASE["recompute"]: _RECOMPUTE,
@@ -82,7 +83,7 @@ Mask = NDArray[np.bool_]
 
 
 def is_snapshot(path: str | Path) -> bool:
-    """Whether the file begins as a pickle does; a file that cannot be read does not."""
+    """Whether the file begins like a pickle. False if it cannot be read."""
     try:
         if not Path(path).is_file():  # opening a pipe would wait for a writer
             return False
@@ -97,7 +98,7 @@ def load(path: str | Path) -> Trace:
     """Reads a memory snapshot of torch.
 
     Raises:
-        errors.UnreadableTrace: not a snapshot, cut short, or one that wants to run code.
+        errors.UnreadableTrace: the file is no snapshot, is cut short, or would run code.
     """
     try:
         columns = core.read_snapshot(os.fsencode(path))
@@ -108,7 +109,7 @@ def load(path: str | Path) -> Trace:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Columns of one of the snapshot's tables."""
+    """The columns of one of the snapshot's tables."""
 
     columns: dict[str, NDArray[Any]]
 
@@ -128,7 +129,7 @@ def _table(columns: dict[str, Any], name: str) -> _Rows:
 
 
 class _Import:
-    """One file on its way to a Trace."""
+    """One file, read in steps into a Trace."""
 
     def __init__(self, columns: dict[str, Any]) -> None:
         self.columns = columns
@@ -140,7 +141,7 @@ class _Import:
         self.losses = dict(columns["losses"])
         self.notes: list[str] = []
         entries = self._without_our_frames(_table(columns, "entries"))
-        # A snapshot says nothing of what it is in the middle of; ours begins where seeds are.
+        # Our Trace has a snapshot event before its seeds. Such entries of the file are dropped.
         entries = entries.take(np.flatnonzero(entries.action != ACTION["snapshot"]))
         self.seed_entries, entries = self._split_seeds(entries)
         time = _times(entries)
@@ -153,18 +154,19 @@ class _Import:
             )
 
     def _without_our_frames(self, entries: _Rows) -> _Rows:
-        """Our own files begin each stack with a frame that says what the block is."""
+        """Drops the frame with the block's category that begins each stack in pytracer's files."""
         if self.ours:
             names = np.isin(np.array(self.strings, object), CATEGORIES)
-            said = names[self.stacks.file] & (self.stacks.line == 0)
+            is_category = names[self.stacks.file] & (self.stacks.line == 0)
             stack = entries.stack
-            entries.columns["stack"] = np.where(said[stack], self.stacks.parent[stack], stack)
+            outer = self.stacks.parent[stack]
+            entries.columns["stack"] = np.where(is_category[stack], outer, stack)
         return entries
 
     # ------------------------------------------------------------ what was alive before
 
     def _split_seeds(self, entries: _Rows) -> tuple[_Rows, _Rows]:
-        """Our own files begin with what was alive before the trace, as allocations."""
+        """Splits off the seeds: pytracer's files begin with them, as allocations."""
         seeds = self.ours.get("seeds")
         first = np.zeros(len(entries), np.bool_)
         if isinstance(seeds, list):
@@ -176,11 +178,11 @@ class _Import:
         return entries.take(np.flatnonzero(first)), entries.take(np.flatnonzero(~first))
 
     def _our_phases(self, entries: _Rows) -> I64:
-        """Per entry, what our own files say of its phase."""
-        said = np.full(len(entries), _UNSAID, np.int64)
+        """Returns the activity of each entry by the phases that pytracer's files contain."""
+        activity = np.full(len(entries), _UNCLEAR, np.int64)
         runs, seeds = self.ours.get("phases"), self.seed_entries.device
         if not isinstance(runs, list):
-            return said
+            return activity
         for device, own_runs in enumerate(runs):
             own = np.flatnonzero(entries.device == device)
             with contextlib.suppress(TypeError, ValueError, OverflowError):
@@ -188,14 +190,14 @@ class _Import:
                 counts = counts.clip(0, len(own) + len(seeds))
                 if counts.sum() < 2 * (len(own) + len(seeds)) + 2:
                     each = np.repeat(numbers, counts)[int((seeds == device).sum()) :][: len(own)]
-                    known = np.isin(each, list(_CLASS_OF_PHASE))
-                    classes = [_CLASS_OF_PHASE.get(int(n), _NOTHING) for n in range(len(PHASES))]
-                    each = np.array(classes)[np.where(known, each, 0)]
-                    said[own[: len(each)]] = each
-        return said
+                    has_activity = np.isin(each, list(_ACTIVITY_OF_PHASE))
+                    by_phase = [_ACTIVITY_OF_PHASE.get(n, _NOTHING) for n in range(len(PHASES))]
+                    each = np.array(by_phase)[np.where(has_activity, each, 0)]
+                    activity[own[: len(each)]] = each
+        return activity
 
     def _seeds(self) -> _Rows:
-        """Blocks that were alive before the first entry: what they are like, as entries."""
+        """Returns the blocks that were alive before the first entry, as entries."""
         if self.ours:
             return self.seed_entries
         entries, blocks = self.entries, self._active_blocks()
@@ -205,12 +207,12 @@ class _Import:
         seen = _keys(entries.device[moves], entries.address[moves])
         untouched = ~np.isin(_keys(blocks.device, blocks.address), seen)
         old = blocks.take(np.flatnonzero(untouched))
-        # Of a block that was freed later, the stack is that of its free.
+        # These entries are frees: their stacks do not show who allocated the blocks.
         freed.columns["stack"] = np.zeros(len(freed), np.uint32)
         return _joined(freed, old)
 
     def _active_blocks(self) -> _Rows:
-        """The blocks in use at the end, with the columns of entries."""
+        """Returns the blocks in use at the end, with the columns of entries."""
         blocks = self.blocks.take(np.flatnonzero(self.blocks.state != 0))
         segments = self.segments.take(blocks.segment)
         none = np.zeros(len(blocks), np.uint32)
@@ -232,7 +234,7 @@ class _Import:
         )
 
     def _late(self) -> _Rows:
-        """What the blocks at the end show and the history does not: it happens at the end."""
+        """Returns frees and allocations, at the end, that the history lacks but the blocks show."""
         entries, blocks = self.entries, self._active_blocks()
         if self.ours:
             return entries.take(np.zeros(0, np.intp))
@@ -253,7 +255,10 @@ class _Import:
         return _joined(freed, made)
 
     def _seed_segments(self) -> list[tuple[int, int, int]]:
-        """Device, address and size of the memory that was held before the first entry."""
+        """Returns device, address and size of the segments held before the first entry.
+
+        It starts from the segments at the end, and undoes the entries in reverse.
+        """
         held: dict[int, Ranges[None]] = {}
         segments, entries = self.segments, self.entries
         columns = (segments.device.tolist(), segments.address.tolist(), segments.bytes.tolist())
@@ -296,7 +301,7 @@ class _Import:
         return self._finish(path, events, ticks, scope, scopes, scope_ends, labels)
 
     def _beginning(self, seeds: _Rows) -> list[_Rows]:
-        """For each device its snapshot, then what it held then."""
+        """Returns, for each device, the snapshot event, its seeds and its held segments."""
         held = self._seed_segments()
         devices = {int(d) for rows in (seeds, self.entries, self.segments) for d in rows.device}
         parts = []
@@ -316,24 +321,23 @@ class _Import:
         return f"cuda:{device}"
 
     def _labels(self, events: _Rows) -> I64:
-        """Per event the row of the label table that it shows, 0 for none."""
+        """Returns the row of the label table for each event, 0 for none."""
         self.label_rows: list[tuple[int, int, int, int, int]] = [(0, 0, 0, 0, 0)]
         row = np.zeros(len(events), np.int64)
         is_new = (events.action == _ALLOC) | (events.action == ACTION["seed"])
-        said = events.category.astype(np.int64) << 32 | events.metadata
-        told = np.flatnonzero(is_new & (events.category != 0))
-        keys, which = np.unique(said[told], return_inverse=True)
+        category_and_metadata = events.category.astype(np.int64) << 32 | events.metadata
+        annotated = np.flatnonzero(is_new & (events.category != 0))
+        keys, which = np.unique(category_and_metadata[annotated], return_inverse=True)
         texts = [(self.strings[k >> 32], self.strings[k & 0xFFFFFFFF]) for k in keys.tolist()]
         labels = [self._label_of(*text) for text in texts]
-        row[told] = np.array(labels, np.int64)[which]
+        row[annotated] = np.array(labels, np.int64)[which]
         if not self.ours:
-            shown = _shown_by_stack(self)
-            of_stack = shown[events.stack]
+            by_stack = _categories_by_stack(self)[events.stack]
             for category in ("weights", "optimizer_state"):
-                here = is_new & (row == 0) & (of_stack == CATEGORY[category])
+                here = is_new & (row == 0) & (by_stack == CATEGORY[category])
                 if here.any():
                     row[here] = self._label_of(category, "")
-            gradients = self._let_go_in_zero_grad(events) & (row == 0)
+            gradients = self._freed_in_zero_grad(events) & (row == 0)
             if gradients.any():
                 row[gradients] = self._label_of("gradients", "")
         return row
@@ -346,9 +350,9 @@ class _Import:
         self.label_rows.append((CATEGORY[name], self.string(role), self.string(tensor), 0, 0))
         return len(self.label_rows) - 1
 
-    def _let_go_in_zero_grad(self, events: _Rows) -> Mask:
-        """Blocks that an optimizer's or a module's zero_grad let go: they were gradients."""
-        clears = _rows_with(self, lambda file, name: name == "zero_grad" and _torchs(file))
+    def _freed_in_zero_grad(self, events: _Rows) -> Mask:
+        """Marks allocations that the zero_grad of an optimizer or module freed: gradients."""
+        clears = _rows_with(self, lambda file, name: name == "zero_grad" and _is_torchs(file))
         result = np.zeros(len(events), np.bool_)
         if not clears.any():
             return result
@@ -362,7 +366,7 @@ class _Import:
         return result
 
     def string(self, text: str) -> int:
-        """The row of a text, added if it is new."""
+        """Returns the row of a text, and adds it if it is new."""
         if text not in self.string_rows:
             self.string_rows[text] = len(self.strings)
             self.strings.append(text)
@@ -379,7 +383,7 @@ class _Import:
         label: I64,
     ) -> Trace:
         place, places = self._places(events)
-        # A label comes right after what it is of.
+        # A label comes right after the event of its block.
         labelled = np.flatnonzero(label)
         rows = {
             "ticks": ticks,
@@ -446,7 +450,7 @@ class _Import:
         return place.reshape(-1) + 1, places
 
     def _meta(self) -> dict[str, Any]:
-        """What the allocator itself counted at the end is in the segments."""
+        """Returns the meta document. The allocator's counters are sums over its segments."""
         segments = self.segments
         end = {}
         for device in np.unique(segments.device).tolist():
@@ -468,12 +472,12 @@ class _Import:
         return meta
 
     def _requested(self, device: int) -> int:
-        """Of the blocks in use; older versions do not write the segments' sum."""
-        mine = self.segments.device == device
-        told = int(self.segments.requested[mine].sum())
-        if told:
-            return told
-        used = mine[self.blocks.segment] & (self.blocks.state != 0)
+        """Returns the requested bytes in use. Older versions of torch write no sum per segment."""
+        is_here = self.segments.device == device
+        total = int(self.segments.requested[is_here].sum())
+        if total:
+            return total
+        used = is_here[self.blocks.segment] & (self.blocks.state != 0)
         return int(self.blocks.requested[used].sum())
 
 
@@ -484,7 +488,7 @@ _SEGMENT_ACTIONS = ("segment_alloc", "segment_free", "segment_map", "segment_unm
 
 
 class _Scopes:
-    """Phases and lines as scopes, from what the stacks and the annotations say."""
+    """Phases and lines as scopes, from the stacks and the annotations."""
 
     def __init__(self, owner: _Import, events: _Rows, ticks: I64, before: int) -> None:
         self.owner, self.events, self.ticks, self.before = owner, events, ticks, before
@@ -494,29 +498,29 @@ class _Scopes:
     def build(self) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
         count = len(self.events)
         scope = np.zeros(count, np.int64)
-        said = _UNSAID + np.zeros(count, np.int64)
-        by_annotation = self._annotations()
+        has_annotated_steps = self._annotations()
         if self.owner.ours:
+            activity = np.full(count, _UNCLEAR, np.int64)
             end = self.before + len(self.owner.phases)
-            said[self.before : end] = self.owner.phases
-            if by_annotation:
-                said[said == _OPTIMIZER] = _NOTHING
+            activity[self.before : end] = self.owner.phases
         else:
-            said = self._said()
-            if by_annotation:
-                said[said == _OPTIMIZER] = _NOTHING
-        self._phases(said, scope)
+            activity = self._activity_by_stack()
+        if has_annotated_steps:  # they are scopes already
+            activity[activity == _OPTIMIZER] = _NOTHING
+        self._phases(activity, scope)
         self._lines(scope)
         return self._tables(scope)
 
-    def _said(self) -> I64:
-        """Per event what its stack says; frees may repeat the stack of what they free."""
+    def _activity_by_stack(self) -> I64:
+        """Returns the activity of each event by its stack.
+
+        A free may only repeat the stack of its allocation, which then shows nothing of the free.
+        """
         events = self.events
-        of_stack = _classes(self.owner)
-        said = of_stack[events.stack]
+        activity = _activities(self.owner)[events.stack]
         has_frames = bool((events.stack[self.before :] != 0).any())
         frameless = events.stack == 0
-        said[frameless] = _ENGINE if has_frames else _UNSAID
+        activity[frameless] = _ENGINE if has_frames else _UNCLEAR
         is_free = np.isin(events.action, (_FREE_REQUESTED, _FREE_COMPLETED))
         keys = _keys(events.device, events.address)
         order = np.lexsort((np.arange(len(keys)), keys))
@@ -524,21 +528,21 @@ class _Scopes:
         repeats = np.zeros(len(keys), np.bool_)
         stack = events.stack[order]
         repeats[order] = same & (stack == np.append(0, stack[:-1]))
-        said[is_free & repeats] = _UNSAID
-        # Segments come and go inside of an allocation: they say nothing of their own.
-        said[events.action > _FREE_COMPLETED] = _UNSAID
-        said[: self.before] = _NOTHING
-        known = np.where(said != _UNSAID, np.arange(len(said)), 0)
-        filled: I64 = said[np.maximum.accumulate(known)] if len(said) else said
+        activity[is_free & repeats] = _UNCLEAR
+        # Segments come and go inside of an allocation, and show no activity of their own.
+        activity[events.action > _FREE_COMPLETED] = _UNCLEAR
+        activity[: self.before] = _NOTHING
+        clear = np.where(activity != _UNCLEAR, np.arange(len(activity)), 0)
+        filled: I64 = activity[np.maximum.accumulate(clear)] if len(activity) else activity
         return filled
 
     def _annotations(self) -> bool:
-        """User annotations as scopes; whether optimizers' steps are among them."""
+        """Adds user annotations as scopes. Returns whether optimizers' steps are among them."""
         rows, strings = _table(self.owner.columns, "annotations"), self.owner.strings
         if len(rows) == 0 or len(self.ticks) == 0:
             return False
         open_: dict[int, list[int]] = {}
-        found = False
+        has_steps = False
         rows = rows.take(np.flatnonzero(rows.device == rows.device.min()))
         order = np.argsort(rows.time_us, kind="stable")
         for i in order.tolist():
@@ -550,13 +554,13 @@ class _Scopes:
                 if time <= begin:
                     continue  # over before the history begins
                 step = strings[name].startswith("Optimizer.step")
-                found |= step
+                has_steps |= step
                 kind = SCOPE_KIND["optimizer" if step else "user"]
                 self.rows.append((begin, time, 0, name, kind, 0))
-        return found
+        return has_steps
 
-    def _phases(self, said: I64, scope: I64) -> None:
-        group = np.where(said == _RECOMPUTE, _ENGINE, said)
+    def _phases(self, activity: I64, scope: I64) -> None:
+        group = np.where(activity == _RECOMPUTE, _ENGINE, activity)
         kinds = {_FORWARD: "module", _ENGINE: "backward", _OPTIMIZER: "optimizer"}
         for first, last in _runs(group):
             kind = kinds.get(int(group[first]))
@@ -565,14 +569,14 @@ class _Scopes:
             number = self._add(first, last, 3, 0, kind, "")
             scope[first : last + 1] = number
             if kind == "backward":
-                inner = said[first : last + 1] == _RECOMPUTE
+                inner = activity[first : last + 1] == _RECOMPUTE
                 for begin, end in _runs(inner.astype(np.int64)):
                     if inner[begin]:
                         again = self._add(first + begin, first + end, 2, number, "module", "")
                         scope[first + begin : first + end + 1] = again
 
     def _lines(self, scope: I64) -> None:
-        """Around what was made with one stack: a scope that has it."""
+        """Adds a scope with the stack around allocations that share one."""
         stack = self.events.stack.astype(np.int64)
         stack[self.events.action != _ALLOC] = -1
         stack[: self.before] = -1
@@ -595,7 +599,7 @@ class _Scopes:
         return len(self.rows)
 
     def _tables(self, scope: I64) -> tuple[U32, dict[str, NDArray[Any]], dict[str, NDArray[Any]]]:
-        """In the order of their begins, as a recording has them."""
+        """Returns the tables of scopes in the order of their begins, as a recording has them."""
         table = np.array(self.rows, np.int64).reshape(-1, 6)
         order = np.argsort(table[:, 0], kind="stable")
         number = np.zeros(len(table) + 1, np.int64)
@@ -621,7 +625,7 @@ class _Scopes:
 
 
 def _runs(values: NDArray[Any]) -> list[tuple[int, int]]:
-    """First and last position of each run of equal values."""
+    """Returns the first and last position of each run of equal values."""
     if len(values) == 0:
         return []
     cuts = np.flatnonzero(values[1:] != values[:-1])
@@ -632,12 +636,12 @@ def _runs(values: NDArray[Any]) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------- stacks
 
 
-def _torchs(file: str) -> bool:
+def _is_torchs(file: str) -> bool:
     return "torch/optim/" in file or "torch/nn/modules/" in file
 
 
 def _rows_with(owner: _Import, test: Callable[[str, str], bool]) -> Mask:
-    """Per row of the stack table, whether a frame at or above it passes."""
+    """Marks the rows of the stack table whose frame, or a caller of it, passes the test."""
     stacks, strings = owner.stacks, owner.strings
     pairs = stacks.file.astype(np.int64) << 32 | stacks.function
     distinct, which = np.unique(pairs, return_inverse=True)
@@ -650,7 +654,7 @@ def _rows_with(owner: _Import, test: Callable[[str, str], bool]) -> Mask:
     return own
 
 
-def _class_of_frame(file: str, name: str, *, outermost: bool) -> int:
+def _activity_of_frame(file: str, name: str, *, outermost: bool) -> int:
     if file.endswith("torch/nn/modules/module.py") and name in ("_call_impl", "_wrapped_call_impl"):
         return _FORWARD
     if "torch/optim/" in file and name == "step" and "lr_scheduler" not in file:
@@ -664,35 +668,36 @@ def _class_of_frame(file: str, name: str, *, outermost: bool) -> int:
     # The engine's own threads begin in a backward written in Python, or in a checkpoint's hook.
     if outermost and file.endswith(("torch/autograd/function.py", "torch/utils/checkpoint.py")):
         return _ENGINE
-    return _UNSAID
+    return _UNCLEAR
 
 
-def _classes(owner: _Import) -> I64:
-    """Per row of the stack table what its innermost telling frame says."""
+def _activities(owner: _Import) -> I64:
+    """Returns the activity of each row of the stack table: that of its innermost clear frame."""
     stacks, strings = owner.stacks, owner.strings
-    said = np.full(len(stacks), _NOTHING, np.int64)
+    activity = np.full(len(stacks), _NOTHING, np.int64)
     in_engine = np.zeros(len(stacks), np.bool_)
-    kept: dict[tuple[int, int, bool], int] = {}
+    by_frame: dict[tuple[int, int, bool], int] = {}
     rows = zip(stacks.parent.tolist(), stacks.file.tolist(), stacks.function.tolist(), strict=True)
     for row, (parent, file, function) in enumerate(rows):
         if row == 0:
             continue
         key = (file, function, parent == 0)
-        if key not in kept:
-            kept[key] = _class_of_frame(strings[file], strings[function], outermost=parent == 0)
-        own = kept[key]
+        if key not in by_frame:
+            names = strings[file], strings[function]
+            by_frame[key] = _activity_of_frame(*names, outermost=parent == 0)
+        own = by_frame[key]
         in_engine[row] = in_engine[parent] or own == _ENGINE
-        said[row] = said[parent] if own == _UNSAID else own
-        if said[row] == _FORWARD and in_engine[row]:
-            said[row] = _RECOMPUTE
-    return said
+        activity[row] = activity[parent] if own == _UNCLEAR else own
+        if activity[row] == _FORWARD and in_engine[row]:
+            activity[row] = _RECOMPUTE
+    return activity
 
 
-def _shown_by_stack(owner: _Import) -> U8:
-    """Per row of the stack table the category of what is made there, where that is certain."""
-    shown = np.zeros(len(owner.stacks), np.uint8)
-    made_state = _rows_with(owner, lambda f, n: n == "_init_group" and "torch/optim/" in f)
-    shown[made_state] = CATEGORY["optimizer_state"]
+def _categories_by_stack(owner: _Import) -> U8:
+    """Returns, for each row of the stack table, the category of its blocks if that is certain."""
+    categories = np.zeros(len(owner.stacks), np.uint8)
+    makes_state = _rows_with(owner, lambda f, n: n == "_init_group" and "torch/optim/" in f)
+    categories[makes_state] = CATEGORY["optimizer_state"]
     stacks, strings = owner.stacks, owner.strings
     for row, parent in enumerate(stacks.parent.tolist()):
         file, name = strings[stacks.file[row]], strings[stacks.function[row]]
@@ -700,15 +705,15 @@ def _shown_by_stack(owner: _Import) -> U8:
             continue
         above = strings[stacks.function[parent]] if parent else ""
         if name == "__init__" or (name in ("convert", "<lambda>") and above == "_apply"):
-            shown[row] = CATEGORY["weights"]
-    return shown
+            categories[row] = CATEGORY["weights"]
+    return categories
 
 
 # ---------------------------------------------------------------- rows
 
 
 def _our_document(text: str) -> dict[str, Any]:
-    """What our own export adds; anything else is somebody else's."""
+    """Returns the document that pytracer's export adds; {} if there is none, or it is no object."""
     try:
         document = json.loads(text) if text else {}
     except (ValueError, RecursionError):
@@ -717,13 +722,13 @@ def _our_document(text: str) -> dict[str, Any]:
 
 
 def _keys(device: NDArray[Any], address: NDArray[Any]) -> U64:
-    """Device and address as one number: the highest byte of an address is never used."""
+    """Returns device and address as one number: addresses never use their highest byte."""
     keys: U64 = address ^ (device.astype(np.uint64) << np.uint64(56))
     return keys
 
 
 def _firsts(device: NDArray[Any], address: NDArray[Any], step: int = 1) -> NDArray[np.intp]:
-    """Where each block is met first; with step -1 the arrays are reversed: where last."""
+    """Returns where each block occurs first; where last, if `step` is -1 and arrays reversed."""
     _, first = np.unique(_keys(device, address), return_index=True)
     if step < 0:
         first = len(address) - 1 - first
@@ -758,7 +763,7 @@ def _entry_rows(action: str, rows: list[tuple[int, int, int]]) -> _Rows:
 
 
 def _times(entries: _Rows) -> I64:
-    """Nanoseconds; of a device they never fall, for its entries are in order."""
+    """Returns times in nanoseconds. They never fall within a device: its entries are in order."""
     time = entries.time_us.clip(-1, 2**53) * 1000
     if (time < 0).any():
         time = np.arange(len(time), dtype=np.int64) * 1000
@@ -770,6 +775,6 @@ def _times(entries: _Rows) -> I64:
 
 
 def _spread(time: I64) -> I64:
-    """The same times, at least _SPACING apart."""
+    """Returns the same times, at least _SPACING apart."""
     room = _SPACING * np.arange(len(time), dtype=np.int64)
     return np.maximum.accumulate(time - room) + room if len(time) else time

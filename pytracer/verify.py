@@ -1,11 +1,11 @@
-"""Runs a program again to see whether what was predicted of it happens.
+"""Runs a program again, and compares the run with a prediction.
 
-It runs in a process of its own, by `pytracer run`: for as many steps as the trace has, under the settings
-and the limit that were asked about, and with the modules checkpointed that a plan names. What it
-needs is read from the trace that this leaves. One line of JSON per verification goes to
+The program runs in a process of its own, by `pytracer run`: for as many steps as the trace has,
+under the settings and the limit of the prediction, and with the modules of a plan checkpointed. Its
+own trace shows the memory that it needed. One line of JSON per verification goes to
 `pytracer-verified.jsonl` in the working directory.
 
-The program is the caller's to name: a trace may be anybody's, and nothing in it is run.
+The caller names the program. A trace may come from anybody, so nothing in it is run.
 """
 
 import json
@@ -34,7 +34,7 @@ from pytracer.recorded import Trace, load
 from pytracer.schema import ACTION, PHASE
 from pytracer.version import __version__
 
-Program: TypeAlias = "str | Sequence[str] | bool"  # True: what is missing is said
+Program: TypeAlias = "str | Sequence[str] | bool"  # True: an error says that it is missing
 FILE = "pytracer-verified.jsonl"
 
 _ASK = """
@@ -53,35 +53,37 @@ _NO_LIMIT_ON_THE_CPU = (
 )
 
 
-def fits(trace: Trace, found: Fits, program: Program) -> Verified:
-    """Runs it with what the card has for torch's allocator as the limit.
+def fits(trace: Trace, answer: Fits, program: Program) -> Verified:
+    """Runs the program under a limit: the card's memory for torch's allocator.
 
     Raises:
-        errors.UsageError: no program, or no CUDA device that is large enough.
+        errors.UsageError: no program is named, or no CUDA device is large enough.
     """
     words = _words(trace, program)
-    here = _machine(found.device)
-    limit = None if found.card is None else found.card - found.beside
-    settings = found.replay.settings
-    told = replay.replay(trace, settings, limit, found.device, unlimited=limit is None)
-    again = _run(trace, words, found.device, here, settings, limit)
-    figures = (Figure("peak reserved", told.peak_reserved, told.peak_reserved, again.reserved),)
-    return _write("fits", limit, bool(told), again, figures if told else (), here, told.notes)
+    here = _machine(answer.device)
+    limit = None if answer.card is None else answer.card - answer.beside
+    settings = answer.replay.settings
+    replayed = replay.replay(trace, settings, limit, answer.device, unlimited=limit is None)
+    again = _run(trace, words, answer.device, here, settings, limit)
+    peak = replayed.peak_reserved
+    figures = (Figure("peak reserved", peak, peak, again.reserved),) if replayed else ()
+    return _write("fits", limit, bool(replayed), again, figures, here, replayed.notes)
 
 
-def plan(trace: Trace, found: CheckpointPlan, program: Program) -> Verified:
-    """Runs the chosen plan, with the budget as the limit.
+def plan(trace: Trace, answer: CheckpointPlan, program: Program) -> Verified:
+    """Runs the program with the chosen plan, and the budget as its limit.
 
     Raises:
-        errors.UsageError: no program, no device to run it on, or it has not these modules.
+        errors.UsageError: no program is named, it lacks these modules, or there is no device.
     """
     words = _words(trace, program)
-    here = _machine(found.device)
-    cuda = found.device != "cpu"
-    limit = found.budget if cuda and found else None  # else: what the smallest plan needs
-    settings = replay.recorded_settings(trace, found.device) if cuda else ""
-    chosen = found.chosen
-    again = _run(trace, words, found.device, here, settings, limit, _options(chosen))
+    here = _machine(answer.device)
+    cuda = answer.device != "cpu"
+    # Without a limit, if even the smallest plan exceeds the budget.
+    limit = answer.budget if cuda and answer else None
+    settings = replay.recorded_settings(trace, answer.device) if cuda else ""
+    chosen = answer.chosen
+    again = _run(trace, words, answer.device, here, settings, limit, _options(chosen))
     if chosen.modules and not again.recomputed:
         raise errors.UsageError(
             f"no model that {shlex.join(words)} calls has all of {', '.join(chosen.modules)}"
@@ -95,28 +97,28 @@ def plan(trace: Trace, found: CheckpointPlan, program: Program) -> Verified:
     return _write("checkpoint_plan", limit, True, again, figures, here, notes)
 
 
-def what_if(traces: Sequence[Trace], found: WhatIf, program: Program) -> Verified:
-    """Runs the program, which is to be the one with that batch and length.
+def what_if(traces: Sequence[Trace], answer: WhatIf, program: Program) -> Verified:
+    """Runs the program, which must have the batch and length of the prediction.
 
     Raises:
-        errors.UsageError: no program, or no device to run it on.
+        errors.UsageError: no program is named, or there is no device to run it on.
     """
     trace = traces[0]
     words = _words(trace, program)
-    here = _machine(found.device)
-    cuda = found.device != "cpu"
-    settings = replay.recorded_settings(trace, found.device) if cuda else ""
-    again = _run(trace, words, found.device, here, settings, None)
-    figures = [Figure("peak", found.lowest, found.highest, again.peak)]
-    if found.reserved is not None:
-        figures.append(Figure("peak reserved", *found.reserved, again.reserved))
+    here = _machine(answer.device)
+    cuda = answer.device != "cpu"
+    settings = replay.recorded_settings(trace, answer.device) if cuda else ""
+    again = _run(trace, words, answer.device, here, settings, None)
+    figures = [Figure("peak", answer.lowest, answer.highest, again.peak)]
+    if answer.reserved is not None:
+        figures.append(Figure("peak reserved", *answer.reserved, again.reserved))
     return _write("what_if", None, True, again, figures, here, ())
 
 
 def _options(chosen: Plan) -> list[str]:
-    """Of `pytracer run`."""
-    found = ["--checkpoint", ",".join(chosen.modules)] if chosen.modules else []
-    return [*found, "--offload", ",".join(chosen.offloaded)] if chosen.offloaded else found
+    """Returns the options of `pytracer run` for a plan."""
+    options = ["--checkpoint", ",".join(chosen.modules)] if chosen.modules else []
+    return [*options, "--offload", ",".join(chosen.offloaded)] if chosen.offloaded else options
 
 
 # ---------------------------------------------------------------- the run
@@ -124,7 +126,7 @@ def _options(chosen: Plan) -> list[str]:
 
 @dataclass(frozen=True)
 class _Again:
-    """What a run needed. Sizes are bytes."""
+    """The memory that a run needed, in bytes, and how it ended."""
 
     peak: int
     reserved: int
@@ -146,34 +148,34 @@ def _words(trace: Trace, program: Program) -> list[str]:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    """What the answer will hold for.
+    """Describes the machine for which the comparison holds.
 
     Raises:
         errors.UsageError: the answer is about a CUDA device, and there is none.
     """
-    found = {**_torch()}
+    facts = {**_torch()}
     if device == "cpu":
-        found |= {"device": "cpu", "total": None, "cuda": None, "cudnn": None}
-    elif found["total"] is None:
+        facts |= {"device": "cpu", "total": None, "cuda": None, "cudnn": None}
+    elif facts["total"] is None:
         raise errors.UsageError(
             "cannot verify: the answer is about a CUDA device, and there is none here"
         )
     today = datetime.now(timezone.utc).date().isoformat()
-    return {"date": today, "pytracer": __version__, **found}
+    return {"date": today, "pytracer": __version__, **facts}
 
 
 @cache
 def _torch() -> dict[str, Any]:
-    """Asked of another process: in this one CUDA stays as it is."""
+    """Asks another process about torch and its device, so that CUDA stays as it is in this one."""
     done = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True)
     if done.returncode:
-        raise errors.UsageError(f"cannot verify: torch does not answer: {_last_line(done.stderr)}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+        raise errors.UsageError(f"cannot verify: torch does not start: {_last_line(done.stderr)}")
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it says nothing"])[-1]
+    return (text.strip().splitlines() or ["it printed no reason"])[-1]
 
 
 def _run(
@@ -196,17 +198,17 @@ def _run(
         command = [sys.executable, "-m", "pytracer", *own, *options, "--", *program]
         done = subprocess.run(command, env=variables, capture_output=True, text=True)
         if not file.exists():
-            said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
+            reason = _last_line(done.stderr)
             raise errors.UsageError(
-                f"cannot verify: {shlex.join(program)} recorded nothing: {said}"
+                f"cannot verify: {shlex.join(program)} recorded nothing: {reason}"
             )
         again = load(file)
     failed = bool((again.events.action == ACTION["oom"]).any())
     if done.returncode and not failed:
-        said = _last_line(done.stderr)
-        raise errors.UsageError(f"cannot verify: {shlex.join(program)} failed: {said}")
+        reason = _last_line(done.stderr)
+        raise errors.UsageError(f"cannot verify: {shlex.join(program)} failed: {reason}")
     if device not in usage.devices(again):
-        raise errors.UsageError(f"cannot verify: {shlex.join(program)} used nothing of {device}")
+        raise errors.UsageError(f"cannot verify: {shlex.join(program)} used no memory on {device}")
     return _Again(
         peak=usage.peak(again, device).bytes,
         reserved=devices.counted(again, device, "reserved_bytes.peak") or 0,
@@ -216,10 +218,10 @@ def _run(
 
 
 def _configuration(settings: str, limit: int | None, total: int | None) -> str:
-    """PYTORCH_ALLOC_CONF with the limit.
+    """Returns the text of PYTORCH_ALLOC_CONF with the limit.
 
     Raises:
-        errors.UsageError: the device here has less than that.
+        errors.UsageError: the device here is not larger than the limit.
     """
     if limit is None or total is None:
         return settings
@@ -233,7 +235,7 @@ def _configuration(settings: str, limit: int | None, total: int | None) -> str:
 
 
 def _which_steps(trace: Trace) -> list[str]:
-    """Those of the trace; and no more, if the trace ends with its last step."""
+    """Returns the options for the trace's steps, and no more if it ends with its last step."""
     ends = phases.timeline(trace).step_ends
     first, steps = training_steps.first_step(trace), len(ends)
     made = trace.events.ticks[trace.events.action == ACTION["alloc"]]
@@ -251,9 +253,9 @@ def _write(
     machine: dict[str, Any],
     notes: Sequence[str],
 ) -> Verified:
-    """The answer, which is also added to the file of errors."""
+    """Returns the comparison, and adds it to the file of verifications."""
     path = Path(FILE).absolute()
-    found = Verified(
+    verified = Verified(
         question=question,
         limit=limit,
         was_to_run=was_to_run,
@@ -265,7 +267,7 @@ def _write(
     )
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(found.document()) + "\n")
+            file.write(json.dumps(verified.document()) + "\n")
     except OSError as problem:
         raise errors.CannotWrite(f"{path} cannot be written: {problem.strerror}") from None
-    return found
+    return verified

@@ -319,7 +319,7 @@ def test_without_a_watch_a_late_failure_says_how_to_have_it_explained(tmp_path: 
     ran = python("-m", "pytracer", "run", "--no-watch", "train.py", folder=tmp_path)
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-2:] == [
-        "What failed came after the first 5 steps and was not traced: without --no-watch it is",
+        "The failure came after the first 5 steps and was not traced: run without --no-watch",
         "The first 5 steps are in train.pytrace; look at it:  pytracer summary train.pytrace",
     ]
 

@@ -1,4 +1,4 @@
-"""Recording: what is hooked, what is labelled, and the sessions that a `trace()` runs in."""
+"""Recording: hooks, labels, and the sessions that a `trace()` runs."""
 
-# First, since it refuses a torch that is not supported before that is imported.
+# Imported first: it refuses an unsupported torch before anything else imports torch.
 from pytracer._native import C as C

@@ -77,26 +77,26 @@ class Cycles:
         start: Callable[[int], None],
         stop: Callable[[int, BaseException | None], None],
     ) -> None:
-        """Nothing starts until `begin`."""
+        """Follows the plan `window_of`. Nothing starts until `begin`."""
         self._window_of, self._start, self._stop = window_of, start, stop
         self._window: int | None = None
         self.step = 0
 
     def begin(self) -> None:
-        """The first step begins."""
+        """Begins the first step."""
         self._enter(self._window_of(0))
 
     def stepped(self) -> None:
-        """A step is over, and the next one begins."""
+        """Ends a step and begins the next one."""
         self.count_from(self.step + 1)
 
     def count_from(self, step: int) -> None:
-        """This step begins."""
+        """Begins the step of this number."""
         self.step = step
         self._enter(self._window_of(step))
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more steps, perhaps because of this error."""
+        """Ends the last window. `error` is the exception that ended the program, if any."""
         self._enter(None, error)
 
     def _enter(self, window: int | None, error: BaseException | None = None) -> None:
@@ -146,29 +146,29 @@ class Recording:
 
     @property
     def steps_seen(self) -> int:
-        """How many steps are over."""
+        """The number of steps that are over."""
         return self._cycles.step
 
     @property
     def last(self) -> Any:
-        """The trace that saw the end: the watched one, if there is one."""
+        """The trace that saw the end: the watched one if there is one, else the kept one."""
         return self._watch or self.first
 
     @property
     def watched(self) -> bool:
-        """Whether the end came after the steps to keep."""
+        """Whether the program ended after the steps to keep."""
         return self._watch is not None
 
     def begin(self) -> None:
-        """The program's first step begins."""
+        """Begins the program's first step."""
         self._cycles.begin()
 
     def stepped(self) -> None:
-        """A training step is over."""
+        """Ends a training step and begins the next one."""
         self._cycles.stepped()
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more steps, perhaps because of this error."""
+        """Ends recording. `error` is the exception that ended the program, if any."""
         self._cycles.end(error)
 
     def _start(self, window: int) -> None:
@@ -214,10 +214,10 @@ class Recording:
 
     @contextlib.contextmanager
     def _warnings_as_lines(self) -> Iterator[None]:
-        """Warnings become lines of ours, apart from the program's own warnings.
+        """Passes warnings to `problem`, apart from the program's own warnings.
 
-        Only for the steps to keep. Afterwards Python shows every warning of the program again, and
-        a watched window begins every few steps.
+        Used only for the steps to keep: afterwards Python shows every warning of the program
+        again, and a watched window begins every few steps.
         """
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")

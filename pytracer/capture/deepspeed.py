@@ -1,8 +1,8 @@
-"""Where DeepSpeed keeps weights, gradients and buckets: not in modules and torch's optimizers.
+"""Finds the weights, gradients and buckets that DeepSpeed keeps outside modules and optimizers.
 
-Its engine is a module whose `optimizer` holds them. Nothing of DeepSpeed is imported and none of
-its code is run; what a version of it calls otherwise is not found here, and is then what other
-evidence says.
+DeepSpeed's engine is a module whose `optimizer` holds them. Nothing of DeepSpeed is imported and
+none of its code runs. An attribute with another name in some version is not found here. Its
+tensors then get their category from other evidence.
 """
 
 import weakref
@@ -16,16 +16,16 @@ from pytracer.capture.looking import is_a
 
 Held = tuple[str, str, torch.Tensor]  # category, role, tensor
 
-# Attributes of its optimizers, and what the tensors in them are.
+# Attributes of its optimizers, with the category and role of the tensors in them.
 _ATTRIBUTES = {
-    # ZeRO of stages 1 and 2
+    # ZeRO stages 1 and 2
     "bit16_groups_flat": ("weights", "parameter"),
     "single_partition_of_fp32_groups": ("weights", "master"),
-    # and of stage 3
+    # ZeRO stage 3
     "fp16_partitioned_groups_flat": ("weights", "parameter"),  # this rank's part
     "fp32_partitioned_groups_flat": ("weights", "master"),
     "grad_partitions_flat_buffer": ("gradients", "parameter"),
-    # of all three
+    # ZeRO stages 1, 2 and 3
     "averaged_gradients": ("gradients", "parameter"),
     "ipg_buckets": ("communication", "bucket"),
     # BF16_Optimizer
@@ -36,36 +36,36 @@ _ATTRIBUTES = {
 
 
 class Engines:
-    """The engines that were met, by weak references."""
+    """The DeepSpeed engines that were met, held by weak references."""
 
     def __init__(self) -> None:
-        """None yet."""
-        self._known: list[weakref.ref[torch.nn.Module]] = []
+        """Starts without engines."""
+        self._engines: list[weakref.ref[torch.nn.Module]] = []
 
     def add(self, module: torch.nn.Module) -> list[Held]:
-        """What a new one holds; nothing of other modules and of one that is known."""
-        self._known = [known for known in self._known if known() is not None]
-        if _optimizer_of(module) is None or any(known() is module for known in self._known):
+        """Returns the tensors of a new engine; [] for an engine met before or another module."""
+        self._engines = [engine for engine in self._engines if engine() is not None]
+        if _optimizer_of(module) is None or any(engine() is module for engine in self._engines):
             return []
-        self._known.append(weakref.ref(module))
+        self._engines.append(weakref.ref(module))
         return list(_held_by(module))
 
     @property
-    def some_are_known(self) -> bool:
-        """Also of those that hold nothing yet."""
-        return bool(self._known)
+    def were_met(self) -> bool:
+        """Whether any engine was met, even if it holds nothing yet."""
+        return bool(self._engines)
 
     def tensors(self) -> Iterator[Held]:
-        """All that they hold now."""
-        for reference in self._known:
+        """Yields every tensor that the engines hold now."""
+        for reference in self._engines:
             engine = reference()
             if engine is not None:
                 yield from _held_by(engine)
 
 
 def _optimizer_of(module: torch.nn.Module) -> Any:
-    found = C.attributes_of(module).get("optimizer")
-    return found if type(found).__module__.startswith("deepspeed.") else None
+    optimizer = C.attributes_of(module).get("optimizer")
+    return optimizer if type(optimizer).__module__.startswith("deepspeed.") else None
 
 
 def _held_by(engine: torch.nn.Module) -> Iterator[Held]:

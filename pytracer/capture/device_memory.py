@@ -1,22 +1,23 @@
-"""What the driver and the operating system say is in use: a few readings, beside the events.
+"""Reads from the driver and the operating system how much memory is in use, a few times a trace.
 
 The allocator's events cannot see the CUDA context, loaded kernels, libraries' own memory, other
-processes and the driver's reserve. NVML can, but only as it is now. So it is read when a trace
-begins, after the first, second, fourth, eighth, ... optimizer step, and when it ends; a program that
-never steps is read as it calls its model for the second, fourth, ... time. The readings go into the trace's `meta["device_memory"]`:
+processes and the driver's reserve. NVML can, but it knows only the present. So pytracer reads NVML
+when a trace begins, after the first, second, fourth, eighth, ... optimizer step, and when the trace
+ends. If the program never steps, it reads at the second, fourth, ... call of the model instead. The
+readings go into the trace's `meta["device_memory"]`:
 
     {"pid": 1234, "problem": "", "devices": {"cuda:0": UUID},
      "allowed": {"cuda:0": bytes that set_per_process_memory_fraction allows, if it was called},
      "readings": [{"when": "begin" | "step" | "call" | "end", "unix_ns": ..., "took_ns": ...,
-                   "steps": how many had been heard, "cuda_initialized": true,
+                   "steps": optimizer steps counted so far, "cuda_initialized": true,
                    "reserved": {"cuda:0": bytes held by torch's allocator at this moment},
                    "gpus": {UUID: {"total", "used", "driver_reserve", "used_as_cuda_says",
                                  "processes": [{"pid", "bytes", "name"}] or null}},
                    "host": {"resident", "anonymous", "file", "shared", "peak_resident"}}]}
 
-`used` contains `driver_reserve`; what NVML does not tell is null. GPUs are known by their UUID,
-because CUDA_VISIBLE_DEVICES renumbers them. Before CUDA is up, which of them this process will use
-is not known, so all are read. Nothing here initialises CUDA or raises.
+`used` contains `driver_reserve`. A figure that NVML does not give is null. The UUID identifies a
+GPU, because CUDA_VISIBLE_DEVICES renumbers them. Before CUDA is up, it is unknown which GPUs this
+process will use, so all are read. Nothing here initialises CUDA or raises.
 """
 
 import os
@@ -41,7 +42,7 @@ class DeviceMemory:
     """The readings of one session."""
 
     def __init__(self, *, cuda: bool) -> None:
-        """`cuda`: whether CUDA is traced; if it is not, NVML is left alone."""
+        """Starts without readings. NVML is opened only if `cuda` is traced."""
         self._cuda = cuda
         self._document: Document = {
             "pid": os.getpid(),
@@ -53,27 +54,30 @@ class DeviceMemory:
         self._steps = self._calls = 0
 
     def begin(self) -> None:
-        """The first reading, possibly before CUDA is up."""
+        """Takes the first reading, possibly before CUDA is up."""
         self._read("begin")
 
     def stepped(self, steps: int = 1) -> None:
-        """Training steps have ended. Steps 1, 2, 4, 8, ... are read: kernels are loaded early."""
+        """Counts training steps, and reads after 1, 2, 4, 8, ...: kernels are loaded early."""
         self._steps += steps
         if self._cuda and _is_power_of_two(self._steps):
             self._read("step")
 
     def called(self, calls: int = 1) -> None:
-        """The outermost module is entered. The first time nothing has run yet."""
+        """Counts calls of the outermost module, and reads at calls 2, 4, 8, ... until a step ends.
+
+        The first call is not read, because nothing has run by then.
+        """
         self._calls += calls
         if self._cuda and not self._steps and self._calls > 1 and _is_power_of_two(self._calls):
             self._read("call")
 
     def end(self) -> None:
-        """The reading that the ledger is closed with, so far: a later one replaces it."""
+        """Takes the reading that closes the ledger. It replaces an earlier one of this kind."""
         self._read("end")
 
     def document(self) -> Document:
-        """What goes into the trace."""
+        """Returns the document for the trace's meta, as the module describes it."""
         return self._document
 
     def _read(self, when: str) -> None:
@@ -83,12 +87,12 @@ class DeviceMemory:
         if self._cuda:
             try:
                 self._read_gpus(reading)
-            except Exception as error:  # whatever a driver does, the program goes on
+            except Exception as error:  # the program goes on, whatever a driver does
                 self._document["problem"] = f"{type(error).__name__}: {error}"
         reading["took_ns"] = time.perf_counter_ns() - began
         readings = self._document["readings"]
         if readings and readings[-1]["when"] == "end":
-            readings.pop()  # somebody looked while the recording went on
+            readings.pop()  # from a look at the trace while it was recorded
         readings.append(reading)
 
     def _read_gpus(self, reading: Document) -> None:
@@ -109,7 +113,7 @@ class DeviceMemory:
         if reading["when"] == "end":
             self._document["allowed"] = allowed_to_torch(uuids)
             for device, uuid in uuids.items():
-                # CUDA's own word, as a second opinion; only where this process has a context.
+                # CUDA's own figure, as a second opinion; only where this process has a context.
                 free, total = torch.cuda.mem_get_info(device)
                 reading["gpus"].setdefault(uuid, {})["used_as_cuda_says"] = total - free
             if not isinstance(nvml, str):
@@ -121,7 +125,7 @@ def _is_power_of_two(number: int) -> bool:
 
 
 def held_by_torch() -> dict[str, int]:
-    """Bytes that torch's allocator holds from the driver, by device; empty before CUDA is up."""
+    """Returns the bytes that torch's allocator reserves, by device; empty before CUDA is up."""
     if not torch.cuda.is_initialized():
         return {}
     devices = range(torch.cuda.device_count())
@@ -129,7 +133,7 @@ def held_by_torch() -> dict[str, int]:
 
 
 def allowed_to_torch(devices: Iterable[str]) -> dict[str, int]:
-    """What torch's allocator may hold, of the devices on which that is less than all."""
+    """Returns the bytes that torch's allocator may hold, for the devices that have a limit."""
     fractions = {device: torch.cuda.get_per_process_memory_fraction(device) for device in devices}
     return {
         device: int(fraction * torch.cuda.get_device_properties(device).total_memory)
@@ -142,14 +146,14 @@ def allowed_to_torch(devices: Iterable[str]) -> dict[str, int]:
 
 
 def read_host() -> dict[str, int]:
-    """This process's resident memory and its parts; empty where there is no /proc."""
+    """Returns this process's resident memory and its parts; empty without /proc."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
         return {}
-    found = {}
+    sizes = {}
     for line in lines:
         name, _, rest = line.partition(":")
         if name in _HOST:
-            found[_HOST[name]] = int(rest.split()[0]) * 1024
-    return found
+            sizes[_HOST[name]] = int(rest.split()[0]) * 1024
+    return sizes

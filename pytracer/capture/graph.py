@@ -1,7 +1,7 @@
-"""What autograd keeps, read from the graph just before it runs.
+"""Reads which tensors autograd keeps, from the graph just before it runs.
 
-Reading it changes nothing: `_raw_saved_*` hands a saved tensor out as it is, without unpacking it,
-so no hook is called and no version compared. Which graphs are read, `csrc/torch/moments.h` says.
+Reading changes nothing: `_raw_saved_*` returns a saved tensor as it is, without unpacking it, so no
+hook is called and no version compared. `csrc/torch/moments.h` decides which graphs are read.
 """
 
 from collections.abc import Iterator
@@ -12,26 +12,26 @@ import torch
 from pytracer import private_torch
 from pytracer.capture.looking import is_a
 
-_FUNCTION = ("_raw_saved_tensors",)  # what an autograd.Function saved
-_NAMES: dict[Any, tuple[str, ...]] = {}  # what torch's own nodes save, by their class
+_FUNCTION = ("_raw_saved_tensors",)  # the attribute of an autograd.Function
+_NAMES: dict[Any, tuple[str, ...]] = {}  # the attributes of torch's own nodes, by class
 
 
 def saved_tensors(outputs: Any) -> Iterator[torch.Tensor]:
-    """Every tensor that the graph behind the outputs has saved."""
+    """Yields every tensor that the graph behind the outputs has saved."""
     for node in nodes(outputs):
         yield from saved_by(node)
 
 
 def saved_by(node: Any) -> Iterator[torch.Tensor]:
-    """What this node has saved."""
+    """Yields the tensors that this node has saved."""
     for name in _saved_names(node.__class__):
         yield from _tensors(node, name)
 
 
 def nodes(outputs: Any) -> Iterator[Any]:
-    """Every node of the graph behind the outputs, once."""
+    """Yields every node of the graph behind the outputs, once."""
     left = _roots(outputs)
-    seen = set()  # which also keeps a node's Python object, its identity, while we are here
+    seen = set()  # also keeps the nodes' Python objects alive, so that their identities last
     while left:
         node = left.pop()
         if node is None or node in seen:
@@ -44,13 +44,13 @@ def nodes(outputs: Any) -> Iterator[Any]:
 def _roots(outputs: Any) -> list[Any]:
     if is_a(outputs, torch.Tensor):
         outputs = (outputs,)
-    # Tensors, or gradient edges, which name a node.
+    # Each is a tensor, or a gradient edge, which names a node.
     return [getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs]
 
 
 def _saved_names(kind: Any) -> tuple[str, ...]:
     if issubclass(kind, private_torch.python_function):
-        return _FUNCTION  # its class may hold whatever its author liked: it is not kept here
+        return _FUNCTION  # no entry in _NAMES: the class is the program's, and would stay alive
     names = _NAMES.get(kind)
     if names is None:
         _NAMES[kind] = names = tuple(n for n in dir(kind) if n.startswith("_raw_saved_"))
@@ -60,22 +60,22 @@ def _saved_names(kind: Any) -> tuple[str, ...]:
 def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
     try:
         saved = getattr(node, name)
-    except RuntimeError:  # an earlier backward has given it up
+    except RuntimeError:  # an earlier backward has freed it
         return
     for one in saved if isinstance(saved, tuple | list) else (saved,):
         tensor = getattr(one, "data", None)
-        if is_a(tensor, torch.Tensor):  # else it is what the program's own hook packed
+        if is_a(tensor, torch.Tensor):  # otherwise a hook of the program packed it
             yield _unwrapped(tensor)
 
 
 def in_transform() -> bool:
-    """Whether one of torch.func's is at work: it keeps saved-tensor hooks out."""
+    """Whether a transform of torch.func is active, in which saved-tensor hooks do not run."""
     is_inside: bool = private_torch.functorch.peek_interpreter_stack() is not None
     return is_inside
 
 
 def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    """Each level of a transform wraps what there is in memory once more."""
+    """Returns the tensor inside; each level of a transform wraps it once."""
     functorch = private_torch.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):
         tensor = functorch.get_unwrapped(tensor)

@@ -1,8 +1,8 @@
-"""What Python of ours is told while something records.
+"""The Python side of the hooks: the methods that C++ calls while a session records.
 
-The hooks themselves are in `csrc/torch` (see `session.h` and `moments.h`): they are put in place and
-taken away by one call each, and look at the program by themselves. What is new to them they tell the
-one instance here, `HOOKS`, which keeps what a recording knows.
+The hooks are in `csrc/torch` (see `session.h` and `moments.h`). One call installs them, one removes
+them, and they look at the program by themselves. When they meet something new, they call a method
+of the one instance here, `HOOKS`. It keeps the labels of the recording.
 """
 
 import atexit
@@ -19,45 +19,45 @@ from pytracer.capture.labels import Labels, cache_positions, tensors_of_caches
 
 
 class Listening(Protocol):
-    """What is asked of a session that records."""
+    """A session, as the hooks see it."""
 
     @property
     def running(self) -> bool:
-        """Whether it still does."""
+        """Whether the session still records."""
 
     def count_and_read_memory(self) -> None:
-        """Learns how often the model was called and stepped, and reads the device if that is due."""
+        """Counts calls of the model and optimizer steps, and reads the device if that is due."""
 
     def end_at_exit(self) -> None:
-        """Ends it, for the interpreter goes away."""
+        """Ends the session, because the interpreter exits."""
 
 
 class Hooks:
-    """What the process's recording knows, and who listens. Use the one instance, `HOOKS`."""
+    """The sessions of this process and their labels. Use the one instance, `HOOKS`."""
 
     def __init__(self) -> None:
-        """Nothing is known."""
+        """Starts without sessions and labels."""
         self._forget()
-        # Kept while they record: a program may enter a trace and hold it nowhere.
+        # Holds running sessions: a program may enter a trace without keeping a reference to it.
         self._sessions: list[Listening] = []
         self._awaits_exit = False
 
     # ---------------------------------------------------------------- sessions
 
     def session_begins(self, session: Listening) -> None:
-        """It is about to record. The first one knows nothing of earlier ones."""
+        """Adds a session that is about to record. If no other runs, the labels start anew."""
         self.tidy()
         self.await_exit()
         self._sessions.append(session)
 
     def await_exit(self) -> None:
-        """What is registered with atexit after this is called before sessions are ended."""
+        """Registers the end of all sessions with atexit; later registrations run before it."""
         if not self._awaits_exit:
             self._awaits_exit = True
             atexit.register(self._end_all)
 
     def tidy(self) -> None:
-        """Forgets sessions that are over; with the last one, all that was known."""
+        """Forgets sessions that are over, and after the last one also the labels."""
         self._sessions = self.sessions()
         if not self._sessions:
             self._forget()
@@ -67,69 +67,69 @@ class Hooks:
         C.use_moments(self.labels.moments)
 
     def sessions(self) -> list[Listening]:
-        """Those that record."""
+        """Returns the sessions that record."""
         return [session for session in self._sessions if session.running]
 
     def _end_all(self) -> None:
-        """The interpreter ends: files become whole, and nobody is told of anything."""
+        """Ends all sessions as the interpreter exits: completes their files, without warnings."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for session in self.sessions():
                 C.quietly(session.end_at_exit)
         self.tidy()
 
-    # ---------------------------------------------------------------- what C tells
+    # ---------------------------------------------------------------- called from C++
 
     def name_of_module(self, module: torch.nn.Module) -> str:
-        """Asked once per module."""
+        """Returns the module's path in the user's model. Called once per module."""
         return self.labels.name_of_module(module)
 
     def look_again(self) -> None:
-        """Somebody unknown stands where a parameter stood, or nobody does."""
+        """Learns names again: a parameter was replaced or removed."""
         self.labels.look_again()
 
     def note_attributes(self, module: torch.nn.Module) -> None:
-        """An outermost module is entered, and may have got tensors."""
+        """Labels plain tensors in attributes of an outermost module, which is being entered."""
         self.labels.note_attributes(module)
 
     def cache_positions(self, module: torch.nn.Module) -> tuple[int, ...]:
-        """Which of its arguments are caches. Asked once per class."""
+        """Returns which of the module's arguments are caches. Called once per class."""
         return cache_positions(module)
 
     def tensors_of_caches(self, caches: list[Any]) -> list[torch.Tensor]:
-        """Of caches that an outermost module is given."""
+        """Returns the tensors of the caches that an outermost module gets as arguments."""
         return tensors_of_caches(caches)
 
     def read_graph(self, outputs: Any) -> None:
-        """A backward pass begins: what the graph behind these has saved."""
+        """Records what the graph behind the outputs has saved, as a backward pass begins."""
         C.record_saved(list(saved_tensors(outputs)))
 
     def read_graph_of_func(self, outputs: Any) -> None:
-        """The same, where only torch.func's saves are not seen as they happen."""
+        """Like `read_graph`, if a transform of torch.func is active: hooks miss its saves."""
         if in_transform():
             self.read_graph(outputs)
 
     def label_engines(self) -> None:
-        """Of libraries that keep a model's parameters to themselves."""
+        """Labels the tensors of DeepSpeed's engines, which keep parameters to themselves."""
         self.labels.label_engines()
 
     def meet_optimizer(self, optimizer: Any) -> None:
-        """Its step begins; it is new, or its groups have grown."""
+        """Learns an optimizer that is new, or whose groups have grown, as its step begins."""
         self.labels.meet_optimizer(optimizer)
 
     def label_state(self, optimizer: Any) -> None:
-        """Some of its state is new."""
+        """Labels the state of an optimizer, some of which is new."""
         self.labels.label_state(optimizer)
 
     def read_memory(self) -> None:
-        """Some session's reading of the device is due."""
+        """Reads the device for each session whose reading is due."""
         for session in self.sessions():
             session.count_and_read_memory()
 
     # ---------------------------------------------------------------- forks
 
     def after_fork_in_child(self) -> None:
-        """The child records nothing: it inherited hooks, and gets rid of them."""
+        """Removes the hooks that a forked child inherited. It records nothing."""
         C.after_fork_in_child()
         self._sessions.clear()
         self.tidy()

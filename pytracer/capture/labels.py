@@ -1,8 +1,8 @@
-"""Says which live block is what: weights, gradients, optimizer state, inputs.
+"""Labels live blocks as weights, gradients, optimizer state or inputs.
 
-Blocks are labelled after the fact, at moments when the truth is easy to read: the trace begins, a
-module is entered, a backward pass ends, an optimizer steps, the trace ends. Everything is known by
-weak references only; nothing lives longer for being watched.
+Blocks are labelled after they are allocated, at moments when the truth is easy to read: the trace
+begins, a module is entered, a backward pass ends, an optimizer steps, the trace ends. All
+references to the program's objects are weak, so nothing lives longer for being watched.
 """
 
 import gc
@@ -37,38 +37,39 @@ _16_BITS = (torch.bfloat16, torch.float16)
 _WORKSPACES = schema.CATEGORY["workspaces"]
 _FUNCTIONAL = schema.CATEGORY["functional"]
 
-# What models call the keys and values of earlier words: past_key_values, cache, kv_cache, ...
+# Names that models give to the keys and values of earlier words: past_key_values, kv_cache, ...
 _CACHE_ARGUMENT = re.compile(r"past|cache")
 
 
 class Labels:
-    """The modules and optimizers of one recording, and what their tensors are called."""
+    """The modules and optimizers of one recording, and the names of their tensors."""
 
     def __init__(self) -> None:
-        """Knows nothing yet; modules and optimizers are met as they are used."""
-        self.moments = C.Moments()  # when they are looked at
+        """Starts empty. Modules and optimizers are added as the program uses them."""
+        self.moments = C.Moments()  # decides when to look at them
         self._watched = self.moments.watched
-        # By identity; the reference tells whether it is still that module.
+        # By identity. The weak reference shows whether it is still the same module.
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
-        self._most_modules = 1024  # then those that are gone are forgotten
+        self._most_modules = 1024  # beyond this, modules that are gone are forgotten
         self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
-        self._has_root = False  # had one, that is
+        self._had_root = False
         self._engines = deepspeed.Engines()
         self._parameter_names: dict[int, str] = {}
-        self._group_names: dict[str, int] = {}  # of parameters of no known module, and their ids
-        # Optimizers may step before a module is called. What had been labelled by then has a
-        # group's name for good: this says which module's it is.
+        # Names of parameters that no known module has, with the parameters' ids.
+        self._group_names: dict[str, int] = {}
+        # Optimizers may step before a module is called. Labels made by then keep the name of an
+        # optimizer's group. This maps such a name to the name in the module.
         self.renamed: dict[str, str] = {}
         self._optimizers: list[_Optimizer] = []
         self._optimizers_met = 0
-        self._has_16_bits = False  # some module's parameters: an optimizer may have masters of them
+        self._has_16_bits = False  # a module has 16-bit parameters: optimizers may have masters
 
     # ---------------------------------------------------------------- modules
 
     def name_of_module(self, module: torch.nn.Module) -> str:
-        """The module's path in the user's model. Asked once per module."""
+        """Returns the module's path in the user's model. Called once per module."""
         if not self._known_name(module) and self._has(module):
-            self.look_again()  # it has been added since we looked
+            self.look_again()  # it was added since the last look
         if not self._known_name(module):
             self.add_root(module)
         return self._known_name(module)
@@ -78,30 +79,31 @@ class Labels:
         return name if reference is not None and reference() is module else ""
 
     def _has(self, module: torch.nn.Module) -> bool:
-        """Whether a known model has it. Some are made for one call and in none: nn.Softmax()(x)."""
+        """Whether a known model has this module. nn.Softmax()(x) makes one that no model has."""
         self._roots = [root for root in self._roots if root[0]() is not None]
         return any(one is module for one in modules_of(root() for root, _ in self._roots))
 
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
-        # The first model's paths are as its user writes them; a second one's say whose they are.
-        prefix = f"{type(module).__name__}." if self._has_root else ""
-        self._has_root = True
+        # Paths in the first model are as its user writes them. In a second one, its class precedes.
+        prefix = f"{type(module).__name__}." if self._had_root else ""
+        self._had_root = True
         self._roots.append((weakref.ref(module), prefix))
         self._walk(module, prefix)
         if next(parameters_of([module]), None) is not None:
-            self._watched.label_gradients()  # of steps before the trace; they may go before a backward
+            # Gradients of earlier steps: they may be freed before the next backward pass.
+            self._watched.label_gradients()
         held = self._engines.add(module)
-        self.moments.has_engines = self._engines.some_are_known
+        self.moments.has_engines = self._engines.were_met
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
     def look_again(self) -> None:
-        """Modules come and go, and parameters are replaced: where one died another may stand."""
+        """Learns the names again: modules come and go, and parameters are replaced."""
         for root, prefix in self._roots:
-            known = root()
-            if known is not None:
-                self._walk(known, prefix)
+            module = root()
+            if module is not None:
+                self._walk(module, prefix)
 
     def _walk(self, root: torch.nn.Module, prefix: str) -> None:
         parallel = type(root).__name__ in _PARALLEL_WRAPPERS
@@ -123,10 +125,10 @@ class Labels:
     def _name_module(self, module: torch.nn.Module, name: str) -> None:
         if not self._known_name(module):
             if len(self._modules) >= self._most_modules:
-                kept = {
-                    key: known for key, known in self._modules.items() if known[0]() is not None
+                alive = {
+                    key: entry for key, entry in self._modules.items() if entry[0]() is not None
                 }
-                self._modules, self._most_modules = kept, max(1024, 2 * len(kept))
+                self._modules, self._most_modules = alive, max(1024, 2 * len(alive))
             self._modules[id(module)] = weakref.ref(module), name
 
     def _watch(
@@ -138,18 +140,18 @@ class Labels:
             self._parameter_names[id(tensor)] = name
             adopt([tensor, C.gradient_of(tensor)])
         elif name not in self._group_names:
-            known = self.parameter_name(tensor)
-            if not known:  # it has taken another's place
+            old_name = self.parameter_name(tensor)
+            if not old_name:  # it has taken another tensor's place
                 self._parameter_names[id(tensor)] = name
                 adopt([tensor])
-            elif known in self._group_names:
+            elif old_name in self._group_names:
                 self._watched.add(tensor, holder, path, weight, gradient, instead=True)
-                self._parameter_names[id(tensor)] = self.renamed[known] = name
+                self._parameter_names[id(tensor)] = self.renamed[old_name] = name
 
     # ---------------------------------------------------------------- moments
 
     def session_begins(self) -> None:
-        """What is known already, of the trace around this one or because it was given."""
+        """Labels what is known already: from the trace around this one, or given explicitly."""
         adopt(self._known_tensors())
         self._label(optimizer for optimizer in self._optimizers if optimizer.is_named)
 
@@ -165,13 +167,14 @@ class Labels:
         yield from (tensor for _, _, tensor in self._engines.tensors())
 
     def label_engines(self) -> None:
-        """Tensors that libraries keep to themselves, where they are now."""
+        """Labels the tensors of DeepSpeed's engines where they are now."""
         self._label_held(self._engines.tensors())
 
     def note_attributes(self, *roots: torch.nn.Module | None) -> None:
-        """Plain tensors that these modules and theirs have as attributes.
+        """Labels plain tensors in attributes of these modules and their submodules.
 
-        What a forward made and is seen here twice has outlived another: a table, and no activation.
+        A tensor that a forward made and that is labelled twice has outlived another forward. It is
+        a table and not an activation.
         """
         for module in modules_of(roots):
             for key, value in C.items_of(C.attributes_of(module)):
@@ -180,36 +183,36 @@ class Labels:
                     C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
 
     def meet_optimizer(self, optimizer: Any) -> None:
-        """It is about to step. Its parameters may belong to no module."""
-        known = self._optimizer(optimizer)
-        known.watch_parameters(self)
-        known.label_state_of_old(self)
+        """Watches an optimizer that is about to step. Its parameters may belong to no module."""
+        entry = self._optimizer(optimizer)
+        entry.watch_parameters(self)
+        entry.label_state_of_old(self)
 
     def label_state(self, optimizer: Any) -> None:
-        """Some of it is new."""
+        """Labels the state of an optimizer, some of which is new."""
         self._optimizer(optimizer).label_state(self)
 
     def add_optimizer(self, optimizer: Any) -> None:
-        """One given explicitly; without its model it waits until modules have named parameters."""
-        known = self._optimizer(optimizer)
+        """Adds an optimizer given explicitly. Without a model, its parameters wait for names."""
+        entry = self._optimizer(optimizer)
         if self._roots:
-            known.watch_parameters(self)
-            known.label_state_of_old(self)
+            entry.watch_parameters(self)
+            entry.label_state_of_old(self)
 
     def label_everything(self) -> None:
-        """At the end of a trace: one last look at all that is known, and what modules got since."""
+        """Labels everything a last time as a trace ends, including what modules got meanwhile."""
         self.look_again()
         self.note_attributes(*(root() for root, _ in self._roots))
         self._label(self._optimizers)
 
     def frozen_modules(self) -> list[str]:
-        """Outermost modules of which nothing is trained: a call of theirs keeps no graph."""
-        found = []
+        """Returns the names of outermost modules without trained parameters: they keep no graph."""
+        names = []
         for root, _ in self._roots:
             trained = [parameter.requires_grad for parameter in parameters_of([root()])]
             if (module := root()) is not None and trained and not any(trained):
-                found.append(self._known_name(module))
-        return found
+                names.append(self._known_name(module))
+        return names
 
     def _label(self, optimizers: Iterable["_Optimizer"]) -> None:
         self.label_workspaces()
@@ -224,67 +227,68 @@ class Labels:
             C.label_as(schema.CATEGORY[category], role, [tensor])
 
     def label_from_before(self) -> None:
-        """What else the program has on a GPU as the trace begins.
+        """Labels everything else that the program has on a GPU as the trace begins.
 
-        An average of the weights in a dictionary, a data set; and gradients, of models that have
-        not been met yet. A look at every object, hence once. Whatever says more is said later.
+        Examples are an average of the weights in a dictionary, a data set, and the gradients of
+        models that were not met yet. It runs once, because it looks at every object. Later labels
+        that know more replace these.
         """
-        plain = (torch.Tensor, torch.nn.Parameter)  # others may be made of these
-        found = [t for t in C.exactly_of(gc.get_objects(), plain) if C.device_of(t)[0] == "cuda"]
-        C.label_as(_FUNCTIONAL, "from_before", found)
+        plain = (torch.Tensor, torch.nn.Parameter)  # subclasses may be made of these
+        tensors = [t for t in C.exactly_of(gc.get_objects(), plain) if C.device_of(t)[0] == "cuda"]
+        C.label_as(_FUNCTIONAL, "from_before", tensors)
         if C.status()["may_read_gradients"]:
-            gradients = [C.gradient_of(tensor) for tensor in found]
+            gradients = [C.gradient_of(tensor) for tensor in tensors]
             C.label_as(_GRADIENTS, "parameter", [g for g in gradients if g is not None])
 
     def bucket_sizes(self) -> list[int]:
-        """Bytes of DistributedDataParallel's buckets: it shows nobody the buckets, only these."""
-        found: set[int] = set()
+        """Returns the bytes of DistributedDataParallel's buckets. Only their sizes are public."""
+        sizes: set[int] = set()
         for root, _ in self._roots:
             module = root()
             if module is None or not is_a(module, torch.nn.parallel.DistributedDataParallel):
                 continue
             logged = private_torch.read_buckets(module)
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
-                found |= {int(size) for size in re.findall(r"\d+", str(logged.get(key, "")))}
-        return sorted(found)
+                sizes |= {int(size) for size in re.findall(r"\d+", str(logged.get(key, "")))}
+        return sorted(sizes)
 
     def label_workspaces(self) -> None:
-        """What torch keeps for cuBLAS, made before the trace or in it."""
+        """Labels the workspaces that torch keeps for cuBLAS, made before the trace or in it."""
         C.label_workspaces(C.intern_label(_WORKSPACES, "cublas"))
 
     # ---------------------------------------------------------------- optimizers
 
     def _optimizer(self, optimizer: Any) -> "_Optimizer":
-        for known in self._optimizers:
-            if known.reference() is optimizer:
-                return known
-        # As with models, the first one's are as its user writes them.
+        for entry in self._optimizers:
+            if entry.reference() is optimizer:
+                return entry
+        # As with models, only the names of a second optimizer have a prefix.
         prefix = f"optimizers[{self._optimizers_met}]." if self._optimizers_met else ""
         self._optimizers_met += 1
-        known = _Optimizer(optimizer, prefix)
+        entry = _Optimizer(optimizer, prefix)
         self._optimizers = [o for o in self._optimizers if o.reference() is not None]
-        self._optimizers.append(known)
-        return known
+        self._optimizers.append(entry)
+        return entry
 
     def watch_parameter(self, parameter: torch.Tensor, optimizer: Any, group: int, at: int) -> None:
-        """A parameter that an optimizer has; modules' parameters are known by better names."""
+        """Watches a parameter of an optimizer under its place there, unless a module names it."""
         path = ("param_groups", group, "params", at)
         name = f"{self._optimizer(optimizer).prefix}param_groups[{group}].params[{at}]"
         while self._group_names.setdefault(name, id(parameter)) != id(parameter):
-            name += "'"  # another stood there before
+            name += "'"  # another parameter stood there before
         is_master = self._has_16_bits and parameter.dtype == torch.float32
         self._watch(parameter, optimizer, path, "master" if is_master else "parameter", name)
 
     def parameter_name(self, parameter: Any) -> str:
-        """The name under which it is known, or nothing."""
+        """Returns the parameter's name, "" if it has none."""
         return self._parameter_names.get(id(parameter), "")
 
 
 class _Optimizer:
-    """One optimizer's state, labelled when it changes."""
+    """One optimizer, whose state is labelled when it changes."""
 
     def __init__(self, optimizer: Any, prefix: str) -> None:
-        self.prefix = prefix  # of its parameters' names, where no module is known to have them
+        self.prefix = prefix  # of the names of parameters that no known module has
         self.reference = weakref.ref(optimizer)
         self._group_sizes: list[int] = []
         self._old_state_known = False
@@ -293,7 +297,7 @@ class _Optimizer:
         return [parameter for group in self._groups() for parameter in group["params"]]
 
     def _groups(self) -> list[dict[str, Any]]:
-        """Of a wrapper that was given explicitly, what it says that it has."""
+        """Returns the parameter groups. A wrapper of an optimizer is asked for its attribute."""
         optimizer = self.reference()
         groups = C.attributes_of(optimizer).get("param_groups")
         if groups is None and not is_a(optimizer, torch.optim.Optimizer):
@@ -304,7 +308,7 @@ class _Optimizer:
         optimizer, groups = self.reference(), self._groups()
         sizes = [len(group["params"]) for group in groups]
         if sizes == self._group_sizes:
-            return  # groups grow; nobody exchanges their members in between steps
+            return  # groups grow, but nobody exchanges their members between steps
         self._group_sizes = sizes
         if any(not labels.parameter_name(parameter) for parameter in self.parameters()):
             labels.look_again()
@@ -313,7 +317,7 @@ class _Optimizer:
                 labels.watch_parameter(parameter, optimizer, g, p)
 
     def label_state_of_old(self, labels: Labels) -> None:
-        """State from before the trace, once: it may be freed by this very step."""
+        """Labels state from before the trace, once: the step that begins may free it."""
         if not self._old_state_known:
             self._old_state_known = True
             adopt(C.tensors_in(self._besides_state()))
@@ -321,11 +325,14 @@ class _Optimizer:
 
     @property
     def is_named(self) -> bool:
-        """Else it waits for modules to name its parameters: a first label is the one that stays."""
+        """Whether its parameters have their names. Until then no state is labelled.
+
+        It waits for modules to name the parameters, because the first label of a block stays.
+        """
         return self._old_state_known
 
     def _besides_state(self) -> dict[str, Any]:
-        """What it keeps to put into its state later: 8-bit optimizers share their code books."""
+        """Returns its other attributes. 8-bit optimizers keep code books there for their state."""
         held = C.attributes_of(self.reference())
         return {k: v for k, v in held.items() if k not in ("state", "param_groups", "defaults")}
 
@@ -350,7 +357,7 @@ def _state_of(optimizer: Any) -> dict[Any, Any]:
 
 
 def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors of a parameter's state, each with the key it is under."""
+    """Yields the tensors of a parameter's state, each with its key there."""
     if is_a(entry, torch.Tensor):
         for part in C.parts_of(entry):
             yield role, part
@@ -368,15 +375,15 @@ def tensors_of_caches(caches: list[Any]) -> list[torch.Tensor]:
 
 
 def cache_positions(module: torch.nn.Module) -> tuple[int, ...]:
-    """Which of its class's positional arguments are such."""
+    """Returns which positional arguments of the module's forward are caches."""
     names = enumerate(_argument_names(module))
     return tuple(i for i, name in names if _CACHE_ARGUMENT.search(name))
 
 
 def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
-    """Of its class's forward, found without running what a class may have put in its place."""
-    found = (vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base))
-    forward = next(found, None)
+    """Returns the argument names of the class's forward, read without running any descriptor."""
+    methods = (vars(base)["forward"] for base in type(module).__mro__ if "forward" in vars(base))
+    forward = next(methods, None)
     if not isinstance(forward, FunctionType):
         return ()
     code = getattr(inspect.unwrap(forward), "__code__", None)
@@ -384,7 +391,7 @@ def _argument_names(module: torch.nn.Module) -> tuple[str, ...]:
 
 
 def contents(cache: Any) -> Any:
-    """What a cache that is an object of its own (transformers' DynamicCache) is made of."""
+    """Returns the containers in a cache that is an object, such as transformers' DynamicCache."""
     if is_a(cache, (dict, list, tuple, torch.Tensor)):
         return cache
     attributes = C.attributes_of(cache)
@@ -393,7 +400,7 @@ def contents(cache: Any) -> Any:
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
-    """Makes CPU memory from before the trace visible, and its end too."""
+    """Makes CPU memory from before the trace visible, and also its end."""
     C.adopt_cpu_tensors([tensor for tensor in tensors if tensor is not None])
 
 

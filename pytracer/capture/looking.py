@@ -1,7 +1,7 @@
 """Looks into the program's objects without running any of its code.
 
-What an object is, its type says: `isinstance` would ask the object, and a proxy would answer. What it
-holds is read where Python and torch keep it: no override of the program's is called.
+An object's kind is read from its type: `isinstance` would ask the object, and a proxy would answer.
+Its contents are read where Python and torch keep them, so no override of the program is called.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,18 +19,18 @@ def is_a(value: Any, kinds: type[T]) -> TypeGuard[T]: ...
 @overload
 def is_a(value: Any, kinds: tuple[type, ...]) -> bool: ...
 def is_a(value: Any, kinds: type | tuple[type, ...]) -> bool:
-    """Whether it is of one of these types, whatever it says of itself."""
+    """Whether the value's type is one of these, whatever its `__class__` claims."""
     return issubclass(type(value), kinds)
 
 
 def submodules_of(module: torch.nn.Module) -> dict[str, torch.nn.Module]:
-    """By name, without those that are None."""
+    """Returns the direct submodules by name, without those that are None."""
     held = C.items_of(C.attributes_of(module).get("_modules"))
     return {name: one for name, one in held if one is not None}
 
 
 def named_modules_of(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    """Each once with its path, in the order of `root.named_modules()`."""
+    """Yields each module once with its path, in the order of `root.named_modules()`."""
     left, seen = [("", root)], set()
     while left:
         path, one = left.pop()
@@ -42,7 +42,7 @@ def named_modules_of(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Modu
 
 
 def modules_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.nn.Module]:
-    """Each once, in order: some have what they are a part of."""
+    """Yields each module once, in order. A module may contain one that contains it."""
     left, seen = [*roots][::-1], set()
     while left:
         one = left.pop()
@@ -53,12 +53,12 @@ def modules_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.nn.Mod
 
 
 def parameters_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.Tensor]:
-    """Of these modules and all that they have; a shared one may come twice."""
+    """Yields the parameters of these modules and all inside; a shared one may come twice."""
     return _tensors_of(roots, "_parameters")
 
 
 def buffers_of(roots: Iterable[torch.nn.Module | None]) -> Iterator[torch.Tensor]:
-    """As `parameters_of`."""
+    """Yields the buffers of these modules and all inside; a shared one may come twice."""
     return _tensors_of(roots, "_buffers")
 
 

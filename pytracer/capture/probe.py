@@ -1,8 +1,8 @@
-"""What CUDA itself costs here: a process of its own that does nothing else, with NVML around it.
+"""Measures the memory that CUDA itself takes here, by NVML, in a process of its own.
 
-The stages add up what a training process holds beyond its tensors: the bare context, then cuBLAS
-(a matrix product) and cuDNN (a convolution), each with the kernels that it loads. The child gets
-this process's environment, so CUDA_MODULE_LOADING and CUDA_VISIBLE_DEVICES are the same.
+The stages add up the memory that a training process holds beyond its tensors: the bare context,
+then cuBLAS (a matrix product) and cuDNN (a convolution), each with the kernels that it loads. The
+child gets this process's environment, so CUDA_MODULE_LOADING and CUDA_VISIBLE_DEVICES are the same.
 """
 
 import json
@@ -21,7 +21,7 @@ _SECONDS = 120
 
 
 def measure(**environment: str) -> dict[str, Any]:
-    """Runs the probe on the first visible device, with these set in its environment.
+    """Runs the probe on the first visible device, with these variables in its environment.
 
     Raises:
         errors.CaptureError: no CUDA device, no NVML, or the child failed.
@@ -44,15 +44,15 @@ def measure(**environment: str) -> dict[str, Any]:
     except subprocess.TimeoutExpired:
         raise errors.CaptureError(f"the probe did not finish in {_SECONDS} s") from None
     except ValueError:
-        reason = (child.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        reason = (child.stderr.strip().splitlines() or ["it printed no reason"])[-1]
         raise errors.CaptureError(f"the probe failed: {reason}") from None
     return result
 
 
 def child() -> None:
-    """What the child does: writes one JSON document to its standard output."""
+    """Runs in the child: writes one JSON document to its standard output."""
     nvml = open_nvml()
-    # The device's properties initialise CUDA, but make no context.
+    # Reading the device's properties initialises CUDA, but makes no context.
     uuid = bare_uuid(str(torch.cuda.get_device_properties(0).uuid))
     stages = [("nothing", _look(nvml, uuid))]
     x = torch.ones(512, 512, device="cuda:0")
@@ -71,7 +71,7 @@ def child() -> None:
 
 
 def _look(nvml: Any, uuid: str) -> tuple[int, int | None]:
-    """What the device has in use beyond torch's allocator, and this process by its own figure."""
+    """Returns the bytes used beyond torch's allocator: on the device, and by this process."""
     held = held_by_torch().get("cuda:0", 0)
     if held:
         torch.cuda.synchronize()

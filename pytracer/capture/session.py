@@ -1,4 +1,4 @@
-"""A session: one stretch of recording, from start to the Trace it leaves."""
+"""A session: one stretch of recording, from its start to its Trace."""
 
 import json
 import os
@@ -22,11 +22,11 @@ from pytracer.capture.variables import variables_of
 from pytracer.recorded import Trace
 from pytracer.version import __version__
 
-# 640 MB of host memory; with `path` the log is written away and this bounds nothing.
+# 640 MB of host memory. With `path` the log goes to the file, and there is no such limit.
 DEFAULT_MAX_EVENTS = 20_000_000
-_MOST_EVENTS = 2**63 - 1  # that anything can count
+_MOST_EVENTS = 2**63 - 1  # the largest count there is
 
-# What the public face needs of the extension: see csrc/torch/ensure.h.
+# For pytracer/api.py; see csrc/torch/ensure.h.
 Held = C.Held
 ends_always = C.ends_always
 ends_if_it_raises = C.ends_if_it_raises
@@ -49,7 +49,7 @@ class Options:
     anonymous: bool = False
 
     def __post_init__(self) -> None:
-        """Refuses what is not understood, before anything is hooked."""
+        """Checks the options, before anything is hooked."""
         _check("detail", self.detail, DETAILS)
         _check("saved_tensors", self.saved_tensors, SAVED_TENSORS)
         for device in self.devices:
@@ -75,32 +75,32 @@ def _check_max_events(count: object) -> None:
 
 
 def default_devices(targets: Iterable[Any]) -> tuple[str, ...]:
-    """CUDA where there is one, unless what is traced is on the CPU; else the CPU."""
+    """Returns the devices of the given models; without models, CUDA if there is any, else CPU."""
     modules = [target for target in targets if is_a(target, torch.nn.Module)]
-    found = {C.device_of(parameter)[0] for parameter in parameters_of(modules)} & {"cpu", "cuda"}
-    if found:
-        return tuple(sorted(found))
+    devices = {C.device_of(parameter)[0] for parameter in parameters_of(modules)} & {"cpu", "cuda"}
+    if devices:
+        return tuple(sorted(devices))
     return ("cuda",) if torch.cuda.is_available() else ("cpu",)
 
 
 class Targets:
-    """The models and optimizers that a trace was given, which live no longer for it."""
+    """The models and optimizers given to a trace, held by weak references."""
 
     def __init__(self, targets: Iterable[Any] = ()) -> None:
-        """What cannot be referred to weakly is kept."""
+        """Keeps a target itself only if it allows no weak reference."""
         self._references = [_reference_to(target) for target in targets]
         self.kinds = [type(target).__name__ for target in targets]
 
     def alive(self) -> list[Any]:
-        """Those that the program still has."""
-        found = (reference() for reference in self._references)
-        return [target for target in found if target is not None]
+        """Returns the targets that the program still has."""
+        targets = (reference() for reference in self._references)
+        return [target for target in targets if target is not None]
 
 
 def _reference_to(target: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(target)
-    except TypeError:  # an optimizer of somebody's with slots
+    except TypeError:  # such as an optimizer of the program whose class has slots
         return lambda: target
 
 
@@ -108,10 +108,10 @@ class Session:
     """Starts recording, and turns what was recorded into a Trace."""
 
     def __init__(self, options: Options, targets: Targets | None = None, held: Any = None) -> None:
-        """Nothing is hooked. `held` is the C.Held that ends it whatever happens to its Python."""
+        """Hooks nothing yet. `held` ends the session even if its Python is interrupted."""
         self.options = options
-        self.failed = False  # an allocation failed, and the block was left because of it
-        self.notes: dict[str, Any] = {}  # what else belongs into the trace's meta
+        self.failed = False  # whether a failed allocation ended the block
+        self.notes: dict[str, Any] = {}  # further entries of the trace's meta
         cuda = "cuda" in options.devices
         self.memory = DeviceMemory(cuda=cuda)
         self.phases = PhaseTimes(C.cuda_stopwatch() if cuda else None)
@@ -132,11 +132,11 @@ class Session:
 
     @property
     def running(self) -> bool:
-        """Started, not stopped, and in the process that started it."""
+        """Whether it was started, not stopped, and this process started it."""
         return bool(self._native.is_open)
 
     def start(self) -> None:
-        """Hooks what is needed and records from here on."""
+        """Installs the hooks and starts to record."""
         options = self.options
         self._refuse_file()
         self._pid = os.getpid()
@@ -166,13 +166,13 @@ class Session:
             raise
 
     def mark_step(self) -> None:
-        """The user says that a step ends here."""
+        """Marks the end of a step, as the user says."""
         C.mark_step("step")
         if self._native.count_step():
             self.count_and_read_memory()
 
     def count_and_read_memory(self) -> None:
-        """Tells how often the model was called and an optimizer has stepped since last time."""
+        """Counts new calls and optimizer steps, and reads the device if that is due."""
         calls, steps = self._native.new_counts()
         if calls:
             self.memory.called(calls)
@@ -180,35 +180,35 @@ class Session:
             self.memory.stepped(steps)
 
     def stop(self, *, wait: bool = True) -> Trace | None:
-        """Ends the recording. None in a forked child, which recorded nothing.
+        """Ends the recording and returns its Trace; None in a forked child, which records nothing.
 
-        `wait`: until a GPU has come as far as the program, so that its last phases have times.
+        With `wait`, the GPU first finishes the program's work, so that the last phases have times.
         """
         if not self.running:
             self._native.end()
             return None
-        self._own_time = self._native.own_time()  # before we wait for anything ourselves
+        self._own_time = self._native.own_time()  # without the waiting below
         try:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
             self._learned["variables"] = C.quietly(variables_of, sys._getframe(1)) or []
             return self._finish()
-        finally:  # also of Ctrl-C, while it waited
+        finally:  # also after Ctrl-C while it waited
             self.abandon()
 
     def abandon(self) -> None:
-        """As if it had never been tried; a file stays as far as it was written."""
+        """Ends the recording without a Trace. A file stays as far as it was written."""
         self._native.end()
         HOOKS.tidy()
 
     def end_at_exit(self) -> None:
-        """The interpreter goes away: nobody will look at what is in memory, but a file is kept."""
+        """Ends the recording as the interpreter exits. Only a file is completed."""
         if self.options.path is not None:
             self.stop(wait=False)
         self.abandon()
 
     def peek(self) -> Trace:
-        """What is there so far; the recording goes on."""
+        """Returns the Trace so far. The recording goes on."""
         if self.options.path is not None:
             raise errors.CaptureError(
                 f"this trace is being written to {self.options.path}: load() that file to see the "
@@ -221,7 +221,7 @@ class Session:
     # ---------------------------------------------------------------- parts
 
     def _look_once_more(self) -> None:
-        """What is read and labelled at the end, or when somebody looks: the end so far."""
+        """Reads and labels what the end of a trace needs, at the end or for a look before it."""
         self.count_and_read_memory()
         self.memory.end()
         self._counters["end"] = self._allocator_counters()
@@ -234,7 +234,7 @@ class Session:
         }
 
     def _allocator_counters(self) -> dict[str, Any]:
-        """What the allocators themselves count, to hold the trace against."""
+        """Returns the allocators' own counters, to compare the trace with."""
         return _counted_by_cuda() if "cuda" in self.options.devices else {}
 
     def _max_events(self) -> int:
@@ -251,14 +251,14 @@ class Session:
     def _open_file(self) -> None:
         if self.options.path is not None:
             try:
-                # Already while it is written: a killed process leaves nothing else.
+                # Anonymous from the first write: a killed process cannot rewrite its file.
                 root = environment.working_directory() if self.options.anonymous else None
                 self._native.stream_to(os.fsencode(self.options.path), self._meta(), root)
             except core.FileError as error:
                 raise errors.CannotWrite(str(error)) from None
 
     def _learn(self, *, cuda: bool) -> None:
-        """What is there as the recording begins."""
+        """Learns what exists as the recording begins: models, optimizers, memory."""
         labels, targets = HOOKS.labels, self._targets.alive()
         for target in targets:
             if is_a(target, torch.nn.Module):
@@ -280,7 +280,7 @@ class Session:
         problem = ""
         try:
             self._native.end_and_write(self._meta())
-        except core.FileError as error:  # a full disk: what came before it is there
+        except core.FileError as error:  # such as a full disk; earlier rows are in the file
             problem = str(error)
         try:
             columns, report = core.read_file(os.fsencode(path))
@@ -320,8 +320,8 @@ class Session:
             "directory": environment.working_directory(),
             "torch_folder": str(Path(torch.__file__).parent),
             "options": asdict(self.options),
-            "thread_names": True,  # the engine's own threads have a name
-            "module_modes": True,  # scopes of modules say whether grad mode and autocast were on
+            "thread_names": True,  # the file names the autograd engine's own threads
+            "module_modes": True,  # module scopes record whether grad mode and autocast were on
             "targets": self._targets.kinds,
             "allocator_settings": allocator_settings(),
             "counters": self._counters,
@@ -342,7 +342,7 @@ class Session:
 
 
 def allocator_settings() -> str:
-    """What the environment asks of CUDA's allocator; of two names the older one counts."""
+    """Returns the environment's settings for CUDA's allocator. The older variable wins."""
     return os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or os.environ.get("PYTORCH_ALLOC_CONF", "")
 
 

@@ -1,7 +1,7 @@
-"""Which of the program's variables hold tensors when a trace ends: names for what a leak keeps.
+"""Finds the program's variables that hold tensors when a trace ends, to name what a leak keeps.
 
-Looked at once, at the end, and only names, addresses and counts are kept. The variables themselves,
-the dictionaries that the program got from `locals()` and what lives are as they were.
+It looks once, at the end, and keeps only names, addresses and counts. It changes neither the
+variables, nor dictionaries that the program got from `locals()`, nor how long objects live.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ _MOST_ITEMS = 300  # of one container
 _MOST_VISITS = 3_000  # of one variable
 _DEEPEST_CONTAINER = 3
 _MOST_NODES = 5_000  # of one variable's graph
-_MOST_SAVED = 2_000  # tensors in it: enough to know it by
+_MOST_SAVED = 2_000  # tensors of one graph: enough to recognise it
 _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
-# Where torch and we are installed: a program may well be in a folder of such a name.
+# The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
 
 
 def variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
-    """The tensors that the frame's and its callers' variables hold, named."""
+    """Returns the tensors that variables of the frame and its callers hold, by name."""
     rows: list[dict[str, Any]] = []
     seen_globals: set[int] = set()
     for _ in range(_DEEPEST):
         if frame is None:
             break
         if not frame.f_code.co_filename.startswith(_LIBRARIES):
-            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # else its variables are globals
+            if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # otherwise its locals are its globals
                 rows += _held_by(C.locals_of(frame).items())
             if id(frame.f_globals) not in seen_globals:
                 seen_globals.add(id(frame.f_globals))
@@ -65,7 +65,7 @@ def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _with_attributes(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Also what a variable's object has under names of its own: `self.history`."""
+    """Yields the variables, and the public attributes of their objects: `self.history`."""
     for name, value in variables:
         yield name, value
         if is_a(value, (type, ModuleType, FunctionType, torch.Tensor)):
@@ -76,7 +76,10 @@ def _with_attributes(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str
 
 
 def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """In containers of Python's own; of long ones only the end, where a leak would be."""
+    """Yields the tensors in Python's own containers. A long one is read only at its end.
+
+    A leak would be there.
+    """
     todo = [(value, _DEEPEST_CONTAINER)]
     for _ in range(_MOST_VISITS):
         if not todo:
@@ -103,16 +106,16 @@ def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:
 
 
 def _is_number_of_many(tensor: torch.Tensor) -> bool:
-    """One element that has the memory of many: some of torch's losses reduce in place."""
+    """Whether one element has the memory of many: some of torch's losses reduce in place."""
     address, storage_bytes, elements, element_bytes = C.memory_of(tensor)
     return bool(address and elements == 1 and storage_bytes > 64 * element_bytes)
 
 
 def _saved_by_graph(tensors: Iterable[torch.Tensor]) -> set[int]:
-    """Where what the autograd nodes have saved is that these keep alive."""
+    """Returns the addresses of tensors that the graphs behind these tensors have saved."""
     ends = []
     for tensor in tensors:
-        with contextlib.suppress(RuntimeError):  # a view whose base has been changed in place
+        with contextlib.suppress(RuntimeError):  # a view whose base was changed in place
             if tensor.grad_fn is not None:
                 ends.append(tensor)
     saved: set[int] = set()
