@@ -1,5 +1,6 @@
 """Leaks and waste are found with their bytes, line and variable, and nothing is found in vain."""
 
+import itertools
 import textwrap
 import threading
 from collections import deque
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, strategies as st
 
 from pytracer import trace
-from pytracer.analysis.answers import findings
+from pytracer.analysis.answers import findings, training_steps
 from pytracer.reading import LoadedTrace
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -828,3 +830,34 @@ def test_a_rule_in_the_table_of_rules_is_a_finding_everywhere(
     (row,) = traced.findings().to_dict("records")
     assert (row["kind"], row["bytes"]) == ("weights", 4096)
     assert "There are weights: train something smaller" in " ".join(traced.table().split())
+
+
+@pytest.mark.parametrize("every", [2, 3, 8])
+def test_a_buffer_that_each_rollout_leaves_behind_is_found_with_its_variable(every: int) -> None:
+    program = Program()
+    rollouts = []
+    with trace(program.model, program.optimizer, stacks=True, devices="cpu", table=False) as t:
+        for step in range(4 * every + 1):
+            loss = program.step()
+            if step % every == 0:
+                rollouts.append(torch.randn(256, 1024))
+            del loss
+    row = rows_of(t)["growth"]
+    assert f"Memory grows by 1.00 MiB per {every} steps, made at" in str(row["evidence"])
+    assert f"`rollouts` keeps what every {every} steps make" in str(row["evidence"])
+    assert t.growth_per_step() == pytest.approx(MIB / every, rel=0.01)
+    assert t.check(growth_per_step=0)
+
+
+def test_what_is_made_once_or_comes_and_goes_is_no_growth() -> None:
+    steady = training_steps.steady_growth
+    assert steady([0, 0, 0, 5 * MIB, 0, 0, 0, 0, 0, 0, 0, 0]).per_step == 0
+    assert steady([MIB, -MIB] * 8).per_step == 0
+    assert steady([0, 0, 7, 0, 0, 7, 0, 0, 7]) == training_steps.Growth(3, [7, 7, 7])
+    assert steady([3, 3, 3, 3, 3, 3]) == training_steps.Growth(1, [3] * 6)
+
+
+@given(st.lists(st.integers(0, 1000), min_size=8, max_size=24))
+def test_memory_that_comes_back_to_where_it_was_does_not_grow(levels: list[int]) -> None:
+    growth = [after - before for before, after in itertools.pairwise([*levels, levels[0]])]
+    assert training_steps.steady_growth(growth).steps == 1

@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, training_steps
 from pytracer.analysis.facts import grouping, usage
@@ -55,14 +53,17 @@ def measured(
 
 
 def growth_per_step(trace: Trace, device: str | None = None) -> int:
-    """The median growth over all steps but the first, which makes the optimizer's state."""
+    """The growth that goes on after the first step, which makes the optimizer's state.
+
+    It is the median step's or, if more is left behind in every few steps, the median of such runs.
+    """
     growth = [row.growth_bytes for row in training_steps.step_rows(trace, device)[1:]]
     if len(growth) < 2:
         raise errors.UsageError(
             f"growth per step needs three steps, and this trace has {len(growth) + 1}; "
             "a step ends at optimizer.step() or t.step()"
         )
-    return int(np.median(growth))
+    return training_steps.steady_growth(growth).per_step
 
 
 @dataclass(frozen=True)

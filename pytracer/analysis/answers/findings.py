@@ -231,10 +231,7 @@ def _growth(
         change += "; tensors that are needed (predictions, a replay buffer) need a bound"
     if graph and not trains:
         change += "; where nothing is trained, `with torch.no_grad():`"
-    evidence = (
-        f"Memory grows by {size_text(each)} per {turns.word}{made}: "
-        f"{by} what each {turns.word} makes"
-    )
+    evidence = f"Memory grows by {size_text(each)} per {turns.word}{made}: {by} what {turns.make}"
     return Finding("growth", each, there, line, module, evidence, change)
 
 
@@ -300,9 +297,10 @@ def _kinds(trace: Trace, *, sizes: bool = True) -> U64:
 
 @dataclass(frozen=True)
 class _Turns:
-    """The turns of the program: steps or, without steps, calls of the outermost module."""
+    """The turns of the program: runs of steps or, without steps, calls of the outermost module."""
 
     word: str
+    make: str  # "each step makes", "every 8 steps make"
     growth: list[int]  # of each turn but the first, which makes optimizer state
     of_allocation: I64
     settled: NDArray[np.intp]  # turns whose leftovers a later turn would have freed
@@ -323,12 +321,16 @@ def _turns(now: Situation) -> _Turns | None:
     if len(rows) >= 3:
         cuts = np.searchsorted(ticks, ends, side="right")
         last = int(cuts[-1]) - 1 if len(rows) == len(ends) else len(ticks) - 1
+        growth = training_steps.steady_growth([row.growth_bytes for row in rows[1:]])
+        run = growth.steps
+        first = len(rows) - run * len(growth.amounts)  # steps before the first run
         return _Turns(
-            "step",
-            [row.growth_bytes for row in rows[1:]],
-            alloc.step.astype(np.int64),
-            np.arange(1, len(rows) - 1),
-            np.concatenate([[0], cuts]),
+            "step" if run == 1 else f"{run} steps",
+            "each step makes" if run == 1 else f"every {run} steps make",
+            growth.amounts,
+            np.where(alloc.step < 0, -1, np.maximum((alloc.step - first + run) // run, 0)),
+            np.arange(1, len(growth.amounts)),
+            np.concatenate([[0], cuts[first - 1 :: run]]),
             last,
         )
     calls = _outermost_calls(trace)
@@ -344,6 +346,7 @@ def _turns(now: Situation) -> _Turns | None:
     levels = np.concatenate([[now.bytes(here & (alloc.start < 0))], level])[before]
     return _Turns(
         "call",
+        "each call makes",
         np.diff(levels)[1:].tolist(),
         np.searchsorted(positions, alloc.start, side="right") - 1,
         np.arange(1, len(calls) - 2),

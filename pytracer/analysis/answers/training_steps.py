@@ -1,6 +1,6 @@
 """The steps of the program: their peaks, their growth, and the duration of their phases."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -74,6 +74,40 @@ class StepRow(NamedTuple):
     forward_ns: int  # by the host's clock; without the forwards of evaluations beside training
     backward_ns: int
     optimizer_ns: int
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Memory that equal runs of steps leave behind: `amounts` has one figure per run."""
+
+    steps: int  # in a run
+    amounts: list[int]
+
+    @property
+    def per_step(self) -> int:
+        """The median run's, divided by its steps."""
+        return int(np.median(self.amounts) / self.steps)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether each run grows, and by at least half of their median."""
+        return min(self.amounts) > 0 and 2 * min(self.amounts) >= float(np.median(self.amounts))
+
+
+def steady_growth(growth: Sequence[int]) -> Growth:
+    """The fastest growth that goes on, from the growth of each step; else that of single steps.
+
+    A leak may come once per rollout or epoch: in every eighth step, for example. So runs of several
+    steps count as well, if there are at least three. Random ups and downs rarely go on like that,
+    and a single large allocation never does.
+    """
+    best = Growth(1, list(growth))
+    for steps in range(2, len(growth) // 3 + 1):
+        runs = np.reshape(growth[len(growth) % steps :], (-1, steps)).sum(axis=1)
+        other = Growth(steps, runs.tolist())
+        is_faster = (other.per_step, not best.goes_on) > (best.per_step, False)
+        best = other if other.goes_on and is_faster else best
+    return best
 
 
 TIMED = ("forward", "backward", "optimizer")
