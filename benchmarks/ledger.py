@@ -9,8 +9,8 @@ holds 3 GiB; under an allocator limit, with a request that fails; and with CUDA 
 warm before the trace begins. Elsewhere CUDA comes up inside the trace.
 
 A run passes if the residual is at most 0.5 % of the device's used bytes, or 32 MiB if that is less.
-A second residual is a harder test: the row of the context, kernels and libraries comes from the same
-workload in *another* process, so it contains no measurement that the process made of itself.
+A second residual is a harder test: the row of the context, kernels and libraries comes from the
+same workload in *another* process, so it contains nothing that the process measured of itself.
 nvidia-smi is asked once, while the memory is held.
 """
 

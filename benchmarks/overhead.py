@@ -1,4 +1,4 @@
-"""What tracing costs: the traced step's time over the plain step's, beside the peers.
+"""Measures what tracing costs: the traced step's time over the plain step's, beside peers.
 
     python benchmarks/overhead.py                        # the cases this machine can run
     python benchmarks/overhead.py --cases tiny-cpu --minutes 3
@@ -8,17 +8,17 @@ How it measures:
 
 * Everything runs in one process, in rounds. A round runs a block of steps in each mode that has a
   limit, and every third or fourth round in the others, in an order drawn anew, with a plain block
-  before and after each. A block's ratio is its time over the mean of its two neighbours', a fraction
-  of a second away: a machine that slows down for a while slows all three. The median over rounds is
-  printed with where it lies with 95 % confidence, and the quartiles. "steps" is the median of all
-  the mode's steps over that of the plain ones of the same rounds, which few slow blocks do not move;
-  not where the GPU is the limit, and a step's time on the host not the step's.
+  before and after each. A block's ratio is its time over the mean of its two neighbours, which are
+  a fraction of a second away: a machine that slows down for a while slows all three. It prints the
+  median over rounds with its 95 % confidence interval, and the quartiles. "steps" is the median of
+  all the mode's steps over that of the plain steps of the same rounds: a few slow blocks do not
+  move it. It is left out where the GPU is the limit, because the host does not time a step there.
 * The timed region is steps only, between two synchronisations of the device. A mode is entered
   before it and runs warm-up steps first; entering, leaving and the first step are reported in ms.
-* "plain again" is the plain step once more: how far its ratio is from 1 is what a ratio is worth.
+* "plain again" is the plain step once more: the distance of its ratio from 1 is the noise.
 * Peers that leave something behind (the profiler keeps CUPTI attached) have rounds of their own,
-  after all others. What was left behind by tracing, and by them, is reported too: the plain step
-  before anything was ever traced, after our rounds, and after theirs.
+  after all others. The report also has the cost that stays after tracing and after the peers: the
+  plain step before anything was ever traced, after our rounds, and after theirs.
 * A mode that fails is reported with its error, and the rest goes on. A mode that uses more than
   its share of the time sits out rounds, once it has three samples.
 * All samples are kept in the JSON.
@@ -57,9 +57,9 @@ from pytracer._native import C  # noqa: E402
 from pytracer.gemm import statistics as intervals  # noqa: E402
 
 LEAST_ROUNDS = 3
-TIMES = ("step_ms", "step_cpu_ms")  # of a block, by the clock and of the process
+TIMES = ("step_ms", "step_cpu_ms")  # of a block, by the clock and by the processor
 LEFT_BEHIND_BLOCKS = 5  # plain blocks before the first trace, and after each group of modes
-EVENTS_FOR_MEMORY = 150_000  # enough that logs, which grow by chunks, are mostly full
+EVENTS_FOR_MEMORY = 150_000  # enough to fill the logs mostly, which grow by chunks
 
 
 @dataclass(frozen=True)
@@ -71,26 +71,26 @@ class Case:
     device: str
     steps: int  # timed steps in a block
     limits: dict[str, float]  # the ratios that must hold
-    host_bound: bool = True  # else a step's time on the host is not the step's
+    host_bound: bool = True  # if not, the host does not time a step
 
 
 @dataclass(frozen=True)
 class Mode:
-    """A way to run the step. `start` returns what ends it."""
+    """A way to run the step. `start` returns the function that ends it."""
 
     name: str
     start: Callable[[models.Workload], Callable[[], None]]
     after_step: Callable[[], None] | None = None
     peer: bool = False
-    steps: float = 1.0  # of the case's steps: less for those that are many times slower
-    every: int = 1  # it runs in one round of so many: those with a limit are to be known best
+    steps: float = 1.0  # share of the case's steps: less for modes that are many times slower
+    every: int = 1  # runs in one of so many rounds: modes with a limit get the most
     cuda_only: bool = False
     leaves_something: bool = False
 
 
 @dataclass
 class Samples:
-    """What one mode did, a row per block."""
+    """The measurements of one mode, a row per block."""
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     error: str = ""
@@ -101,7 +101,7 @@ class Samples:
 
 
 def ours(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
-    """Tracing at one level. With path=True it also streams to a file."""
+    """Returns the mode that traces at one level. With path=True it also streams to a file."""
 
     def start(workload: models.Workload) -> Callable[[], None]:
         chosen = dict(options)
@@ -123,12 +123,12 @@ def ours(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
 
 
 def nothing(_: models.Workload) -> Callable[[], None]:
-    """The plain step."""
+    """The mode that runs the plain step."""
     return lambda: None
 
 
 def hearing(_: models.Workload) -> Callable[[], None]:
-    """Torch tells of every operator, and nothing is done with it: its own price."""
+    """RecordFunction with an empty callback for every operator: torch's own price."""
     C.listen_to_operators(True)
     return lambda: C.listen_to_operators(False)
 
@@ -144,7 +144,7 @@ def memory_history(stacks: str) -> Callable[[models.Workload], Callable[[], None
 
 
 def profiler(**options: Any) -> Callable[[models.Workload], Callable[[], None]]:
-    """torch.profiler with memory, stopped as a context manager would; nothing is exported."""
+    """torch.profiler with memory, stopped as a context manager stops it, without an export."""
 
     def start(_: models.Workload) -> Callable[[], None]:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -276,7 +276,7 @@ def timed_ms(device: str, run: Callable[[], Any]) -> float:
 
 
 def run_block(case: Case, workload: models.Workload, mode: Mode) -> dict[str, Any]:
-    """One block of steps in one mode: entered, warmed up, timed, left."""
+    """Runs one block of steps in one mode: enters it, warms up, times it and leaves it."""
     steps = max(1, round(case.steps * mode.steps))
     after_step = mode.after_step or (lambda: None)
     stop: Callable[[], None] = lambda: None  # noqa: E731 - replaced by what start returns
@@ -292,7 +292,7 @@ def run_block(case: Case, workload: models.Workload, mode: Mode) -> dict[str, An
     gc.collect()
     start_ms = timed_ms(case.device, start)
     try:
-        # The first step learns names and lines; what is measured is the cost of going on.
+        # The first step learns names and lines. The measured cost is that of later steps.
         first_ms = timed_ms(case.device, one)
         for _ in range(2 if mode.steps == 1 else 1):
             one()
@@ -327,16 +327,16 @@ def run_rounds(
     seconds: float,
     progress: Callable[[str], None],
 ) -> dict[str, Samples]:
-    """Rounds of blocks until the time is up."""
+    """Runs rounds of blocks until the time is up."""
     samples = {mode.name: Samples() for mode in modes}
-    # A mode with a limit in this case is to be known best.
+    # Modes with a limit in this case get the most rounds.
     every = {mode.name: 1 if mode.name in case.limits else mode.every for mode in modes}
     deadline = time.monotonic() + seconds
     shuffled = random.Random(0)
     round_number = 0
     while round_number < LEAST_ROUNDS or time.monotonic() < deadline:
         if round_number >= LEAST_ROUNDS and time.monotonic() > deadline - 0.5 * _round_s(samples):
-            break  # another would overrun by more than it would use of what is left
+            break  # another round would overrun by more than the time left
         order = [mode for mode in modes if mode is not PLAIN]
         shuffled.shuffle(order)
         plain = _plain_block(case, workload, samples, round_number)
@@ -382,7 +382,7 @@ def _round_s(samples: dict[str, Samples]) -> float:
 
 
 def measure_memory(case: Case, workload: models.Workload, **options: Any) -> dict[str, float]:
-    """Host bytes an event: of the logs while recording, and of the finished trace's columns."""
+    """Returns host bytes per event: in the logs while recording, and in the trace's columns."""
     workload.step()
     with pytracer.trace(workload.model, workload.optimizer, table=False, **options) as traced:
         steps = 0
@@ -411,7 +411,7 @@ def measure_memory(case: Case, workload: models.Workload, **options: Any) -> dic
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    """Median, where it lies with 95 % confidence, quartiles and range."""
+    """Returns the median, its 95 % confidence interval, quartiles and range."""
     if len(values) == 1:
         quartiles = [values[0]] * 3
     else:
@@ -430,7 +430,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dict[str, Any]:
-    """Per mode: the ratio to the plain blocks beside it, and the costs around it."""
+    """Returns, per mode, the ratio to the plain blocks beside it, and the costs around it."""
     summary: dict[str, Any] = {}
     for mode in modes:
         own = samples[mode.name]
@@ -441,7 +441,7 @@ def summarise(case: Case, samples: dict[str, Samples], modes: list[Mode]) -> dic
             for figure in ("step_ms", "start_ms", "first_step_ms", "stop_ms", "events_per_step"):
                 entry[figure] = statistics.median(row[figure] for row in own.rows)
             if case.host_bound:
-                rounds = {row["round"] for row in own.rows}  # the machine was another in others
+                rounds = {row["round"] for row in own.rows}  # others met another machine
                 entry["steps_ratio"] = median_step(own) / median_step(samples[PLAIN.name], rounds)
         summary[mode.name] = entry
     return summary
@@ -453,7 +453,7 @@ def median_step(samples: Samples, rounds: set[int] | None = None) -> float:
 
 
 def graphs_compiled() -> int:
-    """How many graphs torch.compile has made; more while something is traced were recompiles."""
+    """Returns how many graphs torch.compile has made. More of them under a trace are recompiles."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return int(dynamo.counters["stats"].get("unique_graphs", 0)) if dynamo is not None else 0
 
@@ -500,7 +500,7 @@ def print_summary(case: Case, result: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """Where and with what this was measured."""
+    """Describes the machine and the versions of the measurement."""
     cuda = torch.cuda.is_available()
     facts: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if cuda else "",
@@ -546,7 +546,7 @@ def run_case(
     threads: int,
     keep: Callable[[dict[str, Any]], None],
 ) -> dict[str, Any]:
-    """`keep` is given what there is so far, after each part: a time limit may end it."""
+    """Runs a case. `keep` gets the results so far after each part: a time limit may end it."""
     torch.set_num_threads(threads)
     workload = case.build()
     here = [mode for mode in MODES if case.device == "cuda" or not mode.cuda_only]
@@ -616,7 +616,7 @@ def main() -> int:
         "busy machine makes them wait for each other",
     )
     arguments = parser.parse_args()
-    # Deprecations of the peers' are not this benchmark's subject.
+    # Deprecation warnings of the peers do not matter here.
     warnings.filterwarnings("ignore", category=FutureWarning)
     wanted = [name for name in arguments.cases.split(",") if name]
     unknown = set(wanted) - {case.name for case in CASES}
@@ -630,7 +630,7 @@ def main() -> int:
     ]
     if not cases:
         parser.error("none of these cases can run here: there is no CUDA device")
-    # What initialises CUDA starts the clock of cases that need it, not of the first block.
+    # CUDA starts here, so that its time is not in the first block of a case.
     if any(case.device == "cuda" for case in cases):
         torch.cuda.init()
     arguments.out.mkdir(parents=True, exist_ok=True)

@@ -1,12 +1,12 @@
-"""pytracer's checkpoint plans beside torch's own two planners, on the same models and budgets.
+"""Compares checkpoint plans with torch's own two planners, on the same models and budgets.
 
     python benchmarks/planners.py --out benchmarks/results      # on the CPU; needs pulp and pwlf
 
-- `activation_memory_budget` of torch.compile's partitioner: a share of what is kept without it. It
-  promises no peak. Here with eager kernels (`aot_eager_decomp_partition`).
-- The SAC ILP of torch.distributed._tools: what of each module to keep, and an upper bound of the peak
-  (of weights, gradients and activations). Its clock needs a GPU; here an operator's time is taken to be
-  its FLOPs and bytes.
+- `activation_memory_budget` of torch.compile's partitioner is a share of the activations kept
+  without it. It promises no peak. Here it runs with eager kernels (`aot_eager_decomp_partition`).
+- The SAC ILP of torch.distributed._tools chooses which activations of each module to keep. It gives
+  an upper bound of the peak (of weights, gradients and activations). Its clock needs a GPU; here an
+  operator's time follows from its FLOPs and bytes.
 
 Each answer is run: three steps of SGD without momentum, recorded from before the model is made.
 """
@@ -26,13 +26,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import prediction  # noqa: E402
 
-BUDGETS = (0.6, 0.3)  # between the smallest plan's peak and that without one
+BUDGETS = (0.6, 0.3)  # between the smallest plan's peak and that without a plan
 SHARES = (0.6, 0.3, 0.1)  # activation_memory_budget
 STEPS = 3
 
 
 def run(name: str, change: Callable[[Any], Any]) -> Any:
-    """The model trained, recorded; `change` gives what is called in its place."""
+    """Trains and records the model. `change` returns the function to call in its place."""
     import torch
 
     import pytracer
@@ -50,7 +50,7 @@ def run(name: str, change: Callable[[Any], Any]) -> Any:
 
 
 def same(model: Any) -> Any:
-    """As it is."""
+    """Returns the model as it is."""
     return model
 
 
@@ -58,7 +58,7 @@ def same(model: Any) -> Any:
 
 
 def compiled(share: float) -> Callable[[Any], Any]:
-    """With that activation_memory_budget."""
+    """Returns a change that compiles the model with this activation_memory_budget."""
 
     def change(model: Any) -> Any:
         import torch
@@ -74,7 +74,7 @@ def compiled(share: float) -> Callable[[Any], Any]:
 
 
 def by_size(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
-    """An operator's time in ms, as if it did 1e12 FLOPs and moved 1e11 bytes a second."""
+    """Returns an operator's time in ms, at 1e12 FLOPs and 1e11 bytes a second."""
     import torch
     from torch.utils._pytree import tree_leaves
     from torch.utils.flop_counter import flop_registry
@@ -88,7 +88,7 @@ def by_size(func: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
 
 
 def graph_of(name: str) -> tuple[Any, Any]:
-    """What the ILP is told of the model, by its own tools; and what they know of each module."""
+    """Returns the ILP's input for the model by its own tools, and their facts of each module."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.ilp_utils import aggregate_stats, parse_module_info
@@ -96,7 +96,7 @@ def graph_of(name: str) -> tuple[Any, Any]:
     from torch.distributed._tools.runtime_estimator import RuntimeEstimator
     from torch.distributed._tools.sac_estimator import SACEstimator
 
-    stay = mock.patch.object(torch.nn.Module, "to", lambda module, *_: module)  # it is there
+    stay = mock.patch.object(torch.nn.Module, "to", lambda module, *_: module)  # it stays
     with FakeTensorMode(allow_non_fake_inputs=True), stay:
         model, _, loss = prediction.MODELS[name]("cpu")
         memory, clock, sac = MemTracker(), RuntimeEstimator(), SACEstimator()
@@ -110,12 +110,12 @@ def graph_of(name: str) -> tuple[Any, Any]:
             model.zero_grad()
         with sac("operator-level-cost-model"):
             loss(model)
-    told = aggregate_stats(model, memory, clock, sac, torch.device("cpu"))
-    return parse_module_info(told), sac.sac_mod_stats
+    stats = aggregate_stats(model, memory, clock, sac, torch.device("cpu"))
+    return parse_module_info(stats), sac.sac_mod_stats
 
 
 def selective(decisions: dict[str, list[int]]) -> Callable[[Any], Any]:
-    """Each of these modules under a checkpoint that keeps what its decisions keep."""
+    """Puts each of these modules under a checkpoint that keeps what its decisions keep."""
 
     def change(model: Any) -> Any:
         from functools import partial
@@ -136,7 +136,7 @@ def selective(decisions: dict[str, list[int]]) -> Callable[[Any], Any]:
 
 
 def contexts(keep: list[int]) -> Any:
-    """Counts the operators as the estimator did."""
+    """Returns the checkpoint's contexts. They count operators as the estimator did."""
     from torch.distributed._tools.sac_estimator import OPS_TO_ALWAYS_SKIP
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -153,7 +153,7 @@ def contexts(keep: list[int]) -> Any:
 
 
 def by_ilp(name: str, budget: int | None) -> dict[str, Any]:
-    """What it decides and says; without a budget what it says of the model as it is."""
+    """Returns the ILP's decisions and its peak; without a budget, its peak for the plain model."""
     from torch.distributed._tools.ilp_utils import get_peak_memory_runtime_baseline
     from torch.distributed._tools.sac_ilp import (
         get_optimal_checkpointing_policy_per_module as best,
@@ -177,7 +177,7 @@ def by_ilp(name: str, budget: int | None) -> dict[str, Any]:
 
 
 def rows_of(name: str) -> list[dict[str, Any]]:
-    """One row per planner and budget."""
+    """Returns one row per planner and budget."""
     base = run(name, same)
     rows: list[dict[str, Any]] = []
 
@@ -185,7 +185,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
         row = {"model": name, "planner": planner, "asked": asked, "base": base.peak.bytes}
         try:
             row |= {"said": said, "measured": run(name, way).peak.bytes}
-        except Exception as error:  # of other tools: it is written down
+        except Exception as error:  # an error of another tool is a result
             row["problem"] = f"{type(error).__name__}: {error}"[:200]
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
@@ -193,7 +193,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
     def ilp(budget: int | None) -> None:
         try:
             found = by_ilp(name, budget)
-        except Exception as error:  # likewise
+        except Exception as error:  # an error of another tool is a result
             problem = f"{type(error).__name__}: {error}"[:200]
             rows.append({"model": name, "planner": "SAC ILP", "asked": budget, "problem": problem})
             print(rows[-1], file=sys.stderr, flush=True)
@@ -219,7 +219,7 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Every model."""
+    """Runs every model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--models", nargs="*", choices=prediction.MODELS)

@@ -1,4 +1,4 @@
-"""What pytracer predicts beside what happens: each answer is run, and both are written down.
+"""Compares predictions with runs: runs each answer, and writes both down.
 
     python benchmarks/prediction.py replay --out benchmarks/results      # needs a GPU
     python benchmarks/prediction.py plans --out benchmarks/results       # on a GPU, else on the CPU
@@ -6,16 +6,16 @@
     python benchmarks/prediction.py what-if --out benchmarks/results     # likewise
 
 replay: five workloads are recorded once, each from before CUDA is up. Each is then run under twelve
-settings and limits, every time in a process of its own, and torch's own counters are held against
-the replay of the one recording. Of three settings the smallest limit is found by replay and proved
-by a run just there and a run just below.
+settings and limits, every time in a process of its own, and torch's own counters are compared with
+the replay of the one recording. For three settings, the replay finds the smallest limit. A run at
+it and a run just below it prove it.
 
-plans: three models are recorded without checkpoints. A plan is asked for from roomy to tight budgets,
-and then each is run where the allocator is allowed no more than the budget: whether it runs, its peak
-and what is reserved. plan-times adds what a step takes.
+plans: three models are recorded without checkpoints, and get plans for roomy to tight budgets. Each
+plan is run with the budget as the allocator's limit: whether it runs, its peak and its reserved
+bytes. plan-times adds the time of a step.
 
-what-if: each architecture of programs/conformance is recorded with one, two and three of its batches, and
-the peak with six is foretold; then it is run.
+what-if: each architecture of programs/conformance is recorded with one, two and three of its
+batches. The peak with six is predicted, and then measured in a run.
 """
 
 import argparse
@@ -39,7 +39,7 @@ from benchmarks import slug  # noqa: E402
 
 MIB = 1 << 20
 BELOW = 2 * MIB  # how far below the smallest limit a run must fail
-TIMEOUT = 240  # seconds, of one run
+TIMEOUT = 240  # seconds for one run
 
 # ---------------------------------------------------------------- the programs
 
@@ -54,7 +54,7 @@ def gpt2() -> None:
 
 
 def resnet() -> None:
-    """Convolutions, whose library chooses its scratch by itself."""
+    """Convolutions, whose library chooses its own scratch memory."""
     import torch
     from torch.nn import functional
     from torchvision.models import resnet50
@@ -71,7 +71,7 @@ def resnet() -> None:
 
 
 def lengths() -> None:
-    """Each batch of another length: what fragments the cache."""
+    """Batches of different lengths, which fragment the cache."""
     import torch
 
     from benchmarks import models
@@ -89,7 +89,7 @@ def lengths() -> None:
 
 
 def streams() -> None:
-    """A batch is made on a side stream while another one is trained on."""
+    """Makes a batch on a side stream while it trains on another."""
     import torch
     from torch import nn
 
@@ -116,7 +116,7 @@ def streams() -> None:
 
 
 def graphs() -> None:
-    """A captured step keeps a private pool; eager work goes on beside it."""
+    """Captures a step, which keeps a private pool, and works eagerly beside it."""
     import torch
     from torch import nn
 
@@ -152,11 +152,11 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 Training = tuple[
     Any, Any, Callable[[Any], Any]
-]  # a model, its optimizer, its loss through a callable
+]  # a model, its optimizer, and its loss through a callable
 
 
 def transformer(device: str) -> Training:
-    """Like layers, under autocast."""
+    """Equal layers, under autocast."""
     import torch
 
     from benchmarks import models
@@ -176,7 +176,7 @@ def transformer(device: str) -> Training:
 
 
 def convolutions(device: str) -> Training:
-    """Unlike layers, with BatchNorm: ResNet-50; on the CPU with small images."""
+    """Different layers, with BatchNorm: ResNet-50. On the CPU with small images."""
     import torch
     from torch.nn import functional
 
@@ -224,12 +224,12 @@ def encoder(device: str) -> Training:
 MODELS: dict[str, Callable[[str], Training]] = {
     model.__name__: model for model in (transformer, convolutions, encoder)
 }
-STEPS = 4  # that are recorded
-BUDGETS = (0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without one
+STEPS = 4  # recorded ones
+BUDGETS = (0.6, 0.3, 0.02)  # between the smallest plan's reserved bytes and those without a plan
 
 
 def step(training: Training, forward: Any = None) -> None:
-    """One step, through the model or what stands for it."""
+    """Makes one step, through the model or its replacement."""
     model, optimizer, loss = training
     loss(model if forward is None else forward).backward()
     optimizer.step()
@@ -240,7 +240,7 @@ Way = tuple[list[str], list[str]]  # modules to checkpoint, and modules to offlo
 
 
 def changed(model: Any, way: Way) -> None:
-    """These modules checkpointed and offloaded, and no others."""
+    """Checkpoints and offloads these modules and no others, for the block."""
     from torch.utils.checkpoint import checkpoint
 
     from pytracer.offload import offload
@@ -255,7 +255,7 @@ def changed(model: Any, way: Way) -> None:
 
 
 def train_here(name: str, way: Way, limit: int | None, trace_to: str | None) -> dict[str, Any]:
-    """Trains in this way, under the limit: what it needs, or that it failed."""
+    """Trains in this way, under the limit. Returns the memory needed, or the failure."""
     import torch
 
     import pytracer
@@ -284,7 +284,7 @@ def train_here(name: str, way: Way, limit: int | None, trace_to: str | None) -> 
 
 
 def allow(limit: int) -> None:
-    """No more than this to torch's allocator."""
+    """Limits torch's allocator to these bytes."""
     import torch
 
     total = torch.cuda.mem_get_info()[1]
@@ -292,10 +292,10 @@ def allow(limit: int) -> None:
 
 
 def times_here(ways_of: dict[str, list[Way]]) -> dict[str, dict[str, Any]]:
-    """Of each model a step in each way: all in turn, so that none has the luck.
+    """Times a step of each model in each way, in turns, so that all meet the same conditions.
 
-    The first way is without a plan. The costs of its operators are measured too, and what the others
-    are predicted to take from them.
+    The first way is without a plan. Its operators' costs are measured too, and predict the times of
+    the other ways.
     """
     import torch
 
@@ -314,13 +314,13 @@ def times_here(ways_of: dict[str, list[Way]]) -> dict[str, dict[str, Any]]:
 
 
 def step_in(training: Training, way: Way) -> None:
-    """One step in this way."""
+    """Makes one step in this way."""
     changed(training[0], way)
     step(training)
 
 
 def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[float]:
-    """What each way is predicted to take, of a trace with costs."""
+    """Returns the predicted time of each way, from a trace with costs."""
     import pytracer
     from pytracer.analysis.facts import usage
     from pytracer.analysis.forecasts.checkpoint_plans import _Work
@@ -334,7 +334,7 @@ def ratios_from_costs(training: Training, device: str, ways: list[Way]) -> list[
 
 
 def in_turn(ways: list[Callable[[], None]], device: str) -> list[float]:
-    """The median of each one's time."""
+    """Returns the median time of each, run in turns."""
     import statistics
 
     seconds: list[list[float]] = [[] for _ in ways]
@@ -357,7 +357,7 @@ AT_ONCE = 3  # steps
 
 
 def synchronize(device: str) -> None:
-    """Until the device has nothing to do."""
+    """Waits until the device has no work."""
     import torch
 
     if device == "cuda":
@@ -365,7 +365,7 @@ def synchronize(device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What the figures hold for."""
+    """Describes the machine of the figures."""
     import torch
 
     gpu = device == "cuda"
@@ -379,7 +379,7 @@ def machine(device: str) -> dict[str, Any]:
 
 
 def plans_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Every model: the plan for each budget, run with the budget as the allocator's limit."""
+    """Makes each model's plan for each budget, and runs it with the budget as the limit."""
     folder = options.traces or options.out
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -413,7 +413,7 @@ def plans_part(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Adds to what `plans` left how long a step takes; nothing else should run meanwhile."""
+    """Adds the time of a step to the results of `plans`. Nothing else should run meanwhile."""
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -437,7 +437,7 @@ def plan_times_part(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What a person would ask for, from roomy to tight, and what is planned; at last, offloading."""
+    """Yields budgets from roomy to tight with their plans, and at last one with offloading."""
     import pytracer
     from pytracer.analysis.facts import usage
     from pytracer.analysis.forecasts.checkpoint_plans import _Work
@@ -475,7 +475,7 @@ def budgets_and_plans(name: str, file: Path, base: dict[str, Any]) -> Iterator[d
 
 
 def line_of_plan(row: dict[str, Any]) -> str:
-    """For people who watch: the errors in percent."""
+    """Returns a line for the screen: the errors in percent."""
     predicted, measured = row["predicted"], row["measured"]
     head = (
         f"{row['model']:14} {len(row['modules'])} checkpointed, {len(row['offloaded'])} offloaded "
@@ -502,16 +502,16 @@ def line_of_plan(row: dict[str, Any]) -> str:
 
 
 def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
-    """Two steps of the architecture with so many of its batches in one, and how many rows those are.
+    """Records two steps of the architecture with so many of its batches in one, and counts rows.
 
-    On a GPU it is as large as people train it, and its batch an eighth of that of the recipe.
+    On a GPU it has the size that people train, and an eighth of the recipe's batch.
     """
     import torch
 
     import pytracer
     from programs.conformance.models import MODELS as ARCHITECTURES
 
-    gc.collect()  # what was there before is no part of this one
+    gc.collect()  # objects from before are no part of this recording
     torch.manual_seed(0)
     with torch.device(device):
         recipe = ARCHITECTURES[name]("tiny" if device == "cpu" else "real")
@@ -534,7 +534,7 @@ def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()  # kernels and workspaces are there then, for every trace alike
+    step()  # so that every trace has kernels and workspaces from before
     with pytracer.trace(model, optimizer, devices=device, table=False) as recorded:
         for _ in range(2):
             step()
@@ -542,7 +542,7 @@ def recorded_with(name: str, copies: int, device: str) -> tuple[Any, int]:
 
 
 def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
-    """Every architecture: one, two and three batches foretell six."""
+    """Predicts six batches from one, two and three, for every architecture."""
     import torch
 
     from programs.conformance.models import MODELS as ARCHITECTURES
@@ -576,7 +576,7 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def before(out: Path, here: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows that are there, if they are of this device and this torch."""
+    """Returns the file's rows, if they are of this device and this torch."""
     file = out / f"prediction-what-if-{slug(here['device'])}.json"
     document = json.loads(file.read_text()) if file.exists() else {}
     same = all(document.get(name) == here[name] for name in ("torch", "cudnn", "device"))
@@ -587,7 +587,7 @@ def before(out: Path, here: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, Any]:
-    """Runs the program under the limit, and says what torch counted."""
+    """Runs the program under the limit, and returns torch's counters."""
     import torch
 
     import pytracer
@@ -622,7 +622,7 @@ def run_here(name: str, limit: int | None, trace_to: str | None) -> dict[str, An
 def run(
     name: str, settings: str, limit: int | None, trace_to: Path | None = None
 ) -> dict[str, Any]:
-    """The same in a process of its own."""
+    """Runs the program as `run_here` does, in a process of its own."""
     variables = {"PYTORCH_ALLOC_CONF": settings, "PYTORCH_CUDA_ALLOC_CONF": settings}
     more = ["--limit", str(limit)] if limit is not None else []
     more += ["--trace", str(trace_to)] if trace_to else []
@@ -630,7 +630,7 @@ def run(
 
 
 def started(part: str, name: str, variables: dict[str, str], more: list[str]) -> dict[str, Any]:
-    """What the process says last; what went wrong is in "problem"."""
+    """Returns the last line of the process as a document. An error is in "problem"."""
     clean = {key: text for key, text in os.environ.items() if "ALLOC_CONF" not in key}
     command = [sys.executable, __file__, part, "--program", name, *more]
     try:
@@ -654,7 +654,7 @@ def started(part: str, name: str, variables: dict[str, str], more: list[str]) ->
 
 
 def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
-    """Settings, limits and what each shows: twelve, and three just below the smallest limit."""
+    """Returns settings, limits and names: twelve, and three just below the smallest limit."""
     from pytracer.analysis.allocator.replay import replay
 
     for settings in (
@@ -677,7 +677,7 @@ def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
 
 
 def predict(trace: Any, settings: str, limit: int | None) -> dict[str, Any]:
-    """Under the names of torch's counters."""
+    """Returns the prediction, under the names of torch's counters."""
     from pytracer._native import core
     from pytracer.analysis.allocator import replay, settings as allocator_settings
 
@@ -697,7 +697,7 @@ def predict(trace: Any, settings: str, limit: int | None) -> dict[str, Any]:
 
 
 def replay_part(options: argparse.Namespace) -> dict[str, Any]:
-    """All programs, all cases."""
+    """Runs all programs in all cases."""
     import pytracer
 
     folder = options.traces or options.out
@@ -741,7 +741,7 @@ def exact(row: dict[str, Any]) -> bool:
 
 
 def line_of(row: dict[str, Any]) -> str:
-    """For people who watch."""
+    """Returns a line for the screen."""
     predicted, measured = row["predicted"], row["measured"]
     head = f"{row['program']:8} {row['settings'] or 'default':55} {row['shows']:14}"
     if "problem" in measured:
@@ -755,7 +755,7 @@ def line_of(row: dict[str, Any]) -> str:
 
 
 def say(text: str) -> None:
-    """At once, also into a pipe."""
+    """Prints at once, also into a pipe."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -768,7 +768,7 @@ PARTS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 
 
 def main() -> int:
-    """The parts, or one run."""
+    """Runs the parts, or one run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("part", choices=(*PARTS, "one", "train"))
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")

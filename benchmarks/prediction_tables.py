@@ -1,4 +1,4 @@
-"""The tables of docs/prediction.md, from what benchmarks/prediction.py left."""
+"""Makes the tables of docs/prediction.md from the results of benchmarks/prediction.py."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ PEAK = "reserved_bytes.all.peak"
 
 
 def replay(document: Document) -> str:
-    """A row per program: how many of its runs reserved what was predicted, and the proofs."""
+    """A row per program: how many runs reserved the predicted bytes, and the proofs."""
     rows = []
     for program in dict.fromkeys(run["program"] for run in document["runs"]):
         mine = [run for run in document["runs"] if run["program"] == program]
@@ -31,7 +31,7 @@ def _off(run: Document) -> float:
 
 
 def _proved(runs: list[Document]) -> str:
-    """Smallest limits at which nothing failed, and 2 MiB below which something did."""
+    """Counts the smallest limits at which nothing failed, but 2 MiB below something did."""
     at = [run for run in runs if run["shows"] == "smallest limit"]
     below = [run for run in runs if run["shows"] == "below it"]
     kept = [not run["measured"].get("num_ooms", 1) for run in at]
@@ -85,7 +85,7 @@ def plans(document: Document) -> str:
 
 
 def planners(document: Document) -> str:
-    """A row per planner and budget: what it promised, and what was needed."""
+    """A row per planner and budget: the promised bytes and the needed ones."""
     rows = []
     for run in document["runs"]:
         asked = run["asked"]
@@ -109,7 +109,7 @@ def planners(document: Document) -> str:
 
 
 def what_if(*documents: Document) -> str:
-    """A row per architecture: where the interval lies about what was measured, on each machine."""
+    """A row per architecture: the interval against the measured peak, on each machine."""
     names = dict.fromkeys(run["model"] for document in documents for run in document["runs"])
     rows = [[name] for name in names]
     heads = ["architecture"]

@@ -1,10 +1,10 @@
-"""What tracing adds to each thing that a program does, in nanoseconds: an allocation, an operator, a call.
+"""Measures what tracing adds to an allocation, an operator or a call, in nanoseconds.
 
     python benchmarks/prices.py [--seconds 30] [--out DIR]
 
-A host that is shared makes a whole step's ratio rough. Here each thing is done some hundred times in a block of
-a millisecond; blocks of all modes alternate, and the median and the fastest tenth of each are kept. The
-operators stand outside of modules, where `detail="category"` hears them, too.
+On a shared host, the ratio of a whole step is rough. Here each act runs some hundred times in a
+block of a millisecond. Blocks of all modes alternate, and it keeps the median and the fastest tenth
+of each. The operators run outside of modules, where `detail="category"` sees them, too.
 """
 
 import argparse
@@ -33,11 +33,11 @@ MODES: dict[str, dict[str, Any] | None] = {
     "default": {},
     "stacks": {"stacks": True},
 }
-BLOCKS = 3  # in a row, of which each counts
+BLOCKS = 3  # in a row; each counts
 
 
 def things(device: str) -> tuple[dict[str, tuple[int, Callable[[], Any]]], tuple[Any, Any]]:
-    """By name: how often in a block, and what is done."""
+    """Returns the acts by name: how often in a block, and the function."""
     x = torch.randn(4, 4, device=device)
     nothing = nn.Identity()
     nested = nn.Sequential(*(nn.Identity() for _ in range(100)))
@@ -59,7 +59,7 @@ def things(device: str) -> tuple[dict[str, tuple[int, Callable[[], Any]]], tuple
 
 
 def block_ns(device: str, times: int, do: Callable[[], Any]) -> float:
-    """Of one. The host is timed: it goes on while the device works."""
+    """Returns the host's nanoseconds for one act. The device may still be at work."""
     if device == "cuda":
         torch.cuda.synchronize()
     before = time.perf_counter_ns()
@@ -74,7 +74,7 @@ def one_round(
     traced: tuple[Any, Any],
     took: dict[str, dict[str, list[float]]],
 ) -> None:
-    """Each thing in each mode."""
+    """Runs each act in each mode."""
     for mode, options in MODES.items():
         tracing = None
         if options is not None:

@@ -1,17 +1,23 @@
 """Writes the tables of README.md and of docs/ from benchmarks/results/*.json.
 
     python benchmarks/readme_tables.py             # rewrites them
-    python benchmarks/readme_tables.py --check     # fails if they say something else
+    python benchmarks/readme_tables.py --check     # fails if they differ
     python benchmarks/readme_tables.py --pictures  # and draws those of docs/images
 
-A table stands between `<!-- overhead:begin -->` and `<!-- overhead:end -->`; those of matrix
-products, where benchmarks/gemm.py has left results of a GPU, between `gemm:begin` and the like;
-those of costs, likewise of benchmarks/cost.py, between `cost:begin` and the like; what attribution
-and the ledger are worth, as benchmarks/attribution.py and ledger.py found it, between `right:begin`
-and `books:begin`; what a point of synchronisation costs, between `synchronisation:begin` and the like;
-how far predictions were off, between `prediction-replay:begin` and the like, and of imagined runs
-between `imagine-models:begin` and `imagine-large:begin`; what exports cost, between `exports:begin`
-and the like.
+A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overhead:end -->`:
+
+    marker                          results of
+    overhead                        overhead.py
+    prices                          prices.py, on a GPU
+    gemm, gemm-*                    gemm.py, on a GPU
+    cost, cost-*                    cost.py, on a GPU
+    right                           attribution.py, on a GPU
+    books                           ledger.py, on a GPU
+    synchronisation                 synchronisation.py
+    prediction-*                    prediction.py and planners.py
+    imagine-models, imagine-large   imagine.py
+    exports                         exports.py
+    install                         install.py
 """
 
 import argparse
@@ -40,7 +46,7 @@ PAGES = (
     EXPORTS_PAGE,
 )
 
-# What a reader compares, in this order: our levels, then the peers.
+# The modes that a reader compares, in order: our levels, then the peers.
 ROWS = {
     "operators heard": "torch telling of every operator, nobody listening",
     "category": 'pytracer, `detail="category"`',
@@ -73,7 +79,7 @@ def results() -> list[dict[str, Any]]:
 
 
 def overhead_table(cases: list[dict[str, Any]]) -> str:
-    """A column per case: the median ratio to the plain step, and where it lies."""
+    """A column per case: the median ratio to the plain step, and its interval."""
     titles = [case["case"] for case in cases]
     lines = [
         "| traced step over the plain step | " + " | ".join(titles) + " |",
@@ -111,7 +117,7 @@ def _case_line(case: dict[str, Any]) -> str:
 
 
 def _blocks(case: dict[str, Any]) -> dict[str, int]:
-    """How many each row is of."""
+    """Returns how many blocks each row is of."""
     return {
         name: len(entry["samples"])
         for name, entry in case["modes"].items()
@@ -157,7 +163,7 @@ def _cell(case: dict[str, Any], name: str) -> str:
 
 
 def _interval(entry: dict[str, Any]) -> tuple[float, float]:
-    """Of the median; of few blocks that is their range."""
+    """Returns the interval of the median; of few blocks, their range."""
     ratio, rows = entry["ratio"], entry["samples"]
     if "low" not in ratio and "plain_step_ms" in rows[0]:
         ratio = vars(statistics.median([row["step_ms"] / row["plain_step_ms"] for row in rows]))
@@ -179,7 +185,7 @@ def attribution_table(document: dict[str, Any]) -> str:
     ]
     for case in document["cases"]:
         if "error" in case:
-            continue  # it could not run there
+            continue  # the tool could not run there
         cells = [_share(case[tool]) for tool in tools]
         lines.append(
             f"| {case['name'].replace('-', ', ').replace('_', ' ')} | " + " | ".join(cells) + " |"
@@ -195,7 +201,7 @@ def _share(found: dict[str, Any]) -> str:
 
 
 def synchronisation_table(document: dict[str, Any]) -> str:
-    """What tracing adds to each point of synchronisation, an older commit's in brackets."""
+    """What tracing adds at each point of synchronisation, with an older commit's in brackets."""
     now, before = document["now"], document.get("before", {})
 
     def cell(mode: str, name: str) -> str:
@@ -218,7 +224,7 @@ def synchronisation_table(document: dict[str, Any]) -> str:
 
 
 def exports_table(document: dict[str, Any]) -> str:
-    """What each format takes: the file is read, analysed and written by a process of its own."""
+    """What each format takes in a process of its own that reads, analyses and writes the file."""
     lines = ["| | file, MB | seconds | most memory, GB |", "|---|---:|---:|---:|"]
     for row in document["exports"]:
         seconds = row["read_s"] + row["write_s"]
@@ -233,7 +239,7 @@ def exports_table(document: dict[str, Any]) -> str:
 
 
 def prices_table(document: dict[str, Any]) -> str:
-    """What each thing takes plainly, and what a mode adds to it."""
+    """The plain time of each act, and the time that a mode adds."""
     modes = {
         "operators heard": "torch alone, telling",
         "category": '`detail="category"`',
@@ -255,7 +261,7 @@ def prices_table(document: dict[str, Any]) -> str:
 
 
 def install_text(document: dict[str, Any]) -> str:
-    """Seconds until the first table, the older commit's in brackets."""
+    """Seconds until the first table, with the older commit's in brackets."""
     ways = document["ways"]
 
     def cell(way: str) -> str:
@@ -281,7 +287,7 @@ _CONDITIONS = {
 
 
 def ledger_text(document: dict[str, Any]) -> str:
-    """What the residual was in all runs, and with the context that another process measured."""
+    """The residual of all runs, and the one with the context measured by another process."""
     found = document["summary"]
     conditions = dict.fromkeys(run["condition"] for run in document["runs"])
     workloads = {run["workload"] for run in document["runs"]}
@@ -337,7 +343,7 @@ def main() -> int:
             text = getattr(cost_tables, part)(document)
             after[COST_PAGE] = between(after[COST_PAGE], f"cost-{part}", text)
     for name in ("replay", "plans", "planners", "what-if"):
-        # A GPU's figures where there are some; of what-if both.
+        # The figures of a GPU if there are any; for what-if those of both devices.
         found = sorted(RESULTS.glob(f"prediction-{name}-*.json"), reverse=True)
         documents = [json.loads(path.read_text()) for path in found]
         if documents:

@@ -1,12 +1,12 @@
-"""What the report's page costs: its size, and how long a browser takes to show and move it.
+"""Measures the report's page: its size, and how long a browser takes to show and move it.
 
     python benchmarks/report.py [--allocations 100000 1000000] [--write]
 
 The trace is synthetic: training steps of a transformer with sizes, addresses and times as irregular
-as an allocator's. Needs chromium and playwright. Targets, for a million allocations on 2 cores: 12 MB,
-first paint 0.3 s, interactive 1.5 s, a picture after panning or zooming within 50 ms (95 of 100), and
-what is under the mouse within 16 ms. On a machine that is busy with other things all of it takes
-longer; `slowdown` says by how much a loop that only computes did.
+as an allocator's. Needs chromium and playwright. Targets, for a million allocations on 2 cores: a
+page of 12 MB, first paint 0.3 s, interactive 1.5 s, a picture after panning or zooming within 50 ms
+(95 of 100), and the block under the mouse within 16 ms. On a busy machine all of it takes longer;
+`slowdown` is how much longer a loop took that only computes.
 """
 
 import argparse
@@ -40,7 +40,7 @@ TARGETS |= {"hover_p95_ms": 16.0}
 
 
 def irregular(allocations: int) -> Trace:
-    """As many allocations, each with a size, an address and times of its own."""
+    """Makes so many allocations, each with a size, an address and times of its own."""
     rng = np.random.default_rng(23)
     step = Step(layers=24)
     own = sum(1 for event in step.events if event[3] == 0)
@@ -66,7 +66,7 @@ def irregular(allocations: int) -> Trace:
 
 
 def _place(address: Any, found: lifetimes.Lifetimes, sizes: Any) -> None:
-    """Blocks of a size go where the last such block was; new ones on top."""
+    """Places blocks where the last block of their size was, and new ones on top."""
     start, end = found.start, found.completed
     order = [(int(p), 1, i) for i, p in enumerate(start) if p >= 0]
     order += [(int(p), 0, i) for i, p in enumerate(end) if p >= 0]
@@ -88,7 +88,7 @@ def _place(address: Any, found: lifetimes.Lifetimes, sizes: Any) -> None:
 
 
 def slowdown() -> float:
-    """How much longer than its processor time something takes here, now: 1.0 where nobody else is."""
+    """Returns time by processor time of a loop, here and now: 1.0 on an idle machine."""
     wall, own = time.perf_counter(), time.process_time()
     while time.process_time() - own < 0.5:
         pass
@@ -96,7 +96,7 @@ def slowdown() -> float:
 
 
 def measure(allocations: int, folder: Path) -> dict[str, Any]:
-    """One row of the result."""
+    """Measures one row of the result."""
     trace = irregular(allocations)
     page = folder / f"report-{allocations}.html"
     began = time.process_time()
@@ -147,7 +147,7 @@ def _open(browser: Any, page: Path, peak: int) -> dict[str, Any]:
 
 
 def _move(tab: Any) -> dict[str, Any]:
-    """Panning, zooming and hovering, from the whole trace to a few events."""
+    """Pans, zooms and hovers, from the whole trace to a few events."""
     tab.evaluate("document.activeElement.blur()")
     tab.keyboard.press("f")
     tab.wait_for_timeout(1000)
@@ -180,7 +180,7 @@ def _durations(tab: Any, name: str) -> list[float]:
 
 
 def main() -> int:
-    """Exit code 3 when a target is missed."""
+    """Measures the pages. Returns exit code 3 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--allocations", type=int, nargs="+", default=[100_000, 1_000_000])
     parser.add_argument("--write", action="store_true", help="into benchmarks/results")

@@ -1,12 +1,13 @@
-"""What tracing adds at each point of synchronisation: instructions, by valgrind, and process time.
+"""Measures what tracing adds at each point of synchronisation: instructions and process time.
 
     python benchmarks/synchronisation.py [--out FILE] [--before FOLDER] [--profile FOLDER]
 
-Of a training step of three linear layers: an outermost module call, forward with backward, an
-optimizer step, and the whole step (zero_grad, forward, loss, backward, clip, step). One thread, on
-the CPU, in the steady state: the same program counts the same. Ends with 1 where it adds more than it
-may. `--before` is an older checkout of this project, built in place, to compare with; `--profile` keeps
-what callgrind wrote, for callgrind_annotate.
+The points are those of a training step of three linear layers: an outermost module call, forward
+with backward, an optimizer step, and the whole step (zero_grad, forward, loss, backward, clip,
+step). It runs in one thread, on the CPU, in the steady state, where valgrind counts the same each
+time. The exit code is 1 if tracing adds more than the limit. `--before` is an older checkout of
+this project, built in place, to compare with; `--profile` keeps callgrind's files, for
+callgrind_annotate.
 """
 
 import argparse
@@ -32,7 +33,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "category": {"detail": "category"},
     "default": {},
 }
-BLOCKS = 60  # of the clock's
+BLOCKS = 60  # for the clock
 # Instructions that may be added: a tenth above what was measured on torch 2.13 and Python 3.11.
 MOST = {
     "category": {"module call": 10_500, "optimizer step": 40_000, "whole step": 216_000},
@@ -74,7 +75,7 @@ def cases() -> tuple[dict[str, Callable[[], Any]], tuple[Any, Any]]:
 
 
 def count(library: Path) -> None:
-    """Inside valgrind: each case in each mode, after steps that leave nothing new."""
+    """Runs inside valgrind: each case in each mode, after steps that leave nothing new."""
     import pytracer
 
     requests = ctypes.CDLL(str(library))
@@ -100,7 +101,7 @@ def count(library: Path) -> None:
 
 
 def clock() -> None:
-    """The process's own time of each case and mode, in microseconds: medians of blocks in turns."""
+    """Returns the process time of each case and mode in us: medians of blocks in turns."""
     import pytracer
 
     ways, targets = cases()
@@ -130,7 +131,7 @@ def clock() -> None:
 
 
 def timed(checkout: Path) -> dict[str, dict[str, float]]:
-    """Microseconds of one call, by mode and case."""
+    """Returns the microseconds of one call, by mode and case."""
     command = [sys.executable, str(Path(__file__).resolve()), "--clock"]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -139,7 +140,7 @@ def timed(checkout: Path) -> dict[str, dict[str, float]]:
 
 
 def measure(checkout: Path, folder: Path) -> dict[str, dict[str, int]]:
-    """Instructions of one call, by mode and case."""
+    """Returns the instructions of one call, by mode and case."""
     (folder / "requests.cpp").write_text(REQUESTS)
     library = folder / "requests.so"
     build = ["g++", "-shared", "-fPIC", "-O1", "-o", str(library), str(folder / "requests.cpp")]
@@ -166,7 +167,7 @@ def added(rows: dict[str, dict[str, float]], mode: str, name: str) -> float:
 
 
 def too_much(instructions: dict[str, dict[str, float]]) -> list[str]:
-    """What adds more than it may."""
+    """Returns the cases in which tracing adds more than the limit."""
     return [
         f"{name}, {mode}: {added(instructions, mode, name):,.0f} instructions, at most {most:,}"
         for mode, limits in MOST.items()

@@ -1,10 +1,10 @@
-"""Runs every case and writes what was found to docs/conformance.md.
+"""Runs every case and writes the results to docs/conformance.md.
 
 python tools/conformance.py                             # CPU, small models
-python tools/conformance.py --device cuda --json FILE   # real sizes; goes on where it was stopped
+python tools/conformance.py --device cuda --json FILE   # real sizes; resumes where it stopped
 python tools/conformance.py --device cuda --json FILE --part 1/3    # a third, beside the others
 python tools/conformance.py --programs --device cuda --json FILE    # the programs, likewise
-python tools/conformance.py --from FILE...              # the tables of kept results as well
+python tools/conformance.py --from FILE...              # also the tables of kept results
 """
 
 import argparse
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dict[str, Any]]:
-    """Kept results are written after every case, and cases that have one are not run again."""
+    """Runs the cases without a kept result, and writes the results after each."""
     rows: list[dict[str, Any]] = json.loads(keep.read_text()) if keep and keep.exists() else []
     done = {row["name"] for row in rows}
     for name in names:
@@ -117,9 +117,9 @@ def run(device: str, size: str, names: list[str], keep: Path | None) -> list[dic
 
 
 def run_programs(device: str, names: list[str]) -> list[dict[str, Any]]:
-    """What each program says in each mode, and what the trace says otherwise."""
+    """Runs each program in each mode, and returns how the trace differs from it."""
     rows = []
-    gc.freeze()  # what is imported need not be looked at between programs
+    gc.freeze()  # collections between programs skip the imported modules
     hardware = "CPU" if device == "cpu" else torch.cuda.get_device_name()
     for name in names:
         if name in (ON_A_GPU if device == "cpu" else ON_THE_CPU):
@@ -157,7 +157,7 @@ such sum, or it needs a missing device or package.
 
 
 def programs_section(here: dict[str, Any], there: dict[str, Any]) -> str:
-    """On the CPU, and on a GPU as it was kept."""
+    """Returns the section on programs: on the CPU, and the kept results of a GPU."""
     peers = ("torch.profiler", "MemTracker")
     path = ROOT / "benchmarks" / "results" / "programs-cpu.json"
     asked = {row["name"]: row for row in json.loads(path.read_text())["programs"]}
@@ -173,7 +173,7 @@ def programs_section(here: dict[str, Any], there: dict[str, Any]) -> str:
 
 
 def off(answer: dict[str, Any] | None) -> str:
-    """What another tool has more or less."""
+    """Returns the difference of another tool."""
     if answer is None:
         return "NA"
     return "fails" if "error" in answer else f"{answer['wrong']:.1%}"

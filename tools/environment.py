@@ -1,12 +1,12 @@
-"""Prints the path of a Python that can build and run pytracer, after making one if need be.
+"""Prints the path of a Python that can build and run pytracer, and makes one if needed.
 
     python3 tools/environment.py [extra ...]     extras of pyproject.toml: test, lint
     python3 tools/environment.py --stale         prints FORCE when the extension built here
                                                  belongs to another torch or another Python
 
-The interpreter that runs this is taken when it lacks nothing, and then the network is not touched.
-An active virtual environment gets what it lacks. Otherwise `.venv` is made: on top of this
-interpreter's packages when torch is among them, with the pinned torch from PyPI when not.
+If the interpreter that runs this lacks no package, it is the answer, and the network is not used.
+An active virtual environment gets the packages that it lacks. Otherwise `.venv` is made: on top of
+this interpreter's packages if torch is among them, else with the pinned torch from PyPI.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def is_installed(requirement: str) -> bool:
-    """Whether the package is there, and new enough; any torch will do."""
+    """Whether the package is installed and new enough. Any torch will do."""
     name, relation, wanted = re.match(r"([\w.-]+)(==|>=)?(.*)", requirement).groups()
     try:
         version = importlib.metadata.version(name)
@@ -75,10 +75,10 @@ def install(missing: list[str]) -> None:
 
 
 def the_torch_that_is_there() -> list[str]:
-    """As one more requirement: lest a package brings another torch."""
+    """Returns the installed torch as a requirement, so that no package brings another."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return [f"torch=={importlib.metadata.version('torch')}"]
-    return []  # there is none yet, or it was built without metadata
+    return []  # there is no torch yet, or it was built without metadata
 
 
 def main(arguments: list[str]) -> None:
@@ -103,13 +103,13 @@ def main(arguments: list[str]) -> None:
         print("FORCE" if is_stale() else "")
     else:
         install(missing)
-        if Path(sys.prefix) == VENV:  # elsewhere setup.py says what to install
+        if Path(sys.prefix) == VENV:  # elsewhere setup.py names the packages to install
             install(missing_cuda_headers())
         print(sys.executable)
 
 
 def missing_cuda_headers() -> list[str]:
-    """What the CUDA tracker is compiled with, when this torch is one for CUDA."""
+    """Returns the packages with the headers of the CUDA tracker, if this torch has CUDA."""
     importlib.invalidate_caches()
     cuda = cuda_headers.cuda_of(Path(importlib.util.find_spec("torch").origin).parent)
     return [] if cuda is None or cuda_headers.find(cuda) else cuda_headers.wheels(cuda)
@@ -119,9 +119,9 @@ def is_stale() -> bool:
     facts = ROOT / "pytracer" / "_build.json"
     torch = importlib.util.find_spec("torch")
     if torch is None or not facts.exists():
-        return False  # make sees for itself that there is nothing yet
+        return False  # make itself notices a missing build
     built = json.loads(facts.read_text())
-    # Read, not imported: importing torch takes longer than all the rest of make.
+    # Reads the version: importing torch takes longer than all the rest of make.
     version = (Path(torch.origin).parent / "version.py").read_text()
     same_torch = any(f"'{each['torch']}'" in version for each in built.get("torches", {}).values())
     return not same_torch or built["abi"] != sysconfig.get_config_var("SOABI")

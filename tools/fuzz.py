@@ -1,9 +1,9 @@
-"""Feeds the readers of the C++ core with bytes nobody wrote: libFuzzer, under two sanitizers.
+"""Fuzzes the readers of the C++ core with libFuzzer, under two sanitizers.
 
 python tools/fuzz.py                    # 15 minutes each, to benchmarks/results/fuzz-cpu.json
 python tools/fuzz.py --seconds 30 --output -     # shorter, and only to the screen
 
-Ends with 1 if a reader crashed, hung or took too much memory; the input is then in build/fuzz.
+The exit code is 1 if a reader crashed, hung or took too much memory. Its input is in build/fuzz.
 """
 
 import argparse
@@ -19,12 +19,12 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "fuzz-cpu.json"
 BUILT, FOUND = ROOT / "build" / "cmake-fuzz", ROOT / "build" / "fuzz"
 CORPORA = {"trace_file": "corpus", "snapshot": "corpus_snapshots"}
-# A file is small: more memory than this is out of proportion, and a second is a hang.
+# The files are small: more memory than this is out of proportion, and a second is a hang.
 LIMITS = ["-rss_limit_mb=1024", "-malloc_limit_mb=512", "-timeout=10"]
 
 
 def build() -> None:
-    """With clang, in a folder of its own."""
+    """Builds the fuzzers with clang, in a folder of its own."""
     for command in (
         ["cmake", "--preset", "fuzz"],
         ["cmake", "--build", "--preset", "fuzz", "--target", *(f"fuzz_{name}" for name in CORPORA)],
@@ -33,7 +33,7 @@ def build() -> None:
 
 
 def fuzz(name: str, seconds: int) -> dict[str, Any]:
-    """One reader, from its corpus on."""
+    """Fuzzes one reader, starting from its corpus."""
     new = FOUND / name
     new.mkdir(parents=True, exist_ok=True)
     corpus = ROOT / "tests" / "csrc" / CORPORA[name]
@@ -55,7 +55,7 @@ def fuzz(name: str, seconds: int) -> dict[str, Any]:
 
 
 def number(pattern: str, text: str) -> int | None:
-    """The last one that is printed."""
+    """Returns the last number that the fuzzer printed."""
     found = re.findall(pattern, text)
     return int(found[-1]) if found else None
 
@@ -69,7 +69,7 @@ def write(path: Path, readers: list[dict[str, Any]], seconds: float) -> None:
 
 
 def main() -> int:
-    """Fuzzes both readers and keeps what was found."""
+    """Fuzzes both readers and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=900, help="for each reader")
     parser.add_argument("--output", default=str(RESULT), help='a file, or "-" for none')

@@ -1,9 +1,9 @@
-"""Runs the programs of examples/gallery, and writes what they showed into docs/gallery.md.
+"""Runs the programs of examples/gallery, and writes their output into docs/gallery.md.
 
     python tools/gallery_page.py
 
-Programs, screens, changes and bytes stand in the page between markers; the words around them are
-written by hand. `tests/test_gallery.py` runs the same and compares.
+Programs, screens, changes and bytes are between markers in the page. The words around them are
+written by hand. `tests/test_gallery.py` runs the same programs and compares.
 """
 
 import difflib
@@ -35,17 +35,17 @@ _PYTHON = {"pytracer": "pytracer", "torchrun": "torch.distributed.run"}
 
 @dataclass(frozen=True)
 class Case:
-    """A program, what was typed to see its trouble, and what was typed after the change."""
+    """A program, the commands that show its trouble, and the commands after the change."""
 
     name: str
     before: tuple[str, ...]
     after: tuple[str, ...]
-    traces: tuple[str, str]  # which files they left
+    traces: tuple[str, str]  # the files that the commands leave
     counts: str = "peak"  # or what the allocator reserves
 
     @property
     def programs(self) -> list[str]:
-        """The program, and where the change is one of code the changed one."""
+        """Returns the program, and also the changed one if the change is one of code."""
         names = [f"{self.name}.py", f"{self.name}_mended.py"]
         return [name for name in names if (PROGRAMS / name).exists()]
 
@@ -93,7 +93,7 @@ CASES = {
 
 @dataclass(frozen=True)
 class Solved:
-    """What happened to a case in a folder."""
+    """A case that was run in a folder."""
 
     case: Case
     folder: Path
@@ -102,14 +102,14 @@ class Solved:
 
     @cached_property
     def needed(self) -> tuple[int, int]:
-        """Bytes before and after; with what was asked for in vain."""
+        """Returns bytes before and after, including requests that failed."""
         traces = (pytracer.load(self.folder / name) for name in self.case.traces)
         before, after = (_needed(t, self.case.counts) for t in traces)
         return before, after
 
     @property
     def won(self) -> str:
-        """In words."""
+        """Returns the gain in words."""
         before, after = self.needed
         what = "needed" if self.case.counts == "peak" else "reserved"
         return (
@@ -118,7 +118,7 @@ class Solved:
         )
 
     def parts(self) -> dict[str, str]:
-        """What stands in the page, by the names of its markers."""
+        """Returns the parts of the page by the names of their markers."""
         name = self.case.name
         found = {
             f"{name}-program": _fenced("python", (PROGRAMS / f"{name}.py").read_text()),
@@ -140,7 +140,7 @@ def _needed(t: pytracer.LoadedTrace, counts: str) -> int:
 
 
 def _change(case: Case) -> str:
-    """The lines that are different, each with one of its neighbours."""
+    """Returns the lines that differ, each with one of its neighbours."""
     texts = [(PROGRAMS / name).read_text().splitlines() for name in case.programs]
     lines = list(difflib.unified_diff(*texts, n=1, lineterm=""))[2:]
     return "\n".join(" ..." if line.startswith("@@") else line for line in lines[1:])
@@ -155,7 +155,7 @@ def _trimmed(text: str) -> str:
 
 
 def solve(case: Case, folder: Path) -> Solved:
-    """Runs what is typed, in the folder."""
+    """Runs the commands of a case in the folder."""
     for name in case.programs:
         (folder / name).write_text((PROGRAMS / name).read_text())
     before, after = (
@@ -165,7 +165,7 @@ def solve(case: Case, folder: Path) -> Solved:
 
 
 def _shown(line: str, folder: Path) -> str:
-    """A line that is typed, and what stands below it."""
+    """Returns a command, and its output below it."""
     words = shlex.split(line)
     first = next(i for i, word in enumerate(words) if word in _PYTHON)
     settings = dict(word.split("=", 1) for word in words[:first])
@@ -183,7 +183,7 @@ def _shown(line: str, folder: Path) -> str:
 
 
 def machine() -> dict[str, str]:
-    """An environment with one thread and no GPU, so that every machine shows the same bytes."""
+    """Returns an environment with one thread and no GPU, so that all machines show equal bytes."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {
         **os.environ,
@@ -197,7 +197,7 @@ def machine() -> dict[str, str]:
 
 
 def _screen(text: str) -> str:
-    """What was printed, without the frames of tracebacks and words of patience."""
+    """Returns the printed text without frames of tracebacks and progress messages."""
     shown, inside = [], False
     for line in text.splitlines():
         inside = line.startswith("Traceback") or (inside and line.startswith(" "))
@@ -209,7 +209,7 @@ def _screen(text: str) -> str:
 
 
 def stamp() -> str:
-    """What the page was written with."""
+    """Returns the line that names the tool and the torch that wrote the page."""
     return f"Written by `python tools/gallery_page.py` with torch {torch.__version__}."
 
 

@@ -1,9 +1,9 @@
-"""Kills recordings at random instants and holds what they left against one that was not killed.
+"""Kills recordings at random instants, and compares their files with one that was not killed.
 
 python tools/kills.py                     # 200 kills, to benchmarks/results/kills-cpu.json
 python tools/kills.py --kills 20          # fewer
 
-Ends with 1 if any finished step is not as it was.
+The exit code is 1 if any finished step differs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ RESULT = ROOT / "benchmarks" / "results" / "kills-cpu.json"
 
 
 def main() -> int:
-    """Kills, compares and keeps what was found."""
+    """Kills, compares and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--cuts", type=int, default=10, help="places at which each file is cut")

@@ -3,11 +3,11 @@
     python tools/matrix.py ENVIRONMENT [...] [--wheels FOLDER]
     python tools/matrix.py --make FOLDER [--python python3.12 ...] [--wheels FOLDER]
 
-An environment is the path of a Python that has torch, numpy, pandas, pytest and hypothesis. `--make`
-makes one per release of torch, in turn beside the Pythons that are named, and removes it again (6 GB
-each). A wheel in FOLDER that fits is installed, with no compiler in PATH; else a fresh clone of the
-last commit is built in place. Then come `pytracer doctor`, a part of the tests, and the demo. CUDA
-builds of torch run without a GPU, too. What was not run stays marked so.
+An environment is the path of a Python that has torch, numpy, pandas, pytest and hypothesis.
+`--make` makes one per release of torch, in turn beside the named Pythons, and removes it again
+(6 GB each). A wheel in FOLDER that fits is installed, with no compiler in PATH; else a fresh clone
+of the last commit is built in place. Then come `pytracer doctor`, a part of the tests, and the
+demo. CUDA builds of torch run without a GPU, too. Cells that were not run stay marked so.
 """
 
 import argparse
@@ -45,7 +45,7 @@ def releases() -> list[str]:
 
 
 def run(*command: object, cwd: Path, **environment: str) -> tuple[float, str, bool]:
-    """Seconds, what it said, and whether it went well."""
+    """Runs a command. Returns its seconds, its output, and whether it succeeded."""
     began = time.monotonic()
     done = subprocess.run(
         [str(word) for word in command],
@@ -60,7 +60,7 @@ def run(*command: object, cwd: Path, **environment: str) -> tuple[float, str, bo
 
 
 def path_without_compilers(folder: Path) -> str:
-    """A PATH with the few programs that installing and running need."""
+    """Returns a PATH with only the programs that installing and running need."""
     for name in ("bash", "sh", "uname", "env"):
         if found := shutil.which(name):
             (folder / name).symlink_to(found)
@@ -73,7 +73,7 @@ def fitting_wheel(wheels: Path | None, python: str) -> bool:
 
 
 def cell(python: Path, wheels: Path | None) -> dict[str, Any]:
-    """One environment's row."""
+    """Returns the row of one environment."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, checkout = Path(scratch), Path(scratch) / "clone"
         row = json.loads(run(python, "-c", FACTS, cwd=folder)[1].splitlines()[-1])
@@ -81,7 +81,7 @@ def cell(python: Path, wheels: Path | None) -> dict[str, Any]:
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(checkout)], check=True)
         if fitting_wheel(wheels, row["python"]):
             add_wheel(row, python, wheels, folder)
-            shutil.rmtree(checkout / "pytracer")  # the tests are to use the wheel's
+            shutil.rmtree(checkout / "pytracer")  # the tests must use the wheel's
             used = {}
         else:
             add_build(row, python, checkout)

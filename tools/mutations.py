@@ -1,9 +1,9 @@
-"""Damages traces in every way and asks everything of them: no silent wrong total, no traceback, no hang.
+"""Damages traces in every way, and checks every view: no wrong total, no traceback, no hang.
 
 python tools/mutations.py                     # 10,000, to benchmarks/results/mutations-cpu.json
-python tools/mutations.py --count 100 --first 5000     # those of these seeds, to see them again
+python tools/mutations.py --count 100 --first 5000     # those of some seeds, to see them again
 
-Ends with 1 if anything was not as it must be; tests/mutations.py says what that is.
+The exit code is 1 if any check failed. tests/mutations.py has the checks.
 """
 
 import argparse
@@ -24,7 +24,7 @@ RESULT = ROOT / "benchmarks" / "results" / "mutations-cpu.json"
 
 
 def main() -> int:
-    """Damages, asks and keeps what was found."""
+    """Damages, checks and keeps the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="the first seed")

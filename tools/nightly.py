@@ -1,11 +1,11 @@
-"""Runs everything that takes long, one part after the other, also after one has failed.
+"""Runs everything that takes long, part by part, and goes on after a failure.
 
 python tools/nightly.py                            # hours; `make nightly` does this
-python tools/nightly.py --torch-tests FOLDER       # and PyTorch's own tests, from that folder
+python tools/nightly.py --torch-tests FOLDER       # also PyTorch's own tests, from that folder
 python tools/nightly.py kills fuzz                 # some parts
 
 Each part writes a dated JSON below benchmarks/results; nightly-cpu.json there has them all.
-Ends with 1 if any part failed.
+The exit code is 1 if any part failed.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from benchmarks.overhead import machine  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 LOGS = ROOT / "build" / "nightly"
-# What each runs. The tools write what they found themselves; of the tests we keep the summary.
+# The command of each part. The tools write their own results; of the tests, the summary is kept.
 PARTS = {
     "kills": ["tools/kills.py", "--kills", "200"],
     "mutations": ["tools/mutations.py", "--count", "10000"],
@@ -37,7 +37,7 @@ PARTS = {
 
 
 def run(name: str, arguments: list[str]) -> dict[str, Any]:
-    """One part; its output goes to a log as well as to the screen."""
+    """Runs one part. Its output goes to a log and to the screen."""
     print(f"\n==== {name} ====", flush=True)
     began = time.monotonic()
     command = [sys.executable, *arguments]
@@ -62,7 +62,7 @@ def run(name: str, arguments: list[str]) -> dict[str, Any]:
 
 
 def last_line(log: Path) -> str:
-    """Pytest's summary, say."""
+    """Returns the last line of the output, such as pytest's summary."""
     lines = log.read_text(errors="replace").split("\n")
     return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
@@ -73,7 +73,7 @@ def write(name: str, found: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Runs the parts, and says how each ended."""
+    """Runs the parts, and prints how each ended."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

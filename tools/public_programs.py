@@ -1,12 +1,12 @@
-"""Public programs of other people: a few lines drive each, with data made up here.
+"""Runs public programs of other people. A few lines drive each, with synthetic data.
 
     python tools/public_programs.py               # runs all, untraced and in each mode; the table
     python tools/public_programs.py gan diffusion # some of them
-    python tools/public_programs.py --programs FOLDER   # scripts, as they are, from a folder of yours
+    python tools/public_programs.py --programs FOLDER   # scripts from a folder of yours, unchanged
 
 Losses, parameters, stdout, stderr, warnings and exit status must be those of the untraced program,
-bit for bit; only numbers that are times are left out of what is printed. Nothing of theirs is in
-this project. The packages must not replace the torch that is there, so hold it with a constraint:
+bit for bit. Only times in the printed text are left out. None of these programs is part of this
+project. Their packages must not replace your torch, so hold it with a constraint:
 
     python -m pip freeze | grep -E '^(torch|numpy)==' > constraints.txt
     python -m pip install -c constraints.txt '.[programs]'
@@ -37,13 +37,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tools")]
 import transparency_page  # noqa: E402
 from run_torch_tests import MODES as ALL_MODES, UNTRACED, WHOLE  # noqa: E402
 
-MODES = [mode for mode in ALL_MODES if mode != WHOLE]  # one trace over the whole run it is anyway
+MODES = [mode for mode in ALL_MODES if mode != WHOLE]  # the run is one trace anyway
 PROGRAMS: dict[str, "Public"] = {}
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Public:
-    """A program, the packages that it needs, and what it shows."""
+    """A program, and the packages that it needs."""
 
     def __init__(self, run: Callable[[], Any], needs: tuple[str, ...]) -> None:
         self.run, self.needs = run, needs
@@ -60,7 +60,7 @@ class Public:
 
 
 def program(*needs: str) -> Callable[[F], F]:
-    """What it returns is compared: losses, models, tensors, numbers."""
+    """Registers a program. Its results are compared: losses, models, tensors, numbers."""
 
     def add(run: F) -> F:
         PROGRAMS[run.__name__] = Public(run, needs)
@@ -643,7 +643,7 @@ def explanations() -> Any:
 
 
 def run_one(name: str, mode: str, out: str) -> None:
-    """In a process of its own: the program's outputs are its own, what it returns goes to `out`."""
+    """Runs a program in a process of its own. Its result goes to `out`, apart from its output."""
     random.seed(0)
     import numpy as np
     import torch
@@ -654,7 +654,7 @@ def run_one(name: str, mode: str, out: str) -> None:
     file = Path(name)
     run = PROGRAMS[name].run if name in PROGRAMS else lambda: variables_of(file)
     block = block_of(mode)
-    with block:  # the same line for all: it is in tracebacks
+    with block:  # one line for all modes, because tracebacks show it
         result = run()
     if mode != UNTRACED:
         data = block.data
@@ -672,7 +672,7 @@ def block_of(mode: str) -> Any:
 
 
 def variables_of(script: Path) -> dict[str, Any]:
-    """Of a script that has run as a program."""
+    """Returns the variables of a script that has run as a program."""
     sys.argv = [str(script)]
     sys.path.insert(0, str(script.parent))
     variables = runpy.run_path(str(script), run_name="__main__")
@@ -680,7 +680,7 @@ def variables_of(script: Path) -> dict[str, Any]:
 
 
 def digests(value: Any, where: str = "") -> Iterator[tuple[str, str]]:
-    """Each number and tensor by its place and bits; what else there is is no result."""
+    """Returns the bits of each number and tensor by its place. Other objects are no results."""
     import numpy as np
     import torch
 
@@ -716,7 +716,7 @@ def is_a_time(name: str) -> bool:
 
 
 def observed(name: str, mode: str) -> dict[str, Any]:
-    """Everything that can be seen of a run from outside, and what it returned."""
+    """Returns everything that is visible of a run from outside, and its result."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])  # another version's
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "result.json"
@@ -743,7 +743,7 @@ def observed(name: str, mode: str) -> dict[str, Any]:
 
 
 def plain(text: str, folder: str) -> list[str]:
-    """Lines without what depends on the moment: times, rates, process ids, the folder."""
+    """Returns lines without the parts that vary: times, rates, process ids, the folder."""
     text = text.replace(folder, "FOLDER")
     text = re.sub(r"('?\w*(runtime|per_second)'?: )'?[0-9.e+-]+'?", r"\1T", text)
     text = re.sub(r"\d+:\d\d(:\d\d)?([.,]\d+)?|[0-9.]+ ?(it/s|s/it|ms|s\b)|pid[= ]\d+", "T", text)

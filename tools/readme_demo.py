@@ -1,6 +1,6 @@
 """Puts the real output of `pytracer demo` into README.md, between its markers.
 
-python -m pytracer demo -f > demo.txt          # on the machine to show
+python -m pytracer demo -f > demo.txt          # on the machine of the README
 python tools/readme_demo.py demo.txt
 """
 
@@ -12,7 +12,7 @@ BEGIN, END = "<!-- demo:begin -->", "<!-- demo:end -->"
 
 
 def main(output: Path) -> None:
-    """Replaces what stands between the markers."""
+    """Replaces the text between the markers."""
     shown = output.read_text().split("\nWritten to ")[0].rstrip()
     before, _, rest = README.read_text().partition(BEGIN)
     after = rest.partition(END)[2]

@@ -1,9 +1,9 @@
-"""What a release is made of, beside wheels and the source.
+"""Makes the parts of a release beside wheels and the source.
 
 python tools/release.py notes v1.2.3        # the changelog's section, to the screen
-python tools/release.py checksums dist      # SHA256SUMS of what lies there, for sha256sum --check
+python tools/release.py checksums dist      # SHA256SUMS of its files, for sha256sum --check
 
-The first ends with 1 where the tag, pyproject.toml and CHANGELOG.md do not name one version.
+The first exits with 1 if the tag, pyproject.toml and CHANGELOG.md name different versions.
 """
 
 import argparse
@@ -17,7 +17,7 @@ NAME = "SHA256SUMS"
 
 
 def notes(tag: str) -> str:
-    """What the changelog says of this version."""
+    """Returns the changelog's section on this version."""
     version = re.search(r'^version = "(.+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     if version is None or tag != f"v{version[1]}":
         there = version and version[1]
@@ -34,7 +34,7 @@ def notes(tag: str) -> str:
 
 
 def checksums(folder: Path) -> str:
-    """One line a file, as sha256sum writes and checks them."""
+    """Returns one line per file, as sha256sum writes and checks them."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != NAME)
     if not files:
         raise SystemExit(f"error: {folder} is empty: run make wheels first")
@@ -42,7 +42,7 @@ def checksums(folder: Path) -> str:
 
 
 def main() -> None:
-    """Notes or checksums."""
+    """Prints the notes, or writes the checksums."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,10 @@
-"""Runs the tests of one of PyTorch's own test files, untraced or traced. tools/torch_tests.py calls it.
+"""Runs one of PyTorch's own test files, untraced or traced, for tools/torch_tests.py.
 
     python tools/run_torch_tests.py FILE MODE OUT [TEST ...]
 
-Each test's body is a block of its own, the same in every mode: only what is entered differs. A line
-of JSON goes to OUT when a test begins and another when it ends, so that a crash loses one test
-only: what has an outcome in OUT already is not run again.
+Each test's body is a block of its own. The modes differ only in the context that the block enters.
+A line of JSON goes to OUT when a test begins and another when it ends, so that a crash loses only
+one test: tests with an outcome in OUT are not run again.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 UNTRACED, WHOLE = "untraced", "one trace"
-CONTROL = "hooks of the identity"  # torch's own, and no trace
+CONTROL = "hooks of the identity"  # hooks of torch, without a trace
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "category": {"detail": "category"},
@@ -31,7 +31,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Journal:
-    """The file of lines: what came of each test, and which one was running."""
+    """The file of lines: the outcome of each test, and which one was running."""
 
     def __init__(self, path: Path) -> None:
         self.outcomes: dict[str, dict[str, Any]] = {}
@@ -101,14 +101,14 @@ def last_words(error: Any) -> str:
 
 
 def name_of(test: Any) -> str:
-    """TestClass.test_name, whatever the file is called."""
+    """Returns TestClass.test_name, without the name of the file."""
     if isinstance(test, unittest.TestCase):
         return f"{type(test).__qualname__}.{test._testMethodName}"
     return str(test)  # setUpClass (...)
 
 
 def blocks(mode: str) -> tuple[Any, Callable[[], Any]]:
-    """What is entered around the whole run, and around each test's body."""
+    """Returns the contexts to enter around the whole run and around each test's body."""
     if mode == UNTRACED:
         return contextlib.nullcontext(), contextlib.nullcontext
     if mode == CONTROL:
@@ -121,7 +121,7 @@ def blocks(mode: str) -> tuple[Any, Callable[[], Any]]:
 
 
 def hooks_of_the_identity() -> Any:
-    """What torch's own hooks change, without pytracer."""
+    """Returns saved-tensor hooks that change nothing, to see the effects of torch's hooks alone."""
     from torch.autograd.graph import saved_tensors_hooks
 
     return saved_tensors_hooks(lambda saved: saved, lambda packed: packed)
@@ -156,7 +156,7 @@ def seed() -> None:
 
 
 def load(file: Path) -> unittest.TestSuite:
-    """As `python FILE` finds its neighbours, and those of the folder of all tests."""
+    """Loads a file's tests. It can import its neighbours, and those of the folder of all tests."""
     sys.argv = [str(file)]
     sys.path[:0] = [str(file.parent), os.getcwd()]  # noqa: PTH109
     module = importlib.import_module(file.stem)
@@ -181,7 +181,7 @@ def main(file: str, mode: str, out: str, *only: str) -> None:
             unittest.TestSuite(left).run(result)
         result.write(end=True, tests=len(tests))
         stream.flush()
-        os._exit(0)  # what the tests leave behind must not keep the process
+        os._exit(0)  # threads and objects of the tests must not keep the process
 
 
 if __name__ == "__main__":

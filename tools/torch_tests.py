@@ -4,15 +4,15 @@
     python tools/torch_tests.py FOLDER --quick      # about five minutes
     python tools/torch_tests.py FOLDER test_nn.py functorch/test_vmap.py
 
-FOLDER is the `test` folder of PyTorch's source, or an archive of the source (.tar.*, .zip); nothing
-of it is kept in this project. It should be of the installed torch, or near it: a test that fails
-untraced as well is compared all the same, and counts for nothing. It needs: pip install expecttest
-hypothesis psutil.
+FOLDER is the `test` folder of PyTorch's source, or an archive of the source (.tar.*, .zip). This
+project keeps no part of it. Its version should be near the installed torch: a test that also fails
+untraced is compared, but does not count. It needs: pip install expecttest hypothesis psutil.
 
-Each file runs in a process of its own: untraced, in each mode, and untraced once more. A test that
-crashes or takes too long is written down as such, and the others go on; one that takes too long
-untraced is not compared, and listed. Stopped, it goes on where it was. A test whose untraced outcome varies is listed as flaky; those that differ are run again,
-without the others, three times with and without a trace.
+Each file runs in a process of its own: untraced, in each mode, and untraced once more. If a test
+crashes or takes too long, that is its outcome, and the others go on. If it takes too long untraced,
+it is listed and not compared. After an interruption the tool resumes. A test whose untraced outcome
+varies is listed as flaky. Tests that differ run again, without the others, three times with and
+without a trace.
 """
 
 import argparse
@@ -120,7 +120,7 @@ DEFAULT = [
 
 @dataclass
 class Run:
-    """One file in one mode: a process, and more of them after crashes."""
+    """One file in one mode: a process, and another after each crash."""
 
     tests: Path  # the folder of all tests
     file: str
@@ -130,7 +130,7 @@ class Run:
     seconds: float = 120  # for one test
 
     def finish(self) -> dict[str, dict[str, Any]]:
-        """The outcomes, with those of tests that ended their process."""
+        """Runs all tests. Returns the outcomes, also of tests that ended their process."""
         self.out.parent.mkdir(parents=True, exist_ok=True)
         for _ in range(MOST_RESTARTS):
             journal = Journal(self.out)
@@ -141,7 +141,7 @@ class Run:
         return Journal(self.out).outcomes
 
     def _run_on(self) -> tuple[str, str]:
-        """Runs what has no outcome yet. What came of the test that was running, and why."""
+        """Runs tests without an outcome. Returns the outcome of the running one, and the reason."""
         mode = UNTRACED if self.mode == AGAIN else self.mode
         with self.out.with_suffix(".log").open("a") as log:
             process = subprocess.Popen(
@@ -173,7 +173,7 @@ class Run:
         return "crashed", f"exit status {process.returncode}"
 
     def _close(self, outcome: str, why: str) -> None:
-        """Writes down the test that ended its process, or that the file cannot be run."""
+        """Notes the outcome of the test that ended its process, or that the file cannot run."""
         journal = Journal(self.out)
         if journal.ended:
             return
@@ -192,7 +192,7 @@ RUNNING: set["subprocess.Popen[bytes]"] = set()
 
 
 def kill_group(process: "subprocess.Popen[bytes]") -> None:
-    """The process that was started here, and what it started."""
+    """Kills the process that was started here, and its children."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -200,26 +200,26 @@ def kill_group(process: "subprocess.Popen[bytes]") -> None:
 
 
 def interrupted(*_: object) -> None:
-    """Ctrl-C: what is running ends, and the next run of this tool goes on from here."""
+    """Ends the running tests after Ctrl-C. The next run of this tool resumes here."""
     for process in tuple(RUNNING):
         kill_group(process)
     os._exit(130)
 
 
 def environment() -> dict[str, str]:
-    """The same for all: one thread, the same hashes, nothing of a colour or a cache in common."""
+    """Returns the environment of all runs: one thread, fixed hashes, no colours or shared cache."""
     return {
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "PYTHONHASHSEED": "0",
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
-        "TORCH_EXTENSIONS_DIR": str(WORK / "extensions"),  # what a test compiles is there next time
+        "TORCH_EXTENSIONS_DIR": str(WORK / "extensions"),  # kept for the next run
     }
 
 
 def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[str, Any]:
-    """One file in every mode: a row of the table."""
+    """Compares one file in every mode. Returns a row of the table."""
     runs, traced = {}, product()
     for mode in (UNTRACED, *modes, AGAIN):
         where = torch_version() if mode in (UNTRACED, AGAIN) else traced
@@ -266,7 +266,7 @@ def compare(tests: Path, file: str, modes: list[str], seconds: float) -> dict[st
 def compare_with_torchs_hooks(
     tests: Path, file: str, differing: list[dict[str, Any]], seconds: float
 ) -> None:
-    """What torch's own hooks change as well, with no trace open, is no doing of ours."""
+    """Adds each test's outcome with torch's own hooks and no trace: equal changes are not ours."""
     names = tuple(found["test"] for found in differing)
     chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     out = WORK / torch_version() / "control" / f"{file.replace('/', '.')}.{chosen}.jsonl"
@@ -282,7 +282,7 @@ def word(outcomes: dict[str, dict[str, Any]], name: str) -> str:
 def try_again(
     tests: Path, file: str, mode: str, names: tuple[str, ...], seconds: float
 ) -> dict[str, int]:
-    """In how many tries each differs, run with these only; not those that vary untraced."""
+    """Returns in how many tries each test differs, run alone, unless it varies untraced."""
     chosen = hashlib.sha256("\n".join(names).encode()).hexdigest()[:8]
     folder = WORK / product() / "again" / f"{file.replace('/', '.')}.{chosen}"
     traced, untraced = [], []
@@ -301,7 +301,7 @@ def try_again(
 
 
 def unpack(source: Path) -> Path:
-    """The folder of tests, of a folder or of an archive."""
+    """Returns the folder of tests, from a folder or an archive."""
     if source.is_dir():
         return source / "test" if (source / "test" / "test_autograd.py").exists() else source
     folder = WORK / "tests" / hashlib.sha256(str(source.resolve()).encode()).hexdigest()[:12]
@@ -332,7 +332,7 @@ def torch_version() -> str:
 
 
 def product() -> str:
-    """What is traced with, known by its files: results of another are not taken for its own."""
+    """Returns a digest of pytracer's files: results of another version do not count."""
     files = [*(ROOT / "pytracer").rglob("*.py"), *(ROOT / "pytracer").glob("*.so")]
     content = b"".join(hashlib.sha256(file.read_bytes()).digest() for file in sorted(files))
     return f"pytracer-{hashlib.sha256(content).hexdigest()[:12]}"

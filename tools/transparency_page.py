@@ -1,7 +1,7 @@
 """Writes the tables of docs/transparency.md from benchmarks/results/*.json.
 
     python tools/transparency_page.py           # rewrites them
-    python tools/transparency_page.py --check   # fails if they say something else
+    python tools/transparency_page.py --check   # fails if they differ
 
 tools/torch_tests.py and tools/public_programs.py write the results, and then call this.
 """
@@ -24,7 +24,7 @@ def write() -> None:
 
 
 def page() -> str:
-    """The page with its tables made anew."""
+    """Returns the page with new tables."""
     text = PAGE.read_text()
     for name, file, table in (
         ("torch-tests", TORCH_TESTS, torch_tests),
@@ -36,7 +36,7 @@ def page() -> str:
 
 
 def between(text: str, name: str, table: str) -> str:
-    """The text with this table between its marks."""
+    """Returns the text with this table between its markers."""
     begin, end = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
     before, _, rest = text.partition(begin)
     _, _, after = rest.partition(end)
@@ -95,7 +95,7 @@ def torch_tests(results: dict[str, Any]) -> str:
 
 
 def counts(row: dict[str, Any]) -> tuple[int, int, int]:
-    """Passed, skipped, and all else."""
+    """Returns the tests that passed, were skipped, and all others."""
     found = Counter(row["untraced"])
     passed = found["passed"] + found["failed as expected"]
     return passed, found["skipped"], found.total() - passed - found["skipped"]
@@ -114,7 +114,7 @@ def total(rows: list[dict[str, Any]], modes: list[str]) -> dict[str, Any]:
 
 
 def differences(rows: list[dict[str, Any]], modes: list[str]) -> Iterable[str]:
-    """Each test that differs, with the modes, and what it said."""
+    """Returns each test that differs, with its modes and its messages."""
     for row in rows:
         by_test: dict[str, dict[str, Any]] = {}
         for mode in modes:

@@ -2,10 +2,10 @@
 
     python tools/wheels.py [--torch FOLDER ...]     writes dist/pytracer-*.whl
 
-A wheel has an extension for each release of torch and is linked to none of its files, so only
-torch's headers are needed. They are taken from the folders of torch packages that are named, from
-the torch that is installed here, and else from torch's own wheels (half a gigabyte each, once).
-The headers of CUDA come from a toolkit or from NVIDIA's wheels.
+A wheel has an extension for each release of torch. None is linked to torch's files, so only torch's
+headers are needed. They come from the named folders of torch packages, from the installed torch, or
+else from torch's own wheels (half a gigabyte each, once). The headers of CUDA come from a toolkit
+or from NVIDIA's wheels.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import native  # noqa: E402
 
 KEPT = ROOT / "build" / "torch-headers"
 CUDA = "13.0"
-# The torch that is there brings these.
+# The installed torch brings these.
 NOT_OURS = ["libc10.so", "libc10_cuda.so", "libtorch.so", "libtorch_cpu.so", "libtorch_python.so"]
 
 
@@ -43,7 +43,7 @@ def releases() -> list[str]:
 
 
 def headers(release: str, named: list[Path]) -> Path:
-    """A folder with the headers of this release."""
+    """Returns a folder with the headers of this release."""
     installed = importlib.util.find_spec("torch")
     if installed is not None and installed.origin is not None:
         named = [*named, Path(installed.origin).parent]
@@ -54,7 +54,7 @@ def headers(release: str, named: list[Path]) -> Path:
 
 
 def download(release: str) -> Path:
-    """Out of torch's wheel, of which nothing else is kept."""
+    """Downloads torch's wheel, and keeps only its headers."""
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--dest", folder]
         run(*pip, f"torch=={release}.*")
@@ -87,7 +87,7 @@ def main() -> None:
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(made), "."]
     run(*pip, PYTRACER_TORCHES=torches, PYTRACER_CUDA="1")
     exclude = [word for name in NOT_OURS for word in ("--exclude", name)]
-    # It names the oldest glibc with which the wheel loads: that of the machine that builds.
+    # The tag names the oldest glibc with which the wheel loads: that of the building machine.
     repair = [sys.executable, "-m", "auditwheel", "repair", "--wheel-dir", "dist", *exclude]
     run(*repair, *map(str, made.glob("*.whl")))
 
