@@ -162,7 +162,7 @@ def test_what_cannot_be_checked_is_a_matter_of_usage(saved, options, capsys) -> 
 def test_too_few_steps_tell_nothing_of_growth(tmp_path, capsys) -> None:
     short = a_trace(steps=2).trace().save(tmp_path / "short.pytrace")
     assert main(["check", str(short), "--max-growth", "0"]) == 2
-    assert "takes three steps" in capsys.readouterr().err
+    assert "needs three steps" in capsys.readouterr().err
 
 
 def test_no_trace_is_4(tmp_path, capsys) -> None:

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import itertools
 import os
+import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,23 +31,32 @@ _MOST_VARIABLES = 200
 _DEEPEST = 30  # frames
 # The folders of torch and pytracer, whole: a program may be in a folder of the same name.
 _LIBRARIES = (f"{Path(torch.__file__).parent}{os.sep}", f"{HERE}{os.sep}", "<frozen ")
+# A notebook's own code holds everything of the user's in dicts of its own. Part of the paths.
+_NOTEBOOKS = tuple(f"{os.sep}{name}{os.sep}" for name in ("IPython", "ipykernel"))
 
 
 def variables_of(frame: FrameType | None) -> list[dict[str, Any]]:
-    """Returns the tensors that variables of the frame and its callers hold, by name."""
+    """Returns the tensors that variables of the frame, its callers and the main program hold."""
     rows: list[dict[str, Any]] = []
     seen_globals: set[int] = set()
     for _ in range(_DEEPEST):
         if frame is None:
             break
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+        if not _is_of_a_library(frame.f_code.co_filename):
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED:  # otherwise its locals are its globals
                 rows += _held_by(C.locals_of(frame).items())
             if id(frame.f_globals) not in seen_globals:
                 seen_globals.add(id(frame.f_globals))
                 rows += _held_by(list(dict.items(frame.f_globals)))
         frame = frame.f_back
+    main = vars(sys.modules["__main__"])  # where a notebook's cells keep their variables
+    if id(main) not in seen_globals:
+        rows += _held_by(list(dict.items(main)))
     return rows[:_MOST_VARIABLES]
+
+
+def _is_of_a_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) or any(part in file for part in _NOTEBOOKS)
 
 
 def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -48,3 +48,18 @@ def test_the_targets_may_be_named_and_errors_are_the_cells_own(shell, capsys) ->
     assert isinstance(result.error_in_exec, ZeroDivisionError)
     assert capsys.readouterr().out.count(": division by zero") == 1
     assert shell.user_ns["memtrace"].peak.by_category["weights"] == (64 + 8) * 4
+
+
+@pytest.mark.parametrize("cell", ["%%memtrace --stacks\ntrain()", "%memtrace --stacks train()"])
+def test_a_leak_is_named_by_the_users_variable_and_not_by_ipythons(shell, cell) -> None:
+    shell.run_cell(
+        "import torch\nmodel = torch.nn.Linear(64, 64); hist = []\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "def train():\n"
+        "    for _ in range(5):\n"
+        "        hist.append(model(torch.randn(256, 64)))\n"
+        "        hist[-1].sum().backward(); optimizer.step(); optimizer.zero_grad()\n"
+    )
+    shell.run_cell(cell)
+    rows = shell.user_ns["memtrace"].findings().to_dict("records")
+    assert ["`hist` keeps" in row["evidence"] for row in rows] == [True]
