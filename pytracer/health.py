@@ -68,7 +68,8 @@ COUNTERS: dict[str, Counter] = {
             "truncated_file",
             "loss",
             "the file ends before its recording: it was killed, ran out of space or still goes on",
-            "The events up to that moment are right; later ones are missing.",
+            "Events and sizes up to that moment are right. Categories of its last step may be wrong: "
+            "some are known only when a step ends.",
         ),
         Counter(
             "corrupt_file",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -546,3 +547,28 @@ def test_imagining_touches_no_device() -> None:
     with pytracer.imagine("H100"):
         train("cuda")
     assert torch.cuda.memory_stats()["allocation.all.allocated"] == before
+
+
+@pytest.mark.parametrize("start", ["i", "int(i)", "i.item()"])
+def test_a_batch_cut_out_at_random_positions_has_its_whole_length(start: str) -> None:
+    """As nanoGPT makes it. With one stand-in for both ends of a slice, batches had no length."""
+    data = np.arange(5000, dtype=np.uint16)
+    with pytracer.imagine("RTX4090") as t:
+        positions = torch.randint(len(data) - 128, (12,))
+        rows = []
+        for i in positions:
+            at = {"i": i, "int(i)": int(i), "i.item()": i.item()}[start]
+            rows.append(torch.from_numpy(data[at : at + 128].astype(np.int64)))
+        batch = torch.stack(rows).to("cuda")
+        assert batch.shape == (12, 128)
+    (line, *_) = t.data.meta["imagined"]["stand_ins"]
+    assert "test_imagine.py" in line["line"], "they are stand-ins, and the table says so"
+
+
+def test_nothing_is_decided_by_a_random_number() -> None:
+    for decides in (lambda x: bool(x[0] > 3), lambda x: x[0].item() > 3, lambda x: bool(x.any())):
+        with (
+            pytest.raises(pytracer.errors.CannotImagine, match="decides by the value"),
+            pytracer.imagine("H100"),
+        ):
+            decides(torch.randint(10, (4,)) + 1)

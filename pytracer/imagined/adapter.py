@@ -193,7 +193,7 @@ def _patches(
     )  # or layers would pack their weights
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
-    for name, method in _methods(reads, known.value_of).items():
+    for name, method in _methods(reads, known).items():
         yield replaced(FakeTensor, name, method)
     yield _listed(private_torch.foreach_types_of_optimizers)
     yield _listed(private_torch.foreach_types_of_norms)
@@ -204,13 +204,15 @@ class _NoTensor:
     """A class without instances."""
 
 
-def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> dict[str, Any]:
+def _methods(reads: Reads, known: Known) -> dict[str, Any]:
     """Methods that read values of fake tensors: known values, or else stand-ins."""
+    value_of = known.value_of
 
     def item(self: torch.Tensor) -> Any:
         real = value_of(self)
         if real is not None:
-            return _of_real(torch.Tensor.item, real)
+            value = _of_real(torch.Tensor.item, real)
+            return reads.number(type(value), value) if known.is_guess(self) else value
         if self.numel() != 1:
             raise RuntimeError(
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
@@ -220,23 +222,24 @@ def _methods(reads: Reads, value_of: Callable[[Any], torch.Tensor | None]) -> di
 
     def tolist(self: torch.Tensor) -> Any:
         real = value_of(self)
-        if real is not None:
+        if real is not None and not known.is_guess(self):
             return _of_real(torch.Tensor.tolist, real)
         if self.dim() == 0:
             return item(self)
         return [tolist(row) for row in self.unbind(0)]
 
     def truth(self: torch.Tensor) -> bool:
-        real = value_of(self)
+        real = None if known.is_guess(self) else value_of(self)
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
         import numpy as np
 
         real = value_of(self)
+        if real is None or known.is_guess(self):
+            reads.number(float)
         if real is not None:
             return _of_real(torch.Tensor.numpy, real).copy()
-        reads.number(float)
         return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
 
     return {

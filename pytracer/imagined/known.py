@@ -1,7 +1,9 @@
 """Keeps the known values of small fake tensors: positions, masks of ones, rates by layer, step numbers.
 
 Models decide by such values. They are computed on the CPU beside the fake tensors, as long as all
-inputs are known. Random values are never known.
+inputs are known. Random values are never known, but random whole numbers are guessed: a program
+that takes `data[i : i + length]` for a random `i` gets a batch of the right length. A guess is passed
+on like a known value, and stays a guess.
 
 A fake storage with known values has a mirror: real memory of the same size. Its views share the
 mirror, and writes in place go there.
@@ -16,10 +18,18 @@ from torch.utils.weak import WeakIdKeyDictionary
 from pytracer.private_torch import tree_iter, tree_map, without_modes
 
 MOST = 1 << 16  # elements
+GUESS = 1  # safe to divide by, to take a root or a logarithm of
 
 aten = torch.ops.aten
 _RANDOM = torch.Tag.nondeterministic_seeded
 _ORDERS = frozenset((aten.randperm.default, aten.randperm.generator))
+# Each with the positions of its bounds: None where the lower one is 0.
+_WHOLE_NUMBERS: dict[Any, tuple[int | None, int]] = {
+    aten.randint.default: (None, 0),
+    aten.randint.generator: (None, 0),
+    aten.randint.low: (0, 1),
+    aten.randint.low_generator: (0, 1),
+}
 _NO_VALUES = frozenset(
     (
         aten.empty.memory_format,
@@ -39,6 +49,11 @@ class Known:
         """Knows no values yet."""
         self._is_fake = is_fake
         self._mirrors = WeakIdKeyDictionary()
+        self._guesses = WeakIdKeyDictionary()  # the storages of guessed values
+
+    def is_guess(self, tensor: Any) -> bool:
+        """Whether the values come from a guess, so that nothing may be decided by them."""
+        return tensor.untyped_storage() in self._guesses
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
         """The tensor's values on the CPU, or None if they are unknown."""
@@ -56,6 +71,9 @@ class Known:
         if func in _ORDERS:  # any order of a data set's rows will do
             with without_modes():
                 self._mirror(fresh[0], torch.arange(args[0], device="cpu"))
+            return
+        if func in _WHOLE_NUMBERS and fresh[0].numel() <= MOST:
+            self._guess(fresh[0], func, args)
             return
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
         if not self._can_run(func, given, fresh) or not self._run(func, args, kwargs, fresh):
@@ -83,7 +101,24 @@ class Known:
             for tensor, value in zip(fresh, values, strict=True):
                 if tensor.untyped_storage() not in self._mirrors:
                     self._mirror(tensor, value)
+        self._pass_on_guesses(func, args, kwargs, fresh)
         return True
+
+    def _guess(self, tensor: Any, func: Any, args: Any) -> None:
+        """The smallest number that may be drawn, but a positive one if there is one."""
+        lower, upper = _WHOLE_NUMBERS[func]
+        least = 0 if lower is None else args[lower]
+        number = min(max(least, GUESS), max(args[upper] - 1, least))
+        with without_modes():
+            self._mirror(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype, device="cpu"))
+        self._guesses[tensor.untyped_storage()] = True
+
+    def _pass_on_guesses(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> None:
+        given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
+        if any(map(self.is_guess, given)):
+            written = given if func._schema.is_mutable else []
+            for one in (*fresh, *written):
+                self._guesses[one.untyped_storage()] = True
 
     def _mirror(self, tensor: Any, value: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -9,8 +9,9 @@ from types import FrameType
 from typing import Any
 
 from pytracer import errors
+from pytracer.imagined.known import GUESS
 
-VALUE = 1  # safe to divide by, to take a root or a logarithm of
+VALUE = GUESS
 
 _WAY_OUT = (
     'say what it is: assume={{"{line}": True}}, or --assume {line}=true; '
@@ -30,12 +31,12 @@ class Reads:
         """Each line that read values, with the number of its reads."""
         return [{"line": line, "reads": count} for line, count in self._lines.items()]
 
-    def number(self, kind: type) -> Any:
+    def number(self, kind: type, value: Any = VALUE) -> Any:
         """A stand-in for a number of this kind, `float`, `int` or `bool`."""
         if _is_torchs_own(sys._getframe(1)):
-            return kind(VALUE)
+            return kind(value)
         self._lines[where()] += 1
-        return _KINDS[kind](VALUE)
+        return _KINDS[kind](value)
 
     def decide(self) -> bool:
         """The value that the program decides by, from the assumptions.
