@@ -92,7 +92,52 @@ def dropout(chosen: tuple[str, ...] = ()) -> trace:
     return run(model, torch.randn(4, 16, 32), chosen)
 
 
-PROGRAMS: list[Program] = [transformer, autocast, convolutions, dropout]
+class InASequential(nn.Module):
+    """Layers in a Sequential, as many vision transformers have them."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(layers)))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.blocks(x))
+
+
+def sequential(chosen: tuple[str, ...] = ()) -> trace:
+    torch.manual_seed(0)
+    return run(InASequential(4, 64), torch.randn(8, 32, 64), chosen)
+
+
+def logits_of_the_step_before(chosen: tuple[str, ...] = ()) -> trace:
+    """They are the largest block while the next step's layers run, and no input of them."""
+    torch.manual_seed(0)
+    model = Stack(3, 64)
+    model.head = nn.Linear(64, 2000)
+    for name in chosen:
+        module = model.get_submodule(name)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    with trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(3):
+            logits = model(torch.randn(8, 32, 64))
+            loss = functional.cross_entropy(
+                logits.flatten(0, 1), torch.zeros(256, dtype=torch.long)
+            )
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t
+
+
+PROGRAMS: list[Program] = [
+    transformer,
+    autocast,
+    convolutions,
+    dropout,
+    sequential,
+    logits_of_the_step_before,
+]
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.__name__)

@@ -342,8 +342,9 @@ class _Work:
             is_child = "." not in name and tree.module[tree.parent[call]] != 0
             if name and (is_layer or is_child):
                 result.setdefault(name, []).append(call)
-        inside = {name for name in result if any(name.startswith(f"{o}.") for o in result)}
-        return {name: np.array(result[name]) for name in result if name not in inside}
+        # A stack that is itself called, such as a Sequential, is less of a choice than its layers.
+        outside = {o for o in result if any(name.startswith(f"{o}.") for name in result)}
+        return {name: np.array(result[name]) for name in result if name not in outside}
 
     def _unit(self, name: str, calls: NDArray[np.intp]) -> _Unit | None:
         tree, trace = self.tree, self.trace
@@ -505,11 +506,14 @@ class _Work:
         """Adds the events by which a checkpoint keeps the module's input.
 
         The trace does not show which block is the input. It is assumed to be the largest live block
-        that nothing else keeps as long.
+        that the model's call has made and that nothing else keeps as long.
         """
-        alloc = self.alloc
-        begins = int(np.searchsorted(self.trace.events.ticks, self.tree.begin[call]))
-        given = self.own & (alloc.start >= 0) & (alloc.start < begins) & (self.end >= begins)
+        alloc, ticks = self.alloc, self.trace.events.ticks
+        begins = int(np.searchsorted(ticks, self.tree.begin[call]))
+        # Older blocks belong to the step before: its logits, for example.
+        earliest = int(np.searchsorted(ticks, self.tree.begin[self._root_of(call)]))
+        given = self.own & (alloc.start >= earliest) & (alloc.start < begins)
+        given &= self.end >= begins
         given &= (alloc.phase == PHASE["forward"]) & (self.end < over)
         numbers = np.flatnonzero(given)
         if not len(numbers):
@@ -520,11 +524,15 @@ class _Work:
 
     def _root_end(self, call: int) -> int:
         """The position at which the outermost module's call around it ends."""
-        tree = self.tree
-        outer = call
+        end = self.tree.end[self._root_of(call)]
+        return int(np.searchsorted(self.trace.events.ticks, end))
+
+    def _root_of(self, call: int) -> int:
+        """The outermost module's call around it."""
+        tree, outer = self.tree, call
         while (around := int(tree.module[tree.parent[outer]])) and around != outer:
             outer = around
-        return int(np.searchsorted(self.trace.events.ticks, tree.end[outer]))
+        return outer
 
     # ------------------------------------------------------------ plans
 
