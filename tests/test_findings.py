@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 
 from pytracer import trace
 from pytracer.analysis.answers import findings, training_steps
+from pytracer.analysis.facts import phases, scopes
 from pytracer.reading import LoadedTrace
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -861,3 +862,16 @@ def test_what_is_made_once_or_comes_and_goes_is_no_growth() -> None:
 def test_memory_that_comes_back_to_where_it_was_does_not_grow(levels: list[int]) -> None:
     growth = [after - before for before, after in itertools.pairwise([*levels, levels[0]])]
     assert training_steps.steady_growth(growth).steps == 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_under_autocast_too_a_call_without_grad_mode_is_one(grad: bool) -> None:
+    """autocast casts a weight with grad mode on, for its cache; no_grad() holds for the call."""
+    model = torch.nn.Linear(64, 64)
+    with trace(model, devices="cpu", table=False) as t:
+        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
+            model(torch.randn(8, 64))
+    tree = scopes.tree(t.data)
+    assert phases.ran_with_grad(t.data, np.flatnonzero(tree.kind == scopes.MODULE)).tolist() == [
+        grad
+    ]

@@ -399,11 +399,15 @@ def ran_with_grad(trace: Trace, calls: NDArray[np.intp]) -> Mask:
 def tells_of_grad_mode(trace: Trace) -> Mask | None:
     """Scopes whose flags tell whether grad mode was on; None if no scope tells.
 
-    These are the operators. If none were recorded, they are the innermost modules.
+    These are the operators, except those inside an operator of ATen: autocast casts a weight with
+    grad mode on even under no_grad(), so that the copy may be used again. If no operators were
+    recorded, these are the innermost modules.
     """
     tree = scopes.tree(trace)
     if scopes.has_operators(trace):
-        operators: Mask = tree.kind == OP
+        of_aten = scopes.scopes_named(trace, lambda text: text.startswith("aten::"))
+        inside = (tree.kind[tree.parent] == OP) & of_aten[tree.parent]
+        operators: Mask = (tree.kind == OP) & ~inside
         return operators
     if not meta.of(trace).modules_tell_modes:
         return None
