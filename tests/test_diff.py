@@ -1,6 +1,8 @@
 """A diff compares what blocks are for and who made them, never where they lie."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from pytracer.analysis.answers import diff_rows, training_steps
 from pytracer.analysis.answers.budgets import differences
 from pytracer.analysis.answers.diff import KEYS, Diff, diff
 from pytracer.analysis.facts import usage
+from pytracer.cli import main
 from pytracer.export.budget import difference_lines
 from pytracer.export.diff import render
 from pytracer.recorded import Trace
@@ -258,6 +261,23 @@ def test_reserved_bytes_stand_beside_the_peak_if_both_sides_know_them() -> None:
     unknown = diff(before, making(("h.0", "train.py:1", MIB)))
     assert unknown.after.reserved is None
     assert "reserved" not in render(unknown)
+
+
+def test_the_document_has_the_reserved_bytes_and_the_exact_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    traces = on_a_gpu(20 * MIB), on_a_gpu(10 * MIB, size=MIB // 2)
+    files = [str(trace.save(tmp_path / f"{i}.pytrace")) for i, trace in enumerate(traces)]
+    assert main(["diff", *files, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [document[side]["reserved"] for side in ("before", "after")] == [20 * MIB, 10 * MIB]
+    assert sum(row["change"] for row in document["rows"]) == -MIB // 2
+
+
+def test_a_peak_in_another_layer_is_no_change() -> None:
+    before, after = making(("h.3", "train.py:1", MIB)), making(("h.2", "train.py:1", MIB))
+    assert diff_rows.changes(diff(before, after)) == diff_rows.Changes((), 0, 1)
+    assert render(diff(before, after)).endswith(": 1 row that only moved to another layer")
 
 
 def test_the_last_line_says_both_directions() -> None:
