@@ -112,7 +112,7 @@ class Summary(Command):
 
 
 class Diff(Command):
-    """Show growth and new rows between two traces, or two steps of one."""
+    """Show what changed between two traces, or two steps of one."""
 
     name = "diff"
 

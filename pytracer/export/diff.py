@@ -1,8 +1,10 @@
-"""A diff as text: growth and new rows, the largest first."""
+"""A diff as text: the changes, the largest first, and a line for all others."""
 
 from collections.abc import Iterator
 
-from pytracer.analysis.answers.diff import Diff, Row, Side
+from pytracer.analysis.answers import diff_rows
+from pytracer.analysis.answers.diff import Diff, Side
+from pytracer.analysis.answers.diff_rows import Change, Changes
 from pytracer.analysis.facts import owners
 from pytracer.units import size_text
 
@@ -13,7 +15,7 @@ def render(diff: Diff, names: tuple[str, str] = ("before", "after"), width: int 
     """The screen as text, without a line break at its end."""
     lines = [
         *_sides(names, diff, width),
-        _change(diff),
+        *_change(diff, width),
         *_categories(diff, width),
         *([diff.note] if diff.note else []),
         "",
@@ -42,10 +44,21 @@ def _moment(side: Side) -> str:
     return f"{size_text(side.bytes):>10}  {side.device}{when}"
 
 
-def _change(diff: Diff) -> str:
-    change = diff.after.bytes - diff.before.bytes
-    share = f" ({change / diff.before.bytes:+.1%})" if diff.before.bytes else ""
-    return f"{signed(change)}{share}"
+def _change(diff: Diff, width: int) -> Iterator[str]:
+    """What changed in all, beside the bytes that the allocator reserves, if both sides know it."""
+    change = _from_to(diff.before.bytes, diff.after.bytes)
+    old, new = diff.before.reserved, diff.after.reserved
+    if old is None or new is None:
+        yield change
+        return
+    reserved = f"reserved {size_text(old)} -> {size_text(new)}, {_from_to(old, new)}"
+    one_line = f"{change}   {reserved}"
+    yield from (one_line,) if len(one_line) <= width else (change, reserved)
+
+
+def _from_to(before: int, after: int) -> str:
+    share = f" ({(after - before) / before:+.1%})" if before else ""
+    return f"{signed(after - before)}{share}"
 
 
 def _categories(diff: Diff, width: int) -> Iterator[str]:
@@ -60,31 +73,56 @@ def _categories(diff: Diff, width: int) -> Iterator[str]:
 
 
 def _rows(diff: Diff, width: int) -> Iterator[str]:
-    rows = [row for row in diff.rows if row.change]
-    if not rows:
-        yield "nothing else differs" if diff.rows else "both are empty"
+    changes = diff_rows.changes(diff)
+    moved = _moved(changes)
+    if not changes.rows:
+        nothing = "nothing else differs" if diff.rows else "both are empty"
+        yield f"{nothing}: {moved}" if moved else nothing
         return
-    for row in rows[:_MOST_ROWS]:
-        head = f"{signed(row.change):>12}  {row.kind:<7}"
-        texts = _texts(diff, row) or ["(not known)"]
+    for change in changes.rows[:_MOST_ROWS]:
+        head = f"{signed(change.row.change):>12}  {change.row.kind:<7}"
+        texts = _texts(diff, change) or ["(not known)"]
         if len(f"{head} {'  '.join(texts)}") <= width:
             yield f"{head} {'  '.join(texts)}"
             continue
         # The category and the module stand beside the number, the rest below.
         yield f"{head} {_short('  '.join(texts[:2]), width - len(head) - 1)}"
         yield f"{'':>{len(head)}} {_short('  '.join(texts[2:]), width - len(head) - 1)}"
-    left = rows[_MOST_ROWS:]
+    left = [change.row.change for change in changes.rows[_MOST_ROWS:]]
     if left:
-        more = signed(sum(row.change for row in left))
-        yield f"{more:>12}  in {len(left):,} other row{'s' if len(left) > 1 else ''}"
+        both = sum(size for size in left if size > 0), sum(size for size in left if size < 0)
+        first, *second = [signed(size) for size in both if size]
+        more = " and ".join([f"{first:>12}", *second])
+        space = " " if second else "  "
+        yield f"{more}{space}in {len(left):,} other row{'s' if len(left) > 1 else ''}"
+    if moved:
+        yield f"{size_text(0):>12}  in {moved}"
 
 
-def _texts(diff: Diff, row: Row) -> list[str]:
-    shown = (
-        module_text(text) if key == "module" else text
-        for key, text in zip(diff.keys, row.key, strict=True)
-    )
-    return [text for text in shown if text]
+def _moved(changes: Changes) -> str:
+    """The rows that have the same bytes in another place, "" if there are none."""
+    count = changes.other_line + changes.other_layer
+    places = [
+        *(["another line"] if changes.other_line else []),
+        *(["another layer"] if changes.other_layer else []),
+    ]
+    rows = "row that only moved to" if count == 1 else "rows that only moved to"
+    return f"{count:,} {rows} {' or '.join(places)}" if count else ""
+
+
+def _texts(diff: Diff, change: Change) -> list[str]:
+    texts = [_text(key, text, change) for key, text in zip(diff.keys, change.row.key, strict=True)]
+    return [text for text in texts if text]
+
+
+def _text(key: str, text: str, change: Change) -> str:
+    if key == "line" and change.old_line:
+        return f"{text} (was {change.old_line})"
+    shown = module_text(text) if key == "module" else text
+    if key in diff_rows.LAYERED and change.layers > 1 and ("*" in text or text.startswith("[")):
+        # A pattern with two numbers, as in `h.*.mlp.*`, counts more than layers.
+        shown += f" ({change.layers:,} {'layers' if text.count('*') < 2 else 'modules'})"
+    return shown
 
 
 def module_text(name: str) -> str:

@@ -7,11 +7,13 @@ peak, on the device that it trains on.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from pytracer import errors, frames
+from pytracer import errors, frames, meta
+from pytracer.analysis.allocator.blocks import device_bytes
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import grouping, phases, usage
 from pytracer.analysis.facts.allocations import allocations
@@ -39,6 +41,7 @@ class Side:
     step: int | None
     phase: str | None
     by_category: dict[str, int]
+    reserved: int | None  # bytes that the allocator held from the driver; None: unknown
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class Diff:
     after: Side
     rows: tuple[Row, ...]
     note: str = ""  # the requested key that could not be compared
+    one_run: bool = False  # two steps of one trace: its lines cannot have moved
+    scripts: tuple[str, str] = ("", "")  # the names of the programs' files, "" if unknown
 
 
 def diff(
@@ -111,8 +116,16 @@ def diff(
     for key in {**first, **second}:
         old, new = first.get(key, (0, 0)), second.get(key, (0, 0))
         rows.append(Row(key, old[0], new[0], new[0] - old[0], old[1], new[1]))
-    rows.sort(key=lambda row: (-abs(row.change), -row.after, row.key))
-    return Diff(keys, _side(before, old_moment), _side(after, new_moment), tuple(rows), note)
+    sides = _side(before, old_moment), _side(after, new_moment)
+    total = sides[1].bytes - sides[0].bytes
+    rows.sort(key=lambda row: by_change(row, total))
+    scripts = _script(before), _script(after)
+    return Diff(keys, *sides, tuple(rows), note, before is after, scripts)
+
+
+def by_change(row: Row, total: int) -> tuple[int, bool, int, tuple[str, ...]]:
+    """Sorts rows: the largest change first, among equals those in the direction of the total."""
+    return -abs(row.change), row.change * total < 0, -row.after, row.key
 
 
 def frame(diff: Diff) -> "pd.DataFrame":
@@ -152,7 +165,15 @@ def _side(trace: Trace, position: int) -> Side:
     moment = usage.moment(trace, position, device)
     in_a_step = moment.step is not None and moment.step < len(training_steps.step_rows(trace))
     step = moment.step if in_a_step else None  # None: after the last step
-    return Side(moment.bytes, device, step, moment.phase, moment.by_category)
+    there = usage.alive_at(trace, position) & usage.on_device(trace, device)
+    reserved = device_bytes(trace, there, position, device).reserved
+    return Side(moment.bytes, device, step, moment.phase, moment.by_category, reserved)
+
+
+def _script(trace: Trace) -> str:
+    """The name of the program's file, without folders."""
+    words = meta.of(trace).command.split()
+    return PurePath(words[0]).name if words else ""
 
 
 def _has_lines(trace: Trace) -> bool:
