@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -868,9 +869,9 @@ def test_memory_that_comes_back_to_where_it_was_does_not_grow(levels: list[int])
 def test_under_autocast_too_a_call_without_grad_mode_is_one(grad: bool) -> None:
     """autocast casts a weight with grad mode on, for its cache; no_grad() holds for the call."""
     model = torch.nn.Linear(64, 64)
-    with trace(model, devices="cpu", table=False) as t:
-        with torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16):
-            model(torch.randn(8, 64))
+    mode, autocast = torch.set_grad_enabled(grad), torch.autocast("cpu", torch.bfloat16)
+    with trace(model, devices="cpu", table=False) as t, mode, autocast:
+        model(torch.randn(8, 64))
     tree = scopes.tree(t.data)
     assert phases.ran_with_grad(t.data, np.flatnonzero(tree.kind == scopes.MODULE)).tolist() == [
         grad

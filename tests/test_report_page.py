@@ -3,6 +3,7 @@
 Needs playwright and chromium; the accessibility rules are axe-core's, from `npm install` in viewer/.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,14 @@ from typing import Any
 import pytest
 
 from pytracer import LoadedTrace, load
+from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.facts import usage
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
 from tests.browser import browser_page
-from tests.test_diff import training
+from tests.test_diff import MIB, training
 from tests.test_report import EVIL, evil_trace
-from tests.trace_builder import training_step
+from tests.trace_builder import TraceBuilder, training_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -77,8 +79,8 @@ class Shown:
     def tree(self) -> dict[str, int]:
         """The first level of who holds how much."""
         rows: list[list[Any]] = self.tab.evaluate(
-            """() => [...document.querySelectorAll('table.tree tbody tr')].map((row) =>
-              [row.querySelector('.name').textContent, Number(row.dataset.bytes)])"""
+            """() => [...document.querySelectorAll('table.tree tr[data-bytes]:has(.name)')]
+              .map((row) => [row.querySelector('.name').textContent, Number(row.dataset.bytes)])"""
         )
         return dict(rows)
 
@@ -99,6 +101,37 @@ def shown(tab: Any, folder: Path, *traces: Trace, **options: Any) -> Shown:
 @pytest.fixture
 def recorded(tab: Any, tmp_path: Path) -> Shown:
     return shown(tab, tmp_path, load(RECORDED).data).open()
+
+
+def growing_trace() -> Trace:
+    """Each step keeps 1 MiB of its forward; the same line makes healthy blocks, too."""
+    b = TraceBuilder()
+    weight = b.seed(3 * MIB)
+    b.label(weight, "weights", "parameter", "h.0.weight", "786432", "float32")
+    kept = []
+    for _ in range(6):
+        with b.module("h.0"), b.op("aten::addmm", grad=True, at=("/home/user/train.py:9",)):
+            kept.append(b.alloc(MIB))
+        training_step(b, weight, layers=2, activation=5 * MIB)
+    variable = {"name": "outputs", "addresses": [each.address for each in kept]}
+    b.meta["variables"] = [{**variable, "graph_addresses": []}]
+    return b.trace()
+
+
+@pytest.fixture
+def growing(tab: Any, tmp_path: Path) -> Shown:
+    return shown(tab, tmp_path, growing_trace()).open()
+
+
+@contextlib.contextmanager
+def window(page: Shown, width: int, height: int) -> Iterator[None]:
+    before = page.tab.viewport_size
+    page.tab.set_viewport_size({"width": width, "height": height})
+    try:
+        page.settle()
+        yield
+    finally:
+        page.tab.set_viewport_size(before)
 
 
 # ---------------------------------------------------------------- sums
@@ -207,6 +240,124 @@ def test_of_a_sampled_trace_the_page_says_so_and_the_peak_is_exact(
     page = shown(tab, tmp_path, trace, most=30).open()
     assert "are not drawn" in page.tab.locator(".notes").inner_text()
     assert page.bytes == usage.peak(trace).bytes
+
+
+# ---------------------------------------------------------------- from a growth to its line
+
+
+def test_the_hint_is_one_line_below_the_controls(growing: Shown) -> None:
+    """A click on its button leads to all of it; `code` stands in code elements."""
+    hint = hints.hint(growing_trace())
+    assert hint is not None
+    advice = growing.tab.locator(".advice")
+    assert advice.locator(".sentence").get_attribute("title") == hint.text
+    assert advice.locator(".sentence").inner_text() == hint.text.replace("`", "")
+    assert advice.locator("code").first.inner_text() == "outputs"
+    with window(growing, 1400, 900):
+        box, charts = (growing.tab.locator(name).bounding_box() for name in (".advice", ".strip"))
+        assert box["height"] < 40
+        assert box["y"] + box["height"] <= charts["y"]
+    advice.locator("button").click()
+    growing.settle()
+    assert growing.tab.locator("[role=tab][aria-selected=true]").inner_text() == "What to change"
+
+
+def test_a_finding_that_is_the_hint_is_said_once(growing: Shown) -> None:
+    panel = growing.show("books")
+    (row,) = findings.findings(growing_trace())
+    text = panel.locator(".findings").inner_text()
+    assert text.count(row.evidence.replace("`", "").split(",")[0]) == 1
+    assert "hint:" not in text
+    assert "`" not in text
+
+
+def test_a_hint_without_a_finding_is_among_what_to_change(recorded: Shown) -> None:
+    text = recorded.show("books").locator(".findings").inner_text()
+    assert "hint: The 4 modules blocks.*" in text
+    assert recorded.tab.locator(".advice").inner_text().startswith("hint:")
+
+
+def test_without_advice_there_is_no_line_for_it(tab: Any, tmp_path: Path) -> None:
+    page = shown(tab, tmp_path, TraceBuilder().trace()).open()
+    assert not page.tab.locator(".advice").is_visible()
+
+
+def test_a_findings_button_says_that_it_shows_the_whole_line(growing: Shown) -> None:
+    panel = growing.show("books")
+    panel.get_by_role("button", name="show all bars of this line").click()
+    growing.settle()
+    assert growing.tab.locator("#search").input_value().startswith("^line:")
+    found = growing.tab.locator(".found").get_attribute("data-bytes")
+    (row,) = findings.findings(growing_trace())
+    assert int(found) > row.at_peak
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_where_memory_grows_the_page_opens_on_all_steps(
+    grows: bool, tab: Any, tmp_path: Path
+) -> None:
+    trace = growing_trace() if grows else training(steps=6).trace()
+    page = shown(tab, tmp_path, trace).open()
+    page.press("f")
+    assert page.tab.url.endswith(("run.html", "#")) == grows  # as it was
+
+
+def test_what_changed_is_in_sight_and_lists_only_that(growing: Shown) -> None:
+    """In a window of 1400 pixels nobody has to scroll for the button."""
+    with window(growing, 1400, 900):
+        panel = growing.show("steps")
+        button = panel.get_by_role("button", name="what changed in step 3")
+        box, around = button.bounding_box(), panel.bounding_box()
+        assert box["x"] + box["width"] <= around["x"] + around["width"]
+        button.click()
+        growing.settle()
+    panel = growing.tab.locator(".panel")
+    assert int(panel.locator("p[data-bytes]").get_attribute("data-bytes")) == MIB
+    rows = growing.tab.evaluate(
+        """() => [...document.querySelectorAll('table.tree tbody tr[data-bytes]')]
+          .map((row) => Number(row.dataset.bytes))"""
+    )
+    assert rows == [MIB]
+    assert (
+        panel.locator("tbody td[colspan]").inner_text() == "2 rows did not change and are left out"
+    )
+
+
+def test_a_sum_that_did_not_change_has_no_arrow(tab: Any, tmp_path: Path) -> None:
+    page = shown(tab, tmp_path, training().trace(), training().trace()).open()
+    panel = page.show("compare")
+    assert panel.locator("tfoot td").nth(2).inner_text() == "0 B"
+    assert panel.locator(".more, .less").count() == 0
+
+
+# ---------------------------------------------------------------- searches
+
+
+def test_a_new_search_replaces_the_old_one(recorded: Shown) -> None:
+    for text in ("op:mm", "category:weights"):
+        recorded.press("/")
+        recorded.tab.keyboard.type(text)
+        recorded.press("Enter")
+        assert recorded.tab.locator("#search").input_value() == text
+
+
+@pytest.mark.parametrize("where", ["page", "search field", "button"])
+def test_a_search_without_bars_says_so_and_how_it_ends(recorded: Shown, where: str) -> None:
+    panel = recorded.show("bar")
+    recorded.press("/")
+    recorded.tab.keyboard.type("no such bar")
+    recorded.settle()
+    assert "No bar at the cursor matches the search. Esc ends the search." in panel.inner_text()
+    assert panel.locator("table").count() == 0
+    if where == "button":
+        panel.get_by_role("button", name="end the search").click()
+    elif where == "page":
+        recorded.press("Enter", "Escape")
+    else:
+        recorded.press("Escape")
+    recorded.settle()
+    assert recorded.tab.locator("#search").input_value() == ""
+    assert panel.locator("tbody tr").count() > 0
 
 
 # ---------------------------------------------------------------- safe
@@ -334,6 +485,33 @@ def test_a_phone_of_320_pixels_scrolls_only_downwards(recorded: Shown) -> None:
         recorded.show(name)
         assert recorded.tab.evaluate("document.documentElement.scrollWidth") <= 320
     recorded.tab.set_viewport_size(size)
+
+
+def test_on_a_phone_the_table_without_scripts_is_not_cut(growing: Shown) -> None:
+    for width in (390, 320):
+        with window(growing, width, 844):
+            wide, seen = growing.tab.evaluate(
+                "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])"
+                "(document.querySelector('#summary'))"
+            )
+            assert wide <= seen
+
+
+def test_on_a_phone_the_controls_are_three_rows(recorded: Shown) -> None:
+    with window(recorded, 390, 844):
+        tops = recorded.tab.evaluate(
+            "[...document.querySelector('.controls').children].map((each) => each.offsetTop)"
+        )
+        rows = sorted(set(tops))
+        assert len([b for a, b in zip([-9, *rows], rows, strict=False) if b - a > 4]) <= 3
+
+
+@pytest.mark.parametrize(("height", "high"), [(900, 80), (700, 40)])
+def test_the_overview_is_high_where_there_is_room(recorded: Shown, height: int, high: int) -> None:
+    with window(recorded, 1400, height):
+        assert recorded.tab.locator("canvas.strip").bounding_box()["height"] == high
+        inside = recorded.tab.evaluate("document.querySelector('canvas.strip').height")
+        assert inside == high
 
 
 def test_the_pictures_are_not_empty(recorded: Shown) -> None:

@@ -7,7 +7,7 @@ import { COLOR_BY, type ColorBy } from "./colors";
 import type { Axis } from "./dataset";
 import { details, oneLine } from "./details";
 import type { Document, Facts } from "./document";
-import { choice, fill, h, save, swatch } from "./dom";
+import { choice, fill, h, prose, save, swatch } from "./dom";
 import type { Bar, Drawing, Layout, Look, MomentFacts, Places, Side, Strip, Who } from "./engine";
 import { countText, exactText, shareText, sizeText, timeText } from "./format";
 import { HELP } from "./help";
@@ -44,7 +44,7 @@ const TAB_WORDS: Record<Tab, string> = {
   who: "Who",
   bar: "Bar",
   steps: "Steps",
-  books: "Books",
+  books: "What to change",
   compare: "Compare",
 };
 
@@ -79,6 +79,7 @@ export class App {
   private readonly panel = h("div", { class: "panel", role: "tabpanel", id: "panel", tabindex: 0 });
   private readonly tabs = h("div", { class: "tabs", role: "tablist", "aria-label": "Views" });
   private readonly status = h("p", { class: "status", role: "status", "aria-live": "polite" });
+  private readonly advice = h("p", { class: "advice" });
   private readonly tip = h("div", { class: "tip", "aria-hidden": "true" });
   private readonly notes = h("div", { class: "notes" });
   private readonly help = h("dialog", { class: "help", "aria-label": "Keys" });
@@ -96,7 +97,7 @@ export class App {
     private readonly places: Places[],
     private readonly root: HTMLElement,
   ) {
-    this.charts = new Charts(window.innerWidth < 600 ? 52 : 70);
+    this.charts = new Charts(window.innerWidth < 600 ? 60 : 70);
     const choose = (path: string[]) => this.searchFor(path, this.state.keys);
     const tell = (text: string, event: MouseEvent | null) => this.showTip(text, event);
     this.whoIcicle = new Icicle("icicle", "Who holds it, as a picture", choose, tell);
@@ -211,6 +212,7 @@ export class App {
     else this.bar = null;
     this.input.value = this.state.search;
     fill(this.notes, ...books.notes(this.facts).map((note) => h("p", {}, note)));
+    this.showAdvice();
     this.buildControls();
     this.legend.dataset.axis = axis;
     await this.refresh();
@@ -372,7 +374,8 @@ export class App {
     const side = h("section", { class: "side", "aria-label": "Numbers" }, this.sums, this.tabs);
     side.append(this.panel);
     this.help.append(HELP(() => this.help.close()));
-    fill(this.root, this.controls, this.status, h("div", { class: "columns" }, charts, side));
+    const columns = h("div", { class: "columns" }, charts, side);
+    fill(this.root, this.controls, this.advice, this.status, columns);
     this.root.append(this.tip, this.help);
     const tabs = TABS.map((tab) =>
       h(
@@ -482,6 +485,17 @@ export class App {
     this.status.dataset.change = String(cursor.change);
   }
 
+  /** The hint in one line; a click leads to all of it. */
+  private showAdvice(): void {
+    const advice = books.firstAdvice(this.facts);
+    this.advice.hidden = advice === null;
+    if (!advice) return;
+    const text = h("span", { class: "sentence", title: advice.text }, prose(advice.text));
+    const toAll = () => this.change({ tab: "books" });
+    const whole = h("button", { class: "whole", click: toAll }, TAB_WORDS.books);
+    fill(this.advice, h("b", {}, `${advice.kind}: `), text, whole);
+  }
+
   private showTabs(): void {
     for (const tab of this.tabs.querySelectorAll<HTMLElement>("[role=tab]")) {
       const chosen = tab.dataset.tab === this.state.tab;
@@ -562,13 +576,26 @@ export class App {
       row.texts.line,
     ]);
     const heads = ["number", "bytes", "category", "tensor", "module", "op", "line"];
+    const largest = books.table("The largest bars at the cursor", heads, list);
     fill(
       this.panel,
       bar ? details(bar, this.doc.source, (like) => this.searchAlike(like)) : null,
       bar
         ? h("button", { click: () => this.unpin() }, "unpin")
         : h("p", {}, "Click a bar to pin it."),
-      books.table("The largest bars at the cursor", heads, list),
+      list.length ? largest : this.noBars(),
+    );
+  }
+
+  private noBars(): HTMLElement {
+    const { search, only } = this.state;
+    const among = only === "all" ? "" : ` of "${ONLY_WORDS[only]}"`;
+    if (!search) return h("p", {}, `No bar${among} is alive at the cursor.`);
+    return h(
+      "p",
+      {},
+      `No bar${among} at the cursor matches the search. Esc ends the search. `,
+      h("button", { click: () => this.endSearch() }, "end the search"),
     );
   }
 
@@ -765,6 +792,17 @@ export class App {
     this.refresh();
   }
 
+  /** What is typed next replaces the old search. */
+  private toSearch(): void {
+    this.input.focus();
+    this.input.select();
+  }
+
+  private endSearch(): void {
+    this.input.value = "";
+    this.change({ search: "" });
+  }
+
   private searchFor(path: string[], keys: string[]): void {
     const words = path.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
     this.change({ search: words.filter(Boolean).join(" ") });
@@ -842,14 +880,15 @@ export class App {
       this.openSet(true);
     });
     let first = true; // it tells of the size that is known already
-    new ResizeObserver(() => {
+    const resized = new ResizeObserver(() => {
       if (first) {
         first = false;
         return;
       }
       this.drawStrip().then(() => this.draw());
       this.whoIcicle.draw();
-    }).observe(this.charts.area.canvas);
+    });
+    for (const pane of this.charts.all) resized.observe(pane.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
     this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
     const { strip, area, map, bands } = this.charts;
@@ -1014,7 +1053,11 @@ export class App {
   private key(event: KeyboardEvent): void {
     const target = event.target as HTMLElement;
     if (this.help.open) return;
-    if (event.key === "Escape" && target === this.input) this.input.blur();
+    if (target === this.input && event.key === "Enter") this.input.blur();
+    if (target === this.input && event.key === "Escape") {
+      this.input.blur();
+      this.endSearch();
+    }
     if (/^(INPUT|SELECT|TEXTAREA)$/.test(target.tagName) || event.ctrlKey || event.metaKey) return;
     const actions: Record<string, () => void> = {
       w: () => this.zoom(0.7, this.cursorShare()),
@@ -1026,12 +1069,12 @@ export class App {
       r: () => this.toggleRange(),
       "[": () => this.nextStep(-1),
       "]": () => this.nextStep(1),
-      "/": () => this.input.focus(),
+      "/": () => this.toSearch(),
       "?": () => this.help.showModal(),
       ArrowLeft: () => this.stepCursor(-1),
       ArrowRight: () => this.stepCursor(1),
       Backspace: () => this.undo(),
-      Escape: () => (this.state.search ? this.change({ search: "" }) : this.unpin()),
+      Escape: () => (this.state.search ? this.endSearch() : this.unpin()),
     };
     const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];
     if (!action) return;
@@ -1046,8 +1089,11 @@ export class App {
   }
 }
 
-/** A whole run is too much to begin with: what is seen first is the peak's step, and around. */
-/** The step of the peak. By events where idle time would squeeze everything that happened. */
+/**
+ * What is seen first: the peak's step and around it, because a whole run is too much to begin with.
+ * If memory grows from step to step, it is the whole run, which shows the stairs. By events where
+ * idle time would squeeze everything that happened.
+ */
 function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
   const axis = books.isMostlyIdle(facts) ? "events" : "time";
   const byTime = axis === "time";
@@ -1056,7 +1102,8 @@ function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
     ? [begin_ns, Math.max(end_ns, begin_ns + 1)]
     : [-1, Math.max(changes, 1)];
   const at = steps.findIndex((row) => row.start_ns <= peak.time_ns && peak.time_ns <= row.end_ns);
-  if (steps.length < 2 || at < 0) return { axis, from: first, to: last };
+  const grows = facts.findings?.some((row) => row.kind === "growth");
+  if (steps.length < 2 || at < 0 || grows) return { axis, from: first, to: last };
   const [begin, end] = byTime
     ? [steps[at].start_ns, steps[at].end_ns]
     : [steps[at - 1]?.last_change ?? first, steps[at].last_change];

@@ -1,7 +1,7 @@
 // Tables that need no data but the document's: steps, ledger, parameters, findings, health, costs.
 
-import type { Cost, Facts, Ledger } from "./document";
-import { h } from "./dom";
+import type { Cost, Facts, Finding, Ledger } from "./document";
+import { h, prose } from "./dom";
 import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
 
 type Cell = string | Node;
@@ -45,12 +45,6 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
   const time = (device: number | null, host: number) => timeText(device ?? host);
   const rows = facts.steps.map((row, i) => [
     h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
-    size(row.peak_bytes),
-    h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
-    countText(row.allocations),
-    time(row.device_forward_ns, row.forward_ns),
-    time(row.device_backward_ns, row.backward_ns),
-    time(row.device_optimizer_ns, row.optimizer_ns),
     i > 0
       ? h(
           "button",
@@ -61,16 +55,22 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
           "what changed",
         )
       : "",
+    size(row.peak_bytes),
+    h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
+    countText(row.allocations),
+    time(row.device_forward_ns, row.forward_ns),
+    time(row.device_backward_ns, row.backward_ns),
+    time(row.device_optimizer_ns, row.optimizer_ns),
   ]);
   const heads = [
     "step",
+    "compare",
     "peak",
     "growth",
     "allocations",
     "forward",
     "backward",
     "optimizer",
-    "compare",
   ];
   return table("Steps", heads, rows);
 }
@@ -98,7 +98,7 @@ export function ledger(found: Ledger): HTMLElement {
     "div",
     {},
     table(`Ledger at the ${found.at}`, ["what", "bytes", "picture", "known by"], rows),
-    h("p", {}, end, ...found.notes.map((note) => ` ${note}`)),
+    h("p", {}, prose([end, ...found.notes].join(" "))),
   );
 }
 
@@ -130,15 +130,31 @@ export function findings(facts: Facts, show: (line: string, module: string) => v
       "li",
       {},
       h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
-      `${row.evidence}. ${sentence(row.change)} `,
+      prose(`${row.evidence}. ${sentence(row.change)} `),
       row.line || row.module
-        ? h("button", { click: () => show(row.line, row.module) }, "show its bars")
+        ? h(
+            "button",
+            { click: () => show(row.line, row.module) },
+            `show all bars of this ${row.line ? "line" : "module"}`,
+          )
         : null,
     ),
   );
   if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
-  if (facts.hint) parts.push(h("li", {}, h("b", {}, "hint: "), facts.hint));
+  if (facts.hint && !found.some((row) => asHint(row) === facts.hint)) {
+    parts.push(h("li", {}, h("b", {}, "hint: "), prose(facts.hint)));
+  }
   return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+}
+
+/** Python writes a finding as a hint with the same words. */
+const asHint = (row: Finding) => `${row.evidence}: ${row.change}.`;
+
+/** The hint, or the first finding if there is no hint. */
+export function firstAdvice(facts: Facts): { kind: string; text: string } | null {
+  if (facts.hint) return { kind: "hint", text: facts.hint };
+  const [first] = facts.findings ?? [];
+  return first ? { kind: first.kind, text: asHint(first) } : null;
 }
 
 const sentence = (text: string) => (text ? `${text[0].toUpperCase()}${text.slice(1)}.` : "");

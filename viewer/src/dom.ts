@@ -1,5 +1,7 @@
 // Elements, made in one expression. Texts are always text: names in a trace may hold any markup.
 
+import { codeParts } from "./format";
+
 type Child = Node | string | null | undefined | false;
 type Handler = (event: never) => void;
 export type Attributes = Record<string, string | number | boolean | null | undefined | Handler>;
@@ -23,6 +25,12 @@ export function h<K extends keyof HTMLElementTagNameMap>(
 
 export function fill(parent: Element, ...children: Child[]): void {
   parent.replaceChildren(...children.filter((child): child is Node | string => !!child));
+}
+
+/** A sentence whose `code` stands in code elements. */
+export function prose(text: string): HTMLElement {
+  const parts = codeParts(text).map(([part, isCode]) => (isCode ? h("code", {}, part) : part));
+  return h("span", {}, ...parts);
 }
 
 /** A list to choose from. */

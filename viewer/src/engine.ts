@@ -254,7 +254,7 @@ export class Engine {
   }
 
   protected compare(about: { keys: string[]; before: Side; after: Side }): Node {
-    const tree = new Tree(about.keys);
+    const tree = new Tree(about.keys, true);
     for (const [side, sign] of [
       [about.before, -1],
       [about.after, 1],

@@ -32,6 +32,10 @@ export const exactText = (bytes: number) => `${countText(bytes)} bytes`;
 export const shareText = (part: number, whole: number) =>
   whole ? `${((100 * part) / whole).toFixed(1)}%` : "";
 
+/** The parts of a sentence; every second one stood in backticks. */
+export const codeParts = (text: string) =>
+  text.split(/`([^`]+)`/).map((part, i): [text: string, isCode: boolean] => [part, i % 2 === 1]);
+
 /** Round places between two numbers, for the marks of an axis. */
 export function ticks(from: number, to: number, about: number, binary = false): number[] {
   const rough = (to - from) / about;

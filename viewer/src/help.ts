@@ -10,7 +10,7 @@ const KEYS: [string, string][] = [
   ["[ ]", "to the step before and after"],
   ["F", "see all; so does a double click"],
   ["R", "begin a range at the cursor, or end it"],
-  ["/", "search"],
+  ["/", "search; the old search is replaced"],
   ["Esc", "end the search, unpin the bar"],
   ["Backspace", "take back the last change of what is shown"],
   ["Shift and drag", "look into a box"],

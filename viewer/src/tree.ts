@@ -12,6 +12,7 @@ export interface Node {
   before: number; // of a comparison
   children: Node[];
   others: number; // children that are not listed; `bytes` has them all the same
+  same: number; // of a comparison: children that did not change, which are not listed either
 }
 
 export interface Totals {
@@ -81,14 +82,17 @@ interface Growing {
 }
 
 function growing(name: string): Growing {
-  const node = { name, bytes: 0, count: 0, before: 0, children: [], others: 0 };
+  const node = { name, bytes: 0, count: 0, before: 0, children: [], others: 0, same: 0 };
   return { node, children: new Map() };
 }
 
 export class Tree {
   private readonly root = growing("");
 
-  constructor(private readonly keys: string[]) {}
+  constructor(
+    private readonly keys: string[],
+    private readonly compares = false,
+  ) {}
 
   /** `sign` is -1 for the side of a comparison that was before. */
   add(data: Dataset, found: Totals, sign = 0): void {
@@ -119,13 +123,24 @@ export class Tree {
   }
 
   finished(): Node {
-    return finish(this.root);
+    return finish(this.root, this.compares);
   }
 }
 
-function finish(grown: Growing): Node {
+function finish(grown: Growing, compares: boolean): Node {
   const all = [...grown.children.values()];
-  all.sort((a, b) => Math.abs(b.node.bytes) - Math.abs(a.node.bytes));
-  const kept = all.slice(0, MOST_CHILDREN);
-  return { ...grown.node, children: kept.map(finish), others: all.length - kept.length };
+  const listed = compares ? all.filter(changed) : all;
+  listed.sort((a, b) => Math.abs(b.node.bytes) - Math.abs(a.node.bytes));
+  const kept = listed.slice(0, MOST_CHILDREN);
+  return {
+    ...grown.node,
+    children: kept.map((child) => finish(child, compares)),
+    others: listed.length - kept.length,
+    same: all.length - listed.length,
+  };
+}
+
+/** Two children may change by opposite amounts, so a sum of 0 alone does not mean "the same". */
+function changed({ node, children }: Growing): boolean {
+  return node.bytes !== 0 || node.count !== 0 || [...children.values()].some(changed);
 }

@@ -84,6 +84,7 @@ export class TreeTable {
       if (isOpen) this.rows(body, child, own, options);
     }
     this.more(body, node, path, children.slice(shown.length), key);
+    this.same(body, node, path);
   }
 
   private more(body: HTMLElement, node: Node, path: string[], left: Node[], key: string): void {
@@ -99,6 +100,15 @@ export class TreeTable {
     if (left.length)
       cell.append(h("button", { click: ask }, `show ${countText(left.length)} more`));
     else cell.append(others);
+    body.append(h("tr", {}, cell));
+  }
+
+  private same(body: HTMLElement, node: Node, path: string[]): void {
+    if (node.same === 0) return;
+    const [rows, are] = node.same === 1 ? ["row", "is"] : ["rows", "are"];
+    const text = `${countText(node.same)} ${rows} did not change and ${are} left out`;
+    const cell = h("td", { colspan: 6, class: "words" }, text);
+    cell.style.paddingLeft = `${path.length + 1.6}em`;
     body.append(h("tr", {}, cell));
   }
 
@@ -134,7 +144,7 @@ export class TreeTable {
     if (options.compares) {
       const after = node.before + node.bytes;
       const change = cell(node.bytes, signed(node.bytes));
-      change.className = node.bytes > 0 ? "more" : "less";
+      if (node.bytes !== 0) change.className = node.bytes > 0 ? "more" : "less";
       return [
         cell(node.before, sizeText(node.before)),
         cell(after, sizeText(after)),

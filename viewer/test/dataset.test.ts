@@ -103,6 +103,21 @@ test("two moments compared differ by their levels", () => {
   assert.equal(root.before, data.totalAt(20));
 });
 
+test("of a comparison what did not change is counted, not listed", () => {
+  const tree = new Tree(["module", "op"], true);
+  for (const sign of [-1, 1]) {
+    tree.addPath(["kept", "mm"], 100, 1, sign);
+    tree.addPath(["moved", sign < 0 ? "mm" : "add"], 50, 1, sign);
+  }
+  tree.addPath(["made", "mm"], 8, 1, 1);
+  const root = tree.finished();
+  const names = root.children.map((child) => child.name);
+  assert.deepEqual(names.sort(), ["made", "moved"]);
+  assert.equal(root.same, 1);
+  assert.equal(root.before, 150);
+  assert.equal(root.bytes, 8);
+});
+
 test("a search finds what has every one of its words", () => {
   const { data, made } = random(2, 200);
   const found = search(data, "^module:m1$ op:op[02]");

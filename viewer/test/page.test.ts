@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { asFloat64, asUint32, fromBase64, inflate } from "../src/decode";
-import { countText, signed, sizeText, ticks, timeText } from "../src/format";
+import { codeParts, countText, signed, sizeText, ticks, timeText } from "../src/format";
 import { escaped, expression } from "../src/search";
 import { fromHash, History, type State, toHash } from "../src/state";
 
@@ -57,6 +57,17 @@ test("sizes and times are written as Python's table writes them", () => {
   assert.equal(timeText(591_000_000), "591 ms");
   assert.equal(timeText(12), "12 ns");
   assert.equal(countText(1234567), "1,234,567");
+});
+
+test("what stands in backticks is code", () => {
+  assert.deepEqual(codeParts("put `a` into `b`"), [
+    ["put ", false],
+    ["a", true],
+    [" into ", false],
+    ["b", true],
+    ["", false],
+  ]);
+  assert.deepEqual(codeParts("one ` alone"), [["one ` alone", false]]);
 });
 
 test("marks of an axis are round and inside", () => {
