@@ -535,3 +535,21 @@ def test_doctor_names_each_private_name_that_torch_has_dropped(
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "private torch" in line]
     assert "failed" in line
     assert "torch.cuda._gone, which counting sheep needs" in line
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["train.py"], "pytracer run train.py"),
+        (["run.pytrace"], "pytracer summary run.pytrace"),
+        (["summary", "x.pytrace", "--wrods"], "--words"),
+        (["check", "x.pytrace", "--max-paek", "1GiB"], "--max-peak"),
+        (["run", "--stack", "train.py"], "--stacks"),
+    ],
+)
+def test_what_was_meant_is_named(
+    typed: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(typed)
+    assert meant in capsys.readouterr().err.partition("did you mean ")[2]

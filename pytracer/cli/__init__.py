@@ -8,6 +8,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytracer import errors
@@ -52,18 +53,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser, commands = _parsers()
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
-        similar = errors.did_you_mean(arguments[0], commands.choices)
+        similar = errors.did_you_mean(arguments[0], commands.choices) or _for_a_file(arguments[0])
         all_of_them = f"; there are {', '.join(commands.choices)}"
         parser.error(f"there is no command {arguments[0]!r}{similar or all_of_them}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)
-        hint = (
-            "; the script's own options go after the script"
-            if program or options.command == "run"
-            else ""
-        )
         of_command = commands.choices.get(options.command, parser)
+        hint = errors.did_you_mean(unknown[0], of_command._option_string_actions)
+        if not hint and (program or options.command == "run"):
+            hint = "; the script's own options go after the script"
         of_command.error(f"unrecognized arguments: {words}{hint}")
     if options.command is None:
         parser.print_help()
@@ -96,6 +95,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _for_a_file(name: str) -> str:
+    """The command that a person meant who named only a file."""
+    command = {".py": "run", ".pytrace": "summary"}.get(Path(name).suffix)
+    return f"; did you mean pytracer {command} {name}?" if command else ""
 
 
 def _parsers() -> tuple[argparse.ArgumentParser, Any]:

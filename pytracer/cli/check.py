@@ -72,16 +72,27 @@ class Check(Command):
             )
             return errors.BudgetExceeded.exit_code if exceeded else 0
         if exceeded:
-            print(f"{loaded.table()}\n")
+            closer = _closer_look(options, loaded, [row.name for row in exceeded])
+            print("\n".join((*budget.exceeded_lines(exceeded), f"Look closer with:  {closer}", "")))
         if baseline is not None:
             print("\n".join((*budget.difference_lines(changed), "")))
         if exceeded:
-            print("\n".join(budget.exceeded_lines(exceeded)))
-            closer = ["diff", str(options.baseline)] if options.baseline else ["export"]
-            print(f"Look closer with:  pytracer {shlex.join([*closer, str(options.file)])}")
+            print(loaded.table())
             return errors.BudgetExceeded.exit_code
         print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
+        if "growth_per_step" in limits and (note := budget.growth_note(loaded.data)):
+            print(note)
         return 0
+
+
+def _closer_look(options: argparse.Namespace, loaded: Any, names: list[str]) -> str:
+    """The command that shows why a limit is exceeded."""
+    words = ["report", str(options.file)]
+    if options.baseline:
+        words = ["diff", str(options.baseline), str(options.file)]
+    elif names == ["growth_per_step"]:
+        words = ["diff", str(options.file), "--steps", f"1,{len(loaded.steps()) - 1}"]
+    return f"pytracer {shlex.join(words)}"
 
 
 def _require_whole(file: Path, loaded: Any) -> None:

@@ -140,14 +140,23 @@ def _print_text(answers: Sequence[tuple[Any, Any, Any]]) -> None:
         if imagined.problem:
             print(f"{card.name:<{width}}  cannot be imagined: {imagined.problem}")
             continue
-        says = "fits" if fits else "does not fit"
-        if not fits and fits.helps is not None:
-            says = f"fits with {fits.helps.settings}"
         beside = size_text(fits.beside) if card.beside else _UNKNOWN_BESIDE
         start = f"{card.name:<{width}}  {size_text(card.capacity):>8}  "
-        text = f"{says}: torch reserves {size_text(fits.replay.peak_reserved)}, beside it {beside}"
+        text = f"{_verdict(fits)}, beside it {beside}"
         indent = " " * len(start)
         print(textwrap.fill(text, columns(), initial_indent=start, subsequent_indent=indent))
+
+
+def _verdict(fits: Any) -> str:
+    from pytracer.units import size_text
+
+    reserved = size_text(fits.replay.peak_reserved)
+    if fits:
+        return f"fits: torch reserves {reserved}"
+    needs = size_text(fits.smallest_card)
+    if fits.helps is not None:
+        return f"fits with {fits.helps.settings}; without, it needs a card of {needs}"
+    return f"does not fit: it needs a card of {needs}. Memory runs out at {reserved} reserved"
 
 
 def _document(card: Any, imagined: Any, fits: Any) -> dict[str, Any]:

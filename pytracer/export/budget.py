@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-from pytracer.analysis.answers.budgets import Difference, Exceeded
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.answers.budgets import Difference, Exceeded, seldom_growth
 from pytracer.export.diff import module_text
+from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import size_text
 
@@ -23,6 +25,19 @@ def kept_lines(rows: Sequence[Exceeded]) -> list[str]:
         f"  {row.name} {size_text(row.found)} of {size_text(row.limit)}{_own(row, ', ')}"
         for row in rows
     ]
+
+
+def growth_note(trace: Trace) -> str:
+    """A line about growth that is not counted as growth per step; "" if there is none."""
+    total, steps = seldom_growth(trace)
+    if not total:
+        return ""
+    first = training_steps.first_step(trace)
+    named = ", ".join(str(first + step) for step in steps)
+    return (
+        f"But memory grew by {size_text(total)}, in step{'s' * (len(steps) > 1)} {named}: too seldom "
+        "to tell whether it goes on. Record more steps, with pytracer run --steps all."
+    )
 
 
 def _own(row: Exceeded, before: str = " ") -> str:

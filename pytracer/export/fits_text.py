@@ -49,6 +49,8 @@ def _answer(fits: Fits) -> str:
 
 def _beside(fits: Fits) -> str:
     peak = size_text(fits.replay.peak_reserved)
+    if not fits.beside:
+        return f"torch's allocator reserves {peak}; what the card needs beside it was not measured"
     return (
         f"{size_text(fits.beside)} are the context, libraries and the driver's; torch's "
         f"allocator reserves {peak} of the rest"
@@ -100,7 +102,9 @@ def render_what_if(prediction: WhatIf, width: int = 80) -> str:
     lines += paragraph("peak", _between(prediction.lowest, prediction.highest), width)
     if prediction.reserved is not None:
         lines += paragraph("reserved", _between(*prediction.reserved), width)
-    law = f"{prediction.with_law:.1%} of the peak follow a law that {prediction.traces} traces agree on"
+    law = f"{prediction.with_law:.1%} of the peak follow a law"
+    if prediction.traces > 1:
+        law += f" that {prediction.traces} traces agree on"
     lines += paragraph("known by", law, width)
     for i, row in enumerate(prediction.flagged):
         title = "no law" if i == 0 else ""
@@ -123,6 +127,9 @@ def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
     needs += size_text(plan.now.peak_reserved or plan.now.peak)
     if not plan:
         answer = f"no plan fits in {budget}; the smallest needs {needs}"
+        if not (chosen.modules or chosen.offloaded):
+            now = size_text(chosen.peak_reserved or chosen.peak)
+            answer = f"no plan fits in {budget}: no checkpoint lowers the {now} that it needs now"
     elif not (chosen.modules or chosen.offloaded):
         answer = f"fits in {budget} without a checkpoint"
     else:

@@ -203,7 +203,8 @@ def steps(trace: Trace, device: str) -> Steps:
         also = f"; it has {', '.join(here)}" if here else ""
         if device == "cpu" and here:
             raise errors.UsageError(
-                "replay models CUDA's allocator, but this trace is of the CPU: record on a GPU"
+                "fits and replay model CUDA's allocator, but this trace is of the CPU: record on a GPU, "
+                "or imagine one: pytracer imagine --on RTX4090 train.py"
             )
         raise errors.UsageError(f"the trace has no allocation on {device}{also}")
     return by_device[device]

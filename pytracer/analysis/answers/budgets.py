@@ -10,6 +10,7 @@ from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import parse_size
 
+_PART = 10  # a step with a tenth of the growth is worth naming
 LIMITS = ("peak", *CATEGORY_ORDER, "growth_per_step")
 
 
@@ -64,6 +65,18 @@ def growth_per_step(trace: Trace, device: str | None = None) -> int:
             "a step ends at optimizer.step() or t.step()"
         )
     return training_steps.steady_growth(growth).per_step
+
+
+def seldom_growth(trace: Trace) -> tuple[int, list[int]]:
+    """The bytes and the steps of growth that came too seldom to tell whether it goes on.
+
+    No bytes if `growth_per_step` counts the growth, or if nothing of it is left.
+    """
+    rows = training_steps.step_rows(trace)[1:]
+    total = sum(row.growth_bytes for row in rows)
+    if total <= 0 or growth_per_step(trace) > 0:
+        return 0, []
+    return total, [row.step for row in rows if row.growth_bytes * _PART > total]
 
 
 @dataclass(frozen=True)
