@@ -94,17 +94,27 @@ def test_what_is_typed_next_can_be_copied_into_a_shell(saved, tmp_path, capsys) 
     file = tmp_path / "my run.pytrace"
     file.write_bytes(saved.read_bytes())
     assert main(["check", str(file), "--max-peak", "1B"]) == 3
-    assert capsys.readouterr().out.endswith(f"pytracer export '{file}'\n")
+    assert capsys.readouterr().out.endswith(f"pytracer report '{file}'\n")
 
 
 def test_over_the_budget_is_3_with_the_table_and_what_is_over(saved, capsys) -> None:
     code = main(["check", str(saved), "--max-peak", "8 MiB", "--max", "activations=30MiB"])
     out = capsys.readouterr().out
     assert code == 3
-    assert out.startswith("peak ")
-    assert "over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much" in out
+    verdict = "over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much"
+    assert out.startswith(f"{verdict}\n\npeak 31.0 MiB")
+    assert out.count(verdict) == 1
     assert "over      activations" not in out
-    assert f"pytracer export {saved}" in out  # the table is there already
+    assert f"pytracer report {saved}" in out  # the table is there already
+
+
+def test_growth_over_its_limit_names_two_steps_to_compare(tmp_path, capsys) -> None:
+    file = a_trace(steps=5, leak=MIB).trace().save(tmp_path / "leak.pytrace")
+    assert main(["check", str(file), "--max-growth", "0"]) == 3
+    *_, diff, report = capsys.readouterr().out.splitlines()
+    assert diff == f"Look closer with:  pytracer diff {file} --steps 1,4"
+    assert report.split() == ["pytracer", "report", str(file)]
+    assert main(diff.partition("pytracer ")[2].split()) == 0
 
 
 def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:
@@ -162,7 +172,7 @@ def test_what_cannot_be_checked_is_a_matter_of_usage(saved, options, capsys) -> 
 def test_too_few_steps_tell_nothing_of_growth(tmp_path, capsys) -> None:
     short = a_trace(steps=2).trace().save(tmp_path / "short.pytrace")
     assert main(["check", str(short), "--max-growth", "0"]) == 2
-    assert "takes three steps" in capsys.readouterr().err
+    assert "needs three steps" in capsys.readouterr().err
 
 
 def test_no_trace_is_4(tmp_path, capsys) -> None:

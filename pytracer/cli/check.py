@@ -72,16 +72,34 @@ class Check(Command):
             )
             return errors.BudgetExceeded.exit_code if exceeded else 0
         if exceeded:
-            print(f"{loaded.table()}\n")
-        if baseline is not None:
-            print("\n".join((*budget.difference_lines(changed), "")))
-        if exceeded:
             print("\n".join(budget.exceeded_lines(exceeded)))
-            closer = ["diff", str(options.baseline)] if options.baseline else ["export"]
-            print(f"Look closer with:  pytracer {shlex.join([*closer, str(options.file)])}")
-            return errors.BudgetExceeded.exit_code
-        print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
-        return 0
+        else:
+            print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
+        if baseline is not None:
+            print("\n".join(("", *budget.difference_lines(changed))))
+        if not exceeded:
+            return 0
+        print(f"\n{loaded.table()}\n")
+        grew = any(row.name == "growth_per_step" for row in exceeded)
+        title = "Look closer with:"
+        for command in _next_commands(options, loaded, grew=grew):
+            print(f"{title:<19}pytracer {shlex.join(command)}")
+            title = ""
+        return errors.BudgetExceeded.exit_code
+
+
+def _next_commands(options: argparse.Namespace, loaded: Any, *, grew: bool) -> list[list[str]]:
+    """The commands that show more about an exceeded limit."""
+    file = str(options.file)
+    commands = []
+    if options.baseline:
+        commands.append(["diff", str(options.baseline), file])
+    if grew:  # growth is of the steps after the first
+        last = len(loaded.steps()) - 1
+        commands.append(["diff", file, "--steps", f"1,{last}"])
+    if grew or not options.baseline:
+        commands.append(["report", file])
+    return commands
 
 
 def _require_whole(file: Path, loaded: Any) -> None:
