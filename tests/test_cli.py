@@ -357,6 +357,26 @@ def test_arguments_that_make_no_sense(
     assert everything(here) == before
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("lit.json.gz", "lit.json.gz looks like an export"),
+        ("lit.pftrace", "name the .pytrace file that it was made from"),
+        ("lit.html", "looks like an export"),
+        ("run.pytrace.gz", "run.pytrace.gz is compressed: gunzip it first"),
+        ("notes.txt", "not a"),
+    ],
+)
+def test_an_export_is_not_a_trace(
+    name: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / name).write_bytes(b"some other bytes, and enough of them for a header" * 4)
+    code, _, err = run(capsys, "summary", name)
+    assert code == 4
+    assert says in err
+    assert_one_line(err)
+
+
 def test_a_snapshot_that_holds_nothing_is_an_empty_trace(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
