@@ -10,10 +10,12 @@ import importlib
 import importlib.util
 import os
 import platform
+import site
 import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -83,6 +85,20 @@ def checks() -> Iterator[Check]:
     if torch.version.cuda is not None:
         yield _tracker()
     yield _nvml()
+    yield _environment_variable()
+
+
+def _environment_variable() -> Check:
+    """Whether Python reads `pytracer.pth` as it starts, without which PYTRACER=1 does nothing."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    for folder in folders:
+        if Path(folder, "pytracer.pth").is_file():
+            return Check("PYTRACER=1", "ok", f"pytracer.pth is in {folder}")
+    return Check(
+        "PYTRACER=1",
+        "off",
+        "pytracer.pth is not in site-packages: install with pip, or use `pytracer run`",
+    )
 
 
 def _reading() -> Check:

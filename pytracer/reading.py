@@ -543,7 +543,21 @@ def read(path: str | Path) -> LoadedTrace:
     """Like `load`, without the warning. For callers that report an incomplete file themselves."""
     if snapshot.is_snapshot(path):
         return LoadedTrace(snapshot.load(path))
-    return LoadedTrace(load_trace(path))
+    try:
+        return LoadedTrace(load_trace(path))
+    except errors.UnreadableTrace:
+        name = os.fspath(path)
+        if name.endswith(".pytrace.gz") and os.path.isfile(name):  # noqa: PTH113
+            raise errors.UnreadableTrace(f"{name} is compressed: gunzip it first") from None
+        if name.endswith(_EXPORTS) and os.path.isfile(name):  # noqa: PTH113
+            raise errors.UnreadableTrace(
+                f"{name} looks like an export, which cannot be read back: name the .pytrace file "
+                "that it was made from"
+            ) from None
+        raise
+
+
+_EXPORTS = (".json", ".json.gz", ".pftrace", ".html", ".htm", ".parquet")
 
 
 def _check_steps(steps: Any) -> None:

@@ -94,16 +94,27 @@ def test_what_is_typed_next_can_be_copied_into_a_shell(saved, tmp_path, capsys) 
     file = tmp_path / "my run.pytrace"
     file.write_bytes(saved.read_bytes())
     assert main(["check", str(file), "--max-peak", "1B"]) == 3
-    assert f"Look closer with:  pytracer report '{file}'\n" in capsys.readouterr().out
+    assert capsys.readouterr().out.endswith(f"pytracer report '{file}'\n")
 
 
 def test_over_the_budget_is_3_with_what_is_over_and_then_the_table(saved, capsys) -> None:
     code = main(["check", str(saved), "--max-peak", "8 MiB", "--max", "activations=30MiB"])
     out = capsys.readouterr().out
     assert code == 3
-    assert out.startswith("over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much")
+    verdict = "over      peak 31.0 MiB, limit 8.00 MiB: 23.0 MiB too much"
+    assert out.startswith(f"{verdict}\n\npeak 31.0 MiB")
+    assert out.count(verdict) == 1
     assert "over      activations" not in out
-    assert "\npeak 31.0 MiB on cpu" in out
+    assert f"pytracer report {saved}" in out  # the table is there already
+
+
+def test_growth_over_its_limit_names_two_steps_to_compare(tmp_path, capsys) -> None:
+    file = a_trace(steps=5, leak=MIB).trace().save(tmp_path / "leak.pytrace")
+    assert main(["check", str(file), "--max-growth", "0"]) == 3
+    *_, diff, report = capsys.readouterr().out.splitlines()
+    assert diff == f"Look closer with:  pytracer diff {file} --steps 1,4"
+    assert report.split() == ["pytracer", "report", str(file)]
+    assert main(diff.partition("pytracer ")[2].split()) == 0
 
 
 def test_the_baseline_says_what_grew(saved, tmp_path, capsys) -> None:

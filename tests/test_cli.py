@@ -321,6 +321,12 @@ def test_an_output_that_cannot_be_written(
         ("summary run.pytrace --colour", "unrecognized arguments"),
         ("frobnicate", "there is no command 'frobnicate'; there are demo, summary,"),
         ("ledgr run.pytrace", "there is no command 'ledgr'; did you mean 'ledger'?"),
+        ("train.py", "did you mean pytracer run train.py?"),
+        ("run.pytrace", "did you mean pytracer summary run.pytrace?"),
+        ("summary run.pytrace --wrods", "--wrods; did you mean '--words'?"),
+        ("check run.pytrace --max-paek 4GiB", "did you mean '--max-peak'?"),
+        ("export run.pytrace --format perfeto", "'perfeto'; did you mean 'perfetto'?"),
+        ("run --stack train.py", "pytracer run: unrecognized arguments: --stack; did you mean"),
         ("check run.pytrace --max-peak 40", "'40' has no unit: say 40GiB, 40MiB or 40B"),
         ("export", "required: file"),
         ("export run.pytrace -o out.doc", "say --format"),
@@ -337,7 +343,7 @@ def test_an_output_that_cannot_be_written(
         ("diff run.pytrace later.pytrace --by colour", "cannot group by 'colour'"),
         ("diff run.pytrace later.pytrace --by ,", "cannot group by ''"),
         ("diff run.pytrace later.pytrace --at noon", "invalid choice"),
-        ("diff run.pytrace --steps 0,1 --at end", "at their peaks"),
+        ("diff run.pytrace --steps 0,1 --at end", "--at end: steps are compared"),
     ],
 )
 def test_arguments_that_make_no_sense(
@@ -349,6 +355,26 @@ def test_arguments_that_make_no_sense(
     assert says in out + err
     assert "Traceback" not in err
     assert everything(here) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("lit.json.gz", "lit.json.gz looks like an export"),
+        ("lit.pftrace", "name the .pytrace file that it was made from"),
+        ("lit.html", "looks like an export"),
+        ("run.pytrace.gz", "run.pytrace.gz is compressed: gunzip it first"),
+        ("notes.txt", "not a"),
+    ],
+)
+def test_an_export_is_not_a_trace(
+    name: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / name).write_bytes(b"some other bytes, and enough of them for a header" * 4)
+    code, _, err = run(capsys, "summary", name)
+    assert code == 4
+    assert says in err
+    assert_one_line(err)
 
 
 def test_a_snapshot_that_holds_nothing_is_an_empty_trace(

@@ -517,6 +517,13 @@ def test_a_script_that_is_not_there_is_one_line(
     assert main(["imagine", "nothing.py"]) == 1
     assert "cannot read nothing.py" in capsys.readouterr().out
     assert main(["imagine", "--on", "H900", "nothing.py"]) == 2
+    capsys.readouterr()
+    assert main(["imagine", "--on", "24GB", "nothing.py"]) == 2
+    assert capsys.readouterr().err.endswith("--on RTX4090 --capacity 24GB\n")
+    assert main(["imagine", "--on", "RTX5090", "nothing.py"]) == 2
+    said = capsys.readouterr().err
+    assert "did you mean 'RTX" in said
+    assert "--on RTX4090 --capacity 24GiB" in said
     assert main(["imagine"]) == 2
 
 

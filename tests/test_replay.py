@@ -17,8 +17,10 @@ from pytracer.analysis.allocator import (
 )
 from pytracer.analysis.answers import postmortem
 from pytracer.cli import main
+from pytracer.export import fits_text
 from pytracer.reading import LoadedTrace
 from pytracer.recorded import Trace
+from pytracer.units import size_text
 from tests.test_snapshot import COUNTERS, read, recorded_bytes
 from tests.trace_builder import TraceBuilder
 
@@ -397,7 +399,37 @@ def test_the_command_says_the_same_and_exits_with_the_answer(
     assert document["failed"]["bytes"] == 70 * MIB
     assert document["fits"] is False
     assert main(["fits", str(path), "--on", "much"]) == errors.UsageError.exit_code
-    assert "is not a size" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["fits", str(path), "--on", "rtx4090"]) == 0
+    assert capsys.readouterr().out.startswith("fits      yes, on 23.6 GiB")
+    assert main(["fits", str(path), "--on", "RTX4900"]) == errors.UsageError.exit_code
+    said = capsys.readouterr().err
+    assert "no card is called 'RTX4900'; did you mean 'RTX4090'?" in said
+    assert said.endswith("For another card, write its size: --on 24GiB\n")
+
+
+def test_fits_of_a_trace_of_the_cpu_names_the_imagined_card(tmp_path, capsys) -> None:
+    builder = TraceBuilder()
+    builder.alloc(MIB, device="cpu")
+    file = builder.trace().save(tmp_path / "cpu.pytrace")
+    assert main(["fits", str(file), "--on", "24GiB"]) == errors.UsageError.exit_code
+    assert capsys.readouterr().err == (
+        "pytracer: fits needs a trace from a GPU, or from an imagined one: "
+        "pytracer imagine --on RTX4090 train.py\n"
+    )
+
+
+def test_a_run_that_does_not_fit_tells_the_failure_and_the_card_it_needs() -> None:
+    tight = LoadedTrace(varying().trace()).fits("8MiB")
+    failed = tight.replay.failed
+    assert failed is not None
+    text = fits_text.on_a_card(tight)
+    assert text.startswith(
+        f"does not fit: an allocation of {size_text(failed.bytes)} fails when torch has reserved "
+    )
+    assert f"the run needs a card of {size_text(tight.smallest_card)}" in text
+    assert text.endswith("beside torch's allocator: not measured; leave about 1 GiB")
+    assert "beside    torch's allocator: not measured; leave about 1 GiB" in str(tight)
 
 
 def test_every_step_of_a_trace_is_in_its_order() -> None:

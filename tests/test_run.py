@@ -17,7 +17,7 @@ import torch
 
 import pytracer
 from pytracer.analysis.answers import training_steps
-from pytracer.cli import main
+from pytracer.cli import main, run as cli_run
 from pytracer.cli.run import without_program
 from tests.tiers import first_of
 
@@ -446,6 +446,14 @@ else:
     assert (ran.returncode, ran.stdout) == (0, "status 0\n"), ran.stderr
     assert ran.stderr.count("\npeak ") == 1
     assert "nothing is recorded" not in ran.stderr
+
+
+def test_rank_0_names_the_other_ranks_files(monkeypatch) -> None:
+    assert cli_run._other_ranks("train.rank0.pytrace") == ""
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    files, command = cli_run._other_ranks("train.rank0.pytrace").splitlines()[1:]
+    assert "train.rank1.pytrace to train.rank3.pytrace" in files
+    assert command == "  pytracer diff train.rank0.pytrace train.rank3.pytrace"
 
 
 def assert_each_rank_has_a_file_and_rank_0_talks(

@@ -6,6 +6,7 @@ plain text. An error is one line on stderr, and the exit code is its kind.
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from pytracer.cli import (
     show,
     watch,
 )
-from pytracer.cli.command import Command
+from pytracer.cli.command import Command, Parser
 from pytracer.version import __version__
 
 COMMANDS: tuple[Command, ...] = (
@@ -53,14 +54,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser, commands = _parsers()
     arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
-        similar = errors.did_you_mean(arguments[0], commands.choices) or _for_a_file(arguments[0])
+        similar = _for_a_file(arguments[0])
+        similar = similar or errors.did_you_mean(arguments[0], commands.choices)
         all_of_them = f"; there are {', '.join(commands.choices)}"
         parser.error(f"there is no command {arguments[0]!r}{similar or all_of_them}")
     options, unknown = parser.parse_known_args(arguments)
     if unknown:
         words = " ".join(unknown)
         of_command = commands.choices.get(options.command, parser)
-        hint = errors.did_you_mean(unknown[0], of_command._option_string_actions)
+        hint = of_command.similar(unknown)
         if not hint and (program or options.command == "run"):
             hint = "; the script's own options go after the script"
         of_command.error(f"unrecognized arguments: {words}{hint}")
@@ -97,15 +99,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _for_a_file(name: str) -> str:
-    """The command that a person meant who named only a file."""
-    command = {".py": "run", ".pytrace": "summary"}.get(Path(name).suffix)
-    return f"; did you mean pytracer {command} {name}?" if command else ""
+def _for_a_file(word: str) -> str:
+    """A question with the command for this file, if the word is one."""
+    commands = {".py": "run", ".pytrace": "summary", ".pickle": "summary"}
+    command = commands.get(Path(word).suffix)
+    return f"; did you mean pytracer {command} {shlex.quote(word)}?" if command else ""
 
 
-def _parsers() -> tuple[argparse.ArgumentParser, Any]:
+def _parsers() -> tuple[Parser, Any]:
     """The parser of `pytracer`, and its subparsers, one for each command."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
         epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step. "

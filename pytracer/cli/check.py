@@ -72,27 +72,36 @@ class Check(Command):
             )
             return errors.BudgetExceeded.exit_code if exceeded else 0
         if exceeded:
-            closer = _closer_look(options, loaded, [row.name for row in exceeded])
-            print("\n".join((*budget.exceeded_lines(exceeded), f"Look closer with:  {closer}", "")))
+            print("\n".join(budget.exceeded_lines(exceeded)))
+        else:
+            print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
+            if "growth_per_step" in limits and (note := budget.growth_note(loaded.data)):
+                print(note)
         if baseline is not None:
-            print("\n".join((*budget.difference_lines(changed), "")))
-        if exceeded:
-            print(loaded.table())
-            return errors.BudgetExceeded.exit_code
-        print("\n".join(("Within the budget:", *budget.kept_lines(measured))))
-        if "growth_per_step" in limits and (note := budget.growth_note(loaded.data)):
-            print(note)
-        return 0
+            print("\n".join(("", *budget.difference_lines(changed))))
+        if not exceeded:
+            return 0
+        print(f"\n{loaded.table()}\n")
+        grew = any(row.name == "growth_per_step" for row in exceeded)
+        title = "Look closer with:"
+        for command in _next_commands(options, loaded, grew=grew):
+            print(f"{title:<19}pytracer {shlex.join(command)}")
+            title = ""
+        return errors.BudgetExceeded.exit_code
 
 
-def _closer_look(options: argparse.Namespace, loaded: Any, names: list[str]) -> str:
-    """The command that shows why a limit is exceeded."""
-    words = ["report", str(options.file)]
+def _next_commands(options: argparse.Namespace, loaded: Any, *, grew: bool) -> list[list[str]]:
+    """The commands that show more about an exceeded limit."""
+    file = str(options.file)
+    commands = []
     if options.baseline:
-        words = ["diff", str(options.baseline), str(options.file)]
-    elif names == ["growth_per_step"]:
-        words = ["diff", str(options.file), "--steps", f"1,{len(loaded.steps()) - 1}"]
-    return f"pytracer {shlex.join(words)}"
+        commands.append(["diff", str(options.baseline), file])
+    if grew:  # growth is of the steps after the first
+        last = len(loaded.steps()) - 1
+        commands.append(["diff", file, "--steps", f"1,{last}"])
+    if grew or not options.baseline:
+        commands.append(["report", file])
+    return commands
 
 
 def _require_whole(file: Path, loaded: Any) -> None:

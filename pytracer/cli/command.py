@@ -2,8 +2,34 @@
 
 import argparse
 import inspect
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NoReturn
+
+from pytracer import errors
+
+
+class Parser(argparse.ArgumentParser):
+    """Explains a wrong argument in one sentence, with the most similar right one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with exit code 2."""
+        self.exit(errors.UsageError.exit_code, f"{self.prog}: {message}\n")
+
+    def similar(self, words: Sequence[str]) -> str:
+        """A question with the option that is most similar to one of the words, or ""."""
+        options = [name for action in self._actions for name in action.option_strings]
+        for word in words:
+            question = errors.did_you_mean(word.partition("=")[0], options)
+            if word.startswith("--") and question:
+                return question
+        return ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = list(action.choices or ())
+        if choices and value not in choices:
+            question = errors.did_you_mean(str(value), map(str, choices))
+            listed = f"; there are {', '.join(map(str, choices))}"
+            raise argparse.ArgumentError(action, f"invalid choice {value!r}{question or listed}")
 
 
 class Command:

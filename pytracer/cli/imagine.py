@@ -12,8 +12,6 @@ from pytracer import errors
 from pytracer.cli import output
 from pytracer.cli.command import Command
 
-_UNKNOWN_BESIDE = "not measured for this card"
-
 
 class Imagine(Command):
     """Run a script on imagined cards: would it fit? exit code 3 if it fits on no card.
@@ -70,7 +68,7 @@ class Imagine(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        from pytracer.imagined import cards, script
+        from pytracer.imagined import script
         from pytracer.units import parse_size
 
         program = list(options.program)
@@ -83,7 +81,7 @@ class Imagine(Command):
         if not words:
             raise errors.UsageError("imagine needs a script: pytracer imagine train.py --on H100")
         size = None if options.capacity is None else parse_size(options.capacity)
-        wanted = [cards.find(name, size) for name in options.on.split(",")]
+        wanted = [_card(name, size) for name in options.on.split(",")]
         assume = dict(_assumed(text) for text in options.assume)
         with ExitStack() as stack:
             keep = options.keep
@@ -98,6 +96,16 @@ class Imagine(Command):
                     )
                     runs.append((card, script.imagine(plan, keep)))
             return _print_answers(runs, as_json=options.json)
+
+
+def _card(name: str, capacity: int | None) -> Any:
+    if name[:1].isdigit():
+        raise errors.UsageError(
+            f"--on {name} is a size: name a card of the same architecture, and then the size: "
+            f"--on RTX4090 --capacity {name}"
+        )
+    other = "card, name one of the same architecture and the size: --on RTX4090 --capacity 24GiB"
+    return output.card(name, capacity, other=other)
 
 
 TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep"}
@@ -128,6 +136,7 @@ def _fits(card: Any, imagined: Any) -> Any:
 
 
 def _print_text(answers: Sequence[tuple[Any, Any, Any]]) -> None:
+    from pytracer.export.fits_text import on_a_card
     from pytracer.export.table import columns
     from pytracer.units import size_text
 
@@ -140,23 +149,13 @@ def _print_text(answers: Sequence[tuple[Any, Any, Any]]) -> None:
         if imagined.problem:
             print(f"{card.name:<{width}}  cannot be imagined: {imagined.problem}")
             continue
-        beside = size_text(fits.beside) if card.beside else _UNKNOWN_BESIDE
         start = f"{card.name:<{width}}  {size_text(card.capacity):>8}  "
-        text = f"{_verdict(fits)}, beside it {beside}"
         indent = " " * len(start)
-        print(textwrap.fill(text, columns(), initial_indent=start, subsequent_indent=indent))
-
-
-def _verdict(fits: Any) -> str:
-    from pytracer.units import size_text
-
-    reserved = size_text(fits.replay.peak_reserved)
-    if fits:
-        return f"fits: torch reserves {reserved}"
-    needs = size_text(fits.smallest_card)
-    if fits.helps is not None:
-        return f"fits with {fits.helps.settings}; without, it needs a card of {needs}"
-    return f"does not fit: it needs a card of {needs}. Memory runs out at {reserved} reserved"
+        print(
+            textwrap.fill(
+                on_a_card(fits), columns(), initial_indent=start, subsequent_indent=indent
+            )
+        )
 
 
 def _document(card: Any, imagined: Any, fits: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Output of all commands: printing, writing, and error texts."""
 
 import argparse
+import difflib
 import io
 import json
 import os
@@ -42,6 +43,26 @@ def positive(text: str) -> int:
 def in_words(error: errors.PytracerError) -> str:
     """The error's message for the command line."""
     return error.at_the_command_line if isinstance(error, errors.FileIsThere) else str(error)
+
+
+def card(name: str, capacity: int | None = None, *, other: str) -> Any:
+    """The card of this name. `other` tells what to write for a card that is not in the table.
+
+    Raises:
+        errors.UsageError: there is no such card; the message names the options.
+    """
+    from pytracer.imagined import cards
+
+    try:
+        return cards.find(name, capacity)
+    except errors.UsageError:
+        pass
+    names = {card.name.lower(): card.name for card in cards.CARDS}
+    similar = difflib.get_close_matches(name.lower(), names, n=1)
+    question = f"; did you mean {names[similar[0]]!r}? There are" if similar else "; there are"
+    raise errors.UsageError(
+        f"no card is called {name!r}{question} {', '.join(names.values())}. For another {other}"
+    )
 
 
 def tell(text: str) -> None:

@@ -23,7 +23,9 @@ class Fits(Command):
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
         parser.add_argument(
-            "--on", metavar="SIZE", help="the card's memory (default: find the smallest)"
+            "--on",
+            metavar="SIZE",
+            help="the card's memory or name, such as RTX4090 (default: find the smallest)",
         )
         parser.add_argument(
             "--settings", metavar="TEXT", help="PYTORCH_ALLOC_CONF to try (default: as recorded)"
@@ -46,8 +48,10 @@ class Fits(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         loaded = output.read(options.file)
+        options.on = _bytes(options.on)
         if options.plan:
             return _plan(options, loaded)
+        _require_gpu(loaded, options.device)
         with output.patience("replaying"):
             prediction = loaded.fits(options.on, options.settings, options.device)
         verified = None
@@ -55,6 +59,24 @@ class Fits(Command):
             verified = _verified(options, prediction, lambda verify: verify.fits, loaded.data)
         _show(options, prediction, str(prediction), _document(prediction), verified)
         return _code(prediction, verified)
+
+
+def _bytes(on: str | None) -> str | int | None:
+    """The size of a card's memory, which may be given by the card's name."""
+    if on is None or not on[:1].isalpha():
+        return on
+    capacity: int = output.card(on, other="card, write its size: --on 24GiB").capacity
+    return capacity
+
+
+def _require_gpu(loaded: Any, device: str | None) -> None:
+    from pytracer.analysis.facts import usage
+
+    if usage.devices(loaded.data) and (device or usage.main_device(loaded.data)) == "cpu":
+        raise errors.UsageError(
+            "fits needs a trace from a GPU, or from an imagined one: "
+            "pytracer imagine --on RTX4090 train.py"
+        )
 
 
 def _add_verify(parser: Any, how: str) -> None:

@@ -363,16 +363,35 @@ def show_file(fields: Sequence[str]) -> None:
         output.tell(f"pytracer: {problem}")
 
 
+def _other_ranks(name: str) -> str:
+    """The lines about the files of the other ranks, if there are any."""
+    from pytracer import environment
+
+    start, rank0, end = name.rpartition(".rank0")
+    others = range(1, environment.world_size()) if rank0 else range(0)
+    if not others:
+        return ""
+    first, last = (f"{start}.rank{rank}{end}" for rank in (others[0], others[-1]))
+    files = first if len(others) == 1 else f"{first} to {last}"
+    return (
+        f"\nThe other ranks write {files}. Compare two with:\n"
+        f"  pytracer diff {shlex.quote(name)} {shlex.quote(last)}"
+    )
+
+
 def show(traced: Any, shown: Shown) -> None:
     """Prints the table and the next commands in one write, so the program cannot print in between."""
+    from pytracer.analysis.facts import phases
     from pytracer.export.table import wants_color
 
     table = traced.table(color=sys.stderr is not None and wants_color(sys.stderr))
+    if len(traced.data.events.ticks) and not len(phases.timeline(traced.data).step_ends):
+        table += "\n\nNo optimizer step was seen, so everything was recorded to the end."
     file = shlex.quote(shown.name)
     output.tell(
         f"\n{shown.caption}{table}\n\nWritten to {shown.name}. Look again with:\n"
         f"  pytracer summary {file}\n"
-        f"  pytracer export {file}    a timeline for Perfetto"
+        f"  pytracer export {file}    a timeline for Perfetto{_other_ranks(shown.name)}"
     )
     try:
         json_file = Path(shown.json) if shown.json else None

@@ -137,6 +137,8 @@ class Diff(Command):
     def run(self, options: argparse.Namespace) -> int:
         if options.after is None and options.steps is None:
             raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
+        if options.steps is not None and options.at != "peak":
+            raise errors.UsageError(f"--at {options.at}: steps are compared at their peaks")
         from pytracer.analysis.answers import diff
         from pytracer.export.diff import render
 

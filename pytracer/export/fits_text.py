@@ -11,6 +11,7 @@ from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph
 from pytracer.units import size_text
 
+NOT_MEASURED = "torch's allocator: not measured; leave about 1 GiB"
 _MARGIN = 10
 _MOST_CHOICES = 8
 
@@ -49,12 +50,30 @@ def _answer(fits: Fits) -> str:
 
 def _beside(fits: Fits) -> str:
     peak = size_text(fits.replay.peak_reserved)
+    reserves = f"reserves {peak}" if fits.replay else f"has reserved {peak} when a request fails"
     if not fits.beside:
-        return f"torch's allocator reserves {peak}; what the card needs beside it was not measured"
+        return f"{NOT_MEASURED}. The allocator {reserves}"
     return (
         f"{size_text(fits.beside)} are the context, libraries and the driver's; torch's "
-        f"allocator reserves {peak} of the rest"
+        f"allocator {reserves} of the rest"
     )
+
+
+def on_a_card(fits: Fits) -> str:
+    """The answer in a sentence, for a line per card."""
+    reserved, failed = size_text(fits.replay.peak_reserved), fits.replay.failed
+    beside = f"{size_text(fits.beside)} beside torch's allocator"
+    beside = beside if fits.beside else f"beside {NOT_MEASURED}"
+    if failed is None:
+        return f"fits: torch reserves {reserved}; {beside}"
+    failure = (
+        f"an allocation of {size_text(failed.bytes)} fails when torch has reserved "
+        f"{size_text(failed.reserved)}"
+    )
+    if fits.helps is not None:
+        return f"fits with {fits.helps.settings}; without, {failure}; {beside}"
+    needs = f"the run needs a card of {size_text(fits.smallest_card)}"
+    return f"does not fit: {failure}; {needs}; {beside}"
 
 
 def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
@@ -102,9 +121,8 @@ def render_what_if(prediction: WhatIf, width: int = 80) -> str:
     lines += paragraph("peak", _between(prediction.lowest, prediction.highest), width)
     if prediction.reserved is not None:
         lines += paragraph("reserved", _between(*prediction.reserved), width)
-    law = f"{prediction.with_law:.1%} of the peak follow a law"
-    if prediction.traces > 1:
-        law += f" that {prediction.traces} traces agree on"
+    agree = "trace gives" if prediction.traces == 1 else "traces agree on"
+    law = f"{prediction.with_law:.1%} of the peak follow a law that {prediction.traces} {agree}"
     lines += paragraph("known by", law, width)
     for i, row in enumerate(prediction.flagged):
         title = "no law" if i == 0 else ""

@@ -95,6 +95,14 @@ CARDS = (
         _REPORT + "https://github.com/3DTopia/Phidias-Diffusion/issues/8",
     ),
     Card(
+        "RTX3090",
+        "NVIDIA GeForce RTX 3090",
+        (8, 6),
+        _gib(23.69),
+        82,
+        _REPORT + "https://github.com/ucwxb/GraphAvatar/issues/4",
+    ),
+    Card(
         "V100-32GB",
         "Tesla V100-SXM2-32GB",
         (7, 0),

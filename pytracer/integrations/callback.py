@@ -60,12 +60,14 @@ class Callback:
         self._table, self._writer, self._log, self._options = table, writer, log, options
         self._recording: Recording | None = None
         self._attempt = 0
+        self._file: Path | None = None  # of this attempt
         self.trace: trace | None = None  # of the kept steps, once they are over
 
     def begin(self, *targets: Any) -> None:
         """Call this when the training starts, or starts again after a failed attempt."""
         self.end()
-        keep = {} if self._path is None else {"path": self._attempts_path(self._path)}
+        self._file = None if self._path is None else self._attempts_path(self._path)
+        keep = {} if self._file is None else {"path": self._file}
         self._attempt += 1
         self._recording = Recording(
             lambda **more: trace(*targets, **self._options, **more),
@@ -104,7 +106,8 @@ class Callback:
         if environment.rank() != 0:
             return
         if self._table:
-            self._say(traced.table())
+            written = "" if self._file is None else f"\n\nWritten to {self._file}."
+            self._say(f"{traced.table()}{written}")
         scalars.log(traced, writer=self._writer)
         if self._log is not None:
             scalars.add_lines(traced, self._log)

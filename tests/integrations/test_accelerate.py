@@ -34,7 +34,9 @@ def test_steps_are_the_optimizers_also_where_gradients_accumulate(tmp_path, caps
     found = memory.trace.summary().own_peak
     weights = (64 * 64 + 64) * 4
     assert found["weights"] == found["gradients"] == weights
-    assert "on cpu   step" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    assert "on cpu   step" in shown
+    assert f"Written to {tmp_path / 'run.pytrace'}." in shown
 
 
 @pytest.mark.parametrize("watch", [False, True])
