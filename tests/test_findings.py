@@ -876,3 +876,20 @@ def test_under_autocast_too_a_call_without_grad_mode_is_one(grad: bool) -> None:
     assert phases.ran_with_grad(t.data, np.flatnonzero(tree.kind == scopes.MODULE)).tolist() == [
         grad
     ]
+
+
+def test_outputs_kept_under_inference_mode_are_not_told_to_detach() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
+
+    def kept() -> int:
+        outputs = []
+        for _ in range(6):
+            outputs.append(model(torch.randn(128, 64)))  # noqa: PERF401 - as people write it
+        return len(outputs)
+
+    with trace(model, stacks=True, devices="cpu", table=False) as t, torch.inference_mode():
+        kept()
+    row = rows_of(t)["growth"]
+    assert "detach" not in str(row["change"])
+    assert "no_grad" not in str(row["change"])
+    assert "need a bound" in str(row["change"])

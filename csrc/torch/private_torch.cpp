@@ -227,18 +227,18 @@ module = torch.nn.ReLU()
 )";
 
 // The names of torch's records on this thread while the tiny program runs.
-class Heard {
+class RecordNames {
  public:
-  Heard() {
+  RecordNames() {
     names.clear();
     handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter).scopes(
         {at::RecordScope::FUNCTION, at::RecordScope::USER_SCOPE}));
   }
 
-  ~Heard() { at::removeCallback(handle_); }
+  ~RecordNames() { at::removeCallback(handle_); }
 
-  Heard(const Heard&) = delete;  // it is removed once
-  Heard& operator=(const Heard&) = delete;
+  RecordNames(const RecordNames&) = delete;  // it is removed once
+  RecordNames& operator=(const RecordNames&) = delete;
 
   static bool any_begins_with(std::string_view prefix) {
     return std::any_of(names.begin(), names.end(), [prefix](const std::string& name) {
@@ -380,7 +380,7 @@ std::vector<Check> check() {
     program["__builtins__"] = py::module_::import("builtins");
     program["__name__"] = "pytracer._private_torch";
     py::exec(kProgram, program);
-    Heard heard;
+    RecordNames heard;
     program["outputs"].attr("sum")().attr("backward")();
     program["optimizer"].attr("step")();
     return std::string();
@@ -389,13 +389,13 @@ std::vector<Check> check() {
     add(name, purpose, [&] { return problem.empty() ? attempt() : problem; });
   };
   try_program("names of autograd's nodes", "backward passes, node by node", [&] {
-    return unless(Heard::any_begins_with(kNodePrefix), "no record has the engine's prefix");
+    return unless(RecordNames::any_begins_with(kNodePrefix), "no record has the engine's prefix");
   });
   try_program("name of AccumulateGrad's node", "gradients that do not stay", [&] {
-    return unless(Heard::any_begins_with(kAccumulateGrad), "no record has this name");
+    return unless(RecordNames::any_begins_with(kAccumulateGrad), "no record has this name");
   });
   try_program("name of an optimizer's step", "steps", [&] {
-    return unless(Heard::any_begins_with(kOptimizerPrefix), "no record has this prefix");
+    return unless(RecordNames::any_begins_with(kOptimizerPrefix), "no record has this prefix");
   });
   try_program("wrapper of an optimizer's step", "steps, optimizer by optimizer", [&] {
     return problem_with_steps(program);

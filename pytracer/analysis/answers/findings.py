@@ -222,7 +222,8 @@ def _growth(
     # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
     # backward the graph has freed its saved tensors.
     trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
-    graph = _has_graph(now, keeper) if keeper else not trains
+    may_have = not trains and bool(_calls(now.trace).with_grad.any())
+    graph = _has_graph(now, keeper) if keeper else may_have
     instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
     change = f"keep a number, not a tensor: loss.item(), or {instead}"
     if keeper:
