@@ -59,9 +59,12 @@ class FileIsThere(CannotWrite):
         self.at_the_command_line = f"{path} {state}; -f {remedy}"
 
 
-def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """A question with the most similar known name, to end a message; "" if no name is similar."""
-    similar = difflib.get_close_matches(name, names, n=1)
+def did_you_mean(name: str, names: Iterable[str], least: float = 0.6) -> str:
+    """A question with the most similar known name, to end a message; "" if no name is similar.
+
+    `least` is the least share of equal letters.
+    """
+    similar = difflib.get_close_matches(name, names, n=1, cutoff=least)
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 

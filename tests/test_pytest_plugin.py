@@ -119,7 +119,7 @@ def test_a_budget_that_cannot_be_held_says_why(ran) -> None:
     assert "no limit is called 'memory'" in ran["test_no_such_limit"]
     assert "no limit is called 'device'" in ran["test_no_such_option"]
     assert "'much' is not a size" in ran["test_no_size"]
-    assert "takes three steps" in ran["test_no_steps"]
+    assert "needs three steps" in ran["test_no_steps"]
 
 
 def test_pytest_starts_without_torch_where_no_test_has_a_budget() -> None:

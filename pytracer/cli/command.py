@@ -19,7 +19,8 @@ class Parser(argparse.ArgumentParser):
         """A question with the option that is most similar to one of the words, or ""."""
         options = [name for action in self._actions for name in action.option_strings]
         for word in words:
-            question = errors.did_you_mean(word.partition("=")[0], options)
+            # Stricter than for commands: `run` is also given options of the script, like --epochs.
+            question = errors.did_you_mean(word.partition("=")[0], options, least=0.8)
             if word.startswith("--") and question:
                 return question
         return ""
