@@ -691,7 +691,7 @@ def test_an_optimizer_in_backward_and_a_loss_in_float32_are_noticed() -> None:
     layer.weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
     with trace(layer, cost=True) as t:
         layer(torch.ones(2, 8, dtype=torch.bfloat16)).float().sum().backward()
-    assert "the optimizer runs inside of backward" in render(t.data)
+    assert "the optimizer runs inside backward" in render(t.data)
     records = measurements.measured(t.data).records
     assert [r.module for r in records if "cast" in r.notes and r.phase == "forward"]
 

@@ -88,7 +88,8 @@ def test_a_budget_that_checkpoints_alone_do_not_reach_is_reached_by_offloading_t
     """Or nothing is offloaded: it costs more time than a forward."""
     t = pytracer.load(H200)
     alone, both = t.checkpoint_plan(1), t.checkpoint_plan(1, pinned="64GiB")
-    assert both.chosen.peak <= alone.chosen.peak
+    # On a GPU the smallest plan is the one for which the allocator reserves least.
+    assert (both.chosen.peak_reserved or 0) <= (alone.chosen.peak_reserved or 0)
     roomy = t.checkpoint_plan(alone.chosen.peak_reserved or 0, pinned="64GiB")
     assert roomy
     assert roomy.chosen.time_ratio <= alone.chosen.time_ratio

@@ -270,7 +270,7 @@ def test_a_recording_whose_process_is_gone_is_told(trained: Path, tmp_path: Path
     assert not following.abandoned  # this process
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    following._meta = {**following.meta, "pid": gone.pid}
+    following._meta = following.meta._replace(pid=gone.pid)
     assert following.abandoned
     assert "its process is gone" in screen(following, (80, 24), paint=Paint(False))[0]
 
