@@ -163,7 +163,7 @@ class PhaseMedians:
 def phase_medians(trace: Trace) -> PhaseMedians | None:
     """The device's times, or on the CPU the host's; None if no phase of a whole step has a time."""
     count = len(phases.timeline(trace).step_ends)
-    of_device = usage.main_device(trace).startswith("cuda")
+    of_device = usage.main_device(trace) != "cpu"
     by_phase = {}
     for phase in TIMED:
         times = (device_times.per_step if of_device else _host_times)(trace, phase, count)
