@@ -150,9 +150,8 @@ PROGRAMS: dict[str, Callable[[], None]] = {
 
 # ---------------------------------------------------------------- plans
 
-Training = tuple[
-    Any, Any, Callable[[Any], Any]
-]  # a model, its optimizer, and its loss through a callable
+# A model, its optimizer, and its loss through a callable.
+Training = tuple[Any, Any, Callable[[Any], Any]]
 
 
 def transformer(device: str) -> Training:

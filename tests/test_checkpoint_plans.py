@@ -54,11 +54,15 @@ class Stack(nn.Module):
         return self.head(x)
 
 
-def run(model: nn.Module, x: torch.Tensor, chosen: tuple[str, ...], cast: bool = False) -> trace:
-    """Three steps with these modules checkpointed."""
+def checkpoint_all(model: nn.Module, chosen: tuple[str, ...]) -> None:
     for name in chosen:
         module = model.get_submodule(name)
         module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+
+
+def run(model: nn.Module, x: torch.Tensor, chosen: tuple[str, ...], cast: bool = False) -> trace:
+    """Three steps with these modules checkpointed."""
+    checkpoint_all(model, chosen)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with trace(model, optimizer, devices="cpu", table=False) as t:
         for _ in range(3):
@@ -114,9 +118,7 @@ def logits_of_the_step_before(chosen: tuple[str, ...] = ()) -> trace:
     torch.manual_seed(0)
     model = Stack(3, 64)
     model.head = nn.Linear(64, 2000)
-    for name in chosen:
-        module = model.get_submodule(name)
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False)  # type: ignore[method-assign]
+    checkpoint_all(model, chosen)
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     with trace(model, optimizer, devices="cpu", table=False) as t:
         for _ in range(3):

@@ -115,7 +115,7 @@ def test_savings_stand_before_growth_of_the_same_size_if_the_total_is_a_saving()
 
 
 def test_layers_that_are_alike_share_a_row() -> None:
-    """Checkpointing: what is saved in all layers is one row, and not below one layer's growth."""
+    """The savings of all layers are one row, which stands above one layer's growth."""
     before = making(*((f"h.{i}.mlp.0", "train.py:5", 2 * MIB) for i in range(12)))
     after = making(
         ("h.0.mlp.0", "train.py:5", 2 * MIB),

@@ -80,7 +80,8 @@ ThreadState& Recorder::adopt_thread() {
 void Recorder::retire_thread(ThreadState& state) {
   std::lock_guard lock(threads_mutex_);
   state.retired_ = true;
-  // A program may start a thread for each step. Of a state that stays, only the nodes are needed.
+  // A program may start a thread for each step. The state stays, but
+  // only its nodes are still needed.
   std::vector<Frame>().swap(state.frames_);
   std::vector<std::shared_ptr<Annotation>>().swap(state.annotations_);
   std::vector<ThreadState::CachedName>().swap(state.names_);

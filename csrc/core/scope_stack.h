@@ -154,8 +154,8 @@ class ThreadState {
     uint16_t place;
   };
 
-  // The blocks that the outermost operator reads, recorded if it makes a block. Of a long list only
-  // the first ones.
+  // The blocks that the outermost operator reads, recorded if it makes a block. A long list
+  // keeps only its first ones.
   std::array<Read, 8> reads_;
   uint8_t read_count_ = 0;
   // The node of the last event, while the recorder asks for nodes. The thread that ends the pass

@@ -5,9 +5,8 @@
 // A compiler cannot check most of these. check() tries them at run time, for `pytracer doctor`.
 //
 // These stay in other files, since each is its file's whole subject:
-//   exchange.h       CPython's tables: a function's vectorcall, a method's entry (before
-//   Python 3.12
-//                    the vectorcall is written without a function of CPython's)
+//   exchange.h       CPython's tables: a function's vectorcall and a method's entry. CPython has a
+//                    function for the first since Python 3.12.
 //   frame_locals.h   CPython's frames; before Python 3.12 by the headers that it keeps to itself
 //   imagined.cpp     the table of virtual functions of at::CUDAHooksInterface, and
 //                    c10::impl::device_guard_impl_registry

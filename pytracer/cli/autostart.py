@@ -146,9 +146,8 @@ class Autostart:
         self._traced = runner.Traced(
             plan, path, Teller(settings.get("json"), force, every="steps=all")
         )
-        self._silent = (
-            plan.skip == 0
-        )  # silent about programs that train nothing, because many import torch
+        # Silent about programs that train nothing, because many import torch.
+        self._silent = plan.skip == 0
         self._traced.begin()
         # Python calls the last registered function first, so our end comes before the recordings'.
         HOOKS.await_exit()

@@ -316,11 +316,8 @@ class Teller:
                 stderr=sys.stderr.fileno(),
                 start_new_session=True,  # Ctrl-C is meant for the program
             )
-        except (
-            AttributeError,
-            OSError,
-            ValueError,
-        ):  # there is no stderr, or no memory for a process
+        except (AttributeError, OSError, ValueError):
+            # There is no stderr, or no memory for a process.
             self._later = partial(show, traced, shown)
 
     def page(self, text: str) -> None:

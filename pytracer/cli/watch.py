@@ -86,9 +86,8 @@ def print_steps(
     """Prints one line a step, until the recording is over."""
     next_step = 0
     while True:
-        is_over = (
-            over() or following.abandoned
-        )  # asked before reading, so that the last data are read
+        # Asked before reading, so that the last data are read.
+        is_over = over() or following.abandoned
         catch_up(following)
         for step in following.steps(next_step):
             say(live.step_line(step))
@@ -279,9 +278,8 @@ def _await_file(
     while process.poll() is None:
         with contextlib.suppress(FileNotFoundError):
             status = path.stat()
-            if (
-                status.st_size > 0 and status.st_mtime >= began - 1
-            ):  # not an old file that it will replace
+            # An old file will be replaced.
+            if status.st_size > 0 and status.st_mtime >= began - 1:
                 return live.Following(path)
         time.sleep(_LOOK_EVERY_S / 5)
     return None

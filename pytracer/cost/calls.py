@@ -96,9 +96,8 @@ class _Frame:
     inner_ns: int = 0
     calls_others: bool = False  # whether it called operators of a known class
     maker: Call | None = None  # for a node: the forward operator that made it
-    top_ops: list["_Frame"] = field(
-        default_factory=list
-    )  # for a node: the operators directly inside
+    # For a node: the operators directly inside.
+    top_ops: list["_Frame"] = field(default_factory=list)
     recompute: bool = False
     compiling: bool = False
 

@@ -51,9 +51,8 @@ class Exported:
     json_bytes: int
     file_bytes: int
     left_out: dict[str, int]  # rows that max_events dropped, by kind
-    folded: dict[
-        str, int
-    ]  # rows without a bar of their own, by kind; their counts and bytes are kept
+    # Rows without a bar of their own, by kind. Their counts and bytes are kept.
+    folded: dict[str, int]
     warnings: tuple[str, ...]
 
 

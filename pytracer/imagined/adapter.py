@@ -15,8 +15,8 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
-from pytracer.imagined.known import Known
-from pytracer.imagined.standins import VALUE, Reads, where
+from pytracer.imagined.known import GUESS, Known
+from pytracer.imagined.standins import Reads, where
 from pytracer.private_torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -163,8 +163,8 @@ def _needs(func: Any, needed: str) -> str:
 
 def _stand_in(tensor: torch.Tensor) -> Any:
     if tensor.dtype == torch.bool:
-        return bool(VALUE)
-    return float(VALUE) if tensor.dtype.is_floating_point else VALUE
+        return bool(GUESS)
+    return float(GUESS) if tensor.dtype.is_floating_point else GUESS
 
 
 # ---------------------------------------------------------------- patches of torch
@@ -183,14 +183,12 @@ def _patches(
 
     yield replaced(torch.UntypedStorage, "resize_", resize_and_tell)
     yield replaced(private_torch.fake_tensors, "init_gpu_context", lambda device: None)
-    yield replaced(
-        private_torch.subclasses, "FakeTensor", _NoTensor
-    )  # some code takes a FakeTensor as a sign of a compiler
+    # Some code takes a FakeTensor as a sign of a compiler.
+    yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
-    yield replaced(
-        torch.backends.cudnn, "is_acceptable", lambda tensor: False
-    )  # or layers would pack their weights
+    # Otherwise layers would pack their weights.
+    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known).items():
@@ -240,7 +238,7 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
             reads.number(float)
         if real is not None:
             return _of_real(torch.Tensor.numpy, real).copy()
-        return np.full(tuple(self.shape), VALUE, dtype=_numpy_type(self.dtype))
+        return np.full(tuple(self.shape), GUESS, dtype=_numpy_type(self.dtype))
 
     return {
         "item": item,

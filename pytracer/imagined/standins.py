@@ -11,8 +11,6 @@ from typing import Any
 from pytracer import errors
 from pytracer.imagined.known import GUESS
 
-VALUE = GUESS
-
 _WAY_OUT = (
     'say what it is: assume={{"{line}": True}}, or --assume {line}=true; '
     "or skip this line while imagining: `if not pytracer.is_imagining():`"
@@ -31,7 +29,7 @@ class Reads:
         """Each line that read values, with the number of its reads."""
         return [{"line": line, "reads": count} for line, count in self._lines.items()]
 
-    def number(self, kind: type, value: Any = VALUE) -> Any:
+    def number(self, kind: type, value: Any = GUESS) -> Any:
         """A stand-in for a number of this kind, `float`, `int` or `bool`."""
         if _is_torchs_own(sys._getframe(1)):
             return kind(value)

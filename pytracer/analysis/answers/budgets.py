@@ -1,10 +1,11 @@
 """Budgets: limits on a trace's memory, and its growth since a saved trace."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, training_steps
+from pytracer.analysis.answers.training_steps import StepRow
 from pytracer.analysis.facts import grouping, usage
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
@@ -58,13 +59,17 @@ def growth_per_step(trace: Trace, device: str | None = None) -> int:
 
     It is the median step's or, if more is left behind in every few steps, the median of such runs.
     """
-    growth = [row.growth_bytes for row in training_steps.step_rows(trace, device)[1:]]
-    if len(growth) < 2:
+    rows = training_steps.step_rows(trace, device)[1:]
+    if len(rows) < 2:
         raise errors.UsageError(
-            f"growth per step needs three steps, and this trace has {len(growth) + 1}; "
+            f"growth per step needs three steps, and this trace has {len(rows) + 1}; "
             "a step ends at optimizer.step() or t.step()"
         )
-    return training_steps.steady_growth(growth).per_step
+    return _per_step(rows)
+
+
+def _per_step(rows: Sequence[StepRow]) -> int:
+    return training_steps.steady_growth([row.growth_bytes for row in rows]).per_step
 
 
 def seldom_growth(trace: Trace) -> tuple[int, list[int]]:
@@ -74,7 +79,7 @@ def seldom_growth(trace: Trace) -> tuple[int, list[int]]:
     """
     rows = training_steps.step_rows(trace)[1:]
     total = sum(row.growth_bytes for row in rows)
-    if total <= 0 or growth_per_step(trace) > 0:
+    if total <= 0 or _per_step(rows) > 0:
         return 0, []
     return total, [row.step for row in rows if row.growth_bytes * _PART > total]
 
