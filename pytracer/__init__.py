@@ -13,9 +13,10 @@ from pytracer.version import __version__
 if TYPE_CHECKING:
     from pytracer.api import trace
     from pytracer.imagined.run import imagine, is_imagining
-    from pytracer.reading import LoadedTrace, load
+    from pytracer.job import Job, load
+    from pytracer.reading import LoadedTrace
 
-__all__ = ["LoadedTrace", "__version__", "imagine", "is_imagining", "load", "trace"]
+__all__ = ["Job", "LoadedTrace", "__version__", "imagine", "is_imagining", "load", "trace"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,10 +29,14 @@ def __getattr__(name: str) -> Any:
         from pytracer.api import trace
 
         return trace
-    if name in ("LoadedTrace", "load"):
-        from pytracer import reading
+    if name == "LoadedTrace":
+        from pytracer.reading import LoadedTrace
 
-        return getattr(reading, name)
+        return LoadedTrace
+    if name in ("Job", "load"):
+        from pytracer import job
+
+        return getattr(job, name)
     if name in ("imagine", "is_imagining"):
         from pytracer.imagined import run
 

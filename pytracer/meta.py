@@ -107,6 +107,21 @@ class Variable(NamedTuple):
     behind_numbers: tuple[int, ...]
 
 
+class Share(NamedTuple):
+    """What this rank has of the parameters that are sharded in one way."""
+
+    how: str  # "Shard(0) over fsdp=4"
+    local_bytes: int
+    global_bytes: int
+
+
+class Sharding(NamedTuple):
+    """How the model is spread over the ranks, read from its wrappers and its parameters."""
+
+    wrappers: tuple[str, ...] = ()  # "DDP", "FSDP", "FSDP2", "ZeRO", "DataParallel"
+    shares: tuple[Share, ...] = ()
+
+
 class Meta(NamedTuple):
     """The document's fields."""
 
@@ -135,6 +150,7 @@ class Meta(NamedTuple):
     own_time: OwnTicks
     imagined: Imagined | None
     first_step: int
+    sharding: Sharding
 
     @property
     def alloc_conf(self) -> str:
@@ -177,6 +193,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         own_time=_own_time(_mapping(get("own_time"))),
         imagined=_imagined(get("imagined")),
         first_step=_below(_MOST_STEPS, get("first_step")),
+        sharding=_sharding(_mapping(get("sharding"))),
     )
 
 
@@ -279,6 +296,17 @@ def _imagined(value: Any) -> Imagined | None:
         beside=_whole(value.get("beside")),
         stand_ins=_objects(value.get("stand_ins")),
     )
+
+
+def _sharding(document: Mapping[str, Any]) -> Sharding:
+    shares = (
+        Share(_text(each.get("how")), local, whole)
+        for each in _objects(document.get("shares"))
+        if (local := _whole(each.get("local_bytes"))) is not None
+        and (whole := _whole(each.get("global_bytes"))) is not None
+        and 0 <= local <= whole
+    )
+    return Sharding(_each(str, document.get("wrappers")), tuple(shares))
 
 
 def _variable(document: Mapping[str, Any]) -> Variable:

@@ -512,7 +512,7 @@ class LoadedTrace(Views):
     @property
     def file_report(self) -> dict[str, Any]:
         """The state of the file: its status, lost rows and notes."""
-        return dict(self._data.file_report)
+        return dict(self.data.file_report)
 
 
 def load(path: str | Path) -> LoadedTrace:

@@ -55,10 +55,13 @@ MAY_IMPORT = {
     "analysis.forecasts": {*WORDS, *ANSWERS, "_native", "cost"},
     "cost": {*WORDS, "private_torch", "_native", "recorded"},
     "gemm": {*WORDS, "private_torch", *ANSWERS, "_native"},
-    "export": {*WORDS, *FORECASTS, "_native", "cost", "ranges"},
+    # Many ranks as one job: a digest of each, and what their comparison shows.
+    "ranks": {*WORDS, *ANSWERS, "snapshot"},
+    "export": {*WORDS, *FORECASTS, "_native", "cost", "ranges", "ranks"},
     "verify": {*WORDS, *FORECASTS},
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
+    "job": {*WORDS, *ANSWERS, "anonymous", "export", "ranks", "reading"},
     "api": {
         *WORDS,
         "private_torch",
@@ -79,10 +82,10 @@ MAY_IMPORT = {
     "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload"},
     "doctor": {*WORDS, "private_torch", *ALLOCATOR, "_native", "capture"},
     "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
-    | {"driver", "environment", "export", "gemm", "imagined", "integrations", "reading"}
-    | {"runner", "verify"},
+    | {"driver", "environment", "export", "gemm", "imagined", "integrations", "job", "ranks"}
+    | {"reading", "runner", "verify"},
     "__main__": {"cli"},
-    "__init__": {"api", "errors", "imagined", "integrations", "reading", "version"},
+    "__init__": {"api", "errors", "imagined", "integrations", "job", "reading", "version"},
 }
 # Rooms in which every file may import torch, and the files that may in the others.
 KNOWS_TORCH = {"capture", "claims", "imagined"}

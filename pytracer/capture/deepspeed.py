@@ -63,6 +63,19 @@ class Engines:
                 yield from _held_by(engine)
 
 
+# Classes of DeepSpeed's optimizers, and what they shard.
+_STAGES = {
+    "DeepSpeedZeroOptimizer": "ZeRO 1 or 2",
+    "DeepSpeedZeroOptimizer_Stage3": "ZeRO 3",
+    "BF16_Optimizer": "ZeRO 1",
+}
+
+
+def zero_stage(module: torch.nn.Module) -> str:
+    """The stage of ZeRO that an engine of DeepSpeed runs; "" for another module."""
+    return _STAGES.get(type(_optimizer_of(module)).__name__, "")
+
+
 def _optimizer_of(module: torch.nn.Module) -> Any:
     optimizer = C.attributes_of(module).get("optimizer")
     return optimizer if type(optimizer).__module__.startswith("deepspeed.") else None

@@ -17,7 +17,7 @@ import torch
 
 from pytracer import private_torch, schema
 from pytracer._native import C
-from pytracer.capture import deepspeed
+from pytracer.capture import deepspeed, sharding
 from pytracer.capture.looking import (
     buffers_of,
     is_a,
@@ -251,6 +251,10 @@ class Labels:
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
                 sizes |= {int(size) for size in re.findall(r"\d+", str(logged.get(key, "")))}
         return sorted(sizes)
+
+    def sharding(self) -> dict[str, Any]:
+        """Returns how the models are spread over the ranks of the job."""
+        return sharding.of(module for root, _ in self._roots if (module := root()) is not None)
 
     def label_workspaces(self) -> None:
         """Labels the workspaces that torch keeps for cuBLAS, made before the trace or in it."""

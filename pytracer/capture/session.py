@@ -14,6 +14,7 @@ import torch
 
 from pytracer import anonymous, environment, errors
 from pytracer._native import C, core, facts, no_tracker
+from pytracer.capture import sharding
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
@@ -118,6 +119,7 @@ class Session:
         self._targets = targets or Targets()
         self._native = (held or C.Held()).session()
         self._pid = 0
+        self._rank, self._world_size = environment.rank(), environment.world_size()
         self._clock: list[tuple[int, int]] = []
         self._counters: dict[str, Any] = {}
         self._learned: dict[str, Any] = {
@@ -160,6 +162,7 @@ class Session:
                 raise errors.CaptureError(problem)
             self._learn(cuda=cuda)
             self._counters["begin"] = self._allocator_counters()
+            self._learn_rank()
             self._open_file()  # last: Ctrl-C before it leaves no file
         except BaseException:
             self.abandon()
@@ -227,11 +230,19 @@ class Session:
         self._counters["end"] = self._allocator_counters()
         labels = HOOKS.labels
         C.quietly(labels.label_everything)
+        self._learn_rank()
         self._learned |= {
             "ddp_buckets": C.quietly(labels.bucket_sizes) or [],
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
+            "sharding": C.quietly(labels.sharding) or {} if self._world_size > 1 else {},
         }
+
+    def _learn_rank(self) -> None:
+        """Asks torch, because a program may spawn its ranks without a launcher's environment."""
+        told = C.quietly(sharding.place_in_job)
+        if told is not None:
+            self._rank, self._world_size = told
 
     def _allocator_counters(self) -> dict[str, Any]:
         """Returns the allocators' own counters, to compare the trace with."""
@@ -314,8 +325,8 @@ class Session:
             "python": platform.python_version(),
             "host": platform.node(),
             "pid": self._pid,
-            "rank": environment.rank(),
-            "world_size": environment.world_size(),
+            "rank": self._rank,
+            "world_size": self._world_size,
             "command": Path(sys.argv[0]).name if sys.argv else "",
             "directory": environment.working_directory(),
             "torch_folder": str(Path(torch.__file__).parent),

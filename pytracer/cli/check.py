@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors, health
-from pytracer.cli import output
+from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
 
 
@@ -48,6 +48,8 @@ class Check(Command):
         from pytracer.units import parse_size
 
         limits = _limits(options)
+        if jobs.is_job(options.file):
+            return jobs.check(options, limits)
         with output.patience(f"reading {options.file}"):
             loaded = reading.read(options.file)
             baseline = output.read(options.baseline) if options.baseline else None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pytracer import errors
-from pytracer.cli import output
+from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
 from pytracer.export.exporters import EXPORTERS, Exporter
 
@@ -43,10 +43,13 @@ class Export(Command):
             action="store_true",
             help="write all of a large trace; the default folds small items",
         )
+        jobs.add_engine(parser)
         output.add_anonymous(parser)
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        if jobs.is_job(options.file):
+            return jobs.export(options)
         name, target = _export_target(options)
         exporter = EXPORTERS[name]
         with output.patience(f"exporting {options.file}"):
@@ -144,7 +147,10 @@ class Report(Command):
             raise errors.UsageError(f"{target} is the trace itself; name another file with -o")
         refuse_to_overwrite(target, overwrite=options.force)
         with output.patience(f"reading {options.file}"):
-            traces = [report.Named(file.name, output.read(file).data) for file in given]
+            if jobs.is_job(options.file) and options.other is None:
+                traces = jobs.report(options)
+            else:
+                traces = [report.Named(file.name, output.read(file).data) for file in given]
             written = report.write(traces, target, source=options.source, overwrite=options.force)
         if options.json:
             output.print_json({"path": str(written), "bytes": written.stat().st_size})

@@ -116,10 +116,16 @@ def add_anonymous(parser: argparse.ArgumentParser) -> None:
 
 
 def read(file: Path, *, anonymous: bool = False) -> Any:
-    """Reads the trace in a file. Prints a note if the file is damaged."""
-    from pytracer import reading
+    """Reads the trace in a file; of a folder of ranks the one with the highest peak.
 
-    loaded = reading.read(file)
+    Prints a note if the file is damaged.
+    """
+    from pytracer import job
+
+    loaded = job.read(file)
+    if isinstance(loaded, job.Job):
+        there = loaded.comparison
+        tell(f"rank {there.worst.rank} of {there.world_size}, which has the highest peak:")
     note_damage(file, loaded)
     return loaded.anonymous() if anonymous else loaded
 

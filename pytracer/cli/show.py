@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pytracer import errors, meta
-from pytracer.cli import output
+from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
 from pytracer.version import __version__
 
@@ -66,6 +66,7 @@ class Summary(Command):
       pytracer summary run.pytrace                the screen
       pytracer summary run.pytrace --words        and an explanation of its words
       pytracer summary snapshot.pickle            torch's own memory history
+      pytracer summary run/                       all ranks of a job, compared
       pytracer summary run.pytrace --json | jq .peak.bytes
     """
 
@@ -76,8 +77,12 @@ class Summary(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "file", type=Path, nargs="?", help="a .pytrace file or a memory snapshot of torch"
+            "file",
+            type=Path,
+            nargs="?",
+            help="a .pytrace file, a memory snapshot of torch, or a folder with the ranks of a job",
         )
+        jobs.add_engine(parser)
         parser.add_argument("--words", action="store_true", help="explain the words on the screen")
         output.add_anonymous(parser)
         output.add_json(parser)
@@ -92,6 +97,8 @@ class Summary(Command):
                 raise errors.UsageError("summary needs a file: pytracer summary run.pytrace")
             print(words.legend(width=columns()))
             return 0
+        if jobs.is_job(options.file):
+            return jobs.summary(options)
         with output.patience(f"reading {options.file}"):
             loaded = reading.read(options.file)
             loaded = loaded.anonymous() if options.anonymous else loaded
@@ -118,7 +125,9 @@ class Diff(Command):
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
-            "before", type=Path, help="a .pytrace file or a memory snapshot of torch"
+            "before",
+            type=Path,
+            help="a .pytrace file, a memory snapshot of torch, or a folder of ranks",
         )
         parser.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
         parser.add_argument(
@@ -135,6 +144,8 @@ class Diff(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        if jobs.is_job(options.before) or jobs.is_job(options.after):
+            options.before, options.after = jobs.diff(options)
         if options.after is None and options.steps is None:
             raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
         if options.steps is not None and options.at != "peak":

@@ -6,10 +6,10 @@ docs/chrome-trace.md describes the file.
 
 import json
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -65,33 +65,76 @@ def write(
         errors.UsageError: the suffix or a limit is wrong.
         errors.CannotWrite: the file exists already, or cannot be written.
     """
+    return write_all([trace], path, options, overwrite=overwrite)
+
+
+def write_all(
+    traces: Iterable[Trace],
+    path: str | Path,
+    options: Options | None = None,
+    *,
+    overwrite: bool = False,
+) -> Exported:
+    """Like `write`, for the ranks of a job: one file, one clock, a process for each rank's device.
+
+    It takes one trace at a time, so its memory is that of the largest.
+    """
     path = Path(path)
     if not path.name.endswith((".json", ".json.gz")):
         raise errors.UsageError(f"{path}: a Chrome trace is a .json or a .json.gz file")
     refuse_to_overwrite(path, overwrite=overwrite)
-    document = Document(trace, options or Options())
+    file_of_all = _File(traces, options or Options())
 
     def fill(file: BinaryIO) -> None:
-        chunks = document.chunks()
+        chunks = file_of_all.chunks()
         for piece in _compressed(chunks) if path.suffix == ".gz" else chunks:
             file.write(piece)
 
     write_whole(path, fill, overwrite=overwrite)
     warnings = []
-    if document.bytes > HEAVY:
+    if file_of_all.bytes > HEAVY:
         warnings.append(
-            f"{size_text(document.bytes)} of JSON: a browser may fail to open it; max_events= "
+            f"{size_text(file_of_all.bytes)} of JSON: a browser may fail to open it; max_events= "
             "keeps only the largest events"
         )
     return Exported(
         path=path,
-        events=document.events,
-        json_bytes=document.bytes,
+        events=file_of_all.events,
+        json_bytes=file_of_all.bytes,
         file_bytes=path.stat().st_size,
-        left_out=document.left_out,
-        folded=document.folded,
+        left_out=dict(file_of_all.left_out),
+        folded=dict(file_of_all.folded),
         warnings=tuple(warnings),
     )
+
+
+class _File:
+    """The documents of one or more traces behind each other, and their counts."""
+
+    def __init__(self, traces: Iterable[Trace], options: Options) -> None:
+        self._traces = traces
+        self._options = options
+        self.events = self.bytes = 0
+        self.left_out: Counter[str] = Counter()
+        self.folded: Counter[str] = Counter()
+
+    def chunks(self) -> Iterator[bytes]:
+        """The file's bytes, a few megabytes at a time."""
+        for piece in self._pieces():
+            self.bytes += len(piece)
+            yield piece
+
+    def _pieces(self) -> Iterator[bytes]:
+        options = self._options
+        for number, trace in enumerate(self._traces):
+            document = Document(trace, options)
+            options = replace(options, base_ns=document.base_ns)
+            yield b",\n" if number else document.head()
+            yield from document.body()
+            self.events += document.events
+            self.left_out.update(document.left_out)
+            self.folded.update(document.folded)
+        yield b"\n]}\n"
 
 
 def _compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -146,15 +189,14 @@ class Document(Sink):
         tables += tracks_of.arrows(self, tables[0])
         self._tables = [rows for n, rows in enumerate(tables) if n == 0 or len(rows.begin)]
 
-    def chunks(self) -> Iterator[bytes]:
-        """The file's bytes, a few megabytes at a time."""
+    def body(self) -> Iterator[bytes]:
+        """The events, a few megabytes at a time, with commas between them."""
         native = core.ChromeTrace(self.texts.encoded(), [rows.columns() for rows in self._tables])
-        yield self._count(self._head())
         while chunk := native.next(CHUNK):
-            yield self._count(chunk)
+            yield chunk
         # Each event so far is followed by a comma.
         metadata = list(self._metadata())
-        yield self._count(",\n".join(metadata).encode() + b"\n]}\n")
+        yield ",\n".join(metadata).encode()
         self.events = native.events() + len(metadata)
 
     def tracks(self) -> tuple[list[Track], list[tuple[dict[str, Any], list[int]]]]:
@@ -228,11 +270,7 @@ class Document(Sink):
             ),
         ]
 
-    def _count(self, chunk: bytes) -> bytes:
-        self.bytes += len(chunk)
-        return chunk
-
-    def _head(self) -> bytes:
+    def head(self) -> bytes:
         """The JSON object up to its events, with the same keys as torch.profiler's."""
         document = self.trace.meta
         head = {

@@ -64,6 +64,7 @@ class Options:
     min_dt_ns: int = 0  # counters keep only the extremes of each such stretch of time
     arrows: int = 1000  # the most arrows from allocations to frees, and from forwards to backwards
     full: bool = False  # write all rows; the default folds those that are too small to see
+    base_ns: int | None = None  # of the file's clock; by default that of the trace's own
 
 
 class Texts:
@@ -141,7 +142,7 @@ class Sink:
             raise errors.UsageError("max_events must be 100 or more")
         if options.min_dt_ns < 0 or options.arrows < 0:
             raise errors.UsageError("min_dt_us and arrows cannot be negative")
-        self.events = self.bytes = 0
+        self.events = 0
         self.left_out: dict[str, int] = {}
         self.folded: dict[str, int] = {}
         self.native = native
@@ -149,7 +150,7 @@ class Sink:
         self.trace = trace
         self.options = options
         self.texts = Texts(trace)
-        self.base_ns = trace.began_unix_ns // GRID_NS * GRID_NS
+        self.base_ns = base_of(trace) if options.base_ns is None else options.base_ns
         self.rank = meta.of(trace).rank
         self.program = FIRST_PROCESS + PROCESSES_PER_RANK * self.rank
         self.devices = usage.devices(trace) or (usage.main_device(trace),)
@@ -184,6 +185,11 @@ class Sink:
         """Numbers unique among all ranks, because joined files must not share the ids of arrows."""
         ids: I64 = numbers.astype(np.int64) + (self.rank << 32)
         return ids
+
+
+def base_of(trace: Trace) -> int:
+    """The begin of the file's clock, as torch.profiler would choose it."""
+    return trace.began_unix_ns // GRID_NS * GRID_NS
 
 
 @dataclass(frozen=True)

@@ -116,25 +116,15 @@ TIMED = ("forward", "backward", "optimizer")
 def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     """See `steps`."""
     events, line = trace.events, phases.timeline(trace)
-    if len(events.ticks) == 0:
+    levels = _levels_of_steps(trace, device)
+    if levels is None:
         return []
-    which = usage.on_device(trace, device)
-    positions, levels, at_start = usage.levels_where(trace, which)
-    # The end of each step: as a time (`ends`), and as a number of changes (`cuts`).
-    ends = (
-        np.append(line.step_ends, events.ticks[-1]) if phases.trains_on(trace) else line.step_ends
-    )
-    ends = np.maximum.accumulate(ends)  # the last step may have begun after the last event
+    level, firsts, cuts, ends, _ = levels
     count = len(ends)
-    if count == 0:
-        return []
-    cuts = np.searchsorted(events.ticks[positions], ends, side="right")
-    firsts = np.append(0, cuts[:-1])
-    level = np.concatenate([[at_start], levels])[: cuts[-1] + 1]
     # A step that allocates nothing (views, for example) may end before the first event.
     bounds = np.append(np.minimum(events.ticks[0], ends[0]), ends)
     times = trace.time_ns(bounds)
-    made = allocations(trace).step[which]
+    made = allocations(trace).step[usage.on_device(trace, device)]
     columns: dict[str, Iterable[int | None]] = {
         "peak_bytes": np.maximum(np.maximum.reduceat(level, firsts), level[cuts]).tolist(),
         "growth_bytes": np.diff(level[cuts], prepend=level[0]).tolist(),
@@ -150,6 +140,46 @@ def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
         columns[f"{phase}_ns"] = np.diff(_time_until(trace, phase, bounds)).tolist()
     in_order = [columns[name] for name in StepRow._fields[1:]]
     return list(map(StepRow, range(count), *in_order))
+
+
+class _StepLevels(NamedTuple):
+    """The device's level over time, cut into steps."""
+
+    level: I64  # at the start, and after each change
+    firsts: NDArray[np.intp]  # per step, the change that it begins with
+    cuts: NDArray[np.intp]  # per step, the number of changes until its end
+    ends: U64  # per step, its end in ticks
+    positions: NDArray[np.intp]  # of the changes
+
+
+def _levels_of_steps(trace: Trace, device: str | None = None) -> _StepLevels | None:
+    """None if there is no step."""
+    events, line = trace.events, phases.timeline(trace)
+    if len(events.ticks) == 0:
+        return None
+    positions, levels, at_start = usage.levels_of(trace, device)
+    ends = (
+        np.append(line.step_ends, events.ticks[-1]) if phases.trains_on(trace) else line.step_ends
+    )
+    ends = np.maximum.accumulate(ends)  # the last step may have begun after the last event
+    if len(ends) == 0:
+        return None
+    cuts = np.searchsorted(events.ticks[positions], ends, side="right")
+    firsts = np.append(0, cuts[:-1])
+    level = np.concatenate([[at_start], levels])[: cuts[-1] + 1]
+    return _StepLevels(level, firsts, cuts, ends, positions)
+
+
+def peak_positions(trace: Trace, device: str | None = None) -> list[int]:
+    """For each of `step_rows`, the event at which its peak was first reached."""
+    levels = _levels_of_steps(trace, device)
+    if levels is None:
+        return []
+    places = np.append(usage.BEFORE, levels.positions)
+    return [
+        int(places[first + levels.level[first : cut + 1].argmax()])
+        for first, cut in zip(levels.firsts, levels.cuts, strict=True)
+    ]
 
 
 @dataclass(frozen=True)

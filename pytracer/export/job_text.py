@@ -1,0 +1,240 @@
+"""A job of many ranks on one screen: who needs most, who is different, who is missing."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from pytracer.analysis.facts import owners
+from pytracer.export.table import cut_in_front, paragraph
+from pytracer.ranks.compare import (
+    TIMES,
+    Comparison,
+    Outlier,
+    Part,
+    Shared,
+    Spread,
+    ranks_text,
+)
+from pytracer.ranks.digest import Digest
+from pytracer.schema import CATEGORY_ORDER
+from pytracer.units import size_text, time_text
+
+_MOST_LINES = 6  # of outliers, endings, findings and parts
+_DIED = ("out of memory", "truncated", "damaged")
+_FINDINGS = {"growth": "leaks"}
+_TITLES = {
+    "gathered": "  gathered",
+    "step": "a step",
+    "forward": "its forward",
+    "growth": "growth per step",
+}
+
+
+def render(job: Comparison, earlier: Sequence[str] = (), width: int = 80) -> str:
+    """The screen, without a line break at its end."""
+    lines = [
+        *_head(job, width),
+        "",
+        *_figures(job, width),
+        "",
+        *_missing(job, earlier, width),
+        *_endings(job, width),
+        *_most(job.outliers, "rank", lambda one: outlier_text(one, job), width),
+        *_parts(job, width),
+        *_sharding(job, width),
+        *_most(job.findings, "finding", lambda one: _finding(one, len(job.readable)), width),
+        *_look_at(job, width),
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def _head(job: Comparison, width: int) -> list[str]:
+    ranks = f"job of {job.world_size} rank{'s' * (job.world_size != 1)}"
+    if not job.readable:
+        return paragraph(ranks, "none has a trace that can be read", width)
+    hosts = len({one.host for one in job.readable if one.host})
+    where = f" on {hosts} hosts" if hosts > 1 else ""
+    worst = job.worst
+    step = "" if worst.peak_step is None else f", in step {worst.first_step + worst.peak_step}"
+    text = (
+        f"{ranks}{where}   peak {size_text(worst.peak)} on rank {worst.rank} ({worst.device}){step}"
+    )
+    return [text] if len(text) <= width else paragraph("", text, width)
+
+
+def _figures(job: Comparison, width: int) -> Iterator[str]:
+    if not job.spreads:
+        return
+    yield f"{'':<17}{'lowest':>11}{'median':>11}{'highest':>11}   on rank"
+    for row in job.spreads:
+        yield f"  {_title(row.name):<15}{_sizes(row)}   {_on(row)}"[:width]
+
+
+def _title(name: str) -> str:
+    return _TITLES.get(name, name)
+
+
+def _text_of(name: str) -> Callable[[int], str]:
+    return time_text if name in TIMES else size_text
+
+
+def _sizes(row: Spread) -> str:
+    text = _text_of(row.name)
+    return "".join(f"{text(value):>11}" for value in (row.lowest, row.median, row.highest))
+
+
+def _on(row: Spread) -> str:
+    if len(row.ranks) == row.of:
+        return "all the same" if row.of > 1 else str(row.ranks[0])
+    return ranks_text(row.ranks, 3)
+
+
+def _missing(job: Comparison, earlier: Sequence[str], width: int) -> Iterator[str]:
+    if job.missing:
+        text = (
+            f"rank {ranks_text(job.missing)} of {job.world_size}: no file. Nothing here counts them"
+        )
+        yield from paragraph("missing", text, width)
+    for one in job.digests:
+        if not one.is_readable:
+            yield from paragraph("missing", f"rank {one.rank}: {one.problem}", width)
+    if earlier:
+        text = f"{len(earlier)} file(s) of attempts that were started again are not shown"
+        yield from paragraph("restarts", text, width)
+
+
+def _endings(job: Comparison, width: int) -> Iterator[str]:
+    """The ranks that died, those that died first on top, and those that fell behind."""
+    died = [one for one in job.readable if one.status in _DIED]
+    behind = [one for one in job.readable if one.rank in job.behind and one not in died]
+    died.sort(key=lambda one: (_DIED.index(one.status), len(one.steps), one.rank))
+    if (
+        len(died) == len(job.readable) > 1
+        and len({one.status for one in died}) == 1
+        and not job.behind
+    ):
+        text = f"all ranks: {_ending(died[0])}"
+        yield from paragraph("ended", text, width)
+        return
+    yield from _most(died, "ended", lambda one: f"rank {one.rank}: {_ending(one)}", width)
+    if behind:
+        least = min(job.behind[one.rank] for one in behind)
+        ranks = ranks_text([one.rank for one in behind])
+        text = f"rank {ranks}: ended after {least} steps; others made {job.steps}"
+        yield from paragraph("ended", text, width)
+
+
+def _ending(one: Digest) -> str:
+    where = f"in step {one.first_step + len(one.steps)}"
+    if one.last_phase in ("forward", "backward", "optimizer"):
+        where += f", in {one.last_phase}"
+    if one.status == "out of memory":
+        held = ", ".join(
+            f"{name} {size_text(size)}"
+            for name, size in sorted(one.at_peak.items(), key=lambda each: -each[1])[:3]
+        )
+        return f"out of memory {where}; it held {held}"
+    if one.status == "damaged":
+        return "the file is damaged, so any of its figures may be wrong"
+    return f"the file ends {where}: the process was killed, hung, or still runs"
+
+
+def outlier_text(one: Outlier, job: Comparison) -> str:
+    """`3: activations 2.10 GiB, others 1.00 GiB, from step 4 on; most in layers.7 (train.py:12)`."""
+    text = _text_of(one.name)
+    first = next(each.first_step for each in job.digests if each.rank == one.rank)
+    said = f"{one.rank}: {_title(one.name)} {text(one.value)}, others {text(one.typical)}"
+    if one.since_step is not None:
+        said += f", from step {first + one.since_step} on"
+    if one.holder is not None and holder_text(*one.holder[1:4]):
+        said += f"; {size_text(abs(one.holder.bytes))} {'more' if one.holder.bytes > 0 else 'less'}"
+        said += f" in {holder_text(*one.holder[1:4])}"
+    return said
+
+
+def holder_text(module: str, op: str, line: str) -> str:
+    """The module and the line if they are known; else the op."""
+    place = " at ".join(part for part in (module, owners.short_line(line) if line else "") if part)
+    return place or op
+
+
+def _parts(job: Comparison, width: int) -> Iterator[str]:
+    """Ranks that hold different modules: stages of a pipeline, experts."""
+    if len(job.parts) < 2:
+        return
+    yield from _most(job.parts, "part", _part, width)
+
+
+def _part(part: Part) -> str:
+    held = "their" if len(part.ranks) > 1 else "its"
+    return f"rank {ranks_text(part.ranks)}: {held} own modules, peak {size_text(part.median_peak)}"
+
+
+def _sharding(job: Comparison, width: int) -> Iterator[str]:
+    wrappers = sorted({name for one in job.readable for name in one.wrappers})
+    rows = [
+        f"{size_text(row.global_bytes)} of parameters {row.how}: "
+        f"{_range(row.lowest, row.highest)} on each rank ({row.part:.1%})"
+        for row in job.shares
+    ]
+    if wrappers or rows:
+        text = "; ".join([" + ".join(wrappers)] * bool(wrappers) + rows)
+        yield from paragraph("sharding", text, width)
+    whole = _repeated(job)
+    if whole:
+        yield from paragraph("", whole, width)
+
+
+def _repeated(job: Comparison) -> str:
+    """What every rank keeps whole, if none of it is sharded."""
+    if len(job.readable) < 2 or len(job.parts) > 1 or job.shares or _shards_otherwise(job):
+        return ""
+    kept = {row.name: row for row in job.spreads if row.name in _SHARDABLE}
+    if "weights" not in kept or any(row.lowest != row.highest for row in kept.values()):
+        return ""
+    total = sum(row.highest for row in kept.values())
+    less = total - total // job.world_size
+    return (
+        f"each rank keeps all {', '.join(kept).replace('_', ' ')}; cut over {job.world_size} ranks "
+        f"(FSDP), each would need {size_text(less)} less between steps"
+    )
+
+
+_SHARDABLE = [
+    name for name in CATEGORY_ORDER if name in ("weights", "gradients", "optimizer_state")
+]
+
+
+def _shards_otherwise(job: Comparison) -> bool:
+    known = ("FSDP", "ZeRO")
+    return any(name.startswith(known) for one in job.readable for name in one.wrappers)
+
+
+def _range(lowest: int, highest: int) -> str:
+    if lowest == highest:
+        return size_text(highest)
+    return f"{size_text(lowest)} to {size_text(highest)}"
+
+
+def _finding(one: Shared, ranks: int) -> str:
+    who = "all ranks" if len(one.ranks) == ranks > 1 else f"rank {ranks_text(one.ranks)}"
+    per_step = " a step" if one.kind == "growth" else ""
+    where = holder_text(one.module, "", one.line)
+    said = f"{who}: {_FINDINGS.get(one.kind, one.kind)} {size_text(one.bytes)}{per_step}"
+    return f"{said}{where and f' in {where}'}; {one.change}"
+
+
+def _look_at(job: Comparison, width: int) -> Iterator[str]:
+    if not job.readable:
+        return
+    file = cut_in_front(Path(job.worst.file).as_posix(), width - 30) if job.worst.file else ""
+    if file:
+        yield ""
+        yield f"{'next':<10}pytracer summary {file}"
+
+
+def _most(rows: Sequence, title: str, text: Callable, width: int) -> Iterator[str]:  # type: ignore[type-arg]
+    """A paragraph for each of the first rows, and the number of the others."""
+    for row in rows[:_MOST_LINES]:
+        yield from paragraph(title, text(row), width)
+    if len(rows) > _MOST_LINES:
+        yield f"{title:<10}and {len(rows) - _MOST_LINES} more: t.ranks() and --json list all"

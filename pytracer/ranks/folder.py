@@ -1,0 +1,101 @@
+"""Finds the files of a job's ranks in a folder, and makes a digest of each, one after another."""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytracer import errors, meta, snapshot
+from pytracer.ranks import digest
+from pytracer.ranks.digest import Digest
+from pytracer.recorded import Trace, load
+
+SUFFIXES = (".pytrace", ".pickle", ".pkl")
+_RANK = re.compile(r"rank[_-]?(\d{1,9})", re.IGNORECASE)
+_RESTART = re.compile(r"\.restart\d+")
+
+
+def is_job(path: str | Path) -> bool:
+    """Whether the path is a folder, or a pattern such as run/train.rank*.pytrace."""
+    return Path(path).is_dir() or "*" in str(path)
+
+
+def files_of(path: str | Path) -> list[Path]:
+    """The files of one job's ranks.
+
+    Raises:
+        errors.UnreadableTrace: there is no trace in the folder.
+        errors.UsageError: the folder has the files of several jobs.
+    """
+    place = Path(path)
+    if "*" in str(place):
+        files = sorted(place.parent.glob(place.name))
+    else:
+        files = sorted(file for file in place.rglob("*") if file.name.endswith(SUFFIXES))
+    if not files:
+        raise errors.UnreadableTrace(f"{path} has no trace: no file there ends in .pytrace")
+    jobs = sorted({_job_of(file) for file in files})
+    if len(jobs) > 1:
+        shown = ", ".join(jobs[:3]) + (", ..." if len(jobs) > 3 else "")
+        pattern = place / f"{Path(jobs[0]).name}*.pytrace"
+        raise errors.UsageError(
+            f"{path} has the files of {len(jobs)} runs ({shown}): name one, as in '{pattern}'"
+        )
+    return files
+
+
+def _job_of(file: Path) -> str:
+    """The file's name without rank and restart: ranks of one job have this in common."""
+    name = _RESTART.sub("", file.name.removesuffix(file.suffix))
+    found = _RANK.search(name)
+    return name if found is None else (name[: found.start()] + name[found.end() :]).strip(".-_")
+
+
+def read(file: Path) -> Trace:
+    """The trace in the file.
+
+    Raises:
+        errors.UnreadableTrace: there is none.
+    """
+    return snapshot.load(file) if snapshot.is_snapshot(file) else load(file)
+
+
+def digest_of(file: Path) -> Digest:
+    """The digest of one file. A file that cannot be read has one too, which says why."""
+    named = _RANK.search(file.name)
+    try:
+        trace = read(file)
+    except errors.UnreadableTrace as problem:
+        rank = int(named[1]) if named else 0
+        return Digest(rank, status="unreadable", file=str(file), problem=str(problem))
+    facts = meta.of(trace)
+    # A snapshot of torch's does not have its rank, so its name decides.
+    by_name = facts.world_size == 1 and named is not None
+    return digest.of(trace, int(named[1]) if named and by_name else facts.rank, str(file))
+
+
+Map = Callable[[Callable[[Path], Digest], Iterable[Path]], Iterable[Digest]]
+
+
+def ranks_of(files: Iterable[Path], each: Map = map) -> "Ranks":
+    """A digest of each file. `each` is `map`, or does the same in several processes."""
+    return latest(each(digest_of, files))
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a job, in order, and what else was found beside them."""
+
+    digests: tuple[Digest, ...]
+    earlier: tuple[str, ...] = ()  # files of attempts that an elastic launcher started again
+
+
+def latest(digests: Iterable[Digest]) -> Ranks:
+    """The last attempt of each rank."""
+    by_rank: dict[int, Digest] = {}
+    earlier = []
+    for one in sorted(digests, key=lambda each: each.began_unix_ns):
+        if one.rank in by_rank:
+            earlier.append(by_rank[one.rank].file)
+        by_rank[one.rank] = one
+    return Ranks(tuple(by_rank[rank] for rank in sorted(by_rank)), tuple(earlier))
