@@ -187,7 +187,7 @@ def _export_target(options: argparse.Namespace) -> tuple[str, Path]:
     if name is None and given is not None:
         ends = {".pftrace": "perfetto", ".json": "chrome", ".json.gz": "chrome", "/": "parquet"}
         ends |= {".parquet": "parquet", ".html": "html"}
-        name = next((format for end, format in ends.items() if given.endswith(end)), None)
+        name = next((found for end, found in ends.items() if given.endswith(end)), None)
         if name is None:
             raise errors.UsageError(f"{given}: say --format, or end it with {', '.join(ends)}")
     name = name or "perfetto"

@@ -143,7 +143,7 @@ def outlier_text(one: Outlier, job: Comparison) -> str:
     text = _text_of(one.name)
     first = next(each.first_step for each in job.digests if each.rank == one.rank)
     said = f"{one.rank}: {_title(one.name)} {text(one.value)}, others {text(one.typical)}"
-    if one.since_step is not None:
+    if one.since_step:
         said += f", from step {first + one.since_step} on"
     if one.holder is not None and holder_text(*one.holder[1:4]):
         said += f"; {size_text(abs(one.holder.bytes))} {'more' if one.holder.bytes > 0 else 'less'}"

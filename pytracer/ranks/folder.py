@@ -35,9 +35,12 @@ def files_of(path: str | Path) -> list[Path]:
     if not files:
         raise errors.UnreadableTrace(f"{path} has no trace: no file there ends in .pytrace")
     jobs = sorted({_job_of(file) for file in files})
+    # A job may have a folder per host, but no file twice.
+    if len(jobs) == 1 and len({file.name for file in files}) < len(files):
+        jobs = sorted({f"{file.parent.relative_to(place)}/{jobs[0]}" for file in files})
     if len(jobs) > 1:
         shown = ", ".join(jobs[:3]) + (", ..." if len(jobs) > 3 else "")
-        pattern = place / f"{Path(jobs[0]).name}*.pytrace"
+        pattern = place / f"{jobs[0]}*.pytrace"
         raise errors.UsageError(
             f"{path} has the files of {len(jobs)} runs ({shown}): name one, as in '{pattern}'"
         )
