@@ -168,7 +168,7 @@ def test_a_file_that_ends_within_a_step_accuses_nobody(tmp_path: Path) -> None:
 
     def pairs(t: trace) -> None:
         work = Work()
-        for _ in range(200):
+        for _ in range(400):
             work.model(torch.randn(64, 64)).sub(work.model(torch.randn(64, 64))).sum().backward()
             work.optimizer.step()
             work.optimizer.zero_grad()

@@ -406,7 +406,8 @@ def test_in_a_terminal_it_follows_resizes_and_leaves(training: Path) -> None:
     assert any(line.startswith("  weights ") for line in first)
     assert first[-1] == "q leaves; the training goes on"
     later = watch.wait_for(lambda lines: step_of(lines) > step_of(first) + 3)
-    assert [line[:10] for line in later[3:12]] == [line[:10] for line in first[3:12]]
+    # Five categories always have a row; the others only while they hold something.
+    assert [line[:10] for line in later[3:9]] == [line[:10] for line in first[3:9]]
 
     for columns, lines in ((40, 10), (132, 50), (12, 4), (80, 24)):
         watch.resize(columns, lines)

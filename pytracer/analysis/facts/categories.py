@@ -29,7 +29,8 @@ The rules, first match wins. A label is what the capture saw a block hold, at an
 |                 | or saved by autograd, unless the backward node that made it also freed it;   |
 |                 | or made in forward and freed inside an autograd node (saved)                 |
 | workspaces      | the second block of a matrix product that outlives the trace                 |
-| communication   | a label; or made inside an op or annotation of a collective; or DDP's bucket |
+| communication   | a label; or made inside an op or annotation of a collective, or by a thread  |
+|                 | of gloo's; or DDP's bucket                                                   |
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began; without a backward, alive |
 |                 | when the call that made it with grad mode on was over (held)                 |
@@ -229,6 +230,7 @@ def _choose_by_origin(trace: Trace, facts: "_Facts", out: Categories, label_role
     out.choose(facts.labelled("communication"), "communication", label_role)
     collective = _collectives(trace, facts, _role_of_collective)
     out.choose(collective != 0, "communication", collective)
+    out.choose(_by_a_backend(trace), "communication", ROLE["collective"])
     out.choose(_ddp_buckets(trace, facts), "communication", ROLE["bucket"])
     out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
 
@@ -594,6 +596,14 @@ def _role_in_fsdp(text: str) -> str:
     if match is None:
         return ""
     return "reduce_scatter" if match["reduces"] else "all_gather"
+
+
+def _by_a_backend(trace: Trace) -> Mask:
+    """Blocks that a thread of gloo's made: it runs collectives and nothing else."""
+    start = lifetimes(trace).start
+    made = phases.threads_named(trace, "pt_gloo")[trace.events.thread[start]]
+    of_gloo: Mask = made & (start >= 0)
+    return of_gloo
 
 
 def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:

@@ -573,7 +573,7 @@ def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     is_beside: Mask = (thread != main_thread(trace)) & (position >= 0)
     # Without nodes the engine's threads look the same; only their names distinguish them.
     if meta.of(trace).names_threads:
-        is_beside &= ~_is_of_the_engine(trace)[thread]
+        is_beside &= ~threads_named(trace, "pt_autograd")[thread]
     elif not (tree.kind == NODE).any():
         return np.zeros(len(position), np.bool_)
     if is_beside.any():
@@ -583,12 +583,12 @@ def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
     return is_beside
 
 
-def _is_of_the_engine(trace: Trace) -> Mask:
-    """Per thread number: whether torch named it as the engine's.
+def threads_named(trace: Trace, prefix: str) -> Mask:
+    """Per thread number: whether torch gave it a name that begins like this.
 
-    Reentrant passes run in threads that torch does not name.
+    Torch names the engine's threads, but not those of reentrant passes.
     """
-    named = scopes.names_where(trace, lambda text: text.startswith("pt_autograd"))
+    named = scopes.names_where(trace, lambda text: text.startswith(prefix))
     result = np.zeros(np.iinfo(np.uint16).max + 1, np.bool_)
     result[: len(trace.threads.name)] = named[within(trace.threads.name, len(named))]
     return result
