@@ -10,7 +10,8 @@ from typing import TextIO
 from pytracer import health, meta
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import hints, recording_quality, training_steps
-from pytracer.analysis.facts import grouping, owners, usage
+from pytracer.analysis.facts import grouping, usage
+from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.units import size_text, time_text
@@ -150,7 +151,7 @@ def _holders(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
         if row.bytes
     ]
     lines = [
-        f"{owners.short_line(row.name)} {size_text(row.bytes)}"
+        f"{short_line(row.name)} {size_text(row.bytes)}"
         for row in grouping.holders(trace, "line", there)
         if row.bytes
     ]

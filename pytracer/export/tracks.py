@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import (
-    device_times,
-    lifetimes,
-    owners,
-    phases,
-    sanitized,
-    scopes,
-    usage,
-)
+from pytracer.analysis.facts import device_times, lifetimes, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE, role_text
-from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -64,9 +56,11 @@ from pytracer.schema import (
     CATEGORY_ORDER,
     I64,
     PHASES,
+    ROLE,
     SCOPE_KINDS,
     SCOPE_RECOMPUTE,
     U64,
+    Mask,
 )
 from pytracer.units import size_text
 
