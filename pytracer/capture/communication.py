@@ -67,7 +67,7 @@ def document(since_ns: int) -> dict[str, Any]:
 
 
 def _groups() -> Iterator[dict[str, Any]]:
-    world = private_torch.process_groups
+    world = private_torch.group_registry
     for group, name in list(world.pg_names.items()):
         ranks = world.pg_group_ranks.get(group) or {}
         yield {
@@ -123,7 +123,7 @@ def _memory() -> Iterator[dict[str, Any]]:
     if not torch.cuda.is_initialized():
         return
     device = torch.device("cuda", torch.cuda.current_device())
-    world = private_torch.process_groups
+    world = private_torch.group_registry
     for group, name in list(world.pg_names.items()):
         try:
             figures = group._get_backend(device).memory_stats()
