@@ -11,9 +11,11 @@ distance the uncertainty.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from pytracer.meta import ClockReading
+from pytracer.recorded import Trace
 
 
 class Offset(NamedTuple):
@@ -53,3 +55,28 @@ def _between(base: Sequence[ClockReading], own: Sequence[ClockReading]) -> Offse
         return UNKNOWN
     low, high = max(least), min(most)
     return Offset((low + high) // 2, (high - low + 1) // 2)
+
+
+def corrected(trace: Trace, lead_ns: int) -> Trace:
+    """The trace by the reference clock."""
+    if lead_ns == 0:
+        return trace
+    clock = trace.clock._replace(unix_ns=trace.clock.unix_ns - lead_ns)
+    document = dict(trace.meta)
+    communication: Any = document.get("communication")
+    if isinstance(communication, dict):
+        document["communication"] = {
+            **communication,
+            "collectives": _earlier(communication.get("collectives"), lead_ns),
+        }
+    return replace(trace, clock=clock, meta=document)
+
+
+def _earlier(columns: Any, lead_ns: int) -> Any:
+    """The collectives' columns with earlier times; 0 stays, for an end that nobody noticed."""
+    if not isinstance(columns, dict):
+        return columns
+    return {
+        name: [each and each - lead_ns for each in column] if name.endswith("_ns") else column
+        for name, column in columns.items()
+    }
