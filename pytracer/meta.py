@@ -127,7 +127,7 @@ class Communication(NamedTuple):
     groups: tuple[Group, ...] = ()
     collectives: tuple[Collective, ...] = ()
     forgotten: int = 0
-    memory: Mapping[str, int] = {}  # by communicator and figure: device bytes, as the library says
+    memory: Mapping[str, int] = {}  # by communicator: device bytes, as its library says
 
 
 class ClockReading(NamedTuple):
@@ -386,7 +386,7 @@ def _communication(document: Mapping[str, Any]) -> Communication:
         columns = []
     rows = (Collective(*row) for row in zip(*columns, strict=False))
     memory = {
-        f"{_text(each.get('group'))} {_text(each.get('name'))}": size
+        _text(each.get("group")): size
         for each in _objects(get("memory"))
         if (size := _whole(each.get("bytes"))) is not None and 0 <= size < 2**63
     }

@@ -73,7 +73,8 @@ def _figures(job: Comparison, width: int) -> Iterator[str]:
         return
     yield f"{'':<17}{'lowest':>11}{'median':>11}{'highest':>11}   on rank"
     for row in job.spreads:
-        yield f"  {_title(row.name):<15}{_sizes(row)}   {_on(row)}"[:width]
+        figures = f"  {_title(row.name):<15}{_sizes(row)}   "
+        yield figures + _on(row, width - len(figures))
 
 
 def _title(name: str) -> str:
@@ -89,10 +90,11 @@ def _sizes(row: Spread) -> str:
     return "".join(f"{text(value):>11}" for value in (row.lowest, row.median, row.highest))
 
 
-def _on(row: Spread) -> str:
+def _on(row: Spread, room: int) -> str:
     if len(row.ranks) == row.of:
         return "all the same" if row.of > 1 else str(row.ranks[0])
-    return ranks_text(row.ranks, 3)
+    texts = (ranks_text(row.ranks, most) for most in (3, 2, 1))
+    return next((text for text in texts if len(text) <= room), f"{len(row.ranks)} ranks")
 
 
 def _missing(job: Comparison, earlier: Sequence[str], width: int) -> Iterator[str]:
@@ -168,8 +170,8 @@ def _clocks(job: Comparison, width: int) -> Iterator[str]:
     known = [offset for offset in job.clocks.values() if offset.uncertainty_ns]
     if unknown and len(job.clocks) > 1:
         text = (
-            f"of {len(unknown)} of {len(job.clocks)} hosts were not compared: times across hosts are "
-            "as their clocks show them"
+            f"those of {len(unknown)} of {len(job.clocks)} hosts were not compared: times are as each "
+            "host's clock shows them"
         )
         yield from paragraph("clocks", text, width)
     if known:

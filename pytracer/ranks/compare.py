@@ -154,7 +154,7 @@ def compare(digests: Sequence[Digest]) -> Comparison:
         tuple(rank for rank in range(size) if rank not in present),
         tuple(_spreads(readable)),
         tuple(Part(tuple(o.rank for o in p), lower_median([o.peak for o in p])) for p in parts),
-        tuple(sorted(_outliers(_ended(parts)), key=lambda one: -abs(one.value - one.typical))),
+        tuple(sorted(_outliers(_ended(parts)), key=_importance)),
         tuple(_findings(readable)),
         tuple(_shares(readable)),
         {one.rank: len(one.steps) for one in readable if len(one.steps) < most},
@@ -216,6 +216,11 @@ def _spreads(digests: Sequence[Digest]) -> Iterator[Spread]:
 
 
 # ---------------------------------------------------------------- outliers
+
+
+def _importance(one: Outlier) -> tuple[bool, int]:
+    """Bytes come before times, and large differences before small ones."""
+    return one.name in TIMES, -abs(one.value - one.typical)
 
 
 def _ended(parts: Sequence[Sequence[Digest]]) -> list[list[Digest]]:
