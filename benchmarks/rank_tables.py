@@ -35,15 +35,13 @@ def ways(document: Document) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---|" + "---:|---|" + "---:|" * 3 + "---|---|---:|"]
     first = next(way for way in document["ways"] if "ranks" in way)
     whole = first["ranks"][0]["parameters"]
-    for way in document["ways"]:
-        if "ranks" in way:
-            lines.append(f"| {' | '.join(_row(way, whole))} |")
+    rows = (_row(way, whole) for way in document["ways"] if "ranks" in way)
+    lines += [f"| {' | '.join(row)} |" for row in rows]
     left = [f"{way['way']} ({way['problem']})" for way in document["ways"] if _needs_more(way)]
     failed = [way["way"] for way in document["ways"] if "problem" in way and not _needs_more(way)]
-    notes = [
-        f"{document['devices'] or 2} ranks, {whole / 1e9:.2f} billion parameters; {document['device']}, "
-        f"torch {document['torch']}, NCCL {document['nccl']}, {document['taken']}."
-    ]
+    machine = f"torch {document['torch']}, NCCL {document['nccl']}, {document['taken']}"
+    ranks = f"{document['devices'] or 2} ranks, {whole / 1e9:.2f} billion parameters"
+    notes = [f"{ranks}; {document['device']}, {machine}."]
     if left:
         notes.append(f"Not run: {', '.join(left)}.")
     if failed:
@@ -117,14 +115,11 @@ def many(document: Document) -> str:
         )
     last = document["rows"][-1]
     named = sum(last["faults_named"].values())
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"In the largest job, {named} of {len(last['faults_named'])} planted faults are named. A "
-            f"digest takes {last['digest_bytes_per_rank_and_step']} bytes per rank and step. SQL over "
-            f"all digests answers in {last['question_s']:.1f} s. Dask with two workers gives "
-            f"{'the same' if last['dask_is_equal'] else 'other'} digests. Measured on "
-            f"{document['cpus']} cores, {document['taken']}.",
-        ]
+    summary = (
+        f"In the largest job, {named} of {len(last['faults_named'])} planted faults are named. A "
+        f"digest takes {last['digest_bytes_per_rank_and_step']} bytes per rank and step. SQL over "
+        f"all digests answers in {last['question_s']:.1f} s. Dask with two workers gives "
+        f"{'the same' if last['dask_is_equal'] else 'other'} digests. Measured on "
+        f"{document['cpus']} cores, {document['taken']}."
     )
+    return "\n".join([*lines, "", summary])

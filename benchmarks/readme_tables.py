@@ -369,6 +369,12 @@ def main() -> int:
     for path in RESULTS.glob("exports-cpu.json"):
         text = exports_table(json.loads(path.read_text()))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)
+    for path in sorted(RESULTS.glob("ranks-nvidia-*.json"))[:1]:
+        text = rank_tables.ways(json.loads(path.read_text()))
+        after[RANKS_PAGE] = between(after[RANKS_PAGE], "ranks", text)
+    for path in RESULTS.glob("many-ranks-cpu.json"):
+        text = rank_tables.many(json.loads(path.read_text()))
+        after[RANKS_PAGE] = between(after[RANKS_PAGE], "many-ranks", text)
     for path in RESULTS.glob("install-cpu.json"):
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))

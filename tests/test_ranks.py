@@ -511,9 +511,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         from programs.parallel import WAYS
 
         place = tmp_path_factory.mktemp(way)
-        ran = launched(place, WAYS[way].ranks, "-m", "programs.parallel", way, str(place))
+        ran = launched(place, WAYS[way].ranks, "-m", "programs.parallel", str(place), way)
         assert ran.returncode == 0, ran.stderr[-3000:]
-        return place
+        return place / way
 
     return run
 
@@ -538,6 +538,7 @@ def test_each_rank_has_what_it_holds_to_the_byte(way: str, trained: Callable[[st
     place = trained(way)
     for file in place.glob("rank*.json"):
         one = json.loads(file.read_text())
+        assert "problem" not in one, one
         assert all(one["same"].values())
         truth, seen = one["truth"], one["trace"]
         assert seen["at_end"]["weights"] == truth["weights"]
