@@ -4,7 +4,8 @@
 
 The points are those of a training step of three linear layers: an outermost module call, forward
 with backward, an optimizer step, and the whole step (zero_grad, forward, loss, backward, clip,
-step). It runs in one thread, on the CPU, in the steady state, where valgrind counts the same each
+step). A loop of reinforcement learning calls its tiny networks 18 times between two steps. All of
+it runs in one thread, on the CPU, in the steady state, where valgrind counts the same each
 time. The exit code is 1 if tracing adds more than the limit. `--before` is an older checkout of
 this project, built in place, to compare with; `--profile` keeps callgrind's files, for
 callgrind_annotate.
@@ -39,7 +40,9 @@ MOST = {
     "category": {"module call": 10_500, "optimizer step": 40_000, "whole step": 216_000},
     "default": {"module call": 11_000, "optimizer step": 158_000, "whole step": 364_000},
 }
+LOOP = "reinforcement loop"
 TIMES = {"module call": 200, "forward and backward": 20, "optimizer step": 20, "whole step": 20}
+TIMES |= {LOOP: 5}
 REQUESTS = """
 #include <valgrind/callgrind.h>
 extern "C" void begin() { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
@@ -50,10 +53,24 @@ extern "C" void end(const char* label) {
 """
 
 
-def cases() -> tuple[dict[str, Callable[[], Any]], tuple[Any, Any]]:
+Ways = dict[str, Callable[[], Any]]
+
+
+def groups() -> list[tuple[Ways, tuple[Any, Any]]]:
+    """Returns the cases that are traced together, and the model and optimizer of each group."""
     import torch
 
+    sys.path[:0] = [str(ROOT)]  # behind an older checkout, whose pytracer is imported already
+    from benchmarks import models
+
     torch.set_num_threads(1)
+    loop = models.actor_and_critic("cpu")
+    return [three_layers(), ({LOOP: loop.step}, (loop.model, loop.optimizer))]
+
+
+def three_layers() -> tuple[Ways, tuple[Any, Any]]:
+    import torch
+
     torch.manual_seed(0)
     layers = [torch.nn.Linear(256, 256), torch.nn.ReLU()] * 2
     model = torch.nn.Sequential(*layers, torch.nn.Linear(256, 10))
@@ -71,7 +88,7 @@ def cases() -> tuple[dict[str, Callable[[], Any]], tuple[Any, Any]]:
         optimizer.step()
 
     each = [lambda: alone(x), forward_and_backward, optimizer.step, step]
-    return dict(zip(TIMES, each, strict=True)), (model, optimizer)
+    return dict(zip(TIMES, each, strict=False)), (model, optimizer)
 
 
 def count(library: Path) -> None:
@@ -79,12 +96,12 @@ def count(library: Path) -> None:
     import pytracer
 
     requests = ctypes.CDLL(str(library))
-    ways, targets = cases()
 
-    def block(mode: str) -> None:
+    def block(mode: str, ways: Ways) -> None:
+        *_, whole_step = ways.values()
         for name, way in ways.items():
             for _ in range(20):
-                ways["whole step"]()
+                whole_step()
             for _ in range(20):
                 way()
             requests.begin()
@@ -92,22 +109,24 @@ def count(library: Path) -> None:
                 way()
             requests.end(f"{mode}, {name}".encode())
 
-    for mode, options in MODES.items():
-        if options is None:
-            block(mode)
-        else:
-            with pytracer.trace(*targets, table=False, **options):
-                block(mode)
+    for ways, targets in groups():
+        for mode, options in MODES.items():
+            if options is None:
+                block(mode, ways)
+            else:
+                with pytracer.trace(*targets, table=False, **options):
+                    block(mode, ways)
 
 
 def clock() -> None:
     """Returns the process time of each case and mode in us: medians of blocks in turns."""
     import pytracer
 
-    ways, targets = cases()
-    found: dict[str, dict[str, list[float]]] = {mode: {name: [] for name in ways} for mode in MODES}
+    found: dict[str, dict[str, list[float]]] = {
+        mode: {name: [] for name in TIMES} for mode in MODES
+    }
 
-    def block(mode: str) -> None:
+    def block(mode: str, ways: Ways) -> None:
         for name, way in ways.items():
             for _ in range(10):
                 way()
@@ -116,13 +135,15 @@ def clock() -> None:
                 way()
             found[mode][name].append((time.process_time() - began) / TIMES[name] * 1e6)
 
+    all_groups = groups()
     for _ in range(BLOCKS):
-        for mode, options in MODES.items():
-            if options is None:
-                block(mode)
-            else:
-                with pytracer.trace(*targets, table=False, **options):
-                    block(mode)
+        for ways, targets in all_groups:
+            for mode, options in MODES.items():
+                if options is None:
+                    block(mode, ways)
+                else:
+                    with pytracer.trace(*targets, table=False, **options):
+                        block(mode, ways)
     medians = {
         mode: {name: round(statistics.median(each), 2) for name, each in rows.items()}
         for mode, rows in found.items()

@@ -49,7 +49,7 @@ struct LastPlace {
 }
 
 Block block_at(const void* address, c10::Device device) {
-  static thread_local constinit LastPlace last_of_thread;
+  PYTRACER_STATIC_TLS static thread_local constinit LastPlace last_of_thread;
   LastPlace& last = last_of_thread;
   if (last.generation == Recorder::get().generation() && last.type == device.type() &&
       last.index == device.index()) {

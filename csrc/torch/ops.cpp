@@ -150,8 +150,10 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     return nullptr;  // an operator is on its way to a mode: the program's, or ours
   } else {
     OwnTime own(thread);
-    // A Function in Python has a number without grad mode, too.
-    int64_t sequence = c10::GradMode::is_enabled() ? fn.seqNr() : -1;
+    int64_t sequence = fn.seqNr();
+    if (sequence >= 0 && !c10::GradMode::is_enabled()) {
+      sequence = -1;  // a Function in Python, which has a number in any case
+    }
     recorder.push(thread, ScopeKind::kOp, &fn, name, sequence);
   }
   return nullptr;

@@ -18,9 +18,10 @@ namespace pytracer::reads {
 
 namespace {
 
-thread_local at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
-thread_local bool listening = false;
-thread_local bool enabled = false;  // torch calls back: while we listen, but see Outermost
+PYTRACER_STATIC_TLS thread_local constinit at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
+PYTRACER_STATIC_TLS thread_local constinit bool listening = false;
+// Torch calls back: while we listen, but see Outermost.
+PYTRACER_STATIC_TLS thread_local constinit bool enabled = false;
 
 void enable(bool on) {
   if (enabled != on) {
@@ -86,7 +87,7 @@ class Outermost {
   uint64_t inside_ = 0;
 };
 
-thread_local constinit Outermost outermost;
+PYTRACER_STATIC_TLS thread_local constinit Outermost outermost;
 
 // Rows of the label table, of one recording.
 struct Rows {
@@ -96,7 +97,7 @@ struct Rows {
 };
 
 const Rows& rows() {
-  static thread_local Rows found;
+  PYTRACER_STATIC_TLS static thread_local constinit Rows found;
   Recorder& recorder = Recorder::get();
   if (found.generation != recorder.generation()) {
     auto row = [&](const char* role) {
