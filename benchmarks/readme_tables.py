@@ -221,8 +221,8 @@ def synchronisation_table(document: dict[str, Any]) -> str:
         yield f"{added(before, 'instructions', mode, name):,.0f}"
 
     lines = [
-        '| thousands of instructions | plain | `detail="category"` adds | of these ours | before '
-        "| default adds | of these ours | before |",
+        '| thousands of instructions | plain | `detail="category"` adds | ours | before '
+        "| default adds | ours | before |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for name, plain in now["instructions"]["plain"].items():

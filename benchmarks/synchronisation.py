@@ -206,7 +206,13 @@ def counts_in(folder: Path) -> dict[str, Counts]:
         ours = sum(count for path, count in by_object.items() if "/pytracer/_C" in path)
         found["instructions"][mode][name] = sum(by_object.values()) // TIMES[name]
         found["ours"][mode][name] = ours // TIMES[name]
-    return found
+    return {
+        kind: {
+            mode: {name: counts[name] for name in TIMES if name in counts}
+            for mode, counts in rows.items()
+        }
+        for kind, rows in found.items()
+    }
 
 
 def instructions_by_object(text: str) -> Counter[str]:
