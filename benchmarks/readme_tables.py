@@ -220,11 +220,9 @@ def synchronisation_table(document: dict[str, Any]) -> str:
         yield f"{added(now, 'ours', mode, name):,.0f}"
         yield f"{added(before, 'instructions', mode, name):,.0f}"
 
-    lines = [
-        '| thousands of instructions | plain | `detail="category"` adds | ours | before '
-        "| default adds | ours | before |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
-    ]
+    modes = ('`detail="category"`', "default")
+    titles = " | ".join(f"{mode} adds | ours | before" for mode in modes)
+    lines = [f"| thousands of instructions | plain | {titles} |", "|---|" + 7 * "---:|"]
     for name, plain in now["instructions"]["plain"].items():
         found = " | ".join([*cells("category", name), *cells("default", name)])
         lines.append(f"| {name} | {plain / 1000:,.0f} | {found.replace('nan', '-')} |")
