@@ -3,7 +3,7 @@
     python benchmarks/overhead.py                        # the cases this machine can run
     python benchmarks/overhead.py --cases tiny-cpu --minutes 3
     python benchmarks/overhead.py --cases ddp            # two processes on two GPUs
-    python benchmarks/overhead.py --modes category,default --out DIR  # JSON files, one per case
+    python benchmarks/overhead.py --modes category default --out DIR  # a JSON file per case
 
 How it measures:
 
@@ -601,13 +601,12 @@ def _driver() -> str:
 
 
 def chosen_modes(case: Case, options: argparse.Namespace) -> list[Mode]:
-    wanted = [name for name in options.modes.split(",") if name]
     return [
         mode
         for mode in MODES
         if (case.device == "cuda" or not mode.cuda_only)
         and not (options.no_peers and mode.peer)
-        and (mode is PLAIN or not wanted or mode.name in wanted)
+        and (mode is PLAIN or not options.modes or mode.name in options.modes)
     ]
 
 
@@ -700,7 +699,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     parser.add_argument("--cases", default="", help="comma-separated; default: all that can run")
-    parser.add_argument("--modes", default="", help="comma-separated; default: all of them")
+    parser.add_argument(
+        "--modes",
+        nargs="+",
+        metavar="MODE",
+        choices=[mode.name for mode in MODES],
+        help="default: all of them",
+    )
     parser.add_argument("--minutes", type=float, default=6.0, help="for all cases together")
     parser.add_argument("--no-peers", action="store_true", help="ours and the plain step only")
     parser.add_argument(
@@ -713,12 +718,10 @@ def main() -> int:
     options = parser.parse_args()
     # Deprecation warnings of the peers do not matter here.
     warnings.filterwarnings("ignore", category=FutureWarning)
-    for given, known in ((options.cases, CASES), (options.modes, MODES)):
-        unknown = set(filter(None, given.split(","))) - {each.name for each in known}
-        if unknown:
-            names = ", ".join(each.name for each in known)
-            parser.error(f"there is no {', '.join(sorted(unknown))}, only: {names}")
-    wanted = options.cases.split(",") if options.cases else [case.name for case in CASES]
+    names = [case.name for case in CASES]
+    wanted = options.cases.split(",") if options.cases else names
+    if unknown := sorted(set(wanted) - set(names)):
+        parser.error(f"there is no case {', '.join(unknown)}, only: {', '.join(names)}")
     cases = [case for case in CASES if case.name in wanted and can_run(case)]
     if not cases:
         parser.error("these cases need more GPUs than this machine has")

@@ -23,7 +23,9 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
 
 import argparse
 import json
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -206,24 +208,27 @@ def _share(found: dict[str, Any]) -> str:
 
 
 def synchronisation_table(document: dict[str, Any]) -> str:
-    """What tracing adds at each point of synchronisation, with an older commit's in brackets."""
+    """What tracing adds at each point of synchronisation, what is ours, and what it was before."""
     now, before = document["now"], document.get("before", {})
 
-    def cell(mode: str, name: str) -> str:
-        def added(run: dict[str, Any], unit: str) -> float:
-            return float(run[unit][mode][name] - run[unit]["plain"][name])
+    def added(run: dict[str, Any], kind: str, mode: str, name: str) -> float:
+        if name not in run.get(kind, {}).get(mode, {}):
+            return math.nan
+        return float(run[kind][mode][name] - run[kind]["plain"][name]) / 1000
 
-        of_now = f"{added(now, 'instructions') / 1000:,.0f}"
-        of_before = f" ({added(before, 'instructions') / 1000:,.0f})" if before else ""
-        return of_now + of_before
+    def cells(mode: str, name: str) -> Iterator[str]:
+        plain = now["instructions"]["plain"][name] / 1000
+        whole = added(now, "instructions", mode, name)
+        yield f"{whole:,.0f} ({whole / plain:.1%})"
+        yield f"{added(now, 'ours', mode, name):,.0f}"
+        yield f"{added(before, 'instructions', mode, name):,.0f}"
 
-    lines = [
-        '| thousands of instructions | plain | `detail="category"` adds | default adds |',
-        "|---|---:|---:|---:|",
-    ]
+    modes = ('`detail="category"`', "default")
+    titles = " | ".join(f"{mode} adds | ours | before" for mode in modes)
+    lines = [f"| thousands of instructions | plain | {titles} |", "|---|" + 7 * "---:|"]
     for name, plain in now["instructions"]["plain"].items():
-        cells = " | ".join(cell(mode, name) for mode in ("category", "default"))
-        lines.append(f"| {name} | {plain / 1000:,.0f} | {cells} |")
+        found = " | ".join([*cells("category", name), *cells("default", name)])
+        lines.append(f"| {name} | {plain / 1000:,.0f} | {found.replace('nan', '-')} |")
     at = f"torch {document['torch']}, Python {document['python']}, {document['date'][:10]}"
     return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
 

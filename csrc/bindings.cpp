@@ -405,6 +405,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("listen_to_operators",
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
+  m.def("forbid_quiet_passes", &ops::forbid_quiet_passes);
   m.def("private_torch", [] {
     py::list checks;
     for (const private_torch::Check& check : private_torch::check()) {

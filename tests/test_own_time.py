@@ -67,7 +67,7 @@ def test_other_programs_on_the_machine_do_not_make_recording_look_dearer() -> No
     usual = sorted(one.ns for one in alone)[1]
     assert all(usual / FACTOR < one.ns < usual * FACTOR for one in loaded), (alone, loaded)
     part = sorted(one.share for one in alone)[1]
-    beside = sorted(one.share for one in loaded)[2]  # the waits are read a moment after the end
+    beside = sorted(one.share for one in loaded)[2]
     assert part / FACTOR < beside < part * FACTOR, (alone, loaded)
     assert all(0 < one.share <= 1 for one in loaded)
 
@@ -89,6 +89,19 @@ def test_what_recording_computes_it_took() -> None:
 
 def test_what_is_done_after_the_last_step_is_none_of_the_steps() -> None:
     assert noted(compute, between=False)["ns"] < 50_000_000
+
+
+@pytest.mark.slow
+def test_waits_after_the_last_step_are_none_of_the_steps() -> None:
+    """Else nothing is left of a short stretch, and recording took all of it."""
+    model = torch.nn.Linear(2, 2)
+    with busy_neighbours(4), pytracer.trace(model, devices="cpu", table=False) as t:
+        for _ in range(3):
+            model(torch.ones(1, 2))
+        compute()
+    own, clock = t.data.meta["own_time"], t.data.clock
+    ns_per_tick = int(clock.unix_ns[-1] - clock.unix_ns[0]) / int(clock.ticks[-1] - clock.ticks[0])
+    assert own["waited_ns"] <= own["of_ticks"] * ns_per_tick
 
 
 def noted(ours: Any, *, between: bool = True) -> Any:

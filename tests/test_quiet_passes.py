@@ -18,14 +18,17 @@ from pytracer import trace
 from pytracer._native import C
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+DETAILS = ["op", "category"]
 STEPS = 5
 # What a row says, but for when, where in memory and how often.
 SAYS = ["requested_bytes", "phase", "category", "role", "module", "op", "forward_module"]
 SAYS += ["forward_op", "free_phase", "pool"]
 
 
-def traced(step: Callable[[], object], *targets: Any, steps: int = STEPS) -> tuple[Any, int]:
-    with trace(*targets, table=False) as t:
+def traced(
+    step: Callable[[], object], *targets: Any, steps: int = STEPS, detail: str = "op"
+) -> tuple[Any, int]:
+    with trace(*targets, table=False, detail=detail) as t:
         for _ in range(steps):
             step()
         quiet = C.status()["quiet_passes"]
@@ -163,11 +166,30 @@ def a_hook_of_a_parameter(model: nn.Module, x: torch.Tensor) -> None:
     ],
     ids=lambda step: step.__name__,
 )
-def test_a_pass_that_runs_more_than_nodes_is_not_quiet(step: Callable[..., None]) -> None:
+@pytest.mark.parametrize("detail", DETAILS)
+def test_a_pass_that_runs_more_than_nodes_is_not_quiet(
+    step: Callable[..., None], detail: str
+) -> None:
     model, _ = small()
     x = torch.randn(32, 64)
-    _, quiet = traced(lambda: step(model, x), model)
+    _, quiet = traced(lambda: step(model, x), model, detail=detail)
     assert quiet == 0
+
+
+def test_with_less_detail_a_pass_of_nodes_is_quiet_and_is_one_scope() -> None:
+    model, optimizer = small()
+    x = torch.randn(32, 64)
+
+    def step() -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    t, quiet = traced(step, model, optimizer, detail="category")
+    assert quiet == STEPS
+    frame = t.allocations()
+    assert set(frame[frame.phase == "backward"].op.dropna()) <= {"backward", "aten::ones_like"}
+    assert (frame.category == "gradients").any()
 
 
 def test_a_pass_that_makes_a_graph_is_not_quiet_and_one_through_that_graph_is() -> None:
@@ -222,7 +244,10 @@ def test_a_profiler_in_a_hook_records_however_many_passes_were_quiet() -> None:
     assert recorded == [{"aten::exp"}] * 3
 
 
-def test_what_a_checkpoint_runs_again_is_recomputed_in_the_first_pass_that_has_one() -> None:
+@pytest.mark.parametrize("detail", DETAILS)
+def test_what_a_checkpoint_runs_again_is_recomputed_in_the_first_pass_that_has_one(
+    detail: str,
+) -> None:
     model, optimizer = small()
     x = torch.randn(32, 64)
     ways = iter([False, False, False, True, True, True])
@@ -232,8 +257,9 @@ def test_what_a_checkpoint_runs_again_is_recomputed_in_the_first_pass_that_has_o
         out.sum().backward()
         optimizer.step()
 
-    t, quiet = traced(step, model, optimizer, steps=6)
-    assert quiet == 3
+    t, quiet = traced(step, model, optimizer, steps=6, detail=detail)
+    # Without operators, the first module that runs again in a pass says so.
+    assert quiet == (3 if detail == "op" else 4)
     frame = t.allocations()
     recomputed = [said_of(frame[frame.phase == "recompute"], step) for step in range(6)]
     assert recomputed[:3] == [{}, {}, {}]
@@ -265,7 +291,59 @@ def test_a_pass_in_which_optimizers_step_is_not_quiet() -> None:
     assert len(state) == len(optimizers)
 
 
-def test_a_profiler_hears_every_operator_of_a_traced_backward() -> None:
+@pytest.mark.parametrize("detail", DETAILS)
+def test_what_an_operator_reads_is_known_each_time_it_runs(detail: str) -> None:
+    """Inside of an operator that has many others, torch is stopped from the second time on."""
+    model, optimizer = small()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        raw = torch.rand(32, 64)
+        x = raw - torch.logsumexp(raw, 1, keepdim=True)
+        targets, weights = torch.randint(64, (32,)), torch.rand(64)
+        out = model(x)
+        nn.functional.cross_entropy(out, targets, weights, label_smoothing=0.1).backward()
+        optimizer.step()
+
+    def heard_by_a_profiler() -> dict[str, int]:
+        with torch.profiler.profile() as profiler:
+            step()
+        return {row.key: row.count for row in profiler.key_averages()}
+
+    step()
+    plain = heard_by_a_profiler()
+    with trace(model, optimizer, table=False, detail=detail) as t:
+        step()
+        step()
+        assert heard_by_a_profiler() == plain
+        step()
+        step()
+    frame = t.allocations()
+    first = said_of(frame, 1)
+    assert any("inputs" in row for row in first)
+    for later in range(2, STEPS - 1):
+        assert said_of(frame, later) == first
+
+
+@pytest.mark.parametrize("detail", DETAILS)
+def test_an_annotation_that_a_checkpoint_runs_again_is_recorded(detail: str) -> None:
+    model, _ = small()
+    x = torch.randn(32, 64)
+
+    def annotated(x: torch.Tensor) -> torch.Tensor:
+        with torch.profiler.record_function("mine"):
+            return x.sin().exp()
+
+    def step() -> None:
+        checkpoint(annotated, model(x), use_reentrant=False).sum().backward()
+
+    t, _ = traced(step, model, detail=detail)
+    names = [t.data.strings[name] for name in t.data.scopes.name]
+    assert names.count("mine") == 2 * STEPS
+
+
+@pytest.mark.parametrize("detail", DETAILS)
+def test_a_profiler_hears_every_operator_of_a_traced_backward(detail: str) -> None:
     model, optimizer = small()
     x = torch.randn(32, 64)
 
@@ -278,7 +356,7 @@ def test_a_profiler_hears_every_operator_of_a_traced_backward() -> None:
         return {row.key: row.count for row in profiler.key_averages()}
 
     plain = heard_by_the_profiler()
-    with trace(model, optimizer, table=False):
+    with trace(model, optimizer, table=False, detail=detail):
         assert heard_by_the_profiler() == plain
         assert C.status()["quiet_passes"] == 3
         assert torch._C._get_tracing_state() is None

@@ -45,7 +45,7 @@ class OwnTime {
   }
 
   // This thread is inside a longer call, whose time includes the short calls in it.
-  static inline thread_local constinit bool in_longer_call = false;
+  PYTRACER_STATIC_TLS static inline thread_local constinit bool in_longer_call = false;
 
  private:
   static constexpr uint32_t kOneIn = 61;

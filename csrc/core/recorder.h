@@ -262,7 +262,7 @@ class Recorder {
   bool quiesce();
   void refresh(ThreadState& thread);
   uint32_t name_of(ThreadState& thread, Frame& frame);
-  uint32_t name_of(ThreadState& thread, std::string_view name);
+  uint32_t name_of(ThreadState& thread, std::string_view name, size_t slot);
   uint32_t open_scope(ThreadState& thread);
   uint32_t scope_of_node(ThreadState& thread, const NodeSource& source);
   void close_node(ThreadState& thread);

@@ -122,16 +122,20 @@ void Recorder::erase(ThreadState& thread, size_t depth, int64_t next_sequence) {
 
 uint32_t Recorder::name_of(ThreadState& thread, Frame& frame) {
   if (frame.name_id == 0) {
-    frame.name_id = name_of(thread, std::string_view(frame.name));
+    // An operator's name mostly stays in its place, and torch writes a node's anew each time.
+    size_t slot = frame.kind == ScopeKind::kOp ? reinterpret_cast<uintptr_t>(frame.name) / 8
+                                               : std::hash<std::string_view>{}(frame.name);
+    frame.name_id = name_of(thread, frame.name, slot);
   }
   return frame.name_id;
 }
 
-// Compares texts and not addresses: torch writes a node's name anew each time the node runs.
-uint32_t Recorder::name_of(ThreadState& thread, std::string_view name) {
-  thread.names_.resize(ThreadState::kNames);
-  auto slot = std::hash<std::string_view>{}(name) % ThreadState::kNames;
-  ThreadState::CachedName& cached = thread.names_[slot];
+// Compares texts and not addresses: another name may have come to the same place.
+uint32_t Recorder::name_of(ThreadState& thread, std::string_view name, size_t slot) {
+  if (thread.names_.empty()) {
+    thread.names_.resize(ThreadState::kNames);
+  }
+  ThreadState::CachedName& cached = thread.names_[slot % ThreadState::kNames];
   if (cached.text != name) {
     uint32_t id = strings.intern(name);
     cached = {strings.at(id), id};
@@ -231,13 +235,14 @@ uint32_t Recorder::scope_of_node(ThreadState& thread, const NodeSource& source) 
     frame.sequence = facts.sequence;
     frame.forward_thread = facts.forward_thread;
     uint32_t parent = open_scope(thread);
-    uint64_t position = scopes.append({ticks_now(),
-                                       parent,
-                                       forward_of(frame),
-                                       name_of(thread, std::string_view(facts.name)),
-                                       thread.number_,
-                                       ScopeKind::kNode,
-                                       kScopeReady});
+    uint64_t position =
+        scopes.append({ticks_now(),
+                       parent,
+                       forward_of(frame),
+                       name_of(thread, facts.name, std::hash<std::string>{}(facts.name)),
+                       thread.number_,
+                       ScopeKind::kNode,
+                       kScopeReady});
     if (position == AppendLog<ScopeBegin>::kRefused) {
       lost_scopes.fetch_add(1, std::memory_order_relaxed);
       return parent;

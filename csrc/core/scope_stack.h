@@ -19,6 +19,9 @@
 #include <string_view>
 #include <vector>
 
+// A thread-local that is read without a call. A library that is loaded late gets few bytes of them.
+#define PYTRACER_STATIC_TLS __attribute__((tls_model("initial-exec")))
+
 namespace pytracer {
 
 // The kind of a thread's innermost autograd node.
@@ -166,7 +169,6 @@ class ThreadState {
 };
 
 // One pointer, in the static TLS block: the cheapest thread-local there is for a shared library.
-extern __attribute__((
-    tls_model("initial-exec"))) thread_local constinit ThreadState* this_thread_state;
+extern PYTRACER_STATIC_TLS thread_local constinit ThreadState* this_thread_state;
 
 }  // namespace pytracer

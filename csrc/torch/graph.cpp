@@ -11,9 +11,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <typeindex>
 #include <typeinfo>
-#include <unordered_map>
 #include <vector>
 
 namespace pytracer::graph {
@@ -22,11 +20,12 @@ namespace {
 
 using torch::autograd::Node;
 
+// By the address: two libraries may have a type each, which then has two entries.
 bool is_torchs_own(const std::type_info& type) {
-  static auto* const known = new std::unordered_map<std::type_index, bool>;
-  auto [it, is_new] = known->try_emplace(type, false);
-  if (is_new) {
-    it->second = private_torch::is_torchs_node(type);
+  static auto* const known = new ska::flat_hash_map<const std::type_info*, bool>;
+  auto it = known->find(&type);
+  if (it == known->end()) {
+    it = known->emplace(&type, private_torch::is_torchs_node(type)).first;
   }
   return it->second;
 }
@@ -56,7 +55,10 @@ bool is_fsdps(PyTypeObject* type) {
 
 class Looking {
  public:
-  explicit Looking(uint64_t since) : since_(since) {}
+  explicit Looking(uint64_t since) : since_(since) {
+    numbers_.reserve(nodes_before);
+    left_.reserve(kOpenNodes);
+  }
 
   Look at(PyObject* outputs) {
     found_.is_plain = add_roots(outputs);
@@ -65,6 +67,7 @@ class Looking {
       left_.pop_back();
       add(node);
     }
+    nodes_before = numbers_.size();
     return found_;
   }
 
@@ -139,6 +142,9 @@ class Looking {
       }
     }
   }
+
+  static constexpr size_t kOpenNodes = 32;
+  static inline size_t nodes_before = 0;  // in the graph before, which is mostly the same
 
   uint64_t since_;
   uint64_t thread_ = at::RecordFunction::currentThreadId();

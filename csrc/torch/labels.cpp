@@ -14,6 +14,9 @@
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
+#include <array>
+#include <memory>
+#include <string>
 #include <utility>
 
 namespace py = pybind11;
@@ -46,7 +49,7 @@ struct LastPlace {
 }
 
 Block block_at(const void* address, c10::Device device) {
-  static thread_local constinit LastPlace last_of_thread;
+  PYTRACER_STATIC_TLS static thread_local constinit LastPlace last_of_thread;
   LastPlace& last = last_of_thread;
   if (last.generation == Recorder::get().generation() && last.type == device.type() &&
       last.index == device.index()) {
@@ -287,16 +290,77 @@ const at::Tensor& gradient_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->grad();
 }
 
-uint32_t number_of(uint8_t category,
-                   std::string_view role,
-                   std::string_view name,
-                   const at::Tensor& tensor) {
+namespace {
+
+// A row of the label table that was asked for before: batches mostly have the same shapes.
+struct KnownRow {
+  static constexpr size_t kMostDimensions = 5;
+
+  uint32_t generation = 0;
+  uint32_t number = 0;
+  std::string role;
+  uint8_t category = 0;
+  c10::ScalarType dtype{};
+  uint8_t dimensions = 0;
+  std::array<int64_t, kMostDimensions> sizes{};
+
+  bool is(uint8_t of_category, std::string_view of_role, const at::Tensor& tensor) const {
+    c10::IntArrayRef shape = tensor.unsafeGetTensorImpl()->sizes_default();
+    return generation == Recorder::get().generation() && category == of_category &&
+           role == of_role && dtype == tensor.scalar_type() && dimensions == shape.size() &&
+           std::equal(shape.begin(), shape.end(), sizes.begin());
+  }
+
+  static bool has_room_for(const at::Tensor& tensor) {
+    const auto& impl = *tensor.unsafeGetTensorImpl();
+    return !impl.is_nested() && !impl.has_symbolic_sizes_strides() &&
+           impl.sizes_default().size() <= kMostDimensions;
+  }
+
+  static KnownRow& slot_for(uint8_t category, const at::Tensor& tensor) {
+    // On the heap: there is little room for thread-local data in a library that is loaded late.
+    static thread_local auto rows = std::make_unique<std::array<KnownRow, 32>>();
+    size_t hash = category;
+    for (int64_t size : tensor.unsafeGetTensorImpl()->sizes_default()) {
+      hash = hash * 31 + static_cast<size_t>(size);
+    }
+    return (*rows)[hash % rows->size()];
+  }
+};
+
+uint32_t intern(uint8_t category,
+                std::string_view role,
+                std::string_view name,
+                const at::Tensor& tensor) {
   Recorder& recorder = Recorder::get();
   return recorder.labels.intern({category,
                                  recorder.strings.intern(role),
                                  recorder.strings.intern(name),
                                  recorder.strings.intern(look::shape_of(tensor)),
                                  recorder.strings.intern(look::dtype_of(tensor))});
+}
+
+}  // namespace
+
+uint32_t number_of(uint8_t category,
+                   std::string_view role,
+                   std::string_view name,
+                   const at::Tensor& tensor) {
+  if (!name.empty() || !KnownRow::has_room_for(tensor)) {
+    return intern(category, role, name, tensor);
+  }
+  KnownRow& row = KnownRow::slot_for(category, tensor);
+  if (!row.is(category, role, tensor)) {
+    c10::IntArrayRef shape = tensor.unsafeGetTensorImpl()->sizes_default();
+    row.generation = Recorder::get().generation();
+    row.number = intern(category, role, name, tensor);
+    row.role = role;
+    row.category = category;
+    row.dtype = tensor.scalar_type();
+    row.dimensions = static_cast<uint8_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), row.sizes.begin());
+  }
+  return row.number;
 }
 
 size_t adopt_cpu(const at::Tensor& tensor, bool also_known) {

@@ -206,7 +206,9 @@ PyObject* item(PyObject* container, PyObject* key) {
     PyErr_Clear();
     return made;
   }
-  PyErr_Clear();
+  if (found == nullptr) {
+    PyErr_Clear();
+  }
   return Py_XNewRef(found);
 }
 

@@ -32,6 +32,7 @@ at::CallbackHandle handle = at::INVALID_CALLBACK_HANDLE;
 Detail detail = Detail::kCategory;
 
 uint64_t quiet = 0;  // passes of this recording, guarded by the GIL
+std::atomic<bool> in_quiet_pass{false};
 // A pass has run more than nodes, or may do so.
 std::atomic<bool> more_than_nodes{false};
 
@@ -62,6 +63,10 @@ const void* quiet_node() {
   return at::isRecordFunctionEnabled() ? nullptr : torch::autograd::get_current_node().get();
 }
 
+bool is_quiet_here() {
+  return in_quiet_pass.load(std::memory_order_relaxed) && quiet_node() != nullptr;
+}
+
 // Runs under an allocator's lock, so it must not ask Python for the name of a class.
 Node describe_quiet_node() {
   auto node = torch::autograd::get_current_node();
@@ -77,7 +82,13 @@ Node describe_quiet_node() {
 constexpr NodeSource kQuietNodes{&quiet_node, &describe_quiet_node};
 
 bool nobody_else_listens() {
-  return at::getStepCallbacks(at::RecordScope::FUNCTION).callbacks_.size() == 1;
+  auto listeners = [](at::RecordScope scope) {
+    return at::getStepCallbacks(scope).callbacks_.size();
+  };
+  if (detail == Detail::kOp) {
+    return listeners(at::RecordScope::FUNCTION) == 1;
+  }
+  return listeners(at::RecordScope::FUNCTION) == 0 && listeners(at::RecordScope::USER_SCOPE) == 1;
 }
 
 // Goes with torch's record of the annotation: the thread that ends it learns which one began it.
@@ -139,8 +150,10 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& fn) {
     return nullptr;  // an operator is on its way to a mode: the program's, or ours
   } else {
     OwnTime own(thread);
-    // A Function in Python has a number without grad mode, too.
-    int64_t sequence = c10::GradMode::is_enabled() ? fn.seqNr() : -1;
+    int64_t sequence = fn.seqNr();
+    if (sequence >= 0 && !c10::GradMode::is_enabled()) {
+      sequence = -1;  // a Function in Python, which has a number in any case
+    }
     recorder.push(thread, ScopeKind::kOp, &fn, name, sequence);
   }
   return nullptr;
@@ -169,13 +182,27 @@ void leave_operator(const at::RecordFunction& fn) {
   }
 }
 
+namespace {
+
+// Hooks of the program may run anything as they unpack saved tensors. Where they are in use, the
+// operators say so, or else the graph that is read (capture/graph.py).
+bool knows_of_hooks() {
+  return records_operators() ||
+         (installed() && detail == Detail::kCategory && !saved_tensors::installed());
+}
+
+}  // namespace
+
 QuietBackward::QuietBackward(bool is_possible)
-    : quiet_(is_possible && installed() && detail == Detail::kOp && at::isRecordFunctionEnabled() &&
+    : quiet_(is_possible && knows_of_hooks() && at::isRecordFunctionEnabled() &&
              !more_than_nodes.load(std::memory_order_relaxed) &&
-             !Recorder::get().asks_for_nodes() && nobody_else_listens()) {
+             !in_quiet_pass.load(std::memory_order_relaxed) && nobody_else_listens()) {
   if (quiet_) {
     ++quiet;
-    Recorder::get().ask_for_nodes(kQuietNodes);
+    in_quiet_pass.store(true);
+    if (detail == Detail::kOp) {
+      Recorder::get().ask_for_nodes(kQuietNodes);
+    }
     at::enableRecordFunction(false);
   }
 }
@@ -183,14 +210,19 @@ QuietBackward::QuietBackward(bool is_possible)
 QuietBackward::~QuietBackward() {
   if (quiet_) {
     at::enableRecordFunction(true);
-    Recorder::get().ask_for_no_nodes();
+    if (Recorder::get().asks_for_nodes()) {
+      Recorder::get().ask_for_no_nodes();
+    }
+    in_quiet_pass.store(false);
   }
 }
 
-ResumeRecordFunction::ResumeRecordFunction()
-    : inside_(Recorder::get().asks_for_nodes() && quiet_node() != nullptr) {
-  if (inside_) {
-    forbid_quiet_passes();
+ResumeRecordFunction::ResumeRecordFunction() : inside_(is_quiet_here()) {
+  if (!inside_) {
+    return;
+  }
+  forbid_quiet_passes();
+  if (Recorder::get().asks_for_nodes()) {
     Node node = describe_quiet_node();
     node_ = std::move(node.name);
     Recorder::get().push_node(Recorder::this_thread(),
@@ -199,8 +231,8 @@ ResumeRecordFunction::ResumeRecordFunction()
                               node.sequence,
                               node.forward_thread,
                               NodeKind::kPython);
-    at::enableRecordFunction(true);
   }
+  at::enableRecordFunction(true);
 }
 
 ResumeRecordFunction::~ResumeRecordFunction() {

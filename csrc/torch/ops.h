@@ -30,7 +30,8 @@ void leave_operator(const at::RecordFunction& fn);
 // nobody else listens and `is_possible`: the pass runs only torch's own nodes (graph.h). Such a
 // pass computes gradients, and every allocation in it counts as its node's, not as an operator's.
 // So each allocation asks the engine for its current node. RecordFunction costs a host-bound step
-// several percent, most of it torch's own.
+// several percent, most of it torch's own. If no operators are recorded, all of the pass is one
+// scope, but the engine takes over a thread's callbacks twice a node, 1,000 instructions each time.
 class QuietBackward {
  public:
   explicit QuietBackward(bool is_possible);

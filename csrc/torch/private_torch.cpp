@@ -66,12 +66,13 @@ PyObject* set_eval_frame(PyObject* callback) {
 }
 
 bool compiles_backward() {
-  PyObject* modules = PyImport_GetModuleDict();
-  PyObject* compiled = PyDict_GetItemString(modules, "torch._dynamo.compiled_autograd");
-  PyObject* enabled =
-      compiled != nullptr && PyModule_Check(compiled)
-          ? PyDict_GetItemString(PyModule_GetDict(compiled), "compiled_autograd_enabled")
-          : nullptr;
+  static PyObject* const module = PyUnicode_InternFromString("torch._dynamo.compiled_autograd");
+  static PyObject* const flag = PyUnicode_InternFromString("compiled_autograd_enabled");
+  PyObject* compiled = PyDict_GetItemWithError(PyImport_GetModuleDict(), module);
+  PyObject* enabled = compiled != nullptr && PyModule_Check(compiled)
+                          ? PyDict_GetItemWithError(PyModule_GetDict(compiled), flag)
+                          : nullptr;
+  PyErr_Clear();
   return enabled != nullptr && enabled != Py_False;
 }
 

@@ -21,7 +21,7 @@ namespace pytracer::quietly {
 namespace {
 
 uint64_t count = 0;  // guarded by the GIL
-thread_local Timed* innermost = nullptr;
+PYTRACER_STATIC_TLS thread_local constinit Timed* innermost = nullptr;
 constexpr uint64_t kLongNs = 30'000;  // less than interrupted_ticks()
 
 class IsolatedFromProgram {

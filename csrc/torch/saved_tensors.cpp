@@ -275,6 +275,10 @@ void uninstall() {
   asking.take_away();
 }
 
+bool installed() {
+  return home != 0;
+}
+
 bool program_has_hooks() {
   const auto& stack = Default::get_tls_state().stack;
   return !stack.empty() && !are_ours(stack.top());

@@ -12,6 +12,8 @@ namespace pytracer::saved_tensors {
 bool install();
 void uninstall();
 
+bool installed();
+
 // Whether the calling thread saves tensors through somebody else's hooks. Needs no GIL.
 bool program_has_hooks();
 

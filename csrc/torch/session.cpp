@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -208,6 +209,23 @@ uint64_t waited_for_a_core_ns() {
   return file >> ran >> waited ? waited : 0;
 }
 
+int64_t steady_ns() {
+  using std::chrono::nanoseconds;
+  auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<nanoseconds>(now).count();
+}
+
+// How long ago this reading was. The session's first moment, by two clocks, has the ticks' rate.
+uint64_t ns_since(const OwnTime::Reading& reading, const Listening& session) {
+  uint64_t now = ticks_now();
+  if (session.began_ns == 0 || now <= reading.at || reading.at < session.from.at) {
+    return 0;
+  }
+  double rate = static_cast<double>(steady_ns() - session.began_ns) /
+                static_cast<double>(now - session.from.at);
+  return static_cast<uint64_t>(static_cast<double>(now - reading.at) * rate);
+}
+
 }  // namespace
 
 bool Listening::called() {
@@ -265,6 +283,7 @@ std::array<uint64_t, 4> Session::own_time() const {
   OwnTime::Reading until = listening_->until.at != 0 ? listening_->until : OwnTime::read();
   bool knows = listening_->thread == gettid();
   uint64_t waited = knows ? waited_for_a_core_ns() - listening_->waited_before : 0;
+  waited -= std::min(waited, ns_since(until, *listening_));  // perhaps it was all after the stretch
   return {until.ticks - from.ticks, until.ns - from.ns, until.at - from.at, waited};
 }
 
@@ -356,6 +375,7 @@ AtMoment::AtMoment() : listening_(listening()) {
     if (session->until.at == 0) {
       session->thread = gettid();
       session->waited_before = waited_for_a_core_ns();
+      session->began_ns = steady_ns();
       session->until = session->from = OwnTime::read();
     }
   }

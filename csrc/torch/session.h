@@ -41,6 +41,7 @@ struct Listening {
   OwnTime::Reading from{};
   OwnTime::Reading until{};
   uint64_t waited_before = 0;  // how long the first moment's thread had waited for a core
+  int64_t began_ns = 0;        // the first moment, by a steady clock
   pid_t thread = 0;
 
   // Each counts one call or step. True at powers of two: then the device's memory is read. Calls

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pytracer import private_torch
+from pytracer._native import C
 from pytracer.capture.looking import is_a
 
 _FUNCTION = ("_raw_saved_tensors",)  # the attribute of an autograd.Function
@@ -64,8 +65,10 @@ def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
         return
     for one in saved if isinstance(saved, tuple | list) else (saved,):
         tensor = getattr(one, "data", None)
-        if is_a(tensor, torch.Tensor):  # otherwise a hook of the program packed it
+        if is_a(tensor, torch.Tensor):
             yield _unwrapped(tensor)
+        elif tensor is not None:  # a hook of the program packed it, and will unpack it in the pass
+            C.forbid_quiet_passes()
 
 
 def in_transform() -> bool:
