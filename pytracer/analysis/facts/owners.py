@@ -44,13 +44,18 @@ def owners(trace: Trace) -> Owners:
     made = phases.moments(trace).made_scope
     caused = _forward_op(trace)[made]
     line = _user_lines(trace)
+    lines, forward_lines = (
+        # Zeros that take no memory, if no stack was recorded.
+        line[rows] if tree.stack.any() else np.broadcast_to(np.uint32(0), len(rows))
+        for rows in (made, caused)
+    )
     return Owners(
         module=_modules(trace)[made],
         op=tree.name[_owning_op(trace)[made]],
-        line=line[made],
+        line=lines,
         forward_module=tree.name[tree.module][caused],
         forward_op=tree.name[caused],
-        forward_line=line[caused],
+        forward_line=forward_lines,
     )
 
 
