@@ -285,6 +285,7 @@ META_KEYS = [
     "phase_times",
     "cuda_problem",
     "variables",
+    "frameworks",
     "failed",
     "callback_errors",
     "own_time",
