@@ -286,6 +286,7 @@ META_KEYS = [
     "cuda_problem",
     "variables",
     "frameworks",
+    "cells",
     "failed",
     "callback_errors",
     "own_time",

@@ -1,4 +1,4 @@
-"""The frameworks that the program trains with, so that hints can use their words."""
+"""The frameworks that the program trains with, and its notebook: hints and lines use their words."""
 
 import inspect
 import sys
@@ -36,6 +36,17 @@ def frameworks_of(frame: FrameType | None) -> list[str]:
             held.update(name for name, kind in classes.items() if is_a(value, kind))
         frame = frame.f_back
     return [name for name in classes if name in held]
+
+
+def notebook_cells() -> dict[str, str]:
+    """Returns what IPython calls each cell that has run, `In[3]`, by the name of the cell's file."""
+    ipython = _imported("IPython.core.interactiveshell", "InteractiveShell")
+    shell = None if ipython is None else vars(ipython).get("_instance")
+    compiler = C.attributes_of(shell).get("compile") if shell is not None else None
+    numbers = C.attributes_of(compiler).get("_filename_map") if compiler is not None else None
+    if not is_a(numbers, dict):
+        return {}
+    return {str(file): f"In[{number}]" for file, number in dict.items(numbers)}
 
 
 def _imported(module: str, attribute: str) -> type[Any] | None:
