@@ -51,7 +51,8 @@ def run(way: parallel.Way, options: argparse.Namespace) -> dict[str, Any]:
             return {"way": way.name, "problem": f"took more than {options.seconds} s"}
         files = sorted(Path(folder).glob("rank*.json"))
         if len(files) < way.ranks:
-            return {"way": way.name, "problem": ran.stderr[-2000:]}
+            said = [line for line in ran.stderr.splitlines() if line.startswith("[rank")]
+            return {"way": way.name, "problem": "\n".join(said or [ran.stderr])[-2000:]}
         if options.keep is not None:
             kept = options.keep / way.name
             kept.mkdir(parents=True, exist_ok=True)

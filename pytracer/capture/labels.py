@@ -270,7 +270,7 @@ class Labels:
 
     def sharding(self) -> dict[str, Any]:
         """Returns how the models are spread over the ranks of the job."""
-        return sharding.of(self._living_roots())
+        return sharding.of(self._living_roots(), self.parameter_name)
 
     def label_workspaces(self) -> None:
         """Labels the workspaces that torch keeps for cuBLAS, made before the trace or in it."""
