@@ -235,7 +235,7 @@ def synchronisation_table(document: dict[str, Any]) -> str:
 
 def exports_table(document: dict[str, Any]) -> str:
     """What each format takes in a process of its own that reads, analyses and writes the file."""
-    lines = ["| | file, MB | seconds | most memory, GB |", "|---|---:|---:|---:|"]
+    lines = ["| | file, MB | processor seconds | most memory, GB |", "|---|---:|---:|---:|"]
     for row in document["exports"]:
         seconds = row["read_s"] + row["write_s"]
         name = "the analysis alone" if row["format"] == "nothing" else row["format"]

@@ -192,6 +192,8 @@ class Meta(NamedTuple):
     device_memory: DeviceMemory
     phase_times: PhaseTimes
     names_threads: bool
+    frameworks: tuple[str, ...]  # "transformers.Trainer"
+    cells: Mapping[str, str]  # of a notebook, by file: "In[3]"
     modules_tell_modes: bool
     cuda_problem: str
     calls_problem: str
@@ -238,6 +240,8 @@ def read(document: Mapping[str, Any]) -> Meta:
         device_memory=_device_memory(_mapping(get("device_memory"))),
         phase_times=_phase_times(_mapping(get("phase_times"))),
         names_threads="thread_names" in document,
+        frameworks=_each(str, get("frameworks")),
+        cells=_values(str, get("cells")),
         modules_tell_modes="module_modes" in document,
         cuda_problem=_text(get("cuda_problem")),
         calls_problem=_text(get("calls_problem")),

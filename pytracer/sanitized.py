@@ -63,8 +63,9 @@ def stacks(trace: Trace) -> Stacks:
 
 
 def within(numbers: NDArray[Any], end: int | NDArray[Any]) -> NDArray[Any]:
-    """The numbers, with 0 in place of each that is not below the end."""
-    return np.where(numbers < end, numbers, 0).astype(numbers.dtype, copy=False)
+    """The numbers, with 0 in place of each that is not below the end; the same array if all are."""
+    exists = numbers < end
+    return numbers if exists.all() else np.where(exists, numbers, 0).astype(numbers.dtype)
 
 
 def _with_first_row(table: Any) -> Any:

@@ -285,6 +285,8 @@ META_KEYS = [
     "phase_times",
     "cuda_problem",
     "variables",
+    "frameworks",
+    "cells",
     "failed",
     "callback_errors",
     "own_time",

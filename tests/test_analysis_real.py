@@ -327,6 +327,29 @@ def test_a_parameter_has_its_modules_name_though_its_optimizer_is_met_first(stac
     assert "foreign_parameters" not in t.health().index
 
 
+def test_models_of_one_class_do_not_share_names() -> None:
+    """An actor, a critic and a copy; one that is made anew in each step has one name."""
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.body(x))
+
+    first, second = Net(), Net()
+    x = torch.randn(4, 8)
+    with trace(devices="cpu", table=False) as t:
+        for _ in range(3):
+            (first(x).sum() + second(x).sum() + Net()(x).sum()).backward()
+    rows = t.allocations()
+    names = rows[rows.category == "weights"].name.dropna().unique()
+    models = ("", "Net#2.", "Net#3.")
+    assert {*names} == {f"{model}body.{part}" for model in models for part in ("weight", "bias")}
+    assert {"Net", "Net#2", "Net#3"} <= {*rows.module.dropna()}
+
+
 def test_two_optimizers_of_plain_tensors_do_not_share_names() -> None:
     tensors = [torch.randn(size, requires_grad=True) for size in (10, 20)]
     optimizers = [torch.optim.SGD([tensor]) for tensor in tensors]

@@ -288,6 +288,31 @@ def hint_of(trace: Trace) -> str:
 
 
 @pytest.mark.parametrize(
+    ("frameworks", "words"),
+    [
+        ([], "torch.utils.checkpoint on them saves"),
+        (["accelerate.Accelerator"], "torch.utils.checkpoint on them saves"),
+        (
+            ["transformers.Trainer", "accelerate.Accelerator", "transformers.PreTrainedModel"],
+            "gradient_checkpointing=True in TrainingArguments saves",
+        ),
+        (
+            ["accelerate.Accelerator", "transformers.PreTrainedModel"],
+            "model.gradient_checkpointing_enable() saves",
+        ),
+    ],
+)
+def test_a_hint_uses_the_words_of_the_framework(frameworks: list[str], words: str) -> None:
+    b = TraceBuilder()
+    b.meta["frameworks"] = frameworks
+    weight = b.seed(3 << 20)
+    b.label(weight, "weights", "parameter", "h.0.weight", "786432", "float32")
+    for _ in range(2):
+        training_step(b, weight, layers=4, activation=5 << 20)
+    assert words in hint_of(b.trace())
+
+
+@pytest.mark.parametrize(
     ("device", "freed", "agree"),
     [("cpu", False, True), ("cpu", True, False), ("cuda:0", False, False)],
 )

@@ -91,6 +91,8 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
         "summary run.pytrace",
         "summary cut.pytrace",
         "summary snapshot.pickle",
+        "summary run.pytrace --by category",
+        "summary run.pytrace --by module,line",
         "diff run.pytrace later.pytrace",
         "diff run.pytrace --steps 0,1",
         "diff run.pytrace later.pytrace --by category",

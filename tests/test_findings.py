@@ -5,7 +5,8 @@ import textwrap
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -214,6 +215,43 @@ def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
     assert loss.requires_grad
     assert "`history` keeps" in rows_of(t)["growth"]["evidence"]
     assert "detach" not in rows_of(t)["growth"]["change"]
+
+
+class Sample(NamedTuple):
+    """A row of a replay buffer."""
+
+    state: torch.Tensor
+    action: int
+
+
+@dataclass
+class Transition:
+    """The same, as people also write it."""
+
+    state: torch.Tensor
+    action: int
+
+
+@pytest.mark.parametrize("row", [Sample, Transition])
+def test_a_buffer_of_records_inside_an_object_is_named(row: Any) -> None:
+    class Buffer:
+        def __init__(self) -> None:
+            self.rows: list[Any] = []
+
+    class Agent:
+        def __init__(self) -> None:
+            self.buffer = Buffer()
+
+        def run(self) -> Any:
+            program = Program()
+            with trace(program.model, devices="cpu", table=False) as t:
+                for _ in range(6):
+                    for _ in range(4):
+                        self.buffer.rows.append(row(torch.randn(1024), 1))
+                    program.step()
+            return t
+
+    assert "`self.buffer.rows` keeps" in rows_of(Agent().run())["growth"]["evidence"]
 
 
 def test_what_an_objects_attribute_keeps_is_named() -> None:

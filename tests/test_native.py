@@ -9,9 +9,11 @@ from hypothesis import given, strategies as st
 
 from pytracer import errors, schema
 from pytracer._native import core
+from pytracer.analysis.facts import lifetimes
 from pytracer.recorded import Trace, load, unix_ns
 from tests import lifetimes_reference
 from tests.strategies import PLACES, hostile_events, valid_events
+from tests.trace_builder import TraceBuilder
 
 EVENT_H = Path(__file__).parents[1] / "csrc" / "core" / "event.h"
 
@@ -119,3 +121,16 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(tmp_path, content, says)
         load(path)
     assert "\n" not in str(refused.value)
     assert refused.value.exit_code == 4
+
+
+def test_a_trace_of_too_many_events_is_refused_in_a_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    b = TraceBuilder()
+    for _ in range(3):
+        b.alloc(8)
+    monkeypatch.setattr(lifetimes, "_MOST_EVENTS", 2)
+    with pytest.raises(
+        errors.UsageError, match="3 events are more than can be analysed, 2: record"
+    ):
+        lifetimes.lifetimes(b.trace())

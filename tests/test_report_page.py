@@ -6,6 +6,7 @@ Needs playwright and chromium; the accessibility rules are axe-core's, from `npm
 import contextlib
 import json
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -414,6 +415,71 @@ def test_in_a_notebook_it_runs_in_a_sandbox(tab: Any, tmp_path: Path) -> None:
     frame.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
     status = frame.locator(".status").get_attribute("data-bytes")
     assert int(status) == load(RECORDED).peak.bytes
+
+
+# VS Code's notebooks render HTML inside this policy (`notebook.experimental.enableCsp`), and Colab in
+# a sandboxed frame of another origin. Both put the output in by a script of theirs.
+VS_CODE = (
+    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' "
+    "'unsafe-inline'; img-src 'self' https: http: data:; font-src 'self' https:; connect-src https:; "
+    "child-src https: data:;"
+)
+COLAB = "allow-downloads allow-forms allow-modals allow-popups allow-scripts"
+
+
+def put_in_by_a_script(output: str, policy: str = "") -> str:
+    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if policy else ""
+    text = json.dumps(output).replace("<", "\\u003c")
+    return (
+        f"<!DOCTYPE html><html><head><meta charset=utf-8>{meta}</head>"
+        "<body style='background:#1e1e1e;color:#cccccc'><div id=output></div>"
+        f"<script>document.getElementById('output').innerHTML = {text}</script></body></html>"
+    )
+
+
+@pytest.mark.parametrize("host", ["vs code", "colab"])
+def test_other_notebooks_show_it_too(tab: Any, tmp_path: Path, host: str) -> None:
+    output = load(RECORDED)._repr_html_()  # type: ignore[operator]
+    document = put_in_by_a_script(output, VS_CODE if host == "vs code" else "")
+    if host == "colab":
+        document = (
+            f'<iframe sandbox="{COLAB}" width=900 height=900 srcdoc="{escape(document)}"></iframe>'
+        )
+    file = tmp_path / "notebook.html"
+    file.write_text(document)
+    blocked: list[str] = []
+    listen = tab.context.browser.new_page()
+    listen.on("console", lambda said: blocked.append(said.text) if said.type == "error" else None)
+    listen.goto(file.as_uri())
+    frame = listen.frame_locator("iframe") if host == "colab" else listen
+    assert "peak 272 MiB on cuda:0" in frame.locator("#output").inner_text()
+    assert frame.locator("#output > div svg").first.bounding_box()["height"] > 100
+    page = frame.frame_locator("iframe")
+    page.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
+    assert int(page.locator(".status").get_attribute("data-bytes")) == load(RECORDED).peak.bytes
+    # VS Code allows no worker; the page then does the work itself.
+    assert all(text.startswith("Creating a worker") for text in blocked)
+    assert len(blocked) == (host == "vs code")
+    listen.close()
+
+
+def test_where_a_notebook_runs_no_script_the_table_and_the_picture_remain(
+    tab: Any, tmp_path: Path
+) -> None:
+    """An untrusted notebook, or its page on a site that strips scripts and frames."""
+    output = load(RECORDED)._repr_html_()  # type: ignore[operator]
+    policy = "default-src 'none'; style-src 'unsafe-inline'"
+    file = tmp_path / "notebook.html"
+    file.write_text(
+        f'<!DOCTYPE html><head><meta charset=utf-8><meta http-equiv="Content-Security-Policy" '
+        f'content="{policy}"></head><body>{output.partition("<iframe")[0]}</body>'
+    )
+    tab.goto(file.as_uri())
+    text = tab.locator("body").inner_text()
+    assert "peak 272 MiB on cuda:0" in text
+    assert "optimizer_state" in text
+    assert tab.locator("svg").bounding_box()["height"] > 100
+    assert tab.locator("svg path").count() > 3
 
 
 # ---------------------------------------------------------------- for everybody

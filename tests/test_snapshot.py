@@ -208,6 +208,19 @@ def test_every_protocol_since_2_is_read(protocol: int, folder: Path) -> None:
     assert read(small(protocol=protocol), folder).summary()["at_end"].sum() == 400
 
 
+def test_notes_about_live_blocks_are_no_loss(folder: Path) -> None:
+    """torch 2.14 writes an entry for each call of `torch.cuda.memory._annotate_memory`."""
+    whole = pickle.loads(recorded_bytes("plain"))
+    plain = read(whole, folder)
+    note = {**whole["device_traces"][0][-1], "action": "annotate", "user_metadata": "kept"}
+    whole["device_traces"][0].insert(40, note)
+    noted = read(whole, folder)
+    assert noted.peak.bytes == plain.peak.bytes
+    assert "unknown_actions" not in noted.health().index
+    note["action"] = "of a later torch"
+    assert "unknown_actions" in read(whole, folder).health().index
+
+
 def test_two_devices_are_told_apart(folder: Path) -> None:
     whole = pickle.loads(recorded_bytes("plain"))
     second = pickle.loads(recorded_bytes("ring"))

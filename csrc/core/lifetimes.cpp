@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <map>
 #include <memory>
 #include <stdexcept>
@@ -10,14 +11,14 @@
 namespace pytracer {
 namespace {
 
-constexpr int64_t kNone = -1;
+constexpr RowNumber kNone = -1;
 
 // Live blocks by address: open addressing, linear probing. Erasing shifts the followers back
 // instead of leaving tombstones, because a trace erases as often as it inserts.
 class LiveTable {
  public:
   // A pointer to the block's allocation number, or null.
-  int64_t* find(uint64_t address) {
+  RowNumber* find(uint64_t address) {
     for (size_t at = home(address); slots_[at].allocation != kNone; at = next(at)) {
       if (slots_[at].address == address) {
         return &slots_[at].allocation;
@@ -27,7 +28,7 @@ class LiveTable {
   }
 
   // The address must not be in the table.
-  void insert(uint64_t address, int64_t allocation) {
+  void insert(uint64_t address, RowNumber allocation) {
     if ((size_ + 1) * 2 > slots_.size()) {
       grow();
     }
@@ -35,7 +36,7 @@ class LiveTable {
     ++size_;
   }
 
-  void erase(int64_t* found) {
+  void erase(RowNumber* found) {
     size_t hole = slot_of(found);
     for (size_t at = next(hole); slots_[at].allocation != kNone; at = next(at)) {
       // A slot may move back into the hole unless its home lies after the hole.
@@ -61,7 +62,7 @@ class LiveTable {
  private:
   struct Slot {
     uint64_t address = 0;
-    int64_t allocation = kNone;
+    RowNumber allocation = kNone;
   };
 
   size_t mask() const { return slots_.size() - 1; }
@@ -73,7 +74,7 @@ class LiveTable {
     return static_cast<size_t>((address * 0x9E3779B97F4A7C15u) >> shift_);
   }
 
-  size_t slot_of(const int64_t* allocation) const {
+  size_t slot_of(const RowNumber* allocation) const {
     auto offset =
         reinterpret_cast<const char*>(allocation) - reinterpret_cast<const char*>(slots_.data());
     return static_cast<size_t>(offset) / sizeof(Slot);
@@ -104,11 +105,11 @@ class LiveTable {
 };
 
 struct Device {
-  int64_t snapshot = kNone;  // its recording starts at this event
+  RowNumber snapshot = kNone;  // its recording starts at this event
   LiveTable live;
   // The same blocks in order. Made only when a label misses every start, since keeping it costs
   // more than the table does.
-  std::unique_ptr<std::map<uint64_t, int64_t>> ordered;
+  std::unique_ptr<std::map<uint64_t, RowNumber>> ordered;
 };
 
 class Matcher {
@@ -117,7 +118,7 @@ class Matcher {
   Lifetimes run();
 
  private:
-  using FirstTouch = std::unordered_map<uint64_t, std::pair<int64_t, Action>>;
+  using FirstTouch = std::unordered_map<uint64_t, std::pair<RowNumber, Action>>;
 
   size_t scan();
   std::vector<FirstTouch> first_touches() const;
@@ -128,9 +129,9 @@ class Matcher {
   void on_free_requested(Device& device, size_t position);
   void on_free_completed(Device& device, size_t position);
   void on_mention(Device& device, size_t position, uint64_t& unmatched);
-  int64_t begin(Device& device, size_t position, int64_t start);
-  void finish(int64_t allocation, size_t position);
-  int64_t find_containing(Device& device, uint64_t address);
+  RowNumber begin(Device& device, size_t position, RowNumber start);
+  void finish(RowNumber allocation, size_t position);
+  RowNumber find_containing(Device& device, uint64_t address);
 
   bool known_place(size_t position) const { return events_.place[position] < device_of_.size(); }
 
@@ -163,9 +164,9 @@ size_t Matcher::scan() {
     } else if (action == Action::kSeed) {
       seeds_.push_back(i);
     } else if (action == Action::kSnapshot && known_place(i)) {
-      int64_t& snapshot = device_at(i).snapshot;
+      RowNumber& snapshot = device_at(i).snapshot;
       if (snapshot == kNone) {
-        snapshot = static_cast<int64_t>(i);
+        snapshot = static_cast<RowNumber>(i);
       }
     }
   }
@@ -189,13 +190,13 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
       continue;
     }
     uint32_t device = device_of_[events_.place[i]];
-    if (static_cast<int64_t>(i) < devices_[device].snapshot) {
+    if (static_cast<RowNumber>(i) < devices_[device].snapshot) {
       continue;
     }
     FirstTouch& seeded = touches[device];
     if (auto found = seeded.find(events_.address[i]);
         found != seeded.end() && found->second.first == kNone) {
-      found->second = {static_cast<int64_t>(i), action};
+      found->second = {static_cast<RowNumber>(i), action};
     }
   }
   return touches;
@@ -205,7 +206,7 @@ std::vector<Matcher::FirstTouch> Matcher::first_touches() const {
 void Matcher::plant_seeds() {
   std::vector<FirstTouch> touches = first_touches();
   for (size_t seed : seeds_) {
-    auto position = static_cast<int64_t>(seed);
+    auto position = static_cast<RowNumber>(seed);
     if (!known_place(seed) || position < device_at(seed).snapshot) {
       continue;  // step() counts it
     }
@@ -245,7 +246,7 @@ void Matcher::step(size_t position) {
     return;
   }
   Device& device = device_at(position);
-  if (static_cast<int64_t>(position) < device.snapshot) {
+  if (static_cast<RowNumber>(position) < device.snapshot) {
     ++out_.counters.before_snapshot;
     return;
   }
@@ -263,7 +264,7 @@ void Matcher::step(size_t position) {
     case Action::kSaved:
       return on_mention(device, position, out_.counters.unmatched_saves);
     case Action::kSnapshot:
-      out_.counters.repeated_snapshots += static_cast<int64_t>(position) != device.snapshot;
+      out_.counters.repeated_snapshots += static_cast<RowNumber>(position) != device.snapshot;
       return;
     default:
       return;  // segments and ooms are not allocations
@@ -275,38 +276,38 @@ void Matcher::on_seed(Device& device, size_t position) {
     return;  // planted
   }
   if (device.snapshot == kNone && device.live.find(events_.address[position]) == nullptr) {
-    begin(device, position, static_cast<int64_t>(position));
+    begin(device, position, static_cast<RowNumber>(position));
   } else {
     ++out_.counters.duplicate_seeds;
   }
 }
 
 void Matcher::on_alloc(Device& device, size_t position) {
-  if (int64_t* live = device.live.find(events_.address[position])) {
+  if (RowNumber* live = device.live.find(events_.address[position])) {
     ++out_.counters.implicit_frees;
     finish(*live, position);
     device.live.erase(live);
   }
-  begin(device, position, static_cast<int64_t>(position));
+  begin(device, position, static_cast<RowNumber>(position));
 }
 
 void Matcher::on_free_requested(Device& device, size_t position) {
-  int64_t* live = device.live.find(events_.address[position]);
+  RowNumber* live = device.live.find(events_.address[position]);
   if (live == nullptr) {
     ++out_.counters.unmatched_free_requests;
     return;
   }
   out_.allocation_of_event[position] = *live;
-  int64_t& end = out_.end[static_cast<size_t>(*live)];
+  RowNumber& end = out_.end[static_cast<size_t>(*live)];
   if (end == kNone) {
-    end = static_cast<int64_t>(position);
+    end = static_cast<RowNumber>(position);
   } else {
     ++out_.counters.repeated_free_requests;
   }
 }
 
 void Matcher::on_free_completed(Device& device, size_t position) {
-  int64_t* live = device.live.find(events_.address[position]);
+  RowNumber* live = device.live.find(events_.address[position]);
   if (live == nullptr) {
     ++(device.snapshot == kNone ? out_.counters.frees_from_before : out_.counters.unmatched_frees);
     return;
@@ -321,14 +322,14 @@ void Matcher::on_free_completed(Device& device, size_t position) {
 
 void Matcher::on_mention(Device& device, size_t position, uint64_t& unmatched) {
   uint64_t address = events_.address[position];
-  int64_t* live = device.live.find(address);
-  int64_t allocation = live != nullptr ? *live : find_containing(device, address);
+  RowNumber* live = device.live.find(address);
+  RowNumber allocation = live != nullptr ? *live : find_containing(device, address);
   out_.allocation_of_event[position] = allocation;
   unmatched += allocation == kNone;
 }
 
-int64_t Matcher::begin(Device& device, size_t position, int64_t start) {
-  auto allocation = static_cast<int64_t>(out_.start.size());
+RowNumber Matcher::begin(Device& device, size_t position, RowNumber start) {
+  auto allocation = static_cast<RowNumber>(out_.start.size());
   out_.start.push_back(start);
   out_.end.push_back(kNone);
   out_.completed.push_back(kNone);
@@ -343,19 +344,19 @@ int64_t Matcher::begin(Device& device, size_t position, int64_t start) {
   return allocation;
 }
 
-void Matcher::finish(int64_t allocation, size_t position) {
+void Matcher::finish(RowNumber allocation, size_t position) {
   auto row = static_cast<size_t>(allocation);
-  out_.completed[row] = static_cast<int64_t>(position);
+  out_.completed[row] = static_cast<RowNumber>(position);
   if (out_.end[row] == kNone) {
-    out_.end[row] = static_cast<int64_t>(position);
+    out_.end[row] = static_cast<RowNumber>(position);
   }
 }
 
-int64_t Matcher::find_containing(Device& device, uint64_t address) {
+RowNumber Matcher::find_containing(Device& device, uint64_t address) {
   if (!device.ordered) {
-    device.ordered = std::make_unique<std::map<uint64_t, int64_t>>();
+    device.ordered = std::make_unique<std::map<uint64_t, RowNumber>>();
     device.live.for_each(
-        [&](uint64_t start, int64_t allocation) { device.ordered->emplace(start, allocation); });
+        [&](uint64_t start, RowNumber allocation) { device.ordered->emplace(start, allocation); });
   }
   auto above = device.ordered->upper_bound(address);
   if (above == device.ordered->begin()) {
@@ -386,6 +387,9 @@ Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> pla
   size_t rows = events.action.size();
   if (events.address.size() != rows || events.bytes.size() != rows || events.place.size() != rows) {
     throw std::invalid_argument("event columns differ in length");
+  }
+  if (rows > static_cast<size_t>(std::numeric_limits<RowNumber>::max())) {
+    throw std::invalid_argument("a trace of more than 2,147,483,647 events cannot be analysed");
   }
   return Matcher(events, places).run();
 }

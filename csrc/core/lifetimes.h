@@ -58,20 +58,24 @@ struct LifetimeCounters {
   std::vector<std::pair<std::string_view, uint64_t>> named() const;
 };
 
+// The number of an event or of an allocation. A trace of more events does not fit into memory.
+using RowNumber = int32_t;
+
 // One row per allocation, except allocation_of_event. Event positions are -1 for "before the
 // recording" (start) and "still alive" (end, completed).
 struct Lifetimes {
-  std::vector<int64_t> start;
-  std::vector<int64_t> end;        // the program's use ended: free requested
-  std::vector<int64_t> completed;  // the bytes could be handed out again
+  std::vector<RowNumber> start;
+  std::vector<RowNumber> end;        // the program's use ended: free requested
+  std::vector<RowNumber> completed;  // the bytes could be handed out again
   std::vector<uint64_t> address;
   std::vector<uint64_t> bytes;
   std::vector<uint16_t> place;
-  std::vector<int64_t> allocation_of_event;  // per event: the allocation it touched, or -1
+  std::vector<RowNumber> allocation_of_event;  // per event: the allocation it touched, or -1
   LifetimeCounters counters;
 };
 
-// Throws std::invalid_argument if the columns differ in length. No content of them is an error.
+// Throws std::invalid_argument if the columns differ in length or have too many rows. No content of
+// them is an error.
 Lifetimes match_lifetimes(const EventColumns& events, std::span<const Place> places);
 
 }  // namespace pytracer

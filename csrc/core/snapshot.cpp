@@ -328,6 +328,7 @@ class SnapshotReader {
   void read_entry(Value entry) {
     count_row();
     const Action* action = nullptr;
+    bool is_note = false;  // about a live block, by torch.cuda.memory._annotate_memory
     uint64_t address = 0;
     uint64_t bytes = 0;
     uint64_t stream = 0;
@@ -341,8 +342,10 @@ class SnapshotReader {
       switch (field) {
         case Field::kAction:
           if (value.kind() == Kind::kText) {
-            auto found = actions().find(pickle_.text(value.payload()));
+            std::string_view name = pickle_.text(value.payload());
+            auto found = actions().find(name);
             action = found == actions().end() ? nullptr : &found->second;
+            is_note = name == "annotate";
           }
           break;
         case Field::kAddr:
@@ -377,7 +380,7 @@ class SnapshotReader {
       }
     });
     if (action == nullptr) {
-      ++unknown_actions_;
+      unknown_actions_ += !is_note;
       return;
     }
     if (!has_bytes || bytes > kMostBytes) {

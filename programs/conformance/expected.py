@@ -244,7 +244,7 @@ class Reference(Watch):
         gradient, optimizer state or a library's workspace is that.
         """
         found = allocations(trace)
-        end = np.where(found.end < 0, np.iinfo(np.int64).max, found.end)
+        end = np.where(found.end < 0, np.iinfo(found.end.dtype).max, found.end)
         result = self._at(trace, self.saved)
         for span in self._kept_spans():
             result |= (span.begin <= found.start) & (found.start < span.end) & (end >= span.end)
@@ -260,7 +260,7 @@ class Reference(Watch):
     def _at(self, trace: Trace, tensors: list[tuple[int, int]]) -> np.ndarray[Any, Any]:
         """The allocations that lay at these addresses then."""
         found = allocations(trace)
-        end = np.where(found.end < 0, np.iinfo(np.int64).max, found.end)
+        end = np.where(found.end < 0, np.iinfo(found.end.dtype).max, found.end)
         result = np.zeros(len(found), np.bool_)
         numbers: dict[int, list[int]] = {}
         for number, address in enumerate(found.address.tolist()):

@@ -94,7 +94,7 @@ class Says:
         """What the trace says otherwise."""
         assert self.data is not None
         found, lines = allocations(self.data), []
-        end = np.where(found.end < 0, np.iinfo(np.int64).max, found.end)
+        end = np.where(found.end < 0, np.iinfo(found.end.dtype).max, found.end)
         for name, at, address, word in self.told:
             there = (found.address == address) & (found.start < at) & (end >= at)
             says = {
@@ -116,7 +116,7 @@ class Says:
         """Bytes of a category, where the program showed all there is of it."""
         assert self.data is not None
         found = allocations(self.data)
-        end = np.where(found.end < 0, np.iinfo(np.int64).max, found.end)
+        end = np.where(found.end < 0, np.iinfo(found.end.dtype).max, found.end)
         sums = []
         for at, category, _ in self.totals:
             there = (found.start < at) & (end >= at) & (found.category == CATEGORY[category])

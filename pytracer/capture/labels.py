@@ -7,11 +7,12 @@ references to the program's objects are weak, so nothing lives longer for being 
 
 import gc
 import inspect
+import itertools
 import re
 import weakref
 from collections.abc import Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -51,7 +52,7 @@ class Labels:
         # By identity. The weak reference shows whether it is still the same module.
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._most_modules = 1024  # beyond this, modules that are gone are forgotten
-        self._roots: list[tuple[weakref.ref[torch.nn.Module], str]] = []
+        self._roots: list[_Root] = []
         self._had_root = False
         self._engines = deepspeed.Engines()
         self._parameter_names: dict[int, str] = {}
@@ -80,17 +81,23 @@ class Labels:
 
     def _has(self, module: torch.nn.Module) -> bool:
         """Whether a known model has this module. nn.Softmax()(x) makes one that no model has."""
-        self._roots = [root for root in self._roots if root[0]() is not None]
-        return any(one is module for one in modules_of(root() for root, _ in self._roots))
+        return any(one is module for one in modules_of(self._living_roots()))
+
+    def _living_roots(self) -> list[torch.nn.Module]:
+        self._roots = [root for root in self._roots if root.module() is not None]
+        return [module for root in self._roots if (module := root.module()) is not None]
 
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
         # Paths in the first model are as its user writes them. In a second one, its class precedes.
-        prefix = f"{type(module).__name__}." if self._had_root else ""
+        has_parameters = next(parameters_of([module]), None) is not None
+        number = self._number_of(type(module)) if has_parameters else ""
+        prefix = f"{type(module).__name__}{number}." if self._had_root else ""
         self._had_root = True
-        self._roots.append((weakref.ref(module), prefix))
-        self._walk(module, prefix)
-        if next(parameters_of([module]), None) is not None:
+        root = _Root(weakref.ref(module), prefix, number, type(module))
+        self._roots.append(root)
+        self._walk(root)
+        if has_parameters:
             # Gradients of earlier steps: they may be freed before the next backward pass.
             self._watched.label_gradients()
         held = self._engines.add(module)
@@ -98,18 +105,28 @@ class Labels:
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
+    def _number_of(self, kind: type[torch.nn.Module]) -> str:
+        """What tells a model from the living ones of its class: "", "#2", "#3".
+
+        A model that is made anew in each step has the same name each time.
+        """
+        self._living_roots()
+        used = {root.number for root in self._roots if root.kind is kind}
+        numbers = itertools.chain([""], (f"#{n}" for n in itertools.count(2)))
+        return next(number for number in numbers if number not in used)
+
     def look_again(self) -> None:
         """Learns the names again: modules come and go, and parameters are replaced."""
-        for root, prefix in self._roots:
-            module = root()
-            if module is not None:
-                self._walk(module, prefix)
+        for root in self._roots:
+            self._walk(root)
 
-    def _walk(self, root: torch.nn.Module, prefix: str) -> None:
-        parallel = type(root).__name__ in _PARALLEL_WRAPPERS
-        for raw_path, module in named_modules_of(root):
+    def _walk(self, root: "_Root") -> None:
+        if (whole := root.module()) is None:
+            return
+        parallel, prefix = root.kind.__name__ in _PARALLEL_WRAPPERS, root.prefix
+        for raw_path, module in named_modules_of(whole):
             path = _clean(raw_path, parallel)
-            name = prefix + path if path else type(_unwrapped(module)).__name__
+            name = prefix + path if path else type(_unwrapped(module)).__name__ + root.number
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             attributes = C.attributes_of(module)
@@ -157,9 +174,9 @@ class Labels:
 
     def _known_tensors(self) -> Iterator[torch.Tensor | None]:
         may_read = C.status()["may_read_gradients"]
-        for root, _ in self._roots:
-            yield from buffers_of([root()])
-            for parameter in parameters_of([root()]):
+        for root in self._living_roots():
+            yield from buffers_of([root])
+            for parameter in parameters_of([root]):
                 yield parameter
                 yield C.gradient_of(parameter) if may_read else None
         for optimizer in self._optimizers:
@@ -202,15 +219,15 @@ class Labels:
     def label_everything(self) -> None:
         """Labels everything a last time as a trace ends, including what modules got meanwhile."""
         self.look_again()
-        self.note_attributes(*(root() for root, _ in self._roots))
+        self.note_attributes(*self._living_roots())
         self._label(self._optimizers)
 
     def frozen_modules(self) -> list[str]:
         """Returns the names of outermost modules without trained parameters: they keep no graph."""
         names = []
-        for root, _ in self._roots:
-            trained = [parameter.requires_grad for parameter in parameters_of([root()])]
-            if (module := root()) is not None and trained and not any(trained):
+        for module in self._living_roots():
+            trained = [parameter.requires_grad for parameter in parameters_of([module])]
+            if trained and not any(trained):
                 names.append(self._known_name(module))
         return names
 
@@ -243,9 +260,8 @@ class Labels:
     def bucket_sizes(self) -> list[int]:
         """Returns the bytes of DistributedDataParallel's buckets. Only their sizes are public."""
         sizes: set[int] = set()
-        for root, _ in self._roots:
-            module = root()
-            if module is None or not is_a(module, torch.nn.parallel.DistributedDataParallel):
+        for module in self._living_roots():
+            if not is_a(module, torch.nn.parallel.DistributedDataParallel):
                 continue
             logged = private_torch.read_buckets(module)
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
@@ -254,8 +270,7 @@ class Labels:
 
     def sharding(self) -> dict[str, Any]:
         """Returns how the models are spread over the ranks of the job."""
-        models = (module for root, _ in self._roots if (module := root()) is not None)
-        return sharding.of(models, self.parameter_name)
+        return sharding.of(self._living_roots(), self.parameter_name)
 
     def label_workspaces(self) -> None:
         """Labels the workspaces that torch keeps for cuBLAS, made before the trace or in it."""
@@ -287,6 +302,15 @@ class Labels:
     def parameter_name(self, parameter: Any) -> str:
         """Returns the parameter's name, "" if it has none."""
         return self._parameter_names.get(id(parameter), "")
+
+
+class _Root(NamedTuple):
+    """A model that no other contains."""
+
+    module: weakref.ref[torch.nn.Module]
+    prefix: str  # of the names inside: "Critic.", "Net#2."
+    number: str  # what tells it from others of its class: "#2"
+    kind: type[torch.nn.Module]
 
 
 class _Optimizer:

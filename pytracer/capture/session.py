@@ -17,6 +17,7 @@ from pytracer._native import C, core, facts, no_tracker
 from pytracer.capture import communication, sharding
 from pytracer.capture.clocks import Clocks
 from pytracer.capture.device_memory import DeviceMemory
+from pytracer.capture.frameworks import frameworks_of, notebook_cells
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
 from pytracer.capture.phase_times import PhaseTimes
@@ -199,6 +200,8 @@ class Session:
             self.phases.finish(wait=wait and not self.failed)
             self._look_once_more()
             self._learned["variables"] = C.quietly(variables_of, sys._getframe(1)) or []
+            self._learned["frameworks"] = C.quietly(frameworks_of, sys._getframe(1)) or []
+            self._learned["cells"] = C.quietly(notebook_cells) or {}
             return self._finish()
         finally:  # also after Ctrl-C while it waited
             self.abandon()

@@ -23,8 +23,13 @@ from pytracer.capture.labels import contents
 from pytracer.capture.looking import is_a
 
 _MOST_ITEMS = 300  # of one container
+_LAST = slice(-_MOST_ITEMS, None)
 _MOST_VISITS = 3_000  # of one variable
 _DEEPEST_CONTAINER = 3
+_DEEPEST_ATTRIBUTE = 2  # self.buffer.rows
+_MOST_LOOKS = 50_000  # of one frame, at variables, attributes and items
+# Objects whose attributes are no data of the program's own.
+_NO_RECORDS = (type, ModuleType, FunctionType, torch.nn.Module)
 _MOST_NODES = 5_000  # of one variable's graph
 _MOST_SAVED = 2_000  # tensors of one graph: enough to recognise it
 _MOST_VARIABLES = 200
@@ -60,11 +65,14 @@ def _is_of_a_library(file: str) -> bool:
 
 
 def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
+    looks = iter(range(_MOST_LOOKS))
     for name, value in _with_attributes(variables):
         if name.startswith("__"):
             continue
-        tensors = list(_tensors(value))
+        tensors = list(_tensors(value, looks))
         addresses, saved = _addresses(tensors), _saved_by_graph(tensors)
+        if next(looks, None) is None:
+            return
         if addresses or saved:
             yield {
                 "name": name,
@@ -75,23 +83,36 @@ def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _with_attributes(variables: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yields the variables, and the public attributes of their objects: `self.history`."""
-    for name, value in variables:
-        yield name, value
-        if is_a(value, (type, ModuleType, FunctionType, torch.Tensor)):
-            continue
-        for key, attribute in list(C.attributes_of(value).items())[:_MOST_ITEMS]:
-            if type(key) is str and not key.startswith("_"):
-                yield f"{name}.{key}", attribute
+    """Yields the variables, attributes of their objects, and attributes of those.
+
+    `self` is followed by `self.history`, and later by `self.buffer.rows`. Attributes of a module's
+    attributes belong to the model.
+    """
+    level = [(name, value, _DEEPEST_ATTRIBUTE) for name, value in variables]
+    while level:
+        yield from ((name, value) for name, value, _ in level)
+        level = [
+            (f"{name}.{key}", attribute, 0 if is_a(value, torch.nn.Module) else depth - 1)
+            for name, value, depth in level
+            if depth and not is_a(value, (type, ModuleType, FunctionType, torch.Tensor))
+            for key, attribute in _public(value)
+        ]
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Yields the tensors in Python's own containers. A long one is read only at its end.
+def _public(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the object's public attributes, as far as its dictionary has them."""
+    for key, attribute in list(C.attributes_of(value).items())[:_MOST_ITEMS]:
+        if type(key) is str and not key.startswith("_"):
+            yield key, attribute
 
-    A leak would be there.
+
+def _tensors(value: Any, looks: Iterator[int]) -> Iterator[torch.Tensor]:
+    """Yields the tensors in Python's own containers, and in objects that lie in these.
+
+    A long container is read only at its end, where a leak would be.
     """
     todo = [(value, _DEEPEST_CONTAINER)]
-    for _ in range(_MOST_VISITS):
+    for _ in itertools.islice(looks, _MOST_VISITS):
         if not todo:
             return
         item, depth = todo.pop()
@@ -101,14 +122,18 @@ def _tensors(value: Any) -> Iterator[torch.Tensor]:
         elif depth and is_a(item, dict):
             inner = itertools.islice(reversed(dict.values(item)), _MOST_ITEMS)
             todo.extend((part, depth - 1) for part in inner)
-        elif depth and type(item) in (list, tuple):
-            todo.extend((part, depth - 1) for part in item[-_MOST_ITEMS:])
+        elif depth and is_a(item, list):
+            todo.extend((part, depth - 1) for part in list.__getitem__(item, _LAST))
+        elif depth and is_a(item, tuple):
+            todo.extend((part, depth - 1) for part in tuple.__getitem__(item, _LAST))
         elif depth and type(item) is deque:
             with contextlib.suppress(RuntimeError):  # another thread is putting something in
                 last = itertools.islice(reversed(item), _MOST_ITEMS)
                 todo.extend([(part, depth - 1) for part in last])
         elif depth and type(item).__name__.endswith("Cache"):  # transformers' keys and values
             todo.append((contents(item), depth))
+        elif 0 < depth < _DEEPEST_CONTAINER and not is_a(item, _NO_RECORDS):
+            todo.extend((part, depth - 1) for _, part in _public(item))
 
 
 def _addresses(tensors: Iterable[torch.Tensor]) -> set[int]:

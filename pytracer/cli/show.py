@@ -1,6 +1,7 @@
 """Commands that show: demo, summary, diff, ledger, doctor."""
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any, ClassVar
 from pytracer import errors, meta
 from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
+from pytracer.units import size_text
 from pytracer.version import __version__
 
 _DEMO_FILE = Path("pytracer-demo.pytrace")
@@ -65,6 +67,7 @@ class Summary(Command):
 
       pytracer summary run.pytrace                the screen
       pytracer summary run.pytrace --words        and an explanation of its words
+      pytracer summary run.pytrace --by module,op who holds memory, without Python
       pytracer summary snapshot.pickle            torch's own memory history
       pytracer summary run/                       all ranks of a job, compared
       pytracer summary run.pytrace --json | jq .peak.bytes
@@ -84,6 +87,18 @@ class Summary(Command):
         )
         jobs.add_engine(parser)
         parser.add_argument("--words", action="store_true", help="explain the words on the screen")
+        parser.add_argument(
+            "--by",
+            metavar="KEY,...",
+            help="who holds memory, instead of the screen: by module, op, line, phase, category, "
+            "role, dtype, ... or by several (module,op)",
+        )
+        parser.add_argument(
+            "--at",
+            choices=("peak", "end"),
+            default="peak",
+            help="the moment of --by (default peak)",
+        )
         output.add_anonymous(parser)
         output.add_json(parser)
 
@@ -97,6 +112,8 @@ class Summary(Command):
                 raise errors.UsageError("summary needs a file: pytracer summary run.pytrace")
             print(words.legend(width=columns()))
             return 0
+        if options.by is not None:
+            return _holders(options)
         if jobs.is_job(options.file):
             return jobs.summary(options)
         with output.patience(f"reading {options.file}"):
@@ -116,6 +133,38 @@ class Summary(Command):
         print(f"\nOver time:         pytracer export {file}", file=sys.stderr)
         print(f"Against a budget:  pytracer check {file} --max-peak SIZE", file=sys.stderr)
         return 0
+
+
+_MOST_HOLDERS = 30  # rows of `summary --by`
+
+
+def _holders(options: argparse.Namespace) -> int:
+    """Who holds memory, by one or several keys, the largest first."""
+    from pytracer.export.table import columns, cut_in_front
+
+    keys = options.by.split(",")
+    loaded = output.read(options.file, anonymous=options.anonymous)
+    table = loaded.by(keys, at=options.at).reset_index()
+    if options.json:
+        rows = json.loads(table.to_json(orient="records"))
+        output.print_json({"by": keys, "at": options.at, "holders": rows})
+        return 0
+    total, width = int(table["bytes"].sum()), columns()
+    print(f"{size_text(total)} at the {options.at}\n")
+    print(f"{'bytes':>10}{'share':>8}{'blocks':>8}  {', '.join(keys)}")
+    for row in table.head(_MOST_HOLDERS).itertuples(index=False):
+        names = [
+            str(name) if name == name and name is not None else "-" for name in row[: len(keys)]
+        ]
+        share = row.bytes / total if total else 0.0
+        head = f"{size_text(row.bytes):>10}{share:>8.1%}{row.allocations:>8,}  "
+        print(head + cut_in_front(" \N{MIDDLE DOT} ".join(names), width - len(head)))
+    rest = table[_MOST_HOLDERS:]
+    if len(rest):
+        print(f"{size_text(int(rest['bytes'].sum())):>10}  in {len(rest):,} more; --json lists all")
+    if "line" in keys and table["line"].isna().all():
+        output.tell("\nNo line was recorded: pytracer run --stacks records them.")
+    return 0
 
 
 class Diff(Command):

@@ -23,7 +23,7 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.html import printable
 from pytracer.export.rows import alike
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, I64, U32
+from pytracer.schema import CATEGORIES, I32, I64, U32
 
 Rows = NDArray[np.intp]
 
@@ -95,9 +95,11 @@ def order(trace: Trace, device: str) -> Order:
     return _ordered(rows, alloc.start[rows], alloc.completed[rows])
 
 
-def _ordered(rows: Rows, start: I64, completed: I64) -> Order:
+def _ordered(rows: Rows, start: I32, completed: I32) -> Order:
     made, ended = np.flatnonzero(start >= 0), np.flatnonzero(completed >= 0)
-    key = np.concatenate([completed[ended] * 2, start[made] * 2 + 1])
+    key = np.concatenate(
+        [2 * completed[ended].astype(np.int64), 2 * start[made].astype(np.int64) + 1]
+    )
     which = np.concatenate([ended, made])
     by_time = np.argsort(key, kind="stable")
     begins, of = (by_time >= len(ended)), which[by_time]

@@ -30,7 +30,7 @@ from pytracer.export.rows import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORIES, I64, PHASE, PHASES, U8, U32, U64
+from pytracer.schema import ACTION, CATEGORIES, I32, I64, PHASE, PHASES, U8, U32, U64
 from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest version that every version of the viewer reads
@@ -157,7 +157,7 @@ class _Source:
         return _Entries(self.at[rows], np.full(len(rows), self.action, np.uint8), rows)
 
 
-def _by(at: I64, rows: U32) -> U32:
+def _by(at: I32, rows: U32) -> U32:
     """The rows in the order of their positions."""
     return rows[np.argsort(at[rows], kind="stable")]
 
@@ -337,23 +337,36 @@ class _Device:
     def _held(self, alive: U32) -> list[_Segment]:
         """The segments at the end. If they are unknown, the used addresses."""
         recorded = self._recorded_segments()
-        rows = alive if len(recorded) else self.own
-        rows = rows[self.alloc.requested_bytes[rows] > 0]
-        begins, sizes = self.alloc.address[rows], self.alloc.requested_bytes[rows]
-        ends = begins + np.minimum(sizes, ~begins)  # a damaged trace may exceed the address space
         held = [
             _Segment(begin, end, segment.stream, segment.pool, segment.expandable)
             for begin, end, segment in recorded
         ]
         if any(segment.expandable for segment in held):
             held = _joined(held)
+        rows = self.own
         if len(recorded):
-            used = list(zip(begins.tolist(), ends.tolist(), strict=True))
+            used = list(zip(*(column.tolist() for column in self._used(alive)), strict=True))
             whole = all(recorded.covers(*each) for each in used)
             outside = [not (whole or recorded.touches(*each)) for each in used]
-            begins, ends = begins[np.array(outside, np.bool_)], ends[np.array(outside, np.bool_)]
-        held += _touching(begins, ends)
+            rows = alive[np.array(outside, np.bool_)]
+        held += self._touching(rows)
         return sorted(held, key=lambda segment: segment.begin)
+
+    def _used(self, rows: U32) -> tuple[U64, U64]:
+        """The first address of each allocation, and the one behind its last."""
+        begins, sizes = self.alloc.address[rows], self.alloc.requested_bytes[rows]
+        return begins, begins + np.minimum(sizes, ~begins)  # a damaged trace may go beyond the end
+
+    def _touching(self, rows: U32) -> Iterator[_Segment]:
+        """The addresses of these allocations as segments, joined where they touch."""
+        begins = ends = np.zeros(0, np.uint64)
+        for part in range(0, len(rows), _CHUNK):
+            more_begins, more_ends = self._used(rows[part : part + _CHUNK])
+            begins, ends = _ranges(
+                np.concatenate([begins, more_begins]), np.concatenate([ends, more_ends])
+            )
+        for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+            yield _Segment(begin, end, 0, (0, 0), expandable=False)
 
     def _recorded_segments(self) -> Ranges[_Segment]:
         """The segments at the end, from the device's events."""
@@ -366,14 +379,14 @@ class _Device:
         return recorded
 
 
-def _touching(begins: U64, ends: U64) -> list[_Segment]:
-    """Ranges of addresses as segments, joined where they touch."""
+def _ranges(begins: U64, ends: U64) -> tuple[U64, U64]:
+    """These ranges without the empty ones, joined where they touch or overlap."""
+    begins, ends = begins[begins < ends], ends[begins < ends]
     order = np.argsort(begins, kind="stable")
     begins, reached = begins[order], np.maximum.accumulate(ends[order])
     firsts = np.flatnonzero(np.append(True, begins[1:] > reached[:-1])[: len(begins)])
     lasts = np.append(firsts[1:], len(begins))[: len(firsts)] - 1
-    joined = zip(begins[firsts].tolist(), reached[lasts].tolist(), strict=True)
-    return [_Segment(begin, end, 0, (0, 0), expandable=False) for begin, end in joined]
+    return begins[firsts], reached[lasts]
 
 
 _SEGMENTS = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
@@ -410,13 +423,15 @@ class _Words:
     def __init__(self, trace: Trace) -> None:
         alloc, labels, strings = allocations(trace), sanitized.labels(trace), trace.strings
         tree = scopes.tree(trace)
-        stack = tree.stack[scopes.nearest(tree.parent, tree.stack != 0)][alloc.scope]
+        stack = tree.stack
+        if stack.any():
+            stack = stack[scopes.nearest(tree.parent, stack != 0)]
+        stack = stack[alloc.scope]
         columns = [alloc.role, labels.name[alloc.label], alloc.cause("module"), alloc.op]
         self._trace = trace
         self._of_stack: dict[int, list[_Frame]] = {}
         self._shown: dict[int, list[dict[str, Any]]] = {}
-        number, firsts = alike([*columns, alloc.category, stack])
-        self.of: U32 = number.astype(np.uint32)
+        self.of, firsts = alike([*columns, alloc.category, stack])
         self.all: list[tuple[str, str, str, list[_Frame]]] = []
         for row in firsts.tolist():
             role, name = role_text(trace, int(alloc.role[row])), strings[columns[1][row]]

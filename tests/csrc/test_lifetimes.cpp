@@ -35,7 +35,7 @@ Lifetimes match(const std::vector<Row>& rows) {
   return match_lifetimes({address, bytes, action, place}, kPlaces);
 }
 
-using Positions = std::vector<int64_t>;
+using Positions = std::vector<RowNumber>;
 using enum Action;
 
 // All counters that are not expected must be 0.

@@ -23,6 +23,13 @@ def test_a_cell_is_traced_and_its_variables_stay(shell, capsys) -> None:
     assert shell.user_ns["memtrace"].peak.bytes == 1 << 20
 
 
+def test_a_line_of_a_cell_is_named_as_ipython_names_it(shell, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(interactive.InteractiveShell, "_instance", shell)  # as a kernel's shell is
+    shell.run_cell("import torch\ndef make():\n    return torch.ones(1 << 18)", store_history=True)
+    shell.run_cell("%%memtrace --stacks\nx = make()", store_history=True)
+    assert "lines     In[1]:3 1.00 MiB" in capsys.readouterr().out
+
+
 def test_a_line_is_traced(shell, capsys) -> None:
     shell.run_cell("import torch\n%memtrace y = torch.ones(1 << 18)")
     assert "peak 1.00 MiB on cpu" in capsys.readouterr().out

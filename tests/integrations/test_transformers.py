@@ -50,6 +50,7 @@ def test_the_first_steps_are_shown_and_categories_are_exact(tmp_path, capsys) ->
     assert found["unknown"] == 0
     assert "on cpu   step" in capsys.readouterr().err
     assert (tmp_path / "run.pytrace").exists()
+    assert memory.trace.data.meta["frameworks"][0] == "transformers.Trainer"
 
 
 def test_a_name_in_training_arguments_is_enough_once_the_module_is_imported(

@@ -50,7 +50,7 @@ def snapshot_of(trace: Trace, device: str) -> int | None:
 def changes(trace: Trace, device: str) -> Changes:
     """The changes of the device's segments; those of the snapshot are seeds."""
     events = trace.events
-    sign = np.zeros(256, np.int64)
+    sign = np.zeros(256, np.int8)
     sign[[ACTION[name] for name in (*GROWS, "seed_segment")]] = 1
     sign[[ACTION[name] for name in SHRINKS]] = -1
     own = devices.on(trace, device, events.place) & (sign[events.action] != 0)

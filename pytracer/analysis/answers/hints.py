@@ -27,6 +27,33 @@ _CAN_BE_FUSED = {  # the devices for which torch has such a kernel
 }
 _MOST_APART = 8  # children of a Sequential
 
+_WORDS = {
+    "checkpoint": "torch.utils.checkpoint on them",
+    "batch": "a smaller batch",
+    "16 bits": "bfloat16 autocast",
+    "8 bits": "an 8-bit optimizer",
+    "views": "gradient_as_bucket_view=True",
+}
+# The same, for programs that leave it to a framework.
+_WORDS_OF = {
+    "transformers.Trainer": {
+        "checkpoint": "gradient_checkpointing=True in TrainingArguments",
+        "batch": "a smaller per_device_train_batch_size",
+        "16 bits": "bf16=True in TrainingArguments",
+        "8 bits": 'optim="adamw_bnb_8bit" in TrainingArguments',
+    },
+    "transformers.PreTrainedModel": {"checkpoint": "model.gradient_checkpointing_enable()"},
+    "lightning.Trainer": {
+        "16 bits": 'Trainer(precision="bf16-mixed")',
+        "views": "DDPStrategy(gradient_as_bucket_view=True)",
+    },
+    "accelerate.Accelerator": {
+        "16 bits": 'Accelerator(mixed_precision="bf16")',
+        "views": "DistributedDataParallelKwargs(gradient_as_bucket_view=True)",
+    },
+}
+_WORDS_OF["pytorch_lightning.Trainer"] = _WORDS_OF["lightning.Trainer"]
+
 
 @dataclass(frozen=True)
 class Hint:
@@ -80,6 +107,14 @@ def hint(trace: Trace, device: str | None = None) -> Hint | None:
             most = max(savings, key=lambda each: each.bytes)
             return next(_finding_elsewhere(now), most)
     return None
+
+
+def advised(trace: Trace, change: str) -> str:
+    """The change in the words of the framework that the program trains with."""
+    for framework in meta.of(trace).frameworks:
+        if words := _WORDS_OF.get(framework, {}).get(change):
+            return words
+    return _WORDS[change]
 
 
 def _out_of_memory(now: _Situation) -> Iterator[Hint]:
@@ -225,7 +260,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
     if meta.of(now.trace).ddp_buckets and 0 < amount <= now.peak.by_category["gradients"]:
         yield Hint(
             f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
-            "gradient_as_bucket_view=True keeps the gradients in them.",
+            f"{advised(now.trace, 'views')} keeps the gradients in them.",
             _without(now, bucket),
         )
 
@@ -246,13 +281,15 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         most = repeated[0]
         yield Hint(
             f"The {most.modules} modules {most.pattern} hold {size_text(most.bytes)} of "
-            "activations: torch.utils.checkpoint on them saves most of that for a second forward.",
+            f"activations: {advised(now.trace, 'checkpoint')} saves most of that for a second "
+            "forward.",
             most.bytes,
         )
     elif amount:
-        ways = "a smaller batch or bfloat16 autocast"
+        batch, bits = advised(now.trace, "batch"), advised(now.trace, "16 bits")
+        ways = f"{batch} or {bits}"
         if not _recomputed_layers(now.trace):
-            ways = "a smaller batch, bfloat16 autocast or torch.utils.checkpoint"
+            ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
         yield Hint(f"Activations are {size_text(amount)}: {ways} shrink them.", amount // 2)
 
 
@@ -261,7 +298,8 @@ def _state(now: _Situation) -> Iterator[Hint]:
     amount = now.peak.by_category["optimizer_state"]
     if amount >= _LARGE_STATE and now.peak.device != "cpu":
         yield Hint(
-            f"Optimizer state is {size_text(amount)}: an 8-bit optimizer keeps a quarter of it, "
+            f"Optimizer state is {size_text(amount)}: {advised(now.trace, '8 bits')} keeps a "
+            "quarter of it, "
             "sharding (FSDP, ZeRO) a share per device.",
             amount * 3 // 4,
         )

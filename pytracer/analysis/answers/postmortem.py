@@ -252,7 +252,8 @@ def _checkpoint(now: Situation, failed: Failure) -> _Rows:
     if repeated and repeated[0].modules > 1:
         most = repeated[0]
         saved = most.bytes - most.bytes // most.modules
-        yield f"torch.utils.checkpoint on the {most.modules} modules {most.pattern}", saved, True
+        how = hints.advised(now.trace, "checkpoint").removesuffix(" on them")
+        yield f"{how} on the {most.modules} modules {most.pattern}", saved, True
 
 
 def _twins(now: Situation, failed: Failure) -> _Rows:
@@ -263,7 +264,8 @@ def _twins(now: Situation, failed: Failure) -> _Rows:
 def _optimizer(now: Situation, failed: Failure) -> _Rows:
     state = now.bytes(now.of_category("optimizer_state"))
     if state:
-        yield "an 8-bit optimizer (a quarter of float32 state)", state * 3 // 4, True
+        how = hints.advised(now.trace, "8 bits")
+        yield f"{how} (a quarter of float32 state)", state * 3 // 4, True
     if failed.moment.phase == "optimizer":
         scratch = now.bytes(now.of_category("temporaries"))
         if "_foreach_" in failed.place.op:

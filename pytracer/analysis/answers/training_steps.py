@@ -12,7 +12,7 @@ from pytracer.analysis.facts import device_times, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import Peak
 from pytracer.recorded import Trace
-from pytracer.schema import I64, PHASE, U64
+from pytracer.schema import I32, I64, PHASE, U64
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,7 @@ class _StepLevels(NamedTuple):
     firsts: NDArray[np.intp]  # per step, the change that it begins with
     cuts: NDArray[np.intp]  # per step, the number of changes until its end
     ends: U64  # per step, its end in ticks
-    positions: NDArray[np.intp]  # of the changes
+    positions: I32  # of the changes
 
 
 def _levels_of_steps(trace: Trace, device: str | None = None) -> _StepLevels | None:

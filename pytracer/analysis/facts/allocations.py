@@ -7,7 +7,7 @@ import numpy as np
 from pytracer.analysis.facts import lifetimes, owners, phases
 from pytracer.analysis.facts.categories import categories
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import I64, U8, U16, U32, U64
+from pytracer.schema import I32, I64, U8, U16, U32, U64
 
 MISSING_TIME = -1  # before the trace, or not freed
 
@@ -19,14 +19,14 @@ class Allocations:
     Seeds (alive before the trace) come first, then the others in the order they were made.
     """
 
-    start: I64  # rows of the event table, -1: before the trace
-    end: I64  # the program gave it back; -1: still alive
-    completed: I64  # the allocator could hand it out again; -1: not yet
+    start: I32  # rows of the event table, -1: before the trace
+    end: I32  # the program gave it back; -1: still alive
+    completed: I32  # the allocator could hand it out again; -1: not yet
     address: U64
     requested_bytes: U64
     place: U16
     thread: U16
-    step: I64  # -1: before the trace
+    step: I32  # -1: before the trace
     phase: U8  # phases.MISSING: before the trace
     free_phase: U8  # phases.MISSING: still alive
     category: U8
@@ -62,7 +62,7 @@ def allocations(trace: Trace) -> Allocations:
     lives, moments, purpose = lifetimes.lifetimes(trace), phases.moments(trace), categories(trace)
     owner = owners.owners(trace)
     before = lives.start < 0
-    step = phases.timeline(trace).step_at(moments.made_ticks)
+    step = phases.timeline(trace).step_at(moments.made_ticks).astype(np.int32)
     step[before] = -1
     thread = trace.events.thread[lives.start]
     thread[before] = 0
@@ -90,7 +90,7 @@ def allocations(trace: Trace) -> Allocations:
     )
 
 
-def times_ns(trace: Trace, position: I64) -> I64:
+def times_ns(trace: Trace, position: I32) -> I64:
     """When these rows of the event table happened; MISSING_TIME for -1."""
     times = np.full(len(position), MISSING_TIME, np.int64)
     recorded = position >= 0

@@ -82,7 +82,7 @@ from pytracer.schema import (
     CATEGORIES,
     CATEGORY,
     DEVICE_TYPES,
-    I64,
+    I32,
     OWNED,
     PHASES,
     ROLE,
@@ -334,7 +334,7 @@ def _labels(
 
 
 def _for_a_later_forward(
-    trace: Trace, moments: Moments, events: NDArray[np.intp], about: I64
+    trace: Trace, moments: Moments, events: NDArray[np.intp], about: I32
 ) -> Mask:
     """Per event: whether its block is a batch that was fetched ahead.
 
@@ -437,7 +437,7 @@ def _replicas(trace: Trace, facts: _Facts) -> Mask:
     return is_replica
 
 
-def label_events(trace: Trace, role: str) -> tuple[I64, U32, U64]:
+def label_events(trace: Trace, role: str) -> tuple[I32, U32, U64]:
     """Blocks, label rows and ticks of the labels that have this role and no category."""
     labels, events = sanitized.labels(trace), trace.events
     says = scopes.names_where(trace, role.__eq__)[labels.role]

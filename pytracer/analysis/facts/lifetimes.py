@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from pytracer import errors
 from pytracer._native import core
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I64, U16, U64
+from pytracer.schema import ACTION, I32, I64, U16, U64
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,31 @@ class Lifetimes:
     Positions are rows of the event table; -1 is "before the trace" (start) and "still alive".
     """
 
-    start: I64
-    end: I64  # the program gave the block back
-    completed: I64  # the allocator could hand it out again
+    start: I32
+    end: I32  # the program gave the block back
+    completed: I32  # the allocator could hand it out again
     address: U64
     bytes: U64
     place: U16
-    allocation_of_event: I64
+    allocation_of_event: I32
     counters: dict[str, int]  # how many events did not match, by reason
+
+
+_MOST_EVENTS = 2**31 - 1  # their numbers have 32 bits here
 
 
 @once_per_trace
 def lifetimes(trace: Trace) -> Lifetimes:
-    """Matches allocs, frees and labels; csrc/core/lifetimes.h has the rules."""
+    """Matches allocs, frees and labels; csrc/core/lifetimes.h has the rules.
+
+    Raises:
+        errors.UsageError: the trace is too long.
+    """
+    count = len(trace.events.ticks)
+    if count > _MOST_EVENTS:
+        raise errors.UsageError(
+            f"{count:,} events are more than can be analysed, {_MOST_EVENTS:,}: record fewer steps"
+        )
     columns = {f"events.{name}": values for name, values in trace.events._asdict().items()}
     columns |= {f"places.{name}": values for name, values in trace.places._asdict().items()}
     return Lifetimes(**core.lifetimes(columns))
@@ -43,8 +55,8 @@ class Changes:
     must have ended unseen.
     """
 
-    position: NDArray[np.intp]  # rows of the event table
-    allocation: I64
+    position: I32  # rows of the event table
+    allocation: I32
     bytes: I64  # negative if the block was freed
 
 
@@ -60,7 +72,7 @@ def changes(trace: Trace) -> Changes:
     counts = matched & (freed | (action == ACTION["alloc"]))
     seeds = np.flatnonzero(matched & (action == ACTION["seed"]))
     counts[seeds] = lives.start[lives.allocation_of_event[seeds]] == seeds
-    position = np.flatnonzero(counts)
+    position = np.flatnonzero(counts).astype(np.int32)
     allocation = lives.allocation_of_event[position]
     size = lives.bytes.view(np.int64)[allocation]
     size *= 1 - 2 * freed[position].view(np.int8)

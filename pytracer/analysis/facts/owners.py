@@ -44,13 +44,18 @@ def owners(trace: Trace) -> Owners:
     made = phases.moments(trace).made_scope
     caused = _forward_op(trace)[made]
     line = _user_lines(trace)
+    lines, forward_lines = (
+        # Zeros that take no memory, if no stack was recorded.
+        line[rows] if tree.stack.any() else np.broadcast_to(np.uint32(0), len(rows))
+        for rows in (made, caused)
+    )
     return Owners(
         module=_modules(trace)[made],
         op=tree.name[_owning_op(trace)[made]],
-        line=line[made],
+        line=lines,
         forward_module=tree.name[tree.module][caused],
         forward_op=tree.name[caused],
-        forward_line=line[caused],
+        forward_line=forward_lines,
     )
 
 
@@ -149,15 +154,15 @@ def is_users_file(path: str) -> bool:
 
 
 def line_text(trace: Trace, row: int) -> str:
-    """`path:line` of a row of the stack table.
+    """`path:line` of a row of the stack table; of a notebook's cell `In[3]:line`.
 
     The path is relative to where packages are installed, or to where the program ran.
     """
     if row == 0:
         return ""
-    stacks = sanitized.stacks(trace)
-    path = short_path(trace.strings[stacks.file[row]], meta.of(trace).directory)
-    return f"{path}:{stacks.line[row]}"
+    stacks, noted = sanitized.stacks(trace), meta.of(trace)
+    file = trace.strings[stacks.file[row]]
+    return f"{noted.cells.get(file) or short_path(file, noted.directory)}:{stacks.line[row]}"
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ from numpy.typing import NDArray
 
 from pytracer import meta
 from pytracer.analysis.facts import scopes
-from pytracer.analysis.facts.lifetimes import lifetimes
+from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.scopes import (
     BACKWARD,
     MODULE,
@@ -81,7 +81,7 @@ from pytracer.recorded import Trace, once_per_trace
 from pytracer.sanitized import within
 from pytracer.schema import (
     ACTION,
-    I64,
+    I32,
     PHASE,
     SCOPE_GRAD,
     SCOPE_RECOMPUTE,
@@ -108,7 +108,7 @@ class Timeline:
 
     ticks: U64  # the first is 0: before anything
     phase: U8
-    interval: I64  # which instance of the phase; an interrupted one keeps its number
+    interval: I32  # which instance of the phase; an interrupted one keeps its number
     # Per interval: when a forward's survivors start to count as activations (its backward
     # begins). NEVER for other intervals.
     kept_from: U64
@@ -309,7 +309,7 @@ def _from_the_trace_on(trace: Trace, out: _Writer) -> Timeline:
     return Timeline(
         np.append(np.uint64(0), ticks[first + 1 :]),
         phase[first:],
-        interval.astype(np.int64),
+        interval.astype(np.int32),
         np.array(out.kept_from, np.uint64)[intervals],
         ends[ends >= began],
         int(began),
@@ -489,14 +489,24 @@ def _last_of_iterations(optimizers: list[int], has_forward: list[bool]) -> list[
 class Moments:
     """When and in which scope each allocation was made and given back."""
 
-    made_ticks: U64  # 0: before the trace
     made_scope: U32
     made_phase: U8  # MISSING: before the trace
-    made_interval: I64  # -1: before the trace
-    freed_ticks: U64  # NEVER: alive at the end
+    made_interval: I32  # -1: before the trace
     freed_scope: U32
     freed_phase: U8  # MISSING: alive at the end
-    freed_interval: I64  # -1: alive at the end
+    freed_interval: I32  # -1: alive at the end
+    ticks: U64  # of every event
+    lives: Lifetimes
+
+    @property
+    def made_ticks(self) -> U64:
+        """When each allocation was made; 0: before the trace."""
+        return _ticks_at(self.ticks, self.lives.start, np.uint64(0))
+
+    @property
+    def freed_ticks(self) -> U64:
+        """When each allocation was given back; NEVER: alive at the end."""
+        return _ticks_at(self.ticks, self.lives.end, NEVER)
 
 
 @once_per_trace
@@ -509,7 +519,7 @@ def moments(trace: Trace) -> Moments:
     if not scopes.has_operators(trace):
         for ticks, scope, phase, _ in (made, freed):
             phase[_between_modules_run_again(trace, ticks, scope)] = RECOMPUTE
-    return Moments(*made, *freed)
+    return Moments(*made[1:], *freed[1:], trace.events.ticks, lives)
 
 
 def made_without_grad(trace: Trace, moments: Moments) -> Mask:
@@ -566,7 +576,7 @@ def _following(tree: Tree, calls: NDArray[np.intp]) -> set[tuple[int, int]]:
     return set(zip(names[:-1][beside].tolist(), names[1:][beside].tolist(), strict=True))
 
 
-def _made_beside(trace: Trace, position: I64, scope: U32) -> Mask:
+def _made_beside(trace: Trace, position: I32, scope: U32) -> Mask:
     """Which allocations a thread made that has no part in training, if scopes show its role."""
     tree = scopes.tree(trace)
     thread = trace.events.thread[position]
@@ -594,17 +604,22 @@ def threads_named(trace: Trace, prefix: str) -> Mask:
     return result
 
 
-def _at(trace: Trace, position: I64, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I64]:
+def _at(trace: Trace, position: I32, missing_ticks: np.uint64) -> tuple[U64, U32, U8, I32]:
     """Ticks, scope, phase and interval of these event rows; row -1 gets the missing values."""
     events, line = trace.events, timeline(trace)
     missing = position < 0
-    ticks = events.ticks[position]
+    ticks = _ticks_at(events.ticks, position, missing_ticks)
     scope = events.scope[position]
     scope = within(scope, len(scopes.tree(trace).kind))
     stretch = line.stretch_at(ticks)
     phase, interval = _phase(trace, scope, stretch), line.interval[stretch]
-    ticks[missing] = missing_ticks
     scope[missing] = 0
     phase[missing] = MISSING
     interval[missing] = -1
     return ticks, scope, phase, interval
+
+
+def _ticks_at(ticks: U64, position: I32, missing: np.uint64) -> U64:
+    result = ticks[position]
+    result[position < 0] = missing
+    return result

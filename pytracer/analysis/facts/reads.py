@@ -15,7 +15,7 @@ from pytracer.analysis.facts import phases, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import Moments
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I64, U32, Mask
+from pytracer.schema import ACTION, CATEGORY, I32, I64, U32, Mask
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Reads:
     """One row per read, in order."""
 
     event: NDArray[np.intp]
-    block: I64  # the allocation
+    block: I32  # the allocation
     op: U32  # the operator that the program called
     used: Mask  # the operator had a graph
 

@@ -62,13 +62,7 @@ def _alike(trace: Trace, lives: Lifetimes, moments: Moments, saved: Mask, owned:
     made in the same way, such as a copy of a weight.
     """
     backwards = _backwards(trace)
-    first = np.searchsorted(backwards.begin, moments.made_ticks)
-    next_begin = np.append(backwards.begin, scopes.NEVER)[first]
-    is_there = moments.freed_ticks > next_begin
-    # A forward without a backward of its own (without grad mode) saved nothing.
-    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
-    is_there &= (moments.made_phase != FORWARD) | (kept_from == next_begin)
-    was_read = np.append(backwards.read, False)[first]
+    is_there, was_read = _at_next_backward(trace, moments, backwards)
     outside = np.isin(moments.made_phase, (OTHER, DATA))
     unread = _alive_at(backwards.begin[~backwards.read], moments)
     open_ = ~saved & (np.where(outside, unread, is_there & ~was_read))
@@ -88,6 +82,17 @@ def _alike(trace: Trace, lives: Lifetimes, moments: Moments, saved: Mask, owned:
         of_new_sizes &= np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
     open_[rows] = like | of_new_sizes
     return open_
+
+
+def _at_next_backward(trace: Trace, moments: Moments, backwards: "_Backwards") -> tuple[Mask, Mask]:
+    """Whether each allocation is alive at the next backward, and whether that one's graph was read."""
+    following = np.searchsorted(backwards.begin, moments.made_ticks).astype(np.int32)
+    next_begin = np.append(backwards.begin, scopes.NEVER)[following]
+    is_there = moments.freed_ticks > next_begin
+    # A forward without a backward of its own (without grad mode) saved nothing.
+    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
+    is_there &= (moments.made_phase != FORWARD) | (kept_from == next_begin)
+    return is_there, np.append(backwards.read, False)[following]
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,8 @@ def kinds(tree: Tree, lives: Lifetimes, moments: Moments, *, sizes: bool = True)
     """A number per allocation: equal for two blocks that are alike."""
     scope = moments.made_scope
     columns = (tree.name[tree.op[scope]], tree.name[tree.module[scope]], moments.made_phase)
-    kind = lives.bytes.astype(np.uint64) * np.uint64(sizes)
+    kind = lives.bytes * np.uint64(sizes)
     for column in columns:  # the overflow mixes the bits
-        kind = kind * np.uint64(0x9E3779B97F4A7C15) + column.astype(np.uint64)
+        kind *= np.uint64(0x9E3779B97F4A7C15)
+        kind += column
     return kind

@@ -104,12 +104,14 @@ def tree(trace: Trace) -> Tree:
     forward = sanitized.within(_with_none(begins.forward), count)
     kind = _with_none(begins.kind, NO_KIND)
     end = np.full(count, NEVER)
-    stack = np.zeros(count, np.uint32)
+    stack = np.broadcast_to(np.uint32(0), count)  # takes no memory
     left = sanitized.within(ends.scope, count)
     end[left] = ends.ticks
     end[0] = NEVER
-    stack[left] = sanitized.within(ends.stack, len(sanitized.stacks(trace).parent))
-    stack[0] = 0
+    if (stacks := len(sanitized.stacks(trace).parent)) > 1:
+        stack = np.zeros(count, np.uint32)
+        stack[left] = sanitized.within(ends.stack, stacks)
+        stack[0] = 0
     _end_inner_ops(end, parent, kind == OP)
     contexts = Contexts.of(parent, kind)
     return Tree(

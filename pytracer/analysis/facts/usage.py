@@ -15,7 +15,7 @@ from pytracer.analysis.facts import lifetimes, phases, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import device_of_place
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, KEYS, PHASES, Mask
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I32, I64, KEYS, PHASES, Mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +91,7 @@ def highest_where(trace: Trace, which: Mask) -> _Level:
     return _Level(int(levels[highest]), int(positions[highest]))
 
 
-def levels_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]:
+def levels_where(trace: Trace, which: Mask) -> tuple[I32, I64, int]:
     """These allocations' bytes: positions of changes, the level after each, the starting level."""
     positions, _, amounts = changes_where(trace, which)
     at_start = bytes_before_where(trace, which)
@@ -100,7 +100,7 @@ def levels_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, int]
     return positions, levels, at_start
 
 
-def changes_where(trace: Trace, which: Mask) -> tuple[NDArray[np.intp], I64, I64]:
+def changes_where(trace: Trace, which: Mask) -> tuple[I32, I32, I64]:
     """Positions, allocations and bytes of the changes to these allocations."""
     changes = lifetimes.changes(trace)
     if which.all():
@@ -149,7 +149,7 @@ def _no_moment(at: object) -> errors.UsageError:
     )
 
 
-def levels_of(trace: Trace, device: str | None = None) -> tuple[NDArray[np.intp], I64, int]:
+def levels_of(trace: Trace, device: str | None = None) -> tuple[I32, I64, int]:
     """The device's bytes: positions of changes, the level after each, the starting level."""
     return levels_where(trace, on_device(trace, device))
 
@@ -267,7 +267,7 @@ def timeline(trace: Trace, by: str = "category", device: str | None = None) -> "
 
 def level_columns(
     trace: Trace, which: Mask, groups: NDArray[Any], count: int
-) -> tuple[NDArray[np.intp], list[I64]]:
+) -> tuple[I32, list[I64]]:
     """The positions at which these allocations change, and each group's bytes after them."""
     positions, allocation, amounts = changes_where(trace, which)
     group_of_change = groups[allocation]

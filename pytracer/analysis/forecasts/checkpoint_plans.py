@@ -267,7 +267,7 @@ class _Work:
         self.own = usage.on_device(trace, device)
         self.size = self.alloc.requested_bytes.astype(np.int64)
         self.moments = phases.moments(trace)
-        self.end = np.where(self.alloc.completed < 0, _LAST, self.alloc.completed)
+        self.end = np.where(self.alloc.completed < 0, np.int64(_LAST), self.alloc.completed)
         steps = phases.timeline(trace).step_ends
         self.steps = max(len(steps), 1)
         self.forward_share, self.forward_ticks, self.step_ns = self._times()

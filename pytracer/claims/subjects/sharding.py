@@ -64,7 +64,7 @@ def sharding(lab: Lab) -> dict[str, Any]:
 
 
 def _sizes(way: str, answers: dict[int, Any]) -> dict[str, Any]:
-    """The figures of a way. Of each size, the larger of the two ranks'."""
+    """The figures of a way: for each size, that of the rank with more."""
     figures: dict[str, Any] = spread(f"{way}_s", answers[0]["seconds"])
     figures["parameters"] = answers[0]["parameters"]
     names = ("weights", "gradients", "optimizer_state", "communication")
