@@ -131,8 +131,10 @@ def _lines(
     yield "allocation, allow the scripts of this page; it loads nothing.</p></noscript>\n"
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     yield _data("document", text.replace("<", "\\u003c"))
+    # The script comes before the columns, so that it works on one while the browser reads the next.
+    yield f'<script id="viewer">{script}</script>\n'
     yield from columns
-    yield f'<script id="viewer">{script}</script>\n</body></html>\n'
+    yield "</body></html>\n"
 
 
 def _policy(script: str) -> str:

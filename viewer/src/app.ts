@@ -49,6 +49,7 @@ const TAB_WORDS: Record<Tab, string> = {
 };
 
 const WINDOW = ["from", "to", "low", "high"];
+const REST_MS = 120; // without a move, after which each bar is drawn
 
 export class App {
   private state: State;
@@ -62,6 +63,8 @@ export class App {
   private begin: MomentFacts | null = null;
   private bar: Bar | null = null;
   private hover: number | null = null;
+  private mostReserved = 0;
+  private rest = 0; // the timer until each bar is drawn
   private busy = false;
   private again = false;
   private soon = 0; // the timer until the address is written
@@ -181,7 +184,7 @@ export class App {
       } catch {
         // A page inside a notebook has no address of its own.
       }
-    }, 80);
+    }, 200);
   }
 
   private async undo(): Promise<void> {
@@ -206,6 +209,7 @@ export class App {
     const change = this.facts.peak_change;
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
     this.compared = null;
+    this.mostReserved = this.facts.reserved.bytes.reduce((most, each) => Math.max(most, each), 0);
     this.keepInBounds();
     await this.drawStrip();
     if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
@@ -271,7 +275,9 @@ export class App {
     await Promise.all([drawn, this.showPanel(asked)]);
   }
 
+  /** Draws what is seen; coarse where each bar would take long, and each bar once it rests. */
   private async draw(): Promise<void> {
+    window.clearTimeout(this.rest);
     if (this.busy) {
       this.again = true;
       return;
@@ -280,27 +286,36 @@ export class App {
     do {
       this.again = false;
       const began = performance.now();
-      await this.drawOnce();
+      await this.drawOnce(true);
       performance.measure("draw", { start: began, end: performance.now() });
     } while (this.again);
     this.busy = false;
+    if (this.drawing?.exact === false)
+      this.rest = window.setTimeout(() => this.drawEach(), REST_MS);
   }
 
-  private async drawOnce(): Promise<void> {
+  private async drawEach(): Promise<void> {
+    const began = performance.now();
+    await this.drawOnce(false);
+    performance.measure("drawEach", { start: began, end: performance.now() });
+  }
+
+  private async drawOnce(soon: boolean): Promise<void> {
     this.charts.measure();
     const { area, map } = this.charts;
-    const { state, facts } = this;
+    const { state } = this;
     const highest = this.drawing?.highest ?? this.highestAddress();
     const size = { width: map.pictureWidth, height: map.pictureHeight };
     const wide = { width: area.pictureWidth, height: area.pictureHeight };
-    const least = facts.reserved.bytes.length ? Math.max(...facts.reserved.bytes) : 0;
     const drawing = await this.channel.ask("draw", {
       ...this.look,
       from: state.from,
       to: state.to,
-      area: { ...wide, least },
+      soon,
+      area: { ...wide, least: this.mostReserved },
       map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
     });
+    if (!drawing) return; // another picture is wanted by now
     if (!state.high && drawing.highest !== highest) {
       this.drawing = drawing;
       this.again = true;
@@ -310,6 +325,7 @@ export class App {
     const high = drawing.area.length / wide.width;
     area.put(drawing.area, wide.width, high, seen);
     map.put(drawing.map, size.width, size.height, seen);
+    map.canvas.dataset.drawn = drawing.exact ? "each" : "coarse";
     this.drawing = drawing;
     // Where a bar is among others is known once they have been laid out.
     if (this.bar && this.bottomOf(this.bar) === null) await this.pin(this.bar.allocation, false);

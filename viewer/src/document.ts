@@ -101,6 +101,7 @@ export interface Facts {
   before: number;
   changes: number;
   kinds: number;
+  groups: number;
   unit_ns: number;
   address_unit: number;
   regions: [number, number, number][];

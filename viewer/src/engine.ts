@@ -2,19 +2,25 @@
 // is not to be had; it knows nothing of the page.
 
 import { abgr, type ColorBy, type Coloring, coloring, faded, type LegendEntry } from "./colors";
-import { type Axis, Dataset, sum, unpack } from "./dataset";
-import type { Facts, Words } from "./document";
+import { type Axis, COLUMNS, type Columns, Dataset, sum } from "./dataset";
+import { type Bytes, inflate } from "./decode";
+import type { Document, Facts } from "./document";
 import { type Lanes, lanes } from "./lanes";
-import { type Bars, barAt, drawArea, drawBars, type Window } from "./raster";
+import {
+  type Bars,
+  barAt,
+  coarser,
+  drawArea,
+  drawBars,
+  drawFrom,
+  drawNumbers,
+  type Picture,
+  type Window,
+} from "./raster";
 import { search } from "./search";
 import { type Moment, type Node, type Only, passes, Tree, totals } from "./tree";
 
 export type Layout = "address" | "category" | "module";
-
-export interface Load {
-  words: Words;
-  sets: { facts: Facts; columns: Record<string, string> }[];
-}
 
 /** What the page's own lines and bands need to be drawn on the axis of changes. */
 export interface Places {
@@ -41,6 +47,7 @@ export interface Look {
 export interface DrawRequest extends Look {
   from: number;
   to: number;
+  soon: boolean; // a coarse picture is enough, because what is seen still moves
   area: { width: number; height: number; least: number };
   map: { width: number; height: number; low: number; high: number };
 }
@@ -52,7 +59,7 @@ export interface Drawing {
   legend: LegendEntry[];
   lanes: { name: string; bottom: number; height: number }[];
   highest: number; // of the map, in bytes
-  ms: number;
+  exact: boolean; // every bar was drawn
 }
 
 export interface Strip {
@@ -109,8 +116,9 @@ export interface Side {
 
 /** Every question, and what its answer is. */
 export interface Questions {
-  load: [Load, Places[]];
-  draw: [DrawRequest, Drawing];
+  column: [{ id: string; bytes: Bytes }, null];
+  load: [{ text: string }, Places[]];
+  draw: [DrawRequest, Drawing | null];
   strip: [{ set: number; axis: Axis; width: number; height: number }, Strip];
   moment: [
     { set: number; axis: Axis; x: number } | { set: number; change: number; axis: Axis },
@@ -126,23 +134,53 @@ export interface Questions {
 
 export type Question = keyof Questions;
 
+const MOST_AT_ONCE = 150_000; // bars that are drawn anew while what is seen moves
+const NUMBERS_WIDTH = 8192; // pixels of the whole trace, from which a moving picture is taken
+const LEAST_WIDTH = 1024;
+const SLICE_MS = 12; // of work, until another question may come first
+
+/** The whole trace as numbers of allocations, in one layout and height. */
+interface Numbers {
+  pictures: Picture[]; // the widest first
+  highest: number; // bytes at the upper edge
+}
+
 export class Engine {
-  private sets: Dataset[] = [];
+  private readonly sets: Dataset[] = [];
+  private readonly columns = new Map<string, Promise<Uint8Array>>();
   private readonly kept = new Map<string, unknown>();
+  private readonly numbers = new Map<string, Numbers>();
+  private drawn = 0; // the latest picture that was asked for
+  private numbered = ""; // the numbers that are being drawn
 
   async answer<Q extends Question>(what: Q, about: Questions[Q][0]): Promise<Questions[Q][1]> {
     const how = this[what] as unknown as (about: Questions[Q][0]) => Questions[Q][1];
     return how.call(this, about);
   }
 
-  protected async load({ words, sets }: Load): Promise<Places[]> {
-    const columns = await Promise.all(sets.map((set) => unpack(set.columns)));
-    this.sets = sets.map((set, i) => new Dataset(set.facts, words, columns[i]));
+  /** A column begins to be opened when it arrives; `load` waits for all. */
+  protected column({ id, bytes }: { id: string; bytes: Bytes }): null {
+    this.columns.set(id, inflate(bytes));
+    return null;
+  }
+
+  /** The document is sent as text, which is copied sooner than what it holds. */
+  protected async load({ text }: { text: string }): Promise<Places[]> {
+    const { sets, ...words }: Document = JSON.parse(text);
+    for (const [i, facts] of sets.entries()) {
+      const columns = {} as Columns;
+      for (const name of COLUMNS) {
+        columns[name] = (await this.columns.get(`${i}-${name}`)) ?? new Uint8Array(0);
+      }
+      this.sets.push(new Dataset(facts, words, columns));
+    }
+    this.columns.clear();
     return this.sets.map((data) => placesOf(data));
   }
 
-  protected draw(request: DrawRequest): Drawing {
-    const began = performance.now();
+  /** Null where another picture was asked for meanwhile. */
+  protected async draw(request: DrawRequest): Promise<Drawing | null> {
+    const turn = ++this.drawn;
     const data = this.sets[request.set];
     const window: Window = { axis: request.axis, from: request.from, to: request.to };
     const { categories, colors } = data.words;
@@ -152,7 +190,15 @@ export class Engine {
     const drawn = drawArea(data, window, area.width, area.height, palette, hidden, area.least);
     const found = this.coloring(request);
     const bars = this.bars(request, map.low, map.high);
-    const picture = drawBars(data, window, map.width, map.height, bars);
+    const numbers = request.soon ? this.coarse(request, window) : undefined;
+    const picture = numbers
+      ? drawFrom(numbers.pictures, data, window, map.width, map.height, numbers.highest, bars)
+      : await finish(
+          drawBars(data, window, map.width, map.height, bars),
+          () => turn === this.drawn,
+        );
+    if (!picture) return null;
+    this.prepare(request);
     return {
       area: drawn.picture.pixels,
       top: drawn.top,
@@ -160,8 +206,33 @@ export class Engine {
       legend: found.legend,
       lanes: this.lanes(request)?.lanes ?? [],
       highest: this.highest(request),
-      ms: performance.now() - began,
+      exact: !numbers,
     };
+  }
+
+  /** Numbers to draw from, where drawing each bar would take long and they are known. */
+  private coarse(request: DrawRequest, window: Window): Numbers | undefined {
+    const data = this.sets[request.set];
+    const [first, last] = [window.from, window.to].map((x) => data.changeAt(window.axis, x));
+    const about = data.runs(first, last).reduce((bars, [begin, stop]) => bars + stop - begin, 0);
+    return about > MOST_AT_ONCE ? this.numbers.get(numbersKey(request)) : undefined;
+  }
+
+  /** Draws the numbers beside other work, where there are many allocations; of two layouts at most. */
+  private async prepare(request: DrawRequest): Promise<void> {
+    const data = this.sets[request.set];
+    const key = numbersKey(request);
+    if (data.count <= MOST_AT_ONCE || this.numbers.has(key) || this.numbered === key) return;
+    this.numbered = key;
+    const highest = this.highest(request);
+    const bars = this.bars(request, 0, highest);
+    const drawing = drawNumbers(data, NUMBERS_WIDTH, request.map.height, bars);
+    const picture = await finish(drawing, () => this.numbered === key);
+    if (!picture) return;
+    this.numbered = "";
+    const [oldest] = this.numbers.keys();
+    if (this.numbers.size > 1) this.numbers.delete(oldest);
+    this.numbers.set(key, { pictures: coarser(picture, LEAST_WIDTH), highest });
   }
 
   protected strip(about: { set: number; axis: Axis; width: number; height: number }): Strip {
@@ -238,7 +309,7 @@ export class Engine {
     const alike = this.alike(set)[kind];
     return {
       allocation,
-      row: data.row[allocation],
+      row: data.rowOf(allocation),
       texts: Object.fromEntries(texts.map((name) => [name, strings[data.text(name)[kind]]])),
       bytes: data.size[kind],
       block: data.block[kind],
@@ -372,6 +443,30 @@ export class Engine {
     });
   }
 }
+
+/** Works in slices, between which other questions are answered; null when it is no longer wanted. */
+async function finish<T>(work: Generator<undefined, T>, wanted: () => boolean): Promise<T | null> {
+  let until = performance.now() + SLICE_MS;
+  for (;;) {
+    const { done, value } = work.next();
+    if (done) return value;
+    if (performance.now() < until) continue;
+    await pause();
+    if (!wanted()) return null;
+    until = performance.now() + SLICE_MS;
+  }
+}
+
+/** Until the questions that have come meanwhile are answered. */
+function pause(): Promise<void> {
+  return new Promise((done) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => done();
+    port2.postMessage(null);
+  });
+}
+
+const numbersKey = ({ set, layout, map }: DrawRequest) => `${set} ${layout} ${map.height}`;
 
 function momentOf(data: Dataset, axis: Axis, change: number): MomentFacts {
   const levels = Array.from(data.levelsAt(change));
