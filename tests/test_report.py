@@ -36,6 +36,7 @@ class Decoded:
     end: list[int]
     texts: dict[str, list[str]]
     sizes: Any
+    marks: Any
 
     def alive(self, change: int) -> list[int]:
         return [i for i in range(len(self.kind)) if self.start[i] <= change < self.end[i]]
@@ -51,17 +52,20 @@ def decode(trace: Trace, most: int = packed.MOST) -> Decoded:
     strings = packed.Strings()
     found = packed.pack(trace, usage.main_device(trace), strings, most)
     facts, columns = dict(found.facts), found.columns
-    kind, life = (packed.unpacked(columns[name], "<u4") for name in ("kind", "life"))
+    kind, life = (packed.unpacked(columns[name], facts["shown"]) for name in ("kind", "life"))
     bits = np.frombuffer(packed.zlib.decompress(columns["begins"]), np.uint8)
     begins = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: facts["changes"]])
     start = [-1] * facts["before"] + begins.tolist()
     end = [first + int(lived) for first, lived in zip(start, life, strict=True)]
-    numbers = packed.unpacked(columns["kinds"], "<u4").reshape(len(packed.TEXTS), -1)
+    kinds, groups = facts["kinds"], facts["groups"]
+    group = packed.unpacked(columns["group"], kinds)
+    numbers = packed.unpacked(columns["texts"], len(packed.TEXTS) * groups)
     texts = {
-        name: [strings.texts[number] for number in row]
-        for name, row in zip(packed.TEXTS, numbers, strict=True)
+        name: [strings.texts[number] for number in row[group]]
+        for name, row in zip(packed.TEXTS, numbers.reshape(len(packed.TEXTS), groups), strict=True)
     }
-    return Decoded(facts, kind, start, end, texts, packed.unpacked(columns["sizes"], "<f8"))
+    marks = packed.unpacked(columns["finding"], facts["shown"])
+    return Decoded(facts, kind, start, end, texts, packed.unpacked(columns["sizes"], kinds), marks)
 
 
 @given(programs)

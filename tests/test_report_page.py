@@ -14,6 +14,7 @@ import pytest
 from pytracer import LoadedTrace, load
 from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.facts import usage
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
 from tests.browser import browser_page
@@ -282,14 +283,22 @@ def test_without_advice_there_is_no_line_for_it(tab: Any, tmp_path: Path) -> Non
     assert not page.tab.locator(".advice").is_visible()
 
 
-def test_a_findings_button_says_that_it_shows_the_whole_line(growing: Shown) -> None:
-    panel = growing.show("books")
-    panel.get_by_role("button", name="show all bars of this line").click()
+def test_a_findings_button_shows_exactly_its_allocations(growing: Shown) -> None:
+    """Their sum, at the moment that the button leads to, is the finding's bytes, for each step."""
+    trace = growing_trace()
+    (row,) = findings.findings(trace)
+    assert row.proof is not None
+    growing.show("books").get_by_role("button", name="show its allocations").click()
     growing.settle()
-    assert growing.tab.locator("#search").input_value().startswith("^line:")
-    found = growing.tab.locator(".found").get_attribute("data-bytes")
-    (row,) = findings.findings(growing_trace())
-    assert int(found) > row.at_peak
+    there = row.proof.which
+    wanted = int(allocations(trace).requested_bytes[there].sum())
+    found = growing.tab.locator(".found")
+    assert int(found.get_attribute("data-bytes")) == wanted == row.bytes * (row.proof.turns or 0)
+    assert f"{int(there.sum())} allocations" in found.inner_text()
+    assert found.inner_text().endswith("4 turns left behind: 1.00 MiB each.")
+    assert growing.tab.url.count("only=finding+0") == 1
+    growing.press("Backspace")
+    assert "only=" not in growing.tab.url
 
 
 @pytest.mark.parametrize("grows", [True, False])

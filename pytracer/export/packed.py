@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.allocator import blocks, segments
+from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.html import printable
@@ -29,10 +30,11 @@ from pytracer.schema import CATEGORIES, I64, U32
 Rows = NDArray[np.intp]
 
 MOST = 2_000_000  # allocations on a page; of others, which cover less of the picture, only sums
+MOST_FINDINGS = 32  # whose allocations are marked
 LARGEST = 2**53 - 1  # a browser rounds larger numbers
 _SAMPLES = 4096  # moments with sums of the allocations that are not shown
 _UNIT_NS = 32  # the unit of times; no two events are closer
-_LEVEL = 6  # of deflation
+_LEVEL = 4  # of deflation: higher ones take longer for little
 _GAP = 1 << 16  # addresses further apart than this are drawn as separate regions
 
 # The texts of each kind. Those that a person may search for come first.
@@ -114,7 +116,8 @@ def _ordered(rows: Rows, start: I64, completed: I64) -> Order:
 def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packed:
     """Packs the device's allocations. `facts` counts those that are only in the sums."""
     whole = order(trace, device)
-    kept = _worth_showing(trace, device, whole, most)
+    marks = _marks(trace, device, whole.rows)
+    kept = _worth_showing(trace, device, whole, marks, most)
     shown = whole if len(kept) == len(whole.rows) else _only(trace, whole.rows[kept])
     times = _times(trace, shown.position)
     begin = min(int(times[0]) if len(times) else 0, 0)
@@ -151,6 +154,7 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
         "texts": packed(kinds.texts.reshape(-1)),
         "sizes": packed(kinds.sizes),
         "blocks": packed(kinds.blocks + 1),  # 0: not known
+        "finding": packed(marks[kept]),
     }
     return Packed(facts, columns, shown)
 
@@ -193,14 +197,24 @@ def _times(trace: Trace, position: I64) -> I64:
     return times
 
 
-def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
-    """All allocations, or those alive at the peak or the end and those with the largest areas."""
+def _marks(trace: Trace, device: str, rows: Rows) -> U32:
+    """Per row, a bit for each finding that it belongs to."""
+    marks = np.zeros(len(rows), np.uint32)
+    for number, finding in enumerate(findings.findings(trace, device)[:MOST_FINDINGS]):
+        if finding.proof is not None:
+            marks |= finding.proof.which[rows].astype(np.uint32) << np.uint32(number)
+    return marks
+
+
+def _worth_showing(trace: Trace, device: str, whole: Order, marks: U32, most: int) -> Rows:
+    """All allocations, or those of findings, alive at the peak or the end, or with the largest areas."""
     count = len(whole.rows)
     if count <= most:
         return np.arange(count)
     alloc = allocations(trace)
     peak = whole.change_at(usage.peak(trace, device).position)
     needed = (whole.start <= peak) & (whole.end > peak) | (whole.end == len(whole.of))
+    needed |= marks != 0
     area = alloc.requested_bytes[whole.rows].astype(np.float64) * (whole.end - whole.start)
     area[needed] = np.inf
     most = min(max(most, int(needed.sum()), 1), count)

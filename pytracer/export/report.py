@@ -38,10 +38,11 @@ _AROUND = 2  # lines shown above and below a line of source
 
 @dataclass(frozen=True)
 class Named:
-    """A trace and its name on the page."""
+    """A trace, its name on the page, and the forecasts that somebody asked for, as texts."""
 
     name: str
     trace: Trace
+    answers: tuple[str, ...] = ()
 
 
 def write(
@@ -193,7 +194,8 @@ def _facts(
         "reserved": {"times_ns": reserved.times_ns, "bytes": reserved.bytes},
         "device_use": [vars(use) for use in ledger.device_use(trace, device)],
         "failures": _failures(trace, device),
-        **(_books(trace, device) if has_events else {}),
+        **(_books(trace, device, order) if has_events else {}),
+        "answers": [html.without_folders(html.printable(text)) for text in each.answers],
         "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
     }
@@ -227,9 +229,8 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
     ]
 
 
-def _books(trace: Trace, device: str) -> dict[str, Any]:
+def _books(trace: Trace, device: str, order: packed.Order) -> dict[str, Any]:
     hint = hints.hint(trace, device)
-    rows = findings.findings(trace, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
         "parameters": breakdown.parameters(trace, device),
@@ -238,15 +239,26 @@ def _books(trace: Trace, device: str) -> dict[str, Any]:
             for row in breakdown.parameter_rows(trace, device)
         ],
         "findings": [
-            {
-                **vars(row),
-                "line": packed.relative(row.line),
-                "evidence": html.without_folders(row.evidence),
-                "change": html.without_folders(row.change),
-            }
-            for row in rows
+            _finding(row, number, order)
+            for number, row in enumerate(findings.findings(trace, device))
         ],
         "hint": html.without_folders(hint.text) if hint else "",
+    }
+
+
+def _finding(row: findings.Finding, number: int, order: packed.Order) -> dict[str, Any]:
+    """A finding, and the moment at which its allocations sum up to its bytes."""
+    is_marked = row.proof is not None and number < packed.MOST_FINDINGS
+    return {
+        "kind": row.kind,
+        "bytes": row.bytes,
+        "at_peak": row.at_peak,
+        "line": packed.relative(row.line),
+        "module": row.module,
+        "evidence": html.without_folders(row.evidence),
+        "change": html.without_folders(row.change),
+        "at": order.change_at(row.proof.position) if row.proof and is_marked else None,
+        "turns": row.proof.turns if row.proof else None,
     }
 
 

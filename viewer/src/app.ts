@@ -5,8 +5,8 @@ import type { Channel } from "./channel";
 import { Charts, type View } from "./charts";
 import { COLOR_BY, type ColorBy } from "./colors";
 import type { Axis } from "./dataset";
-import { details, oneLine } from "./details";
-import type { Document, Facts } from "./document";
+import { details, inShort } from "./details";
+import type { Document, Facts, Finding } from "./document";
 import { choice, fill, h, prose, save, swatch } from "./dom";
 import type { Bar, Drawing, Layout, Look, MomentFacts, Places, Side, Strip, Who } from "./engine";
 import { countText, exactText, shareText, sizeText, timeText } from "./format";
@@ -14,7 +14,7 @@ import { HELP } from "./help";
 import { Icicle } from "./icicle";
 import { escaped } from "./search";
 import { fromHash, History, LAYOUTS, type State, TABS, type Tab, toHash } from "./state";
-import type { Measure, Moment, Only } from "./tree";
+import { findingOf, type Measure, type Moment, type Only } from "./tree";
 import { TreeTable } from "./treetable";
 
 const GROUPS = [
@@ -33,7 +33,7 @@ const MEASURE_WORDS: Record<Measure, string> = {
   freed: "freed in the range",
   bytetime: "bytes \u00d7 seconds in the range",
 };
-const ONLY_WORDS: Record<Only, string> = {
+const ONLY_WORDS: Record<string, string> = {
   all: "everything",
   peak: "alive at the peak",
   saved: "saved for backward",
@@ -49,6 +49,7 @@ const TAB_WORDS: Record<Tab, string> = {
 };
 
 const WINDOW = ["from", "to", "low", "high"];
+const APART_MS = 1000; // between two changes that are taken back one by one
 const REST_MS = 120; // without a move, after which each bar is drawn
 
 export class App {
@@ -63,14 +64,14 @@ export class App {
   private begin: MomentFacts | null = null;
   private bar: Bar | null = null;
   private hover: number | null = null;
-  private mostReserved = 0;
+  private least = 0; // bytes that the picture of categories has room for
   private rest = 0; // the timer until each bar is drawn
   private busy = false;
   private again = false;
   private soon = 0; // the timer until the address is written
   private wheeled = 0; // when the wheel last turned
   private asked = 0; // the latest question about who holds what
-  private compared: [Side, Side] | null = null;
+  private typed = 0; // when something was last typed into the search
 
   private readonly whoTable = new TreeTable();
   private readonly compareTable = new TreeTable();
@@ -91,7 +92,11 @@ export class App {
     id: "search",
     placeholder: "module:h.0 op:mm line:train",
     "aria-label": "Search: words and regular expressions",
-    input: () => this.change({ search: this.input.value }, false),
+    input: () => {
+      const now = performance.now();
+      this.change({ search: this.input.value }, now - this.typed > APART_MS);
+      this.typed = now;
+    },
   });
 
   constructor(
@@ -113,6 +118,7 @@ export class App {
   }
 
   async start(): Promise<void> {
+    this.applyTheme();
     this.build();
     await this.openSet(location.hash.length > 1);
     this.listen();
@@ -142,6 +148,11 @@ export class App {
       search: "",
       pinned: null,
       tab: "who",
+      before: "",
+      after: "",
+      sort: "bytes",
+      open: "",
+      theme: "system",
     };
   }
 
@@ -157,6 +168,7 @@ export class App {
     this.state = { ...this.state, ...what };
     this.keepInBounds();
     this.remember();
+    if (what.theme) this.applyTheme();
     if (!Object.keys(what).every((name) => WINDOW.includes(name))) this.refresh();
     else {
       this.paint();
@@ -184,16 +196,17 @@ export class App {
       } catch {
         // A page inside a notebook has no address of its own.
       }
-    }, 200);
+    }, 100);
   }
 
   private async undo(): Promise<void> {
     const before = this.history.back();
     if (!before) return;
-    const other = before.set !== this.state.set;
+    const { set, axis, theme } = this.state;
     this.state = before;
     this.remember();
-    if (other) await this.openSet(true);
+    if (before.theme !== theme) this.applyTheme();
+    if (before.set !== set || before.axis !== axis) await this.openSet(true);
     else await this.refresh();
     this.input.value = this.state.search;
     this.buildControls();
@@ -208,8 +221,7 @@ export class App {
     const { axis } = this.state;
     const change = this.facts.peak_change;
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
-    this.compared = null;
-    this.mostReserved = this.facts.reserved.bytes.reduce((most, each) => Math.max(most, each), 0);
+    this.least = leastTop(this.facts);
     this.keepInBounds();
     await this.drawStrip();
     if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
@@ -312,7 +324,7 @@ export class App {
       from: state.from,
       to: state.to,
       soon,
-      area: { ...wide, least: this.mostReserved },
+      area: { ...wide, least: this.least },
       map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
     });
     if (!drawing) return; // another picture is wanted by now
@@ -417,6 +429,9 @@ export class App {
     ]);
     const words = (names: readonly string[]) => names.map((name): [string, string] => [name, name]);
     const only = Object.entries(ONLY_WORDS) as [string, string][];
+    (this.facts.findings ?? []).forEach((row, i) => {
+      if (row.at !== null) only.push([`finding ${i}`, `of the finding: ${row.kind} ${i + 1}`]);
+    });
     fill(
       this.controls,
       sets.length > 1 && choice("trace", sets, String(state.set), (set) => this.toSet(Number(set))),
@@ -567,13 +582,29 @@ export class App {
       unit,
       compares: false,
       choose: (path) => this.searchFor(path, state.keys),
+      ...this.rows,
     });
+  }
+
+  /** How the rows of a tree's table are sorted, and which are open. */
+  private get rows() {
+    const { sort, open } = this.state;
+    const changed = (newSort: State["sort"], newOpen: string) => {
+      this.history.keep(this.state);
+      this.state = { ...this.state, sort: newSort, open: newOpen };
+      this.remember();
+    };
+    return { sort, open, changed };
   }
 
   private foundText(who: Who, unit: (amount: number) => string): string {
     const { state } = this;
     const all = `${unit(who.allBytes)} in ${countText(who.allCount)} allocations`;
     const rest = who.rest ? `; ${sizeText(who.rest)} of it in those that are not drawn` : "";
+    const finding = this.facts.findings?.[findingOf(state.only)];
+    if (finding && !state.search && state.measure === "held") {
+      return `${all} at the cursor, ${books.provedText(finding, who.allBytes)}.`;
+    }
     if (!state.search) return `${all}${rest}; shares are of the peak.`;
     return `Found ${unit(who.bytes)} in ${countText(who.count)} allocations, of ${all}${rest}.`;
   }
@@ -605,7 +636,7 @@ export class App {
 
   private noBars(): HTMLElement {
     const { search, only } = this.state;
-    const among = only === "all" ? "" : ` of "${ONLY_WORDS[only]}"`;
+    const among = only === "all" ? "" : ` of "${ONLY_WORDS[only] ?? only}"`;
     if (!search) return h("p", {}, `No bar${among} is alive at the cursor.`);
     return h(
       "p",
@@ -623,10 +654,11 @@ export class App {
 
   private showBooks(): void {
     const { facts } = this;
-    const show = (line: string, module: string) => this.searchWhere(line, module);
+    const show = (finding: Finding, number: number) => this.showFinding(finding, number);
     fill(
       this.panel,
       books.findings(facts, show),
+      ...facts.answers.map(books.answer),
       ...(facts.ledgers ?? []).map(books.ledger),
       books.parameters(facts),
       books.health(facts),
@@ -636,19 +668,17 @@ export class App {
 
   private async showCompare(asked: number): Promise<void> {
     const sides = await this.sides();
-    const [before, after] = this.compared ?? this.usualSides(sides);
+    const usual = this.usualSides(sides);
+    const before = sideOf(this.state.before, this.doc) ?? usual[0];
+    const after = sideOf(this.state.after, this.doc) ?? usual[1];
     const { keys } = this.state;
     const tree = await this.channel.ask("compare", { keys, before, after });
     if (asked !== this.asked) return;
-    const options = sides.map(([text], i): [string, string] => [String(i), text]);
-    const place = (side: Side) =>
-      String(sides.findIndex(([, s]) => s.set === side.set && s.change === side.change));
-    const set = (which: 0 | 1, i: string) => {
-      const found: [Side, Side] = [before, after];
-      found[which] = sides[Number(i)][1];
-      this.compared = found;
-      this.refresh();
-    };
+    for (const side of [before, after]) {
+      if (sides.some(([, each]) => sideText(each) === sideText(side))) continue;
+      sides.push([`event ${countText(side.change)}`, side]);
+    }
+    const options = sides.map(([text, side]): [string, string] => [sideText(side), text]);
     const groups = GROUPS.map((k): [string, string] => [k, k.replaceAll(",", " \u2192 ")]);
     const change = `${tree.bytes >= 0 ? "+" : ""}${sizeText(tree.bytes)}`;
     fill(
@@ -656,8 +686,8 @@ export class App {
       h(
         "div",
         { class: "controls" },
-        choice("before", options, place(before), (i) => set(0, i)),
-        choice("after", options, place(after), (i) => set(1, i)),
+        choice("before", options, sideText(before), (side) => this.change({ before: side })),
+        choice("after", options, sideText(after), (side) => this.change({ after: side })),
         choice("by", groups, keys.join(","), (k) => this.change({ keys: k.split(",") })),
       ),
       h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, `Change ${change}.`),
@@ -671,6 +701,7 @@ export class App {
       unit: sizeText,
       compares: true,
       choose: (path) => this.searchFor(path, keys),
+      ...this.rows,
     });
   }
 
@@ -760,11 +791,8 @@ export class App {
   private async compareSteps(before: number, after: number): Promise<void> {
     const { set } = this.state;
     const [one, other] = [await this.stepPeak(set, before), await this.stepPeak(set, after)];
-    this.compared = [
-      { set, change: one },
-      { set, change: other },
-    ];
-    this.change({ tab: "compare" });
+    const [a, b] = [one, other].map((change) => sideText({ set, change }));
+    this.change({ tab: "compare", before: a, after: b });
   }
 
   private fit(): void {
@@ -804,8 +832,13 @@ export class App {
   }
 
   private toggleTheme(): void {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    this.refresh();
+    this.change({ theme: isDark() ? "light" : "dark" });
+  }
+
+  private applyTheme(): void {
+    const { dataset } = document.documentElement;
+    if (this.state.theme === "system") delete dataset.theme;
+    else dataset.theme = this.state.theme;
   }
 
   /** What is typed next replaces the old search. */
@@ -830,6 +863,25 @@ export class App {
       !line && module && `^module:${escaped(module)}$`,
     ];
     this.change({ search: words.filter(Boolean).join(" "), tab: "who" });
+  }
+
+  /** Exactly the finding's allocations, at the moment at which they are its bytes. */
+  private async showFinding(finding: Finding, number: number): Promise<void> {
+    if (finding.at === null) {
+      this.searchWhere(finding.line, finding.module);
+      return;
+    }
+    const { set, axis } = this.state;
+    const at = await this.channel.ask("moment", { set, axis, change: finding.at });
+    const only: Only = `finding ${number}`;
+    const [from, to] = this.bounds;
+    const seen = this.state.from <= at.x && at.x <= this.state.to && finding.kind !== "growth";
+    const window = seen ? {} : { from, to, low: 0, high: 0 };
+    this.change({
+      ...window,
+      ...{ only, cursor: at.change, begin: null, measure: "held", search: "", tab: "who" },
+    });
+    this.buildControls();
   }
 
   private searchAlike(bar: Bar): void {
@@ -1027,7 +1079,7 @@ export class App {
     const bar = await this.barUnder(event);
     performance.measure("hover", { start: began, end: performance.now() });
     if (this.hover !== x) return;
-    this.showTip(bar ? oneLine(bar) : "", event);
+    this.showTip(bar ? inShort(bar) : "", event);
     this.paint();
   }
 
@@ -1125,6 +1177,25 @@ function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
     : [steps[at - 1]?.last_change ?? first, steps[at].last_change];
   const around = Math.max((end - begin) / 2, byTime ? 100 : 4);
   return { axis, from: Math.max(begin - around, first), to: Math.min(end + around, last) };
+}
+
+/**
+ * There is room for what is reserved, and for what the device has in use if that leaves enough to the
+ * categories.
+ */
+function leastTop({ reserved, device_use, peak }: Facts): number {
+  const most = reserved.bytes.reduce((high, bytes) => Math.max(high, bytes), 0);
+  const used = device_use.reduce((high, use) => Math.max(high, use.bytes), 0);
+  return used <= 2 * Math.max(most, peak.bytes) ? Math.max(most, used) : most;
+}
+
+const sideText = ({ set, change }: Side) => `${set}:${change}`;
+
+/** Null where the page has no such moment. */
+function sideOf(text: string, doc: Document): Side | null {
+  const [set, change] = text.split(":").map(Number);
+  const facts = text ? doc.sets[set] : undefined;
+  return facts && change >= -1 && change < facts.changes ? { set, change } : null;
 }
 
 export function isDark(): boolean {

@@ -123,28 +123,46 @@ export function parameters(facts: Facts): HTMLElement | null {
   return table(`Bytes per parameter, of ${countText(facts.parameters)}`, heads, rows);
 }
 
-export function findings(facts: Facts, show: (line: string, module: string) => void): HTMLElement {
+export function findings(
+  facts: Facts,
+  show: (finding: Finding, number: number) => void,
+): HTMLElement {
   const found = facts.findings ?? [];
-  const parts: (HTMLElement | null)[] = found.map((row) =>
-    h(
+  const parts: (HTMLElement | null)[] = found.map((row, i) => {
+    const what = row.line ? "line" : "module";
+    const button = row.at === null ? `show all bars of this ${what}` : "show its allocations";
+    return h(
       "li",
       {},
       h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
       prose(`${row.evidence}. ${sentence(row.change)} `),
-      row.line || row.module
-        ? h(
-            "button",
-            { click: () => show(row.line, row.module) },
-            `show all bars of this ${row.line ? "line" : "module"}`,
-          )
+      row.at !== null || row.line || row.module
+        ? h("button", { click: () => show(row, i) }, button)
         : null,
-    ),
-  );
+    );
+  });
   if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
   if (facts.hint && !found.some((row) => asHint(row) === facts.hint)) {
     parts.push(h("li", {}, h("b", {}, "hint: "), prose(facts.hint)));
   }
   return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+}
+
+/** What the bytes of a finding's allocations have to do with the finding's. */
+export function provedText(finding: Finding, bytes: number): string {
+  const { kind, turns } = finding;
+  const own = sizeText(finding.bytes);
+  if (turns === null) return `each larger than the last: ${kind} of ${own} a step`;
+  if (kind !== "growth") {
+    return bytes === finding.bytes ? `the finding's ${own}` : `${own} at the finding's moment`;
+  }
+  const times = turns === 1 ? "one turn" : `${countText(turns)} turns`;
+  return `what ${times} left behind: ${own} each`;
+}
+
+/** A forecast that somebody asked for when the page was made. */
+export function answer(text: string): HTMLElement {
+  return h("pre", { class: "answer", tabindex: 0, role: "region", "aria-label": "Forecast" }, text);
 }
 
 /** Python writes a finding as a hint with the same words. */

@@ -122,6 +122,7 @@ export class Charts {
     const y = (bytes: number) => pane.height * (1 - bytes / top);
     bytesAxis(context, pane, 0, top, ink);
     this.lines(context, view, y, ink);
+    this.leaks(context, view);
     this.marks(context, view, pane, ink, true);
   }
 
@@ -157,12 +158,69 @@ export class Charts {
       const at = Math.max(y(bytes[Math.max(begun, 0)]) - 8, 8);
       halo(context, "reserved", pane.left + 4, at, pane);
     }
-    facts.device_use.forEach((use, i) => {
-      const x = pane.xOf(share(state, state.axis === "time" ? use.time_ns : places.use[i]));
-      context.strokeStyle = ink;
-      context.strokeRect(x - 3, y(use.bytes) - 3, 6, 6);
-    });
+    this.deviceUse(context, view, y, ink);
     context.restore();
+  }
+
+  /** NVML's readings; between two of them nothing is known, so the line is dashed. */
+  private deviceUse(
+    context: CanvasRenderingContext2D,
+    view: View,
+    y: (bytes: number) => number,
+    ink: string,
+  ): void {
+    const { facts, places, state } = view;
+    const pane = this.area;
+    const xs = facts.device_use.map((use, i) =>
+      pane.xOf(share(state, state.axis === "time" ? use.time_ns : places.use[i])),
+    );
+    if (xs.length === 0) return;
+    context.strokeStyle = context.fillStyle = ink;
+    const least = Math.min(...facts.device_use.map((use) => use.bytes));
+    if (y(least) < 0) {
+      const text = `device used, by NVML: ${sizeText(least)} and more, above this picture`;
+      halo(context, text, pane.left + 4, 20, pane);
+      return;
+    }
+    context.setLineDash([5, 4]);
+    context.beginPath();
+    facts.device_use.forEach((use, i) => {
+      context[i ? "lineTo" : "moveTo"](xs[i], y(use.bytes));
+    });
+    context.stroke();
+    context.setLineDash([]);
+    facts.device_use.forEach((use, i) => {
+      context.strokeRect(xs[i] - 3, y(use.bytes) - 3, 6, 6);
+    });
+    const seen = Math.max(
+      xs.findLastIndex((x) => x <= pane.left),
+      0,
+    );
+    const x = Math.max(xs[seen], pane.left) + 8;
+    const text = "device used, by NVML";
+    if (x < pane.width - 60) halo(context, text, x, y(facts.device_use[seen].bytes) + 10, pane);
+  }
+
+  /** Triangles where allocations begin that each step leaves behind. */
+  private leaks(context: CanvasRenderingContext2D, view: View): void {
+    const { places, state } = view;
+    const pane = this.area;
+    const foot = pane.height - 16;
+    let last = Number.NEGATIVE_INFINITY;
+    let named = false;
+    for (const leak of places.leaks) {
+      const x = pane.xOf(share(state, state.axis === "time" ? leak.time_ns : leak.change));
+      if (x < pane.left || x > pane.width || x - last < 3) continue;
+      last = x;
+      context.fillStyle = FAILED;
+      context.beginPath();
+      context.moveTo(x - 4, foot);
+      context.lineTo(x + 4, foot);
+      context.lineTo(x, foot - 8);
+      context.fill();
+      if (!named) halo(context, "leak", x + 6, foot - 5, pane);
+      named = true;
+    }
   }
 
   private drawMap(view: View, ink: string): void {
@@ -195,6 +253,10 @@ export class Charts {
       }
     }
     if (view.bar) this.outline(context, view, y, ink);
+    if (view.drawing?.exact === false) {
+      context.fillStyle = ink;
+      halo(context, "coarse while it moves", pane.left + 6, 10, pane);
+    }
     this.marks(context, view, pane, ink, false);
   }
 

@@ -11,7 +11,7 @@ export type Axis = "time" | "events";
 /** The columns of bytes that Python packed. */
 export const COLUMNS = [
   ...(["kind", "address", "life", "clock", "begins", "row"] as const),
-  ...(["group", "texts", "sizes", "blocks"] as const),
+  ...(["group", "texts", "sizes", "blocks", "finding"] as const),
 ];
 export type Columns = Record<(typeof COLUMNS)[number], Uint8Array>;
 
@@ -33,6 +33,7 @@ export class Dataset {
   readonly start: Int32Array;
   readonly end: Int32Array;
   readonly of: Uint32Array; // per change, the allocation
+  readonly finding: Uint32Array; // a bit for each finding that the allocation belongs to
   readonly begins: Uint8Array; // per change, 1 where something begins
   readonly time: Float64Array; // per change, nanoseconds
   readonly size: Float64Array; // per kind
@@ -59,6 +60,7 @@ export class Dataset {
     this.changes = facts.changes;
     this.kind = asUint32(columns.kind, this.count);
     this.address = asUint32(columns.address, this.count);
+    this.finding = asUint32(columns.finding, this.count);
     this.size = asNumbers(columns.sizes, facts.kinds);
     this.block = asNumbers(columns.blocks, facts.kinds).map((bytes) => bytes - 1);
     this.group = asUint32(columns.group, facts.kinds);

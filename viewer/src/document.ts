@@ -59,6 +59,8 @@ export interface Finding {
   module: string;
   evidence: string;
   change: string;
+  at: number | null; // the change after which its allocations sum up to its bytes
+  turns: number | null; // growth: they sum up to so many times the bytes; null: each is larger
 }
 
 export interface Health {
@@ -121,6 +123,7 @@ export interface Facts {
   per_parameter?: PerParameter[];
   findings?: Finding[];
   hint?: string;
+  answers: string[];
   health: Health[];
   costs: Cost[];
   rest: Rest | null;

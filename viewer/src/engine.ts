@@ -30,6 +30,7 @@ export interface Places {
   reserved: number[];
   use: number[];
   failures: number[];
+  leaks: { change: number; time_ns: number }[]; // where something began that a step left behind
 }
 
 export interface Look {
@@ -490,7 +491,24 @@ function placesOf(data: Dataset): Places {
     reserved: facts.reserved.times_ns.map(at),
     use: facts.device_use.map((use) => at(use.time_ns)),
     failures: facts.failures.map((failure) => at(failure.time_ns)),
+    leaks: leaksOf(data),
   };
+}
+
+const MOST_LEAKS = 2000;
+
+function leaksOf(data: Dataset): Places["leaks"] {
+  let growth = 0;
+  data.facts.findings?.forEach((row, i) => {
+    if (row.kind === "growth" && row.at !== null) growth |= 1 << i;
+  });
+  const found: Places["leaks"] = [];
+  if (growth === 0) return found;
+  for (let i = 0; i < data.count && found.length < MOST_LEAKS; i++) {
+    const change = data.start[i];
+    if (data.finding[i] & growth && change >= 0) found.push({ change, time_ns: data.time[change] });
+  }
+  return found;
 }
 
 function addressOf(facts: Facts, place: number): string {

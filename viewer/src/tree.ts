@@ -3,7 +3,14 @@
 import type { Dataset } from "./dataset";
 
 export type Measure = "held" | "grew" | "made" | "freed" | "bytetime";
-export type Only = "all" | "peak" | "saved" | "end" | "grew";
+export type Only = "all" | "peak" | "saved" | "end" | "grew" | `finding ${number}`;
+
+export const isOnly = (text: string): text is Only =>
+  /^(all|peak|saved|end|grew|finding \d{1,2})$/.test(text);
+
+/** The finding's place in the list of findings; -1 where the choice is another. */
+export const findingOf = (only: Only) =>
+  only.startsWith("finding") ? Number(only.split(" ")[1]) : -1;
 
 export interface Node {
   name: string;
@@ -37,6 +44,8 @@ export function passes(data: Dataset, only: Only, moment: Moment): (i: number) =
     const number = data.words.categories.indexOf("activations");
     return (i) => data.category[data.kind[i]] === number;
   }
+  const finding = findingOf(only);
+  if (finding >= 0) return (i) => ((data.finding[i] >>> finding) & 1) === 1;
   if (only === "grew") return (i) => data.start[i] > moment.from && data.alive(i, moment.at);
   return () => true;
 }

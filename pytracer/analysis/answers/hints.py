@@ -12,7 +12,7 @@ from pytracer.analysis.facts import devices, grouping, owners, phases, scopes, u
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.categories import ROLE
 from pytracer.analysis.facts.scopes import Mask
-from pytracer.recorded import Trace
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE
 from pytracer.units import size_text
 
@@ -63,6 +63,11 @@ def hint(trace: Trace, device: str | None = None) -> Hint | None:
     """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
+    return _hint(trace, device or usage.main_device(trace))
+
+
+@once_per_trace
+def _hint(trace: Trace, device: str) -> Hint | None:
     peak = usage.peak(trace, device)
     now = _Situation(trace, peak, usage.alive(trace, "peak", device))
     if health.has_holes(trace.losses):  # the losses may cause anything else
