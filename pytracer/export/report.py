@@ -19,8 +19,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from pytracer.analysis.allocator import ledger
-from pytracer.analysis.answers import breakdown, findings, hints, recording_quality, training_steps
-from pytracer.analysis.facts import devices, owners, sanitized, usage
+from pytracer.analysis.answers import (
+    breakdown,
+    diff,
+    diff_rows,
+    findings,
+    hints,
+    recording_quality,
+    training_steps,
+)
+from pytracer.analysis.facts import devices, grouping, owners, sanitized, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series
@@ -78,7 +86,11 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         "phases": PHASES,
         "texts": packed.TEXTS,
         "sets": [
-            {**_facts(each, device, strings, pack.shown), **pack.facts}
+            {
+                **_facts(each, device, strings, pack.shown),
+                **pack.facts,
+                "aligned": _aligned(traces[0].trace, each.trace),
+            }
             for each, device, pack in parts
         ],
         "source": {k: v for each in traces for k, v in _source(each.trace).items()}
@@ -199,6 +211,17 @@ def _facts(
         "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
     }
+
+
+def _aligned(first: Trace, trace: Trace) -> dict[str, dict[str, str]]:
+    """The names of a trace that mean the same as others in the page's first trace."""
+    modules = grouping.group(trace, "module", usage.alive(trace, "peak")).names
+    bare = dict(zip(modules, diff.comparable("module", modules), strict=True))
+    lines = {}
+    if trace is not first and usage.devices(first) and usage.devices(trace):
+        moved = diff_rows.moved_lines(diff.diff(first, trace, ("module", "op", "line")))
+        lines = {packed.relative(old): packed.relative(new) for old, new in moved.items()}
+    return {"modules": {k: v for k, v in bare.items() if k != v}, "lines": lines}
 
 
 def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any]]:

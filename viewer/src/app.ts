@@ -8,13 +8,24 @@ import type { Axis } from "./dataset";
 import { details, inShort } from "./details";
 import type { Document, Facts, Finding } from "./document";
 import { choice, fill, h, prose, save, swatch } from "./dom";
-import type { Bar, Drawing, Layout, Look, MomentFacts, Places, Side, Strip, Who } from "./engine";
-import { countText, exactText, shareText, sizeText, timeText } from "./format";
+import type {
+  Bar,
+  Comparison,
+  Drawing,
+  Layout,
+  Look,
+  MomentFacts,
+  Places,
+  Side,
+  Strip,
+  Who,
+} from "./engine";
+import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
 import { HELP } from "./help";
 import { Icicle } from "./icicle";
 import { escaped } from "./search";
-import { fromHash, History, LAYOUTS, type State, TABS, type Tab, toHash } from "./state";
-import { findingOf, type Measure, type Moment, type Only } from "./tree";
+import { fromHash, History, LAYOUTS, type Room, type State, TABS, type Tab, toHash } from "./state";
+import { findingOf, type Largest, type Measure, type Moment, type Only } from "./tree";
 import { TreeTable } from "./treetable";
 
 const GROUPS = [
@@ -64,7 +75,6 @@ export class App {
   private begin: MomentFacts | null = null;
   private bar: Bar | null = null;
   private hover: number | null = null;
-  private least = 0; // bytes that the picture of categories has room for
   private rest = 0; // the timer until each bar is drawn
   private busy = false;
   private again = false;
@@ -153,6 +163,7 @@ export class App {
       sort: "bytes",
       open: "",
       theme: "system",
+      room: "categories",
     };
   }
 
@@ -221,7 +232,6 @@ export class App {
     const { axis } = this.state;
     const change = this.facts.peak_change;
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
-    this.least = leastTop(this.facts);
     this.keepInBounds();
     await this.drawStrip();
     if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
@@ -324,7 +334,7 @@ export class App {
       from: state.from,
       to: state.to,
       soon,
-      area: { ...wide, least: this.least },
+      area: { ...wide, least: leastTop(this.facts, state.room) },
       map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
     });
     if (!drawing) return; // another picture is wanted by now
@@ -460,7 +470,12 @@ export class App {
   private showLegend(): void {
     const entries = this.drawing?.legend ?? [];
     const items = entries.map((entry) => h("span", {}, swatch(entry.color), entry.name));
-    fill(this.legend, h("b", {}, `${this.state.color}: `), ...items);
+    const { room } = this.state;
+    const other = room === "device" ? "categories" : "device";
+    const toRoom = isFarAbove(this.facts)
+      ? h("button", { click: () => this.change({ room: other }) }, `room for the ${other}`)
+      : null;
+    fill(this.legend, h("b", {}, `${this.state.color}: `), ...items, toRoom);
   }
 
   /** The sums at the cursor; the same numbers as in Python's table where the cursor is at the peak. */
@@ -567,23 +582,39 @@ export class App {
     );
     const unit = state.measure === "bytetime" ? (n: number) => `${sizeText(n)}\u00b7s` : sizeText;
     const sums = h("p", { class: "found", "data-bytes": who.bytes }, this.foundText(who, unit));
-    if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums);
+    const largest = this.largest(who.largest, unit);
+    if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums, largest);
     else
       fill(
         this.panel,
-        h("div", {}, controls, sums),
+        h("div", {}, controls, sums, largest),
         this.whoIcicle.pane.canvas,
         this.whoTable.element,
       );
-    this.whoIcicle.show(who.tree, state.keys.length);
+    this.whoIcicle.show(who.tree, state.keys);
     this.whoTable.show(who.tree, {
       caption: `Who: ${MEASURE_WORDS[state.measure]}`,
+      keys: state.keys,
       whole: state.measure === "held" ? facts.peak.bytes : who.allBytes,
       unit,
       compares: false,
       choose: (path) => this.searchFor(path, state.keys),
       ...this.rows,
     });
+  }
+
+  /** The first line, module and op, because that is what people ask for; a click shows its bars. */
+  private largest(rows: Largest[], unit: (amount: number) => string): HTMLElement {
+    const parts: (Node | string)[] = rows.map((row, i) => {
+      const search = () => this.searchFor([row.name], [row.key]);
+      const name = h("button", { click: search }, row.name);
+      const end = i < rows.length - 1 ? ",\u00a0" : "";
+      return h("span", {}, `${i ? "" : "Largest: "}${row.key} `, name, ` ${unit(row.bytes)}${end}`);
+    });
+    if (rows.length && rows[0].key !== "line") {
+      parts.push(". Lines were not recorded: trace(stacks=True), or run --stacks");
+    }
+    return h("p", { class: "largest" }, ...parts);
   }
 
   /** How the rows of a tree's table are sorted, and which are open. */
@@ -658,6 +689,7 @@ export class App {
     fill(
       this.panel,
       books.findings(facts, show),
+      facts.answers.length ? h("h2", {}, "Forecasts") : null,
       ...facts.answers.map(books.answer),
       ...(facts.ledgers ?? []).map(books.ledger),
       books.parameters(facts),
@@ -672,7 +704,8 @@ export class App {
     const before = sideOf(this.state.before, this.doc) ?? usual[0];
     const after = sideOf(this.state.after, this.doc) ?? usual[1];
     const { keys } = this.state;
-    const tree = await this.channel.ask("compare", { keys, before, after });
+    const compared = await this.channel.ask("compare", { keys, before, after });
+    const { tree } = compared;
     if (asked !== this.asked) return;
     for (const side of [before, after]) {
       if (sides.some(([, each]) => sideText(each) === sideText(side))) continue;
@@ -680,7 +713,6 @@ export class App {
     }
     const options = sides.map(([text, side]): [string, string] => [sideText(side), text]);
     const groups = GROUPS.map((k): [string, string] => [k, k.replaceAll(",", " \u2192 ")]);
-    const change = `${tree.bytes >= 0 ? "+" : ""}${sizeText(tree.bytes)}`;
     fill(
       this.panel,
       h(
@@ -690,13 +722,15 @@ export class App {
         choice("after", options, sideText(after), (side) => this.change({ after: side })),
         choice("by", groups, keys.join(","), (k) => this.change({ keys: k.split(",") })),
       ),
-      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, `Change ${change}.`),
+      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, changeText(compared)),
+      this.largest(compared.largest, signed),
       this.compareIcicle.pane.canvas,
       this.compareTable.element,
     );
-    this.compareIcicle.show(tree, keys.length, true);
+    this.compareIcicle.show(tree, keys, true);
     this.compareTable.show(tree, {
       caption: "What changed",
+      keys,
       whole: 0,
       unit: sizeText,
       compares: true,
@@ -792,7 +826,13 @@ export class App {
     const { set } = this.state;
     const [one, other] = [await this.stepPeak(set, before), await this.stepPeak(set, after)];
     const [a, b] = [one, other].map((change) => sideText({ set, change }));
-    this.change({ tab: "compare", before: a, after: b });
+    const byTime = this.state.axis === "time";
+    const { steps } = this.facts;
+    const ranges = this.places[set].steps;
+    const from = byTime ? steps[before].start_ns : ranges[before][0];
+    const to = byTime ? steps[after].end_ns : ranges[after][1];
+    const seen = { from, to, low: 0, high: 0, cursor: other };
+    this.change({ ...seen, tab: "compare", before: a, after: b });
   }
 
   private fit(): void {
@@ -853,7 +893,8 @@ export class App {
   }
 
   private searchFor(path: string[], keys: string[]): void {
-    const words = path.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
+    const own = path.map((name) => name.replace(/ \(was \d+\)$/, "")); // of a line that moved
+    const words = own.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
     this.change({ search: words.filter(Boolean).join(" ") });
   }
 
@@ -1179,14 +1220,33 @@ function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
   return { axis, from: Math.max(begin - around, first), to: Math.min(end + around, last) };
 }
 
-/**
- * There is room for what is reserved, and for what the device has in use if that leaves enough to the
- * categories.
- */
-function leastTop({ reserved, device_use, peak }: Facts): number {
-  const most = reserved.bytes.reduce((high, bytes) => Math.max(high, bytes), 0);
-  const used = device_use.reduce((high, use) => Math.max(high, use.bytes), 0);
-  return used <= 2 * Math.max(most, peak.bytes) ? Math.max(most, used) : most;
+/** There is room for what is reserved, and for what the device has in use if that leaves enough. */
+function leastTop(facts: Facts, room: Room): number {
+  const most = mostReserved(facts);
+  return room === "device" || !isFarAbove(facts) ? Math.max(most, mostUsed(facts)) : most;
+}
+
+const mostReserved = ({ reserved }: Facts) =>
+  reserved.bytes.reduce((most, bytes) => Math.max(most, bytes), 0);
+const mostUsed = ({ device_use }: Facts) =>
+  device_use.reduce((most, use) => Math.max(most, use.bytes), 0);
+const isFarAbove = (facts: Facts) =>
+  mostUsed(facts) > 2 * Math.max(mostReserved(facts), facts.peak.bytes);
+
+/** What changed, and whether there are more blocks, larger ones, or larger inputs. */
+function changeText({ tree, counts, inputs }: Comparison): string {
+  const [old, now] = counts;
+  const size = tree.bytes > 0 ? "larger" : "smaller";
+  const blocks =
+    old === now
+      ? `as many allocations, ${size} ones`
+      : `${countText(Math.abs(now - old))} ${now > old ? "more" : "fewer"} allocations`;
+  const parts = [`Change ${signed(tree.bytes)}`, ...(tree.bytes ? [blocks] : [])];
+  const times = inputs[0] > 0 ? inputs[1] / inputs[0] : 1;
+  if (times > 1.01 || (times > 0 && times < 0.99)) {
+    parts.push(`the inputs are ${times.toFixed(times < 10 ? 2 : 0)} times as large`);
+  }
+  return `${parts.join("; ")}.`;
 }
 
 const sideText = ({ set, change }: Side) => `${set}:${change}`;

@@ -2,7 +2,7 @@
 
 import type { Cost, Facts, Finding, Ledger } from "./document";
 import { h, prose } from "./dom";
-import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
+import { countText, exactText, shareText, signed, sizeText, timesText, timeText } from "./format";
 
 type Cell = string | Node;
 
@@ -42,7 +42,6 @@ export interface StepActions {
 
 export function steps(facts: Facts, actions: StepActions): HTMLElement {
   if (facts.steps.length === 0) return h("p", {}, "No training step was seen.");
-  const time = (device: number | null, host: number) => timeText(device ?? host);
   const rows = facts.steps.map((row, i) => [
     h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
     i > 0
@@ -58,21 +57,17 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
     size(row.peak_bytes),
     h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
     countText(row.allocations),
-    time(row.device_forward_ns, row.forward_ns),
-    time(row.device_backward_ns, row.backward_ns),
-    time(row.device_optimizer_ns, row.optimizer_ns),
+    timesText([
+      row.device_forward_ns ?? row.forward_ns,
+      row.device_backward_ns ?? row.backward_ns,
+      row.device_optimizer_ns ?? row.optimizer_ns,
+    ]),
   ]);
   const heads = [
-    "step",
-    "compare",
-    "peak",
-    "growth",
-    "allocations",
-    "forward",
-    "backward",
-    "optimizer",
+    ...["step", "against the last", "peak", "growth"],
+    ...["allocations", "forward / backward / optimizer"],
   ];
-  return table("Steps", heads, rows);
+  return h("div", { class: "steps" }, table("Steps", heads, rows));
 }
 
 /** Each row's bar begins where the one before it on the same level ends. */

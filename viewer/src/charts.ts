@@ -179,7 +179,7 @@ export class Charts {
     const least = Math.min(...facts.device_use.map((use) => use.bytes));
     if (y(least) < 0) {
       const text = `device used, by NVML: ${sizeText(least)} and more, above this picture`;
-      halo(context, text, pane.left + 4, 20, pane);
+      halo(context, text, pane.left + 4, 36, pane);
       return;
     }
     context.setLineDash([5, 4]);
@@ -238,7 +238,9 @@ export class Charts {
         if (at < 0 || at > pane.height) continue;
         line(context, pane.left, at, pane.width, at);
         const room = y(offset) - y(offset + length);
+        context.globalAlpha = 0.8;
         if (room > 26) context.fillText(sizeText(length), 4, at - 8);
+        context.globalAlpha = 0.35;
       }
       context.globalAlpha = 1;
     } else {
@@ -311,7 +313,7 @@ export class Charts {
       const right = peak > pane.width - 110;
       context.textAlign = right ? "right" : "left";
       if (words)
-        context.fillText(`peak ${sizeText(facts.peak.bytes)}`, peak + (right ? -4 : 4), 20);
+        halo(context, `peak ${sizeText(facts.peak.bytes)}`, peak + (right ? -4 : 4), 20, pane);
       context.textAlign = "left";
     }
     if (inside(at(view.cursorX))) vertical(context, at(view.cursorX), pane.height, ink, []);

@@ -85,6 +85,12 @@ export interface Cost {
   verdict: string;
 }
 
+/** Names that mean the same as other names in the page's first trace. */
+export interface Aligned {
+  modules: Record<string, string>; // without wrappers
+  lines: Record<string, string>; // the first trace's line, and this one's
+}
+
 export interface Rest {
   count: number;
   at: number[];
@@ -124,6 +130,7 @@ export interface Facts {
   findings?: Finding[];
   hint?: string;
   answers: string[];
+  aligned: Aligned;
   health: Health[];
   costs: Cost[];
   rest: Rest | null;

@@ -18,7 +18,17 @@ import {
   type Window,
 } from "./raster";
 import { search } from "./search";
-import { type Moment, type Node, type Only, passes, Tree, totals } from "./tree";
+import {
+  type Largest,
+  largest,
+  type Moment,
+  type Node,
+  namesBeside,
+  type Only,
+  passes,
+  Tree,
+  totals,
+} from "./tree";
 
 export type Layout = "address" | "category" | "module";
 
@@ -83,6 +93,7 @@ export interface Who {
   allBytes: number; // without the search
   allCount: number;
   rest: number; // bytes that are in no allocation of the page
+  largest: Largest[];
 }
 
 export interface Bar {
@@ -115,6 +126,13 @@ export interface Side {
   change: number;
 }
 
+export interface Comparison {
+  tree: Node;
+  largest: Largest[];
+  counts: [before: number, after: number]; // of blocks
+  inputs: [before: number, after: number]; // bytes of what the model was given
+}
+
 /** Every question, and what its answer is. */
 export interface Questions {
   column: [{ id: string; bytes: Bytes }, null];
@@ -129,12 +147,13 @@ export interface Questions {
   who: [Look & { keys: string[] }, Who];
   hit: [HitRequest, Bar | null];
   bar: [{ set: number; allocation: number }, Bar];
-  compare: [{ keys: string[]; before: Side; after: Side }, Node];
+  compare: [{ keys: string[]; before: Side; after: Side }, Comparison];
   rows: [Look & { most: number }, Bar[]];
 }
 
 export type Question = keyof Questions;
 
+const LARGEST_OF = ["line", "module", "op"];
 const MOST_AT_ONCE = 150_000; // bars that are drawn anew while what is seen moves
 const NUMBERS_WIDTH = 8192; // pixels of the whole trace, from which a moving picture is taken
 const LEAST_WIDTH = 1024;
@@ -289,6 +308,7 @@ export class Engine {
       allBytes: sum(all.bytes) + rest,
       allCount: sum(all.counts),
       rest,
+      largest: largest([{ data, found, sign: 1 }], LARGEST_OF),
     };
   }
 
@@ -325,21 +345,25 @@ export class Engine {
     };
   }
 
-  protected compare(about: { keys: string[]; before: Side; after: Side }): Node {
+  protected compare(about: { keys: string[]; before: Side; after: Side }): Comparison {
     const tree = new Tree(about.keys, true);
-    for (const [side, sign] of [
-      [about.before, -1],
-      [about.after, 1],
-    ] as const) {
+    const [old, now] = [about.before, about.after].map((side) => {
       const data = this.sets[side.set];
       const moment: Moment = { measure: "held", at: side.change, from: -1 };
-      tree.add(
-        data,
-        totals(data, moment, () => true),
-        sign,
-      );
-    }
-    return tree.finished();
+      return { data, found: totals(data, moment, () => true), levels: data.levelsAt(side.change) };
+    });
+    const parts = [
+      { ...old, sign: -1, names: namesBeside(old.data, now.data) },
+      { ...now, sign: 1, names: namesBeside(now.data, old.data) },
+    ];
+    for (const { data, found, sign, names } of parts) tree.add(data, found, sign, names);
+    const inputs = old.data.words.categories.indexOf("inputs");
+    return {
+      tree: tree.finished(),
+      largest: largest(parts, LARGEST_OF),
+      counts: [sum(old.found.counts), sum(now.found.counts)],
+      inputs: [old.levels[inputs] ?? 0, now.levels[inputs] ?? 0],
+    };
   }
 
   /** The largest bars that are alive at the moment and found: a table behind the picture. */

@@ -35,7 +35,11 @@ export interface State {
   sort: Sort;
   open: string; // rows of the table that are open
   theme: Theme;
+  room: Room;
 }
+
+/** What the picture of categories leaves room for: categories, or also what the device has in use. */
+export type Room = "categories" | "device";
 
 export type Theme = "system" | "light" | "dark";
 
@@ -100,6 +104,7 @@ export function fromHash(hash: string, usual: State): State {
     sort: one("sort", ["bytes", "count", "name"], usual.sort),
     open: words.get("open") ?? usual.open,
     theme: one("theme", ["system", "light", "dark"], usual.theme),
+    room: one("room", ["categories", "device"], usual.room),
   };
 }
 

@@ -2,7 +2,7 @@
 
 import { fill, h } from "./dom";
 import { countText, exactText, shareText, signed, sizeText } from "./format";
-import type { Node } from "./tree";
+import { type Node, nameless } from "./tree";
 
 export type Sort = "bytes" | "count" | "name";
 
@@ -10,6 +10,7 @@ const MOST = 60; // rows of a level before somebody asks for more
 
 export interface Options {
   caption: string;
+  keys: string[];
   whole: number; // what shares are of
   unit: (amount: number) => string;
   compares: boolean;
@@ -66,7 +67,13 @@ export class TreeTable {
     const changed = options.compares
       ? [head("before", null), head("after", null), head("change", "bytes")]
       : [head("bytes", "bytes"), head("share", null)];
-    return h("tr", {}, head("who", "name"), ...changed, head("allocations", "count"));
+    return h(
+      "tr",
+      {},
+      head("who", "name"),
+      ...changed,
+      head(options.compares ? "allocations \u00b1" : "allocations", "count"),
+    );
   }
 
   private by(sort: Sort): void {
@@ -94,7 +101,9 @@ export class TreeTable {
         this.focus(ownKey);
         this.tell();
       };
-      body.append(this.row(child.name || "not known", child, own, options, toggle));
+      body.append(
+        this.row(child.name || nameless(options.keys[path.length]), child, own, options, toggle),
+      );
       if (isOpen) this.rows(body, child, own, options);
     }
     this.more(body, node, path, children.slice(shown.length), key);

@@ -101,6 +101,7 @@ export function columnsOf(made: Spec[]): { columns: Columns; facts: Partial<Fact
     regions: [[0, 0, top]],
     address_unit: 1,
     rest: null,
+    aligned: { modules: {}, lines: {} },
   };
   return { columns, facts };
 }

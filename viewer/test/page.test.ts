@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 import { asNumbers, asUint32, fromBase64, inflate, unfolded } from "../src/decode";
-import { codeParts, countText, signed, sizeText, ticks, timeText } from "../src/format";
+import { codeParts, countText, signed, sizeText, ticks, timesText, timeText } from "../src/format";
 import { escaped, expression } from "../src/search";
 import { fromHash, History, type State, toHash } from "../src/state";
 import { planes } from "./made";
@@ -30,6 +30,7 @@ const usual: State = {
   sort: "bytes",
   open: "",
   theme: "system",
+  room: "categories",
 };
 
 test("numbers that Python packed come back, of every width", async () => {
@@ -60,6 +61,8 @@ test("sizes and times are written as Python's table writes them", () => {
   assert.equal(signed(2048), "+2.00 KiB");
   assert.equal(timeText(591_000_000), "591 ms");
   assert.equal(timeText(12), "12 ns");
+  assert.equal(timesText([1_450_000_000, 26_000_000, 0]), "1.45 / 0.03 / 0.00 s");
+  assert.equal(timesText([12_500, 300]), "12.5 / 0.30 us");
   assert.equal(countText(1234567), "1,234,567");
 });
 
@@ -99,6 +102,7 @@ test("what is shown survives the address of the page", () => {
     sort: "name",
     open: "h.0\u001faten::mm\u001eh.1",
     theme: "dark",
+    room: "device",
   };
   assert.deepEqual(fromHash(`#${toHash(shown, usual)}`, usual), shown);
   assert.equal(toHash(usual, usual), "");
