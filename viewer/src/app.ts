@@ -1000,6 +1000,15 @@ export class App {
     for (const pane of this.charts.all) resized.observe(pane.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
     this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
+    window.addEventListener("beforeprint", () => {
+      document.documentElement.dataset.theme = "light"; // paper is white
+      this.paint();
+      this.whoIcicle.draw();
+    });
+    window.addEventListener("afterprint", () => {
+      this.applyTheme();
+      this.paint();
+    });
     const { strip, area, map, bands } = this.charts;
     for (const pane of [area, map, bands]) {
       pane.canvas.addEventListener("wheel", (event) => this.wheel(event, pane), { passive: false });
@@ -1217,7 +1226,10 @@ function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
     ? [steps[at].start_ns, steps[at].end_ns]
     : [steps[at - 1]?.last_change ?? first, steps[at].last_change];
   const around = Math.max((end - begin) / 2, byTime ? 100 : 4);
-  return { axis, from: Math.max(begin - around, first), to: Math.min(end + around, last) };
+  // Where memory ran out has to be in sight.
+  const failed = facts.failures.some((failure) => failure.time_ns >= peak.time_ns);
+  const to = failed ? last : Math.min(end + around, last);
+  return { axis, from: Math.max(begin - around, first), to };
 }
 
 /** There is room for what is reserved, and for what the device has in use if that leaves enough. */

@@ -192,13 +192,12 @@ export class Charts {
     facts.device_use.forEach((use, i) => {
       context.strokeRect(xs[i] - 3, y(use.bytes) - 3, 6, 6);
     });
-    const seen = Math.max(
-      xs.findLastIndex((x) => x <= pane.left),
-      0,
-    );
-    const x = Math.max(xs[seen], pane.left) + 8;
-    const text = "device used, by NVML";
-    if (x < pane.width - 60) halo(context, text, x, y(facts.device_use[seen].bytes) + 10, pane);
+    const first = xs.findIndex((x) => x >= pane.left);
+    const [x0, x1] = [xs[first - 1], xs[first]];
+    const [y0, y1] = [first - 1, first].map((i) => y(facts.device_use[i]?.bytes ?? 0));
+    const x = Math.max(x0 ?? x1, pane.left) + 8;
+    const at = x0 === undefined ? y1 : y0 + ((y1 - y0) * (x - x0)) / (x1 - x0);
+    if (first >= 0 && x < pane.width - 60) halo(context, "device used, by NVML", x, at + 10, pane);
   }
 
   /** Triangles where allocations begin that each step leaves behind. */
