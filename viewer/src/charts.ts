@@ -301,9 +301,15 @@ export class Charts {
     facts.failures.forEach((failure, i) => {
       const x = at(state.axis === "time" ? failure.time_ns : places.failures[i]);
       if (!inside(x)) return;
-      vertical(context, x, pane.height, FAILED, []);
+      // Memory runs out at the end of a trace: the mark is left of the edge, and so are its words.
+      const mark = Math.min(x, pane.width - 2);
+      vertical(context, mark, pane.height, FAILED, []);
       context.fillStyle = FAILED;
-      if (words) halo(context, `out of memory: ${sizeText(failure.bytes)}`, x + 4, 8, pane);
+      const right = mark > pane.width - 180;
+      context.textAlign = right ? "right" : "left";
+      const text = `out of memory: ${sizeText(failure.bytes)}`;
+      if (words) halo(context, text, mark + (right ? -4 : 4), 8, pane);
+      context.textAlign = "left";
     });
     const peak = at(view.peakX);
     if (inside(peak)) {
