@@ -14,7 +14,9 @@ import {
   drawBars,
   drawFrom,
   drawNumbers,
+  fitting,
   type Picture,
+  paintNumbers,
   type Window,
 } from "./raster";
 import { search } from "./search";
@@ -155,13 +157,14 @@ export type Question = keyof Questions;
 
 const LARGEST_OF = ["line", "module", "op"];
 const MOST_AT_ONCE = 150_000; // bars that are drawn anew while what is seen moves
-const NUMBERS_WIDTH = 8192; // pixels of the whole trace, from which a moving picture is taken
-const LEAST_WIDTH = 1024;
+const NUMBERS_WIDTH = 4096; // pixels of the whole trace, from which a moving picture is taken
+const LEAST_WIDTH = 512;
+const MOST_WHOLE = 2; // layouts or colourings of the whole trace, of some 15 MB each
 const SLICE_MS = 12; // of work, until another question may come first
 
-/** The whole trace as numbers of allocations, in one layout and height. */
-interface Numbers {
-  pictures: Picture[]; // the widest first
+/** The whole trace in one layout, height and colouring, the widest picture first. */
+interface Painted {
+  pictures: Picture[];
   highest: number; // bytes at the upper edge
 }
 
@@ -169,9 +172,10 @@ export class Engine {
   private readonly sets: Dataset[] = [];
   private readonly columns = new Map<string, Promise<Uint8Array>>();
   private readonly kept = new Map<string, unknown>();
-  private readonly numbers = new Map<string, Numbers>();
+  private readonly numbers = new Map<string, Picture[]>();
+  private readonly painted = new Map<string, Painted>();
   private drawn = 0; // the latest picture that was asked for
-  private numbered = ""; // the numbers that are being drawn
+  private painting = ""; // what is being painted
 
   async answer<Q extends Question>(what: Q, about: Questions[Q][0]): Promise<Questions[Q][1]> {
     const how = this[what] as unknown as (about: Questions[Q][0]) => Questions[Q][1];
@@ -210,9 +214,9 @@ export class Engine {
     const drawn = drawArea(data, window, area.width, area.height, palette, hidden, area.least);
     const found = this.coloring(request);
     const bars = this.bars(request, map.low, map.high);
-    const numbers = request.soon ? this.coarse(request, window) : undefined;
-    const picture = numbers
-      ? drawFrom(numbers.pictures, data, window, map.width, map.height, numbers.highest, bars)
+    const painted = request.soon ? this.coarse(request, window) : undefined;
+    const picture = painted
+      ? this.drawSoon(request, painted, window, data, bars)
       : await finish(
           drawBars(data, window, map.width, map.height, bars),
           () => turn === this.drawn,
@@ -226,33 +230,66 @@ export class Engine {
       legend: found.legend,
       lanes: this.lanes(request)?.lanes ?? [],
       highest: this.highest(request),
-      exact: !numbers,
+      exact: !painted,
     };
   }
 
-  /** Numbers to draw from, where drawing each bar would take long and they are known. */
-  private coarse(request: DrawRequest, window: Window): Numbers | undefined {
+  private drawSoon(
+    { map }: DrawRequest,
+    painted: Painted,
+    window: Window,
+    data: Dataset,
+    bars: Bars,
+  ): Picture {
+    const whole = fitting(painted.pictures, data, window, map.width);
+    return drawFrom(whole, data, window, map.width, map.height, painted.highest, bars);
+  }
+
+  /** Pictures of the whole trace, where drawing each bar would take long and there are some. */
+  private coarse(request: DrawRequest, window: Window): Painted | undefined {
     const data = this.sets[request.set];
     const [first, last] = [window.from, window.to].map((x) => data.changeAt(window.axis, x));
     const about = data.runs(first, last).reduce((bars, [begin, stop]) => bars + stop - begin, 0);
-    return about > MOST_AT_ONCE ? this.numbers.get(numbersKey(request)) : undefined;
+    return about > MOST_AT_ONCE ? this.painted.get(paintedKey(request)) : undefined;
   }
 
-  /** Draws the numbers beside other work, where there are many allocations; of two layouts at most. */
+  /** Paints the whole trace beside other work, where there are many allocations. */
   private async prepare(request: DrawRequest): Promise<void> {
     const data = this.sets[request.set];
-    const key = numbersKey(request);
-    if (data.count <= MOST_AT_ONCE || this.numbers.has(key) || this.numbered === key) return;
-    this.numbered = key;
+    const key = paintedKey(request);
+    if (data.count <= MOST_AT_ONCE || this.painted.has(key) || this.painting === key) return;
+    this.painting = key;
+    const wanted = () => this.painting === key;
     const highest = this.highest(request);
     const bars = this.bars(request, 0, highest);
-    const drawing = drawNumbers(data, NUMBERS_WIDTH, request.map.height, bars);
-    const picture = await finish(drawing, () => this.numbered === key);
-    if (!picture) return;
-    this.numbered = "";
-    const [oldest] = this.numbers.keys();
-    if (this.numbers.size > 1) this.numbers.delete(oldest);
-    this.numbers.set(key, { pictures: coarser(picture, LEAST_WIDTH), highest });
+    const numbers = await this.number(request, bars, wanted);
+    const pictures: Picture[] = [];
+    for (const each of numbers ?? []) {
+      const picture = await finish(paintNumbers(each, data, bars), wanted);
+      if (!picture) return;
+      pictures.push(picture);
+    }
+    if (pictures.length === 0) return;
+    this.painting = "";
+    keep(this.painted, key, { pictures, highest });
+  }
+
+  /** The whole trace as numbers of allocations, the widest picture first: however it is coloured. */
+  private async number(
+    request: DrawRequest,
+    bars: Bars,
+    wanted: () => boolean,
+  ): Promise<Picture[] | null> {
+    const key = numbersKey(request);
+    const known = this.numbers.get(key);
+    if (known) return known;
+    const { height } = request.map;
+    const drawing = drawNumbers(this.sets[request.set], NUMBERS_WIDTH, height, bars);
+    const widest = await finish(drawing, wanted);
+    if (!widest) return null;
+    const found = coarser(widest, LEAST_WIDTH);
+    keep(this.numbers, key, found);
+    return found;
   }
 
   protected strip(about: { set: number; axis: Axis; width: number; height: number }): Strip {
@@ -452,9 +489,8 @@ export class Engine {
   }
 
   private kindColors(look: Look): { ofKind: Uint32Array; fadedOf: Uint32Array } {
-    const { set, color, dark } = look;
-    const key = `kinds ${set} ${color} ${dark} ${look.hidden} ${look.search}`;
-    return this.once(key, () => {
+    const { set, dark } = look;
+    return this.once(kindsKey(look), () => {
       const data = this.sets[set];
       const wanted = this.search(look);
       const hidden = data.words.categories.map((name) => look.hidden.includes(name));
@@ -482,6 +518,13 @@ async function finish<T>(work: Generator<undefined, T>, wanted: () => boolean): 
   }
 }
 
+/** Keeps the latest few. */
+function keep<T>(kept: Map<string, T>, key: string, value: T): void {
+  const [oldest] = kept.keys();
+  if (kept.size >= MOST_WHOLE) kept.delete(oldest);
+  kept.set(key, value);
+}
+
 /** Until the questions that have come meanwhile are answered. */
 function pause(): Promise<void> {
   return new Promise((done) => {
@@ -491,6 +534,12 @@ function pause(): Promise<void> {
   });
 }
 
+const kindsKey = ({ set, color, dark, hidden, search }: Look) =>
+  `kinds ${set} ${color} ${dark} ${hidden} ${search}`;
+const paintedKey = (look: DrawRequest) => {
+  const moment = look.only === "grew" ? JSON.stringify(look.moment) : "";
+  return `${numbersKey(look)} ${kindsKey(look)} ${look.only} ${moment}`;
+};
 const numbersKey = ({ set, layout, map }: DrawRequest) => `${set} ${layout} ${map.height}`;
 
 function momentOf(data: Dataset, axis: Axis, change: number): MomentFacts {

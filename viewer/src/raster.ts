@@ -190,74 +190,81 @@ export function coarser(numbers: Picture, least: number): Picture[] {
   return found;
 }
 
-/**
- * The picture while somebody moves: of each pixel the allocation that was drawn last in its stretch
- * of the numbers. It costs pixels, however many allocations there are.
- */
-export function drawFrom(
-  numbers: Picture[],
+/** Of pictures of the whole trace the widest with no more columns for the window than pixels. */
+export function fitting(
+  pictures: Picture[],
   data: Dataset,
   window: Window,
   width: number,
-  height: number,
-  highest: number, // bytes at the upper edge of the numbers
-  bars: Bars,
 ): Picture {
-  const edge = edges(data, window, width);
-  // The coarsest that has a column for each pixel, were changes spread evenly.
-  const share = (edge[width] - edge[0]) / (data.changes + 1);
-  const {
-    width: wide,
-    height: high,
-    pixels,
-  } = numbers.findLast((each) => each.width * share >= width) ?? numbers[0];
-  const columns = edge.map((change) => Math.floor(((change + 1) * wide) / (data.changes + 1)));
-  const seen = new Uint32Array(width * height);
-  let before = -1;
-  for (let y = 0, to = 0; y < height; y++, to += width) {
-    const bytes = bars.low + ((height - y - 0.5) / height) * (bars.high - bars.low);
-    const row = Math.floor(high * (1 - bytes / highest));
-    if (row < 0 || row >= high) continue;
-    if (row === before) {
-      seen.copyWithin(to, to - width, to);
-      continue;
-    }
-    before = row;
-    const from = row * wide;
-    for (let x = 0; x < width; x++) {
-      let at = from + Math.min(columns[x], wide - 1);
-      const stop = Math.max(from + columns[x + 1], at + 1);
-      let number = 0;
-      for (; at < stop; at++) if (pixels[at] > number) number = pixels[at];
-      seen[to + x] = number;
-    }
-  }
-  return paintNumbers(seen, width, height, data, bars);
+  const [first, last] = [window.from, window.to].map((x) => data.changeAt(window.axis, x));
+  const share = (last - first) / (data.changes + 1);
+  return pictures.find((each) => each.width * share <= width) ?? pictures[pictures.length - 1];
 }
 
-function paintNumbers(
-  seen: Uint32Array,
-  width: number,
-  height: number,
+/** Numbers of allocations as their colours. */
+export function* paintNumbers(
+  numbers: Picture,
   data: Dataset,
   bars: Bars,
-): Picture {
+): Generator<undefined, Picture> {
+  const { width, height, pixels: seen } = numbers;
   const picture = blank(width, height);
   const { pixels } = picture;
   const { colorOf, fadedOf, skip, edge } = bars;
   const { kind } = data;
   let known = 0;
   let color = 0;
-  for (let at = 0; at < seen.length; at++) {
-    const number = seen[at];
-    if (number === 0) continue;
-    if (number !== known) {
-      known = number;
-      const i = number - 1;
-      color = skip?.(i) ? fadedOf[kind[i]] : colorOf[kind[i]];
+  const paint = (from: number, to: number) => {
+    for (let at = from; at < to; at++) {
+      const number = seen[at];
+      if (number === 0) continue;
+      if (number !== known) {
+        known = number;
+        const i = number - 1;
+        color = skip?.(i) ? fadedOf[kind[i]] : colorOf[kind[i]];
+      }
+      const inside = number === seen[at - width] && number === seen[at - 1];
+      pixels[at] = !inside && color !== 0 && hasEdge(seen, at, width) ? edge : color;
     }
-    const inside = number === seen[at - width] && number === seen[at - 1];
-    pixels[at] = !inside && color !== 0 && hasEdge(seen, at, width) ? edge : color;
+  };
+  for (let y = 0; y < height; y += 16) {
+    paint(y * width, Math.min(y + 16, height) * width);
+    yield;
+  }
+  return picture;
+}
+
+/**
+ * The picture while somebody moves: each pixel is the one at its place in a picture of the whole
+ * trace. It costs pixels, however many allocations there are.
+ */
+export function drawFrom(
+  whole: Picture,
+  data: Dataset,
+  window: Window,
+  width: number,
+  height: number,
+  highest: number, // bytes at the upper edge of the whole
+  { low, high }: { low: number; high: number },
+): Picture {
+  const picture = blank(width, height);
+  const { width: wide, height: rows, pixels } = whole;
+  const perChange = wide / (data.changes + 1);
+  const columns = edges(data, window, width).map((change) =>
+    Math.min(Math.floor((change + 1) * perChange), wide - 1),
+  );
+  let before = -1;
+  for (let y = 0, to = 0; y < height; y++, to += width) {
+    const bytes = low + ((height - y - 0.5) / height) * (high - low);
+    const row = Math.floor(rows * (1 - bytes / highest));
+    if (row < 0 || row >= rows) continue;
+    if (row === before) picture.pixels.copyWithin(to, to - width, to);
+    else {
+      const from = row * wide;
+      for (let x = 0; x < width; x++) picture.pixels[to + x] = pixels[from + columns[x]];
+    }
+    before = row;
   }
   return picture;
 }
