@@ -18,6 +18,7 @@ from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY_COLORS
 from pytracer.units import size_text
 from tests.browser import browser_page
 from tests.test_diff import MIB, training
@@ -583,6 +584,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.ci
 def test_everything_that_is_shown_is_in_the_address_and_can_be_taken_back(recorded: Shown) -> None:
     """Each action changes the address; Backspace after it leads back to the address before."""
     for word, act in ACTIONS.items():
@@ -598,6 +600,7 @@ def test_everything_that_is_shown_is_in_the_address_and_can_be_taken_back(record
     assert recorded.problems == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("color", ["category", "phase", "module", "op", "line", "size"])
 def test_each_way_to_colour_has_its_legend(recorded: Shown, color: str) -> None:
     recorded.open(f"#color={color}")
@@ -718,3 +721,42 @@ def test_the_pictures_are_not_empty(recorded: Shown) -> None:
             name,
         )
         assert {"#5a9e4b", "#4477aa", "#997700"} <= set(colors)
+
+
+# How many pixels of each colour one column of the picture has, without what is drawn on top of it.
+COLUMN = """(share) => {
+  const canvas = document.querySelector('canvas.area');
+  const left = window.innerWidth < 600 ? 60 : 70;
+  const x = Math.floor(left + (canvas.width - left) * share);
+  const { data } = canvas.getContext('2d').getImageData(x, 0, 1, canvas.height);
+  const found = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const rgb = [0, 1, 2].map((c) => data[i + c].toString(16).padStart(2, '0')).join('');
+    found['#' + rgb] = (found['#' + rgb] ?? 0) + 1;
+  }
+  return found;
+}"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("scheme", "size"), [("light", (1400, 900)), ("dark", (1400, 900)), ("light", (390, 844))]
+)
+def test_the_picture_of_categories_is_pythons_sums(
+    recorded: Shown, scheme: str, size: tuple[int, int]
+) -> None:
+    """In both themes and on a phone: of each moment, each category has its share of the pixels."""
+    trace = load(RECORDED).data
+    order = packed.order(trace, "cuda:0")
+    recorded.tab.emulate_media(color_scheme=scheme)
+    with window(recorded, *size):
+        for first in range(60, len(order.position) - 10, 400):
+            recorded.open(f"#axis=events&from={first}&to={first + 8}&cursor=0")
+            recorded.settle()
+            at = usage.moment(trace, int(order.position[first + 4]), "cuda:0")
+            pixels = recorded.tab.evaluate(COLUMN, 4.5 / 8)
+            whole = sum(pixels.get(color, 0) for color in CATEGORY_COLORS.values())
+            for name, color in CATEGORY_COLORS.items():
+                share = at.by_category.get(name, 0) / at.bytes
+                assert abs(pixels.get(color, 0) - share * whole) <= 2, (first, name)
+    recorded.tab.emulate_media(color_scheme="light")
