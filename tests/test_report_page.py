@@ -385,7 +385,7 @@ def test_a_findings_button_shows_exactly_its_allocations(growing: Shown) -> None
     found = growing.tab.locator(".found")
     assert int(found.get_attribute("data-bytes")) == wanted == row.bytes * (row.proof.turns or 0)
     assert f"{int(there.sum())} allocations" in found.inner_text()
-    assert found.inner_text().endswith("4 turns left behind: 1.00 MiB each.")
+    assert found.inner_text().endswith("4 times the finding's 1.00 MiB.")
     assert growing.tab.url.count("only=finding+0") == 1
     growing.press("Backspace")
     assert "only=" not in growing.tab.url

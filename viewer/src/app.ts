@@ -582,7 +582,7 @@ export class App {
     );
     const unit = state.measure === "bytetime" ? (n: number) => `${sizeText(n)}\u00b7s` : sizeText;
     const sums = h("p", { class: "found", "data-bytes": who.bytes }, this.foundText(who, unit));
-    const largest = this.largest(who.largest, unit);
+    const largest = this.largest("Largest", who.largest, unit);
     if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums, largest);
     else
       fill(
@@ -604,12 +604,18 @@ export class App {
   }
 
   /** The first line, module and op, because that is what people ask for; a click shows its bars. */
-  private largest(rows: Largest[], unit: (amount: number) => string): HTMLElement {
+  private largest(title: string, rows: Largest[], unit: (amount: number) => string): HTMLElement {
     const parts: (Node | string)[] = rows.map((row, i) => {
       const search = () => this.searchFor([row.name], [row.key]);
       const name = h("button", { click: search }, row.name);
       const end = i < rows.length - 1 ? ",\u00a0" : "";
-      return h("span", {}, `${i ? "" : "Largest: "}${row.key} `, name, ` ${unit(row.bytes)}${end}`);
+      return h(
+        "span",
+        {},
+        `${i ? "" : `${title}: `}${row.key} `,
+        name,
+        ` ${unit(row.bytes)}${end}`,
+      );
     });
     if (rows.length && rows[0].key !== "line") {
       parts.push(". Lines were not recorded: trace(stacks=True), or run --stacks");
@@ -723,7 +729,7 @@ export class App {
         choice("by", groups, keys.join(","), (k) => this.change({ keys: k.split(",") })),
       ),
       h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, changeText(compared)),
-      this.largest(compared.largest, signed),
+      this.largest("Largest changes", compared.largest, signed),
       this.compareIcicle.pane.canvas,
       this.compareTable.element,
     );

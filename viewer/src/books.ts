@@ -6,6 +6,8 @@ import { countText, exactText, shareText, signed, sizeText, timesText, timeText 
 
 type Cell = string | Node;
 
+const isWords = (text: string) => /^[a-z.(]/i.test(text) || /[a-z]{3}.*, /.test(text);
+
 export function table(
   caption: string,
   heads: string[],
@@ -13,7 +15,7 @@ export function table(
   total?: Cell[],
 ): HTMLElement {
   const cell = (inside: Cell) =>
-    h("td", { class: typeof inside === "string" && /^[a-z.(]/i.test(inside) && "words" }, inside);
+    h("td", { class: typeof inside === "string" && isWords(inside) && "words" }, inside);
   const line = ([first, ...others]: Cell[]) =>
     h("tr", {}, h("th", { scope: "row" }, first), ...others.map(cell));
   return h(
@@ -151,8 +153,7 @@ export function provedText(finding: Finding, bytes: number): string {
   if (kind !== "growth") {
     return bytes === finding.bytes ? `the finding's ${own}` : `${own} at the finding's moment`;
   }
-  const times = turns === 1 ? "one turn" : `${countText(turns)} turns`;
-  return `what ${times} left behind: ${own} each`;
+  return turns === 1 ? `the finding's ${own}` : `${countText(turns)} times the finding's ${own}`;
 }
 
 /** A forecast that somebody asked for when the page was made. */

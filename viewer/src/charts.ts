@@ -204,22 +204,25 @@ export class Charts {
   private leaks(context: CanvasRenderingContext2D, view: View): void {
     const { places, state } = view;
     const pane = this.area;
-    const foot = pane.height - 16;
-    let last = Number.NEGATIVE_INFINITY;
-    let named = false;
+    const xs: number[] = [];
     for (const leak of places.leaks) {
       const x = pane.xOf(share(state, state.axis === "time" ? leak.time_ns : leak.change));
-      if (x < pane.left || x > pane.width || x - last < 3) continue;
-      last = x;
-      context.fillStyle = FAILED;
-      context.beginPath();
-      context.moveTo(x - 4, foot);
-      context.lineTo(x + 4, foot);
-      context.lineTo(x, foot - 8);
-      context.fill();
-      if (!named) halo(context, "leak", x + 6, foot - 5, pane);
-      named = true;
+      const last = xs[xs.length - 1] ?? Number.NEGATIVE_INFINITY;
+      if (x >= pane.left && x <= pane.width && x - last >= 3) xs.push(x);
     }
+    context.fillStyle = FAILED;
+    for (const x of xs) {
+      context.beginPath();
+      context.moveTo(x - 4, 0);
+      context.lineTo(x + 4, 0);
+      context.lineTo(x, 9);
+      context.fill();
+    }
+    if (xs.length === 0) return;
+    const right = xs[0] - pane.left > 40; // of the words
+    context.textAlign = right ? "right" : "left";
+    halo(context, "leak", right ? xs[0] - 7 : xs[xs.length - 1] + 7, 7, pane);
+    context.textAlign = "left";
   }
 
   private drawMap(view: View, ink: string): void {
