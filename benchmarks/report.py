@@ -220,7 +220,9 @@ def _durations(tab: Any, name: str) -> list[float]:
 def main() -> int:
     """Measures the pages. Returns exit code 3 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--allocations", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000])
+    parser.add_argument(
+        "--allocations", type=int, nargs="+", default=[100_000, 1_000_000, 10_000_000]
+    )
     parser.add_argument("--write", action="store_true", help="into benchmarks/results")
     arguments = parser.parse_args()
     rows = []
