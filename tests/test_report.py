@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, cli, errors
+from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
@@ -23,7 +24,7 @@ from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training
-from tests.trace_builder import TraceBuilder
+from tests.trace_builder import TraceBuilder, training_step
 
 
 @dataclass
@@ -109,6 +110,28 @@ def test_of_too_many_allocations_the_sums_are_whole(trace: Trace, most: int) -> 
     there = usage.alive(trace, "end")
     whole = int(allocations(trace).requested_bytes[there].sum())
     assert sum(found.by("category", facts["changes"] - 1).values()) + last == whole
+
+
+@pytest.mark.parametrize("most", [20, 40, 1000])
+def test_a_findings_allocations_are_marked_all_or_not_at_all(most: int) -> None:
+    """If only a part of a trace is shown, a sum of a part of them would not be the finding's."""
+    b = TraceBuilder()
+    weight = b.seed(100)
+    b.label(weight, "weights", "parameter", "h.0.weight", "25", "float32")
+    for _ in range(30):
+        with b.module("h.0"), b.op("aten::addmm", grad=True, at=("train.py:9",)):
+            b.alloc(1 << 20)
+        training_step(b, weight, layers=2, activation=5 << 20)
+    trace = b.trace()
+    (row,) = findings.findings(trace)
+    assert row.proof is not None
+    marked = int((decode(trace, most).marks == 1).sum())
+    assert marked == int(row.proof.which.sum())
+    page = report.page([report.Named("run", trace)], most=most)
+    assert document_of(page)["sets"][0]["findings"][0]["at"] is not None
+    none = np.zeros(0, np.uint32)
+    pack = packed.Packed({}, {}, packed.order(trace, "cpu"), none)
+    assert report._finding(row, 0, pack)["at"] is None
 
 
 @given(damaged())

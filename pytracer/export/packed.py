@@ -73,6 +73,7 @@ class Packed:
     facts: Mapping[str, Any]
     columns: Mapping[str, bytes]
     shown: "Order"
+    marks: U32  # per allocation, a bit for each finding that it belongs to and that is shown whole
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
     marks = _marks(trace, device, whole.rows)
     kept = _worth_showing(trace, device, whole, marks, most)
     shown = whole if len(kept) == len(whole.rows) else _only(trace, whole.rows[kept])
+    cut = np.bitwise_or.reduce(np.delete(marks, kept)) if len(kept) < len(marks) else np.uint32(0)
+    shown_marks = marks[kept] & ~cut
     times = _times(trace, shown.position)
     begin = min(int(times[0]) if len(times) else 0, 0)
     steps = np.diff(times - begin, prepend=0)
@@ -154,9 +157,9 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
         "texts": packed(kinds.texts.reshape(-1)),
         "sizes": packed(kinds.sizes),
         "blocks": packed(kinds.blocks + 1),  # 0: not known
-        "finding": packed(marks[kept]),
+        "finding": packed(shown_marks),
     }
-    return Packed(facts, columns, shown)
+    return Packed(facts, columns, shown, shown_marks)
 
 
 def packed(values: NDArray[Any]) -> bytes:
@@ -214,7 +217,8 @@ def _worth_showing(trace: Trace, device: str, whole: Order, marks: U32, most: in
     alloc = allocations(trace)
     peak = whole.change_at(usage.peak(trace, device).position)
     needed = (whole.start <= peak) & (whole.end > peak) | (whole.end == len(whole.of))
-    needed |= marks != 0
+    marked = needed | (marks != 0)
+    needed = marked if int(marked.sum()) <= most else needed
     area = alloc.requested_bytes[whole.rows].astype(np.float64) * (whole.end - whole.start)
     area[needed] = np.inf
     most = min(max(most, int(needed.sum()), 1), count)
@@ -236,12 +240,16 @@ def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any
     last = len(shown.of) - 1
     at = np.unique(np.append(np.linspace(0, last, _SAMPLES).astype(np.int64), max(peak, 0)))
     until = np.searchsorted(whole.position, shown.position[at], side="right")
+    changes = np.flatnonzero(left_out[whole.of])
+    of = whole.of[changes]
+    amount = np.where(whole.begins[changes], size[of], -size[of])
+    of_category = category[of]
     levels = {}
     for number, name in enumerate(CATEGORIES):
-        own = left_out & (category == number)
-        change = np.where(own[whole.of], size[whole.of], 0) * np.where(whole.begins, 1, -1)
-        level = np.concatenate([[0], np.cumsum(change)])[until]
-        level += int(size[own & (whole.start < 0)].sum())
+        own = np.flatnonzero(of_category == number)
+        sums = np.concatenate([[0], np.cumsum(amount[own])])
+        level = sums[np.searchsorted(changes[own], until)]
+        level += int(size[left_out & (category == number) & (whole.start < 0)].sum())
         if level.any():
             levels[name] = level.tolist()
     return {"count": int(left_out.sum()), "at": at.tolist(), "levels": levels}

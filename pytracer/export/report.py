@@ -87,7 +87,7 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         "texts": packed.TEXTS,
         "sets": [
             {
-                **_facts(each, device, strings, pack.shown),
+                **_facts(each, device, strings, pack),
                 **pack.facts,
                 "aligned": _aligned(traces[0].trace, each.trace),
             }
@@ -171,9 +171,10 @@ def _data(name: str, text: str) -> str:
 
 
 def _facts(
-    each: Named, device: str, strings: packed.Strings, order: packed.Order
+    each: Named, device: str, strings: packed.Strings, pack: packed.Packed
 ) -> dict[str, Any]:
     """The facts on the page about a device beside its allocations."""
+    order = pack.shown
     trace, peak = each.trace, usage.peak(each.trace, device)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     reserved = packed.reserved(trace, device)
@@ -206,7 +207,7 @@ def _facts(
         "reserved": {"times_ns": reserved.times_ns, "bytes": reserved.bytes},
         "device_use": [vars(use) for use in ledger.device_use(trace, device)],
         "failures": _failures(trace, device),
-        **(_books(trace, device, order) if has_events else {}),
+        **(_books(trace, device, pack) if has_events else {}),
         "answers": [html.without_folders(html.printable(text)) for text in each.answers],
         "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
@@ -252,7 +253,7 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
     ]
 
 
-def _books(trace: Trace, device: str, order: packed.Order) -> dict[str, Any]:
+def _books(trace: Trace, device: str, pack: packed.Packed) -> dict[str, Any]:
     hint = hints.hint(trace, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
@@ -262,16 +263,16 @@ def _books(trace: Trace, device: str, order: packed.Order) -> dict[str, Any]:
             for row in breakdown.parameter_rows(trace, device)
         ],
         "findings": [
-            _finding(row, number, order)
+            _finding(row, number, pack)
             for number, row in enumerate(findings.findings(trace, device))
         ],
         "hint": html.without_folders(hint.text) if hint else "",
     }
 
 
-def _finding(row: findings.Finding, number: int, order: packed.Order) -> dict[str, Any]:
-    """A finding, and the moment at which its allocations sum up to its bytes."""
-    is_marked = row.proof is not None and number < packed.MOST_FINDINGS
+def _finding(row: findings.Finding, number: int, pack: packed.Packed) -> dict[str, Any]:
+    """A finding, and the moment at which its allocations sum up to its bytes, if they are shown."""
+    is_marked = number < packed.MOST_FINDINGS and bool((pack.marks >> np.uint32(number) & 1).any())
     return {
         "kind": row.kind,
         "bytes": row.bytes,
@@ -280,7 +281,7 @@ def _finding(row: findings.Finding, number: int, order: packed.Order) -> dict[st
         "module": row.module,
         "evidence": html.without_folders(row.evidence),
         "change": html.without_folders(row.change),
-        "at": order.change_at(row.proof.position) if row.proof and is_marked else None,
+        "at": pack.shown.change_at(row.proof.position) if row.proof and is_marked else None,
         "turns": row.proof.turns if row.proof else None,
     }
 
