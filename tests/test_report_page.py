@@ -505,6 +505,16 @@ def test_without_scripts_the_page_still_says_it(recorded: Shown) -> None:
     tab.close()
 
 
+def test_where_workers_are_forbidden_the_page_works_without(recorded: Shown) -> None:
+    tab = recorded.tab.context.browser.new_page()
+    tab.add_init_script("delete window.Worker")
+    tab.goto(recorded.file.as_uri())
+    tab.wait_for_selector("html[data-ready=page]", state="attached", timeout=60_000)
+    status = tab.locator(".status").get_attribute("data-bytes")
+    tab.close()
+    assert int(status) == load(RECORDED).peak.bytes
+
+
 def test_in_a_notebook_it_runs_in_a_sandbox(tab: Any, tmp_path: Path) -> None:
     file = tmp_path / "notebook.html"
     file.write_text(f"<!DOCTYPE html><body>{load(RECORDED)._repr_html_()}</body>")  # type: ignore[operator]
@@ -573,6 +583,7 @@ ACTIONS = {
     "measure=bytetime": chooses("bytes", "bytetime"),
     "hidden=weights": clicks(".toggle"),
     "theme=dark": lambda page: page.tab.get_by_role("button", name="light or dark").click(),
+    "room=device": lambda page: page.tab.get_by_role("button", name="make room for it").click(),
     "sort=name": clicks(".tree thead button"),
     "open=": clicks(".tree button.open"),
     "search=op": types("op:mm"),

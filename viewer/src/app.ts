@@ -469,13 +469,20 @@ export class App {
 
   private showLegend(): void {
     const entries = this.drawing?.legend ?? [];
-    const items = entries.map((entry) => h("span", {}, swatch(entry.color), entry.name));
+    const items: HTMLElement[] = entries.map((entry) =>
+      h("span", {}, swatch(entry.color), entry.name),
+    );
     const { room } = this.state;
-    const other = room === "device" ? "categories" : "device";
-    const toRoom = isFarAbove(this.facts)
-      ? h("button", { click: () => this.change({ room: other }) }, `room for the ${other}`)
-      : null;
-    fill(this.legend, h("b", {}, `${this.state.color}: `), ...items, toRoom);
+    const toRoom = (text: string, next: Room) =>
+      h("button", { click: () => this.change({ room: next }) }, text);
+    const used = sizeText(mostUsed(this.facts));
+    const above = room === "categories" && [
+      h("span", {}, `NVML: up to ${used} of the device in use, above the picture `),
+      toRoom("make room for it", "device"),
+    ];
+    const rest = above || [toRoom("less room for the device", "categories")];
+    if (isFarAbove(this.facts)) items.push(...rest);
+    fill(this.legend, h("b", {}, `${this.state.color}: `), ...items);
   }
 
   /** The sums at the cursor; the same numbers as in Python's table where the cursor is at the peak. */

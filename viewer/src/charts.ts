@@ -176,12 +176,6 @@ export class Charts {
     );
     if (xs.length === 0) return;
     context.strokeStyle = context.fillStyle = ink;
-    const least = Math.min(...facts.device_use.map((use) => use.bytes));
-    if (y(least) < 0) {
-      const text = `device used, by NVML: ${sizeText(least)} and more, above this picture`;
-      halo(context, text, pane.left + 4, 36, pane);
-      return;
-    }
     context.setLineDash([5, 4]);
     context.beginPath();
     facts.device_use.forEach((use, i) => {

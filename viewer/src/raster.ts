@@ -272,10 +272,10 @@ export function drawFrom(
 /** Bars with room for an edge have one, as when each is drawn. */
 function hasEdge(seen: Uint32Array, at: number, width: number): boolean {
   const number = seen[at];
-  const isTall = number === seen[at + width] && number === seen[at + 2 * width];
-  const isTop = number !== seen[at - width] && number === seen[at + 3 * width];
+  const tall = number === seen[at + width] && number === seen[at + 2 * width];
+  const top = number !== seen[at - width] && number === seen[at + 3 * width];
   const isLeft = number !== seen[at - 1] && number === seen[at + 1] && number === seen[at + 2];
-  return isTall && (isTop || isLeft);
+  return tall && (top || isLeft);
 }
 
 const FEW = 24; // pixels that are sooner set one by one
