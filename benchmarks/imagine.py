@@ -447,7 +447,7 @@ def models(options: argparse.Namespace) -> None:
     rows = run_all(names, ways, options.at_once)
     for name in names:
         print(line(name, rows[name]), flush=True)
-    _write(options.out, "imagine-models", {"programs": rows})
+    write(options.out, "imagine-models", {"programs": rows})
 
 
 # ---------------------------------------------------------------- large
@@ -487,14 +487,15 @@ def large(options: argparse.Namespace) -> None:
     }
     print(t)
     print(json.dumps(found, indent=1))
-    _write(options.out, "imagine-large", found)
+    write(options.out, "imagine-large", found)
 
 
-def _write(folder: Path | None, name: str, document: dict[str, Any]) -> None:
+def write(folder: Path | None, name: str, document: dict[str, Any], device: str = "") -> None:
+    """Writes a document with the machine that it was measured on."""
     if folder is None:
         return
-    has_gpu = torch.cuda.is_available()
-    device = torch.cuda.get_device_name() if has_gpu else "cpu"
+    if not device:
+        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     machine = {
         "device": device,
         "torch": torch.__version__,

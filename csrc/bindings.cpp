@@ -107,6 +107,13 @@ const at::Tensor& tensor_of(py::handle object) {
   return THPVariable_Unpack(object.ptr());
 }
 
+c10::Storage storage_of(py::handle object) {
+  if (!THPStorage_Check(object.ptr())) {
+    throw py::type_error("expected a storage");
+  }
+  return THPStorage_Unpack(object.ptr());
+}
+
 uint32_t label_of(int category,
                   const std::string& role,
                   const std::string& name,
@@ -362,6 +369,7 @@ PYBIND11_MODULE(_C, m) {
       .def("read", [](const Session& session) { return to_dict(session.read()); })
       .def("end_and_read", [](Session& session) { return to_dict(session.end_and_read()); })
       .def("stream_to", &Session::stream_to)
+      .def("note", &Session::note)
       .def("end_and_write", &Session::end_and_write)
       .def_property_readonly("is_open", &Session::is_open);
   py::class_<Held>(m, "Held")
@@ -448,16 +456,17 @@ PYBIND11_MODULE(_C, m) {
            })
       .def("resized",
            [](imagined::Device& device, py::handle storage) {
-             if (!THPStorage_Check(storage.ptr())) {
-               throw py::type_error("expected a storage");
-             }
-             return device.resized(THPStorage_Unpack(storage.ptr()));
+             return device.resized(storage_of(storage));
            })
       .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
+      .def("use", &imagined::Device::use, py::arg("stream"))
       .def("trim", &imagined::Device::trim)
       .def("counters", &counters_of)
       .def("close", &imagined::Device::close);
   py::class_<imagined::Guard>(m, "ImaginedGuard").def(py::init<>());
+  m.def("ground", [](py::handle fake, py::handle real) {
+    imagined::ground(tensor_of(fake), storage_of(real));
+  });
   py::class_<labels::Watched>(m, "Watched")
       .def(py::init<>())
       .def(

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from pytracer.cost.measure import Measurement
 
+_LONGEST_TEXT = 200  # of an exception's
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -121,18 +123,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Checks the arguments. The recording starts when the block is entered."""
         if report is not None:
-            if table is not None:
-                raise errors.UsageError("report= is the former name of table=: drop report=")
-            table = of_former_name(report)
+            table = of_former_name(report, table)
         _check_targets(targets)
-        if schedule is not None and not callable(schedule):
-            raise errors.UsageError(
-                f"schedule={schedule!r}: it takes the result of torch.profiler.schedule(...)"
-            )
-        if not isinstance(stacks, bool):
-            raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
-        if not isinstance(anonymous, bool):
-            raise errors.UsageError(f"anonymous={anonymous!r}: it is True or False")
+        _check_schedule(schedule)
+        _check_switches(stacks=stacks, anonymous=anonymous)
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = Targets(targets)
         self._held = Held()  # ends sessions and counters even if Python is interrupted
@@ -198,8 +192,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         """Stops recording. An exception of the block goes on unchanged."""
         self._entered = False
         failed = error is not None and is_out_of_memory(error)
-        if failed and self._session is not None:
-            self._session.failed = True
+        if error is not None and self._session is not None:
+            self._session.failed = failed
+            self._session.notes["ended_by"] = _in_words(error, anonymous=self._options.anonymous)
         try:
             self._cycles.end(error)
         except errors.CannotWrite as problem:
@@ -422,10 +417,29 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         sys.stderr.write("\n" + text)
 
 
-def of_former_name(report: bool) -> bool:
-    """Warns that `table=` was given by its former name, and returns its value."""
+def of_former_name(report: bool, table: bool | None = None) -> bool:
+    """Warns that `table=` was given by its former name, and returns its value.
+
+    Raises:
+        errors.UsageError: it was given by both names.
+    """
+    if table is not None:
+        raise errors.UsageError("report= is the former name of table=: drop report=")
     errors.warn(f"report={report} is deprecated: write table={report}", DeprecationWarning)
     return report
+
+
+def _check_schedule(schedule: Schedule | None) -> None:
+    if schedule is not None and not callable(schedule):
+        raise errors.UsageError(
+            f"schedule={schedule!r}: it takes the result of torch.profiler.schedule(...)"
+        )
+
+
+def _check_switches(**switches: bool) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise errors.UsageError(f"{name}={value!r}: it is True or False")
 
 
 def _check_targets(targets: Sequence[Any]) -> None:
@@ -458,7 +472,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def free_name(stem: str) -> Path:
+def _in_words(error: BaseException, *, anonymous: bool) -> str:
+    """The exception's kind and the first line of its text. Runs no code of the exception's own."""
+    texts = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    kind = type(error).__name__
+    if anonymous or not texts or type(texts[0]) is not str:
+        return kind
+    first = texts[0].strip().partition("\n")[0]
+    return f"{kind}: {first[:_LONGEST_TEXT]}"
+
+
+def free_name(stem: str | Path) -> Path:
     """Returns the name of a new file in the working directory, with the rank or process."""
     many = environment.world_size() > 1
     owner = f"rank{environment.rank()}" if many else str(os.getpid())

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytracer import anonymous, errors, frames, reading
-from pytracer.ranks import compare, dataset, engines, folder
+from pytracer.ranks import clocks, compare, dataset, engines, folder
 from pytracer.ranks.compare import Comparison
 from pytracer.ranks.digest import Digest
 from pytracer.ranks.folder import Ranks
@@ -299,7 +299,8 @@ class Job(LoadedTrace):
             ranks = sorted(
                 [*first, *(rank for rank in ranks if rank not in first)][:_MOST_TIMELINES]
             )
-        return (self.rank(rank).data for rank in ranks)
+        leads = {one.rank: self.comparison.clocks[one.host].ns for one in readable}
+        return (clocks.corrected(self.rank(rank).data, leads[rank]) for rank in ranks)
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
         """Returns the comparison as text: the screen that `print(job)` shows."""

@@ -19,18 +19,24 @@ if TYPE_CHECKING:
         FakeTensorMode as FakeTensorMode,
         UnsupportedOperatorException as UnsupportedOperatorException,
     )
+    from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
+default_store: Callable[[], Any]
 dispatch_keys: Any
 dynamo_limits: Any
 fake_tensors: Any
+flight_recorder: Callable[[], bytes]
 foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
+group_registry: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
+nccl_flight_recorder: Callable[[], bytes]
+process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
 read_buckets: Callable[[Any], dict[str, Any]]
@@ -38,6 +44,7 @@ subclasses: Any
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
 wait_on_gpu: Callable[[int], None]
+work_of_future: Callable[[Any], Any]
 without_modes: Callable[[], Any]
 
 
@@ -71,6 +78,8 @@ _IMAGINE = "imagine()"
 _FAKE = "torch._subclasses.fake_tensor"
 _GEMM = "pytracer gemm"
 _GRAPHS = "reading what autograd saved"
+_GROUPS = "knowing the groups of a job's ranks"
+_COLLECTIVES = "listing a job's collectives"
 
 # By the name that our modules use.
 NAMES = {
@@ -79,9 +88,15 @@ NAMES = {
     ),
     "backward_pass_number": Private("torch._C:_current_graph_task_id", _IMAGINE),
     "backward_runner": Private("torch.autograd.graph:_engine_run_backward", _IMAGINE),
+    "default_store": Private(
+        "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
+    ),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
     "fake_tensors": Private(f"{_FAKE}:", _IMAGINE),
+    "flight_recorder": Private(
+        "torch._C._distributed_c10d:_dump_fr_trace_json", _COLLECTIVES, is_new=True
+    ),
     "foreach_types_of_norms": Private(
         "torch.utils._foreach_utils:_foreach_supported_types", _IMAGINE
     ),
@@ -89,8 +104,14 @@ NAMES = {
         "torch.optim.optimizer:_foreach_supported_types", _IMAGINE
     ),
     "functorch": Private("torch._C:_functorch", _GRAPHS),
+    "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
+    # Only a torch that was built with NCCL has it.
+    "nccl_flight_recorder": Private(
+        "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
+    ),
+    "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),
     "read_buckets": Private(
@@ -101,9 +122,11 @@ NAMES = {
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
     "wait_on_gpu": Private("torch.cuda:_sleep", _GEMM),
+    "work_of_future": Private("torch._C._distributed_c10d:_create_work_from_future", _IMAGINE),
     "without_modes": Private("torch.utils._python_dispatch:_disable_current_modes", _IMAGINE),
     "DataDependentOutputException": Private(f"{_FAKE}:DataDependentOutputException", _IMAGINE),
     "DynamicOutputShapeException": Private(f"{_FAKE}:DynamicOutputShapeException", _IMAGINE),
+    "FakeStore": Private("torch.testing._internal.distributed.fake_pg:FakeStore", _IMAGINE),
     "FakeTensor": Private(f"{_FAKE}:FakeTensor", _IMAGINE),
     "FakeTensorMode": Private(f"{_FAKE}:FakeTensorMode", _IMAGINE),
     "TorchDispatchMode": Private("torch.utils._python_dispatch:TorchDispatchMode", _IMAGINE),

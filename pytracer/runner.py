@@ -51,6 +51,19 @@ class Plan:
         last = self.program[0].rpartition(".")[2] if self.as_module else Path(self.program[0]).stem
         return last or "run"
 
+    @property
+    def stem(self) -> str:
+        """The name of its files, without rank and suffix."""
+        return self.output.stem if self.output else self.name
+
+    def last_file(self) -> Path | None:
+        """The file of the steps watched last, for a rank of a job: it survives if the rank is killed."""
+        if environment.world_size() == 1:
+            return None
+        suffix = (self.output.suffix if self.output else "") or ".pytrace"
+        name = f"{self.stem}-last.rank{environment.rank()}{suffix}"
+        return self.output.with_name(name) if self.output else Path(name)
+
     def file(self) -> Path:
         """Returns the path of the trace's file, one per rank."""
         path = self.output or Path(f"{self.name}.pytrace")
@@ -322,6 +335,8 @@ class Traced:
         """Records nothing until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
         self._file = _File(path.absolute())  # the program may change its working directory
+        last = plan.last_file()
+        self._last_file = last.absolute() if last is not None else None
         self._recording: Recording | None = None
         self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
@@ -343,6 +358,7 @@ class Traced:
             steps=self._plan.steps,
             watch=self._plan.watch,
             keep={"path": self._file.path, "max_events": _MOST_EVENTS},
+            watch_file=self._last_file,
             ready=self._ready,
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
             watched=self._watched,
@@ -441,7 +457,7 @@ class Traced:
 
         from pytracer.api import trace
 
-        if "path" in more:
+        if more.get("path") == self._file.path:
             self._file.make_room()
         # Does not ask CUDA for devices: after that, the program could not choose them any more.
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
@@ -456,12 +472,15 @@ class Traced:
         look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
             later = f"\n{self._later}" if self._later else ""
+            if recording.watched and self._plan.last_file() is not None:
+                later += f"\nThe steps before the failure are in {self._plan.last_file()}"
             return f"{kept}; look at it:  {look}{later}"
         page = recording.last.post_mortem()
         if not page:
             return f"{self._not_traced(which)}\n{kept}; look at it:  {look}"
         if recording.watched:
-            path = recording.last.save(free_name(f"{self._plan.name}-oom"))
+            path = recording.last.save(free_name(path.with_name(f"{self._plan.stem}-oom")))
+            recording.drop_watched()
             look = f"pytracer summary {shlex.quote(str(path))}"
         return f"{page}\nsaved     {path}; look again with:\n          {look}"
 

@@ -725,8 +725,8 @@ AllocatorModel::AllocatorModel(AllocatorRules rules, Segments segments)
 
 AllocatorModel::~AllocatorModel() = default;
 
-uint64_t AllocatorModel::allocate(uint32_t number, uint64_t bytes) {
-  parts_->allocator().allocate(number, bytes, {0, 0});
+uint64_t AllocatorModel::allocate(uint32_t number, uint64_t bytes, uint64_t stream) {
+  parts_->allocator().allocate(number, bytes, {stream, 0});
   return parts_->allocator().address_of(number);
 }
 

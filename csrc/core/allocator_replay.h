@@ -95,7 +95,8 @@ class AllocatorModel {
   AllocatorModel& operator=(const AllocatorModel&) = delete;
 
   // Returns the address of a new block for the allocation of this number, which has no block yet.
-  uint64_t allocate(uint32_t number, uint64_t bytes);
+  // Each stream has blocks of its own.
+  uint64_t allocate(uint32_t number, uint64_t bytes, uint64_t stream);
   void free(uint32_t number);
   // empty_cache().
   void trim();

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -36,19 +37,21 @@ struct Memory : std::enable_shared_from_this<Memory> {
                  given.expandable_segments ? Action::kSegmentUnmap : Action::kSegmentFree},
         model(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
           if (has_segments()) {
-            record(taken ? segments.first : segments.second, recorded(address), bytes);
+            uint64_t of = taken ? stream : streams.at(address);
+            taken ? void(streams[address] = of) : void(streams.erase(address));
+            record(taken ? segments.first : segments.second, recorded(address), bytes, of);
           }
         }) {}
 
   bool has_segments() const { return type != DeviceType::kCpu; }
 
-  void record(Action action, uint64_t address, uint64_t bytes) const noexcept {
+  void record(Action action, uint64_t address, uint64_t bytes, uint64_t of) const noexcept {
     if (!is_open || !recording.load(std::memory_order_relaxed)) {
       return;
     }
     try {
       Recorder& recorder = Recorder::get();
-      recorder.record(action, recorder.place({0, 0, 0, type, 0}), address, bytes);
+      recorder.record(action, recorder.place({of, 0, 0, type, 0}), address, bytes);
     } catch (const std::exception&) {  // no memory for another place
       Recorder::get().lose(action);
     }
@@ -58,6 +61,8 @@ struct Memory : std::enable_shared_from_this<Memory> {
   std::pair<Action, Action> segments;  // the actions by which they come and go
   bool is_open = false;                // the mutex guards this and all below
   std::mutex mutex;                    // a leaf: tensors die on any thread
+  uint64_t stream = 0;                 // that new blocks are for
+  std::map<uint64_t, uint64_t> streams;  // by segment
   AllocatorModel model;
   std::vector<uint32_t> spare;  // numbers whose allocations are gone
   uint32_t numbers = 0;
@@ -73,6 +78,7 @@ struct Held {
   uint32_t number;
   uint64_t model_address;
   uint64_t bytes;
+  uint64_t stream;
 };
 
 void end(void* context) {
@@ -83,8 +89,8 @@ void end(void* context) {
   Memory& memory = *held->memory;
   std::lock_guard lock(memory.mutex);
   uint64_t address = recorded(held->model_address);
-  memory.record(Action::kFreeRequested, address, held->bytes);
-  memory.record(Action::kFreeCompleted, address, held->bytes);
+  memory.record(Action::kFreeRequested, address, held->bytes, held->stream);
+  memory.record(Action::kFreeCompleted, address, held->bytes, held->stream);
   memory.model.free(held->number);
   memory.requested -= held->bytes;
   memory.spare.push_back(held->number);
@@ -93,7 +99,7 @@ void end(void* context) {
 // Zero bytes have an owner, too: the storage may grow.
 std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
   if (bytes == 0) {
-    return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0});
+    return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0, 0});
   }
   std::lock_guard lock(memory.mutex);
   if (memory.spare.empty()) {
@@ -101,11 +107,12 @@ std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
   }
   uint32_t number = memory.spare.back();
   memory.spare.pop_back();
-  uint64_t address = memory.model.allocate(number, bytes);
-  memory.record(Action::kAlloc, recorded(address), bytes);
+  uint64_t address = memory.model.allocate(number, bytes, memory.stream);
+  memory.record(Action::kAlloc, recorded(address), bytes, memory.stream);
   memory.requested += bytes;
   memory.peak_requested = std::max(memory.peak_requested, memory.requested);
-  return std::unique_ptr<Held>(new Held{memory.shared_from_this(), number, address, bytes});
+  return std::unique_ptr<Held>(
+      new Held{memory.shared_from_this(), number, address, bytes, memory.stream});
 }
 
 const Held* held_by(const c10::DataPtr& data) {
@@ -119,6 +126,21 @@ Block block_of(const c10::DataPtr& data) {
   return held == nullptr || held->bytes == 0
              ? Block{}
              : Block{recorded(held->model_address), held->memory->type};
+}
+
+void ground(const at::Tensor& fake, const c10::Storage& real) {
+  c10::DataPtr data(
+      real.mutable_data(),
+      new c10::Storage(real),
+      [](void* context) { delete static_cast<c10::Storage*>(context); },
+      private_torch::data_of(fake).device());
+  // Another storage, because torch warns whoever reads the one of a fake tensor by pointer.
+  fake.unsafeGetTensorImpl()->set_storage_keep_dtype(
+      c10::Storage(c10::Storage::use_byte_size_t(),
+                   real.nbytes(),
+                   std::move(data),
+                   c10::GetAllocator(c10::DeviceType::Meta),
+                   /*resizable=*/true));
 }
 
 Device::Device(DeviceType of, AllocatorRules rules)
@@ -174,20 +196,25 @@ bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
 void Device::keep(uint64_t bytes, uint32_t label) {
   std::unique_ptr<Held> held = begin(*memory_, bytes);
   std::lock_guard lock(memory_->mutex);
-  memory_->record(Action::kLabel, recorded(held->model_address), label);
+  memory_->record(Action::kLabel, recorded(held->model_address), label, held->stream);
 }
 
 void Device::open() {
   std::lock_guard lock(memory_->mutex);
   memory_->is_open = true;
   if (memory_->has_segments()) {
-    memory_->record(Action::kSnapshot, 0, 0);  // nothing is there yet
+    memory_->record(Action::kSnapshot, 0, 0, 0);  // nothing is there yet
   }
 }
 
 void Device::close() {
   std::lock_guard lock(memory_->mutex);
   memory_->is_open = false;
+}
+
+void Device::use(uint64_t stream) {
+  std::lock_guard lock(memory_->mutex);
+  memory_->stream = stream;
 }
 
 void Device::trim() {

@@ -26,6 +26,10 @@ struct Block {
 
 Block block_of(const c10::DataPtr& data);
 
+// Gives a fake tensor on the CPU the memory of a real storage, for C++ of torch's that reads it by
+// pointer.
+void ground(const at::Tensor& fake, const c10::Storage& real);
+
 // One device that is imagined, from its making until it is closed.
 class Device {
  public:
@@ -48,6 +52,8 @@ class Device {
   bool take_over(const at::Tensor& result, const at::Tensor& before);
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);
+  // New blocks are for this stream from here on. 0 is the default stream.
+  void use(uint64_t stream);
   // Records no more from here on.
   void close();
 

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pytracer import sanitized
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import (
     breakdown,
@@ -28,7 +29,7 @@ from pytracer.analysis.answers import (
     recording_quality,
     training_steps,
 )
-from pytracer.analysis.facts import devices, grouping, owners, sanitized, usage
+from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series

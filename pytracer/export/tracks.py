@@ -1,5 +1,7 @@
 """The tracks of a timeline: each is a function from the sink to its rows."""
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -8,24 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import meta, sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import (
-    device_times,
-    lifetimes,
-    owners,
-    phases,
-    sanitized,
-    scopes,
-    usage,
-)
+from pytracer.analysis.facts import device_times, lifetimes, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE, role_text
-from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
+    COLLECTIVES_THREAD,
     COSTS,
     COUNTER,
     COUNTER_BUCKETS,
@@ -64,9 +59,11 @@ from pytracer.schema import (
     CATEGORY_ORDER,
     I64,
     PHASES,
+    ROLE,
     SCOPE_KINDS,
     SCOPE_RECOMPUTE,
     U64,
+    Mask,
 )
 from pytracer.units import size_text
 
@@ -231,6 +228,52 @@ def marks(sink: Sink) -> Rows:
     )
 
 
+def collectives(sink: Sink) -> Rows:
+    """The moments at which this rank began its collectives. Equal ids belong together in a job."""
+    known = meta.of(sink.trace).communication
+    texts = [sink.texts.add(one.operation) for one in known.collectives]
+    groups = [known.groups[one.group] for one in known.collectives]
+    titles = [sink.texts.add(group.description or group.name) for group in groups]
+    times = np.array([one.begin_ns for one in known.collectives], np.int64) - sink.base_ns
+    # A collective may end long after later ones began, so a bar to its end would hide them.
+    begin = np.maximum(times, 0)
+    end = np.minimum(begin + _MOMENT_NS, np.append(begin[1:], begin[-1:] + _MOMENT_NS))
+    rows = known.collectives
+    ended = [one.end_ns - one.begin_ns if one.end_ns else NO_VALUE for one in rows]
+    return Rows(
+        SLICE,
+        "collective",
+        sink.program,
+        begin=begin,
+        end=end,
+        name=np.array(texts, np.int64),
+        thread=np.full(len(begin), sink.thread(COLLECTIVES_THREAD)),
+        id=np.array(
+            [_joined(one, group) for one, group in zip(rows, groups, strict=True)], np.int64
+        ),
+        arguments=[
+            ("group", TEXT, np.array(titles, np.int64)),
+            ("ranks", INTEGER, np.array([len(group.ranks) for group in groups], np.int64)),
+            ("sequence", INTEGER, np.array([one.sequence for one in rows], np.int64)),
+            ("bytes", INTEGER, np.array([one.bytes for one in rows], np.int64)),
+            ("its end was noticed after ns", INTEGER, np.array(ended, np.int64)),
+        ],
+    )
+
+
+_MOMENT_NS = 1000
+
+
+def _joined(one: meta.Collective, group: meta.Group) -> int:
+    """A number that is equal on all ranks of a collective, and on both sides of a send."""
+    ends = re.findall(r"\d+", one.operation) if one.point_to_point else []
+    if "<-" in one.operation:
+        ends.reverse()
+    key = (group.name, group.ranks, one.point_to_point, ends, one.sequence)
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 12  # JSON's numbers are exact up to 53 bits
+
+
 def counters(sink: Sink, number: int, device: str) -> list[Rows]:
     """Counters of the bytes per category and of their sums, after every change."""
     trace, alloc = sink.trace, allocations(sink.trace)
@@ -302,14 +345,9 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
         sink.note("allocations", len(which) - share)
         which = np.sort(largest(alloc.requested_bytes, which, share))
     begin, end = _lives(sink, which)
-    folded = which[:0]
-    if sink.folds and len(which) > MOST_BARS:
-        area = (end - begin).astype(np.float64) * alloc.requested_bytes[which]
-        seen = np.zeros(len(which), np.bool_)
-        seen[np.argsort(area, kind="stable")[-MOST_BARS:]] = True
-        sink.note("allocations", int(np.count_nonzero(~seen)))
-        folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
-        which, begin, end = which[seen], begin[seen], end[seen]
+    seen = _large_enough(sink, alloc.requested_bytes[which], end - begin)
+    folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
+    which, begin, end = which[seen], begin[seen], end[seen]
     began = training_steps.first_step(trace)
     label, labels = alloc.label[which], sanitized.labels(trace)
     cast = alloc.role[which] == ROLE["autocast_copy"]  # its label has the type of the weight
@@ -346,6 +384,16 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
         ],
     )
     return rows if len(folded) == 0 else _with_folded(sink, rows, folded, *folded_lives)
+
+
+def _large_enough(sink: Sink, size: U64, lasted: I64) -> Mask:
+    """The bars to draw one by one: all, or the MOST_BARS of most bytes times time."""
+    seen = np.ones(len(size), np.bool_)
+    if sink.folds and len(size) > MOST_BARS:
+        area = lasted.astype(np.float64) * size
+        seen[np.argsort(area, kind="stable")[:-MOST_BARS]] = False
+        sink.note("allocations", int(np.count_nonzero(~seen)))
+    return seen
 
 
 def _bar_names(sink: Sink, which: NDArray[np.intp]) -> I64:

@@ -15,7 +15,9 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
+from pytracer.imagined import ranks
 from pytracer.imagined.known import GUESS, Known
+from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
 from pytracer.private_torch import (
     DataDependentOutputException,
@@ -25,6 +27,7 @@ from pytracer.private_torch import (
     TorchDispatchMode,
     UnsupportedOperatorException,
     tree_iter,
+    tree_map,
     without_modes,
 )
 
@@ -44,6 +47,7 @@ class Fakes:
         reads: Reads,
         attention: Callable[..., Any],
         ran: Callable[[Any], None],
+        job: ranks.Job,
     ) -> None:
         """Changes nothing yet.
 
@@ -53,10 +57,11 @@ class Fakes:
             reads: answers the program's reads of values.
             attention: replaces `scaled_dot_product_attention`.
             ran: called with each operator after it ran.
+            job: the ranks of which the program is one.
         """
         self._known = Known(is_fake)
         self._watching = _Watching(device, memory, self._known, attention, ran)
-        self._reads, self._memory = reads, memory
+        self._reads, self._memory, self._job = reads, memory, job
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
     @contextlib.contextmanager
@@ -73,6 +78,7 @@ class Fakes:
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(self._mode)
             stack.enter_context(self._watching)
+            stack.enter_context(ranks.placed(self._job, self._known))
             yield
 
 
@@ -109,6 +115,12 @@ class _Watching(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         given = kwargs or {}
+        if not all(issubclass(one, FakeTensor) for one in types):
+            return NotImplemented  # it does the operator by other operators, as DTensor does
+        if func.namespace == "c10d":
+            return ranks.collective(func, args, self._known)
+        if func is aten.is_pinned.default:
+            return self._known.is_pinned(args[0])
         if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
             with without_modes():
                 return func(*args, **given)
@@ -116,12 +128,8 @@ class _Watching(TorchDispatchMode):
             return self._attention(*args, **given)
         try:
             result = func(*args, **given)
-        except DataDependentOutputException:
-            if func is _READS_A_NUMBER:
-                return _stand_in(args[0])
-            raise errors.CannotImagine(_needs(func, "values")) from None
-        except DynamicOutputShapeException:
-            raise errors.CannotImagine(_needs(func, "a count of them")) from None
+        except (DataDependentOutputException, DynamicOutputShapeException) as problem:
+            result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
             raise errors.CannotImagine(
                 f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
@@ -135,6 +143,17 @@ class _Watching(TorchDispatchMode):
         self._ran(func)
         return result
 
+    def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:
+        """The result of an operator that needs values, if they are known."""
+        result = self._known.result_of(func, args, kwargs)
+        if result is not None:
+            device = next(one.fake_device for one in tree_iter((args, kwargs)) if is_fake(one))
+            return tree_map(lambda one: _empty_like(one, device), result)
+        if func is _READS_A_NUMBER:
+            return _stand_in(args[0])
+        count = isinstance(problem, DynamicOutputShapeException)
+        raise errors.CannotImagine(_needs(func, "a count of them" if count else "values")) from None
+
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.fake_device.type == self._device
 
@@ -142,6 +161,12 @@ class _Watching(TorchDispatchMode):
 def is_fake(one: Any) -> bool:
     """Whether the object is a fake tensor."""
     return isinstance(one, FakeTensor)
+
+
+def _empty_like(one: Any, device: torch.device) -> Any:
+    if not isinstance(one, torch.Tensor):
+        return one
+    return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
 
 
 def _sums_gradients() -> bool:
@@ -193,8 +218,8 @@ def _patches(
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known).items():
         yield replaced(FakeTensor, name, method)
-    yield _listed(private_torch.foreach_types_of_optimizers)
-    yield _listed(private_torch.foreach_types_of_norms)
+    yield listed(private_torch.foreach_types_of_optimizers, FakeTensor)
+    yield listed(private_torch.foreach_types_of_norms, FakeTensor)
     yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
 
 
@@ -329,28 +354,3 @@ def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
 def _step(scaler: Any, optimizer: Any, state: Any, *args: Any, **kwargs: Any) -> Any:
     """Always steps, because no gradient is infinite here."""
     return optimizer.step(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replaces an attribute inside the block, and restores or deletes it afterwards."""
-    missing = object()
-    before = vars(owner).get(name, missing)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is missing:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-@contextlib.contextmanager
-def _listed(types: list[Any]) -> Iterator[None]:
-    """Adds fake tensors to the types that `foreach` kernels take, as tensors on a card are."""
-    types.append(FakeTensor)
-    try:
-        yield
-    finally:
-        types.remove(FakeTensor)

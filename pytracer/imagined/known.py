@@ -9,12 +9,14 @@ A fake storage with known values has a mirror: real memory of the same size. Its
 mirror, and writes in place go there.
 """
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
+from pytracer._native import C
 from pytracer.private_torch import tree_iter, tree_map, without_modes
 
 MOST = 1 << 16  # elements
@@ -42,6 +44,16 @@ _NO_VALUES = frozenset(
 )
 
 
+_ON_THE_HOST = frozenset(
+    (
+        aten.empty.memory_format,
+        aten.empty_like.default,
+        aten.empty_strided.default,
+        aten.zeros.default,
+    )
+)
+
+
 class Known:
     """The known values of fake tensors."""
 
@@ -50,6 +62,8 @@ class Known:
         self._is_fake = is_fake
         self._mirrors = WeakIdKeyDictionary()
         self._guesses = WeakIdKeyDictionary()  # the storages of guessed values
+        self._pinned = WeakIdKeyDictionary()
+        self._grounds = False
 
     def is_guess(self, tensor: Any) -> bool:
         """Whether the values come from a guess, so that nothing may be decided by them."""
@@ -65,9 +79,21 @@ class Known:
         with without_modes(), torch.no_grad():
             return _look_into(mirror, tensor)
 
+    def result_of(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """What an operator returns on the CPU, or None if an input is unknown or a guess."""
+        given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
+        if any(self.value_of(one) is None or self.is_guess(one) for one in given):
+            return None
+        plain = tree_map(self._plain, (args, kwargs))
+        with without_modes(), torch.no_grad():
+            return func(*plain[0], **plain[1])
+
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Repeats an operator that ran on fake tensors on their known values."""
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
+        if func in _ON_THE_HOST and self._must_have_memory(fresh[0], kwargs):
+            self._ground(fresh[0])
+            return
         if func in _ORDERS:  # any order of a data set's rows will do
             with without_modes():
                 self._mirror(fresh[0], torch.arange(args[0], device="cpu"))
@@ -78,6 +104,51 @@ class Known:
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, torch.Tensor)]
         if not self._can_run(func, given, fresh) or not self._run(func, args, kwargs, fresh):
             self._forget(func, given)
+
+    @contextlib.contextmanager
+    def grounding(self) -> Iterator[None]:
+        """Inside the block new tensors on the host have memory, and what is written there is known."""
+        self._grounds = True
+        try:
+            yield
+        finally:
+            self._grounds = False
+
+    def is_pinned(self, tensor: Any) -> bool:
+        """Whether the tensor was made in pinned memory, and has memory here."""
+        return tensor.untyped_storage() in self._pinned
+
+    def _must_have_memory(self, tensor: Any, kwargs: Any) -> bool:
+        if tensor.device.type != "cpu" or tensor.numel() > MOST:
+            return False
+        return self._grounds or bool(kwargs.get("pin_memory"))
+
+    def _ground(self, tensor: Any) -> None:
+        with without_modes():
+            memory = torch.zeros(
+                tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="cpu"
+            ).untyped_storage()
+        C.ground(tensor, memory)
+        self._mirrors[tensor.untyped_storage()] = memory
+        if not self._grounds:
+            self._pinned[tensor.untyped_storage()] = True
+
+    def repeat(self, outputs: list[Any], given: list[Any]) -> None:
+        """Makes each output as many copies of the one given tensor as it has room for."""
+        value = self.value_of(given[0]) if len(given) == 1 else None
+        for one in outputs:
+            if value is None or one.numel() > MOST or self.is_guess(given[0]):
+                self.forget([one])
+            else:
+                with without_modes(), torch.no_grad():
+                    copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
+                    self._mirror(one, copies.reshape(one.shape))
+
+    def forget(self, tensors: list[Any]) -> None:
+        """Drops the values of tensors that were overwritten with unknown ones."""
+        for one in tensors:
+            if self._is_fake(one):
+                self._mirrors.pop(one.untyped_storage(), None)
 
     def _can_run(self, func: Any, given: list[Any], fresh: list[Any]) -> bool:
         if func in _NO_VALUES or _RANDOM in func.tags or not fresh:
@@ -134,9 +205,7 @@ class Known:
     def _forget(self, func: Any, given: list[Any]) -> None:
         """Drops the values of tensors that the operator may have overwritten with unknown ones."""
         if func._schema.is_mutable:
-            for one in given:
-                if self._is_fake(one):
-                    self._mirrors.pop(one.untyped_storage(), None)
+            self.forget(given)
 
 
 def _look_into(mirror: torch.UntypedStorage, tensor: Any) -> torch.Tensor:

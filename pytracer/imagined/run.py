@@ -14,6 +14,7 @@ from pytracer.capture.session import Options, Session, allocator_settings as ask
 from pytracer.imagined import attention, recurrent, standins, surface
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
+from pytracer.imagined.ranks import Job
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
 from pytracer.recorded import Trace
@@ -39,6 +40,8 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         detail: as for `trace`: "op" or "category".
         stacks: also record the Python line of every allocation.
         assume: the values that decide a branch, by line: {"train.py:12": False}.
+        ranks: of how many ranks the program is one. The default is what the program asks for.
+        rank: which of them.
     """
 
     def __init__(
@@ -49,12 +52,17 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         detail: str = "op",
         stacks: bool = False,
         assume: Mapping[str, Any] | None = None,
+        ranks: int | None = None,
+        rank: int = 0,
     ) -> None:
         """Checks the options. Changes nothing yet."""
         size = None if capacity is None else parse_size(capacity)
         self.card = None if card == CPU else find(card, size)
         self._options = Options(detail=detail, stacks=stacks)
         self._reads = standins.Reads(dict(assume or {}))
+        if ranks is not None and not 0 <= rank < ranks:
+            raise errors.UsageError(f"rank {rank} is not one of {ranks}: they count from 0")
+        self._job = Job(ranks, rank)
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -129,15 +137,15 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(CPU, device, self._reads, plain, lambda func: None)
+            return Fakes(CPU, device, self._reads, plain, lambda func: None, self._job)
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
         recurrent.refuse(library, is_fake)
         self._workspaces = Workspaces(self.card, device)
-        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by)
+        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by, self._job)
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
-        stack.enter_context(surface.described(self.card, device.counters, device.trim))
+        stack.enter_context(surface.described(self.card, device))
         return fakes
 
     def _document(self) -> dict[str, Any]:
@@ -145,6 +153,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         return {
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
+            **self._job.document(),
             **({} if card is None else _facts(card)),
         }
 

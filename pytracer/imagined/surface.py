@@ -7,21 +7,29 @@ from typing import Any
 
 import torch
 
-from pytracer.imagined.adapter import replaced
 from pytracer.imagined.cards import Card
+from pytracer.imagined.patches import replaced
 
 Counters = Callable[[], dict[str, int]]
+_STREAMS = 32  # torch has as many of a priority, and gives them out in turn
 
 
 @contextlib.contextmanager
-def described(card: Card, counters: Counters, trim: Callable[[], None]) -> Iterator[None]:
-    """Answers every question about devices for the one card, until the block ends."""
+def described(card: Card, device: Any) -> Iterator[None]:
+    """Answers every question about devices for the one card, until the block ends.
+
+    Args:
+        card: the card.
+        device: the imagined device, for its counters, its cache and its streams.
+    """
+    counters, trim = device.counters, device.trim
+    streams = Streams(device.use)
     with contextlib.ExitStack() as stack:
         for owner, answers in (
-            (torch.cuda, _cuda(card, counters, trim)),
+            (torch.cuda, {**_cuda(card, counters, trim), **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
-            (torch.accelerator, _accelerator()),
+            (torch.accelerator, {**_accelerator(), **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
                 if hasattr(owner, name):
@@ -63,12 +71,7 @@ def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str,
         "is_current_stream_capturing": lambda: False,
         "can_device_access_peer": lambda device, peer: False,
         "device": _Device,
-        "Stream": _Stream,
         "Event": _Event,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "current_stream": lambda device=None: _Stream(),
-        "default_stream": lambda device=None: _Stream(),
-        "set_stream": nothing,
         "ipc_collect": nothing,
         "utilization": lambda device=None: 0,
         **_memory(card, counters, trim),
@@ -150,24 +153,76 @@ class _Device(contextlib.AbstractContextManager[None]):
         pass
 
 
+class Streams:
+    """The streams of the card. The allocator keeps blocks for each of them."""
+
+    def __init__(self, use: Callable[[int], None]) -> None:
+        """`use`: tells the allocator which stream is the current one."""
+        self._use = use
+        self._made = 0
+        self._type = type("Stream", (_Stream,), {"streams": self})
+        self._default = self._current = self._type()
+
+    def answers(self) -> dict[str, Any]:
+        """What `torch.cuda` says of streams."""
+        return {
+            "Stream": self._type,
+            "ExternalStream": self._type,
+            "stream": lambda stream: stream or contextlib.nullcontext(),
+            "current_stream": lambda device=None: self._current,
+            "default_stream": lambda device=None: self._default,
+            "set_stream": self.set,
+        }
+
+    def of_accelerators(self) -> dict[str, Any]:
+        """What `torch.accelerator` says of them."""
+        return {"current_stream": lambda device=None: self._current, "set_stream": self.set}
+
+    def number(self) -> int:
+        """The number of the next stream that is made. The first is the default stream."""
+        self._made += 1
+        return 1 + (self._made - 2) % _STREAMS if self._made > 1 else 0
+
+    def set(self, stream: Any) -> Any:
+        """Makes the stream the current one. Returns the one before."""
+        before = self._current
+        if stream is not None:
+            self._current = stream
+            self._use(stream.stream_id)
+        return before
+
+
 class _Stream:
     """A stream whose work has always finished."""
 
+    streams: Streams
+
     def __init__(self, *_: Any, **__: Any) -> None:
-        self.cuda_stream = self.stream_id = 0
+        self.cuda_stream = self.stream_id = self.streams.number()
         self.device = torch.device("cuda", 0)
+        self._before: list[Any] = []
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Stream) and other.stream_id == self.stream_id
+
+    def __hash__(self) -> int:
+        return hash(self.stream_id)
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     def record_event(self, event: Any = None) -> Any:
         return event or _Event()
 
     def __enter__(self) -> "_Stream":
+        self._before.append(self.streams.set(self))
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        self.streams.set(self._before.pop())
 
     synchronize = wait_event = wait_stream = _nothing
 

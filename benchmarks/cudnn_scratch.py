@@ -1,0 +1,249 @@
+"""Measures the scratch that cuDNN takes from torch's allocator, by operator, shape, dtype and layout.
+
+    python benchmarks/cudnn_scratch.py --out benchmarks/results      # needs a GPU, about 3 minutes
+
+For convolutions: the bytes beyond the results of the forward pass, of the gradient of the input and
+of the gradient of the weight. For recurrent layers: the packed weights, the reserve that stays for
+backward, and the scratch of both passes. Imagined runs bound the scratch by these rows.
+"""
+
+import argparse
+import gc
+import itertools
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+
+from benchmarks.imagine import write  # noqa: E402
+
+LONGEST = 200  # seconds for the convolutions, of which the later ones are less common
+aten = torch.ops.aten
+
+
+class Shape(NamedTuple):
+    """A convolution: its input, its weight, and how it moves."""
+
+    input: tuple[int, ...]
+    weight: tuple[int, ...]  # outputs, inputs per group, kernel
+    stride: int = 1
+    padding: int = 0
+    groups: int = 1
+    dilation: int = 1
+    transposed: bool = False
+
+
+def _shapes() -> Iterator[Shape]:
+    for patch in (16, 14, 32):  # ViT
+        size = 224 // patch * patch
+        yield Shape((32, 3, size, size), (768, 3, patch, patch), patch)
+    for batch, width, size in ((8, 64, 128), (2, 32, 256)):  # U-Net
+        yield Shape((batch, 3, size, size), (width, 3, 3, 3), 1, 1)
+        yield Shape((batch, width, size // 2, size // 2), (2 * width, width, 3, 3), 1, 1)
+        half = 2 * width
+        yield Shape((batch, half, size // 4, size // 4), (2 * half, half, 3, 3), 1, 1)
+        yield Shape((batch, 6 * width, size // 2, size // 2), (half, 6 * width, 3, 3), 1, 1)
+        yield Shape((batch, 3 * width, size, size), (width, 3 * width, 3, 3), 1, 1)
+        yield Shape((batch, width, size, size), (3, width, 1, 1))
+    yield Shape((32, 3, 224, 224), (64, 3, 7, 7), 2, 3)  # ResNet
+    for inside, wide, size in ((64, 256, 56), (128, 512, 28), (256, 1024, 14), (512, 2048, 7)):
+        yield Shape((32, inside, size, size), (inside, inside, 3, 3), 1, 1)
+        yield Shape((32, inside, 2 * size, 2 * size), (inside, inside, 3, 3), 2, 1)
+        yield Shape((32, wide, size, size), (inside, wide, 1, 1))
+        yield Shape((32, inside, size, size), (wide, inside, 1, 1))
+        yield Shape((32, wide // 2, 2 * size, 2 * size), (wide, wide // 2, 1, 1), 2)
+    yield Shape((32, 3, 224, 224), (96, 3, 4, 4), 4)  # ConvNeXt
+    for width, size in ((96, 56), (192, 28), (384, 14), (768, 7)):
+        yield Shape((32, width, size, size), (width, 1, 7, 7), 1, 3, width)
+        yield Shape((32, width, size, size), (2 * width, width, 2, 2), 2)
+    for width, size in ((320, 64), (640, 32), (1280, 16), (1280, 8)):  # diffusion
+        yield Shape((4, width, size, size), (width, width, 3, 3), 1, 1)
+        yield Shape((4, 2 * width, size, size), (width, 2 * width, 3, 3), 1, 1)
+        yield Shape((4, width, size, size), (width, width, 1, 1))
+    yield Shape((4, 4, 64, 64), (320, 4, 3, 3), 1, 1)
+    for inside, out, stride in ((80, 384, 1), (384, 384, 2), (1280, 1280, 2)):  # Whisper
+        yield Shape((4, inside, 3000), (out, inside, 3), stride, 1)
+    yield Shape((4, 1024, 499), (1024, 64, 128), 1, 64, 16)  # wav2vec
+    yield Shape((4, 1024, 64), (1024, 1, 4), 1, 3, 1024)  # Mamba
+    for inside, out, size in ((3, 64, 224), (64, 128, 112), (256, 512, 28), (512, 512, 14)):  # VGG
+        yield Shape((16, inside, size, size), (out, inside, 3, 3), 1, 1)
+    for width, size, kernel in ((32, 112, 3), (144, 56, 5), (672, 14, 5)):  # EfficientNet
+        yield Shape((32, width, size, size), (width, 1, kernel, kernel), 1, kernel // 2, width)
+    yield Shape((2, 16, 16, 64, 64), (32, 16, 3, 3, 3), 1, 1)  # video
+    yield Shape((2, 64, 8, 32, 32), (64, 64, 3, 3, 3), 1, 1)
+    yield Shape((2, 3, 16, 112, 112), (64, 3, 3, 7, 7), 1, 3)
+    yield Shape((8, 256, 32, 32), (256, 128, 2, 2), 2, transposed=True)
+    yield Shape((8, 512, 4, 4), (512, 256, 4, 4), 2, 1, transposed=True)
+    yield Shape((4, 256, 64, 64), (256, 256, 3, 3), 1, 2, dilation=2)
+    yield Shape((16, 256, 28, 28), (256, 8, 3, 3), 1, 1, 32)  # ResNeXt
+    yield Shape((1, 64, 512, 512), (64, 64, 3, 3), 1, 1)
+    yield Shape((1, 128, 1024, 1024), (128, 128, 3, 3), 1, 1)
+
+
+def scratch(run: Callable[[], Any]) -> dict[str, int]:
+    """Runs it twice, and returns the bytes beyond its results, of the first run and of the second."""
+    found = []
+    for _ in range(2):
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        torch.cuda.reset_peak_memory_stats()
+        result = run()
+        stats = torch.cuda.memory_stats()
+        found.append(stats["requested_bytes.all.peak"] - stats["requested_bytes.all.current"])
+        kept = stats["requested_bytes.all.current"] - before
+        del result
+    return {"first": found[0], "next": found[1], "results": kept}
+
+
+def convolution(shape: Shape, dtype: torch.dtype, last: bool) -> dict[str, Any]:
+    """Returns the scratch of one convolution's three passes."""
+    layout = {4: torch.channels_last, 5: torch.channels_last_3d}.get(len(shape.input))
+    format_ = layout if last and layout else torch.contiguous_format
+    x = torch.randn(shape.input, device="cuda", dtype=dtype).to(memory_format=format_)
+    w = torch.randn(shape.weight, device="cuda", dtype=dtype).to(memory_format=format_)
+    ways = len(shape.input) - 2
+    rest = (
+        [shape.stride] * ways,
+        [shape.padding] * ways,
+        [shape.dilation] * ways,
+        shape.transposed,
+        [0] * ways,
+        shape.groups,
+    )
+    y = aten.convolution(x, w, None, *rest)
+    gradient = torch.randn_like(y)
+    return {
+        "forward": scratch(lambda: aten.convolution(x, w, None, *rest)),
+        "input": scratch(
+            lambda: aten.convolution_backward(gradient, x, w, None, *rest, [True, False, False])
+        ),
+        "weight": scratch(
+            lambda: aten.convolution_backward(gradient, x, w, None, *rest, [False, True, False])
+        ),
+    }
+
+
+def convolutions(seconds: float) -> list[dict[str, Any]]:
+    """Measures every convolution, until the time is over."""
+    rows: list[dict[str, Any]] = []
+    begin = time.perf_counter()
+    ways = itertools.product((torch.float32, torch.bfloat16, torch.float16), (False, True))
+    for (dtype, last), shape in itertools.product(ways, list(_shapes())):
+        if time.perf_counter() - begin > seconds:
+            print(f"stopped after {seconds} s, before {dtype} {last} {shape}", flush=True)
+            break
+        row = {**shape._asdict(), "dtype": str(dtype).removeprefix("torch."), "last": last}
+        try:
+            rows.append({**row, **convolution(shape, dtype, last)})
+        except RuntimeError as problem:
+            rows.append({**row, "problem": str(problem).partition("\n")[0]})
+        torch.cuda.empty_cache()
+    return rows
+
+
+# ---------------------------------------------------------------- recurrent layers
+
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": nn.RNN,
+}
+# input, hidden, layers, both directions, batch, length, dropout
+SIZES = [
+    (512, 1024, 2, False, 16, 128, 0.0),
+    (512, 1024, 1, False, 16, 128, 0.0),
+    (512, 1024, 3, False, 16, 128, 0.0),
+    (512, 1024, 2, True, 16, 128, 0.0),
+    (512, 1024, 1, True, 16, 128, 0.0),
+    (512, 1024, 2, False, 16, 128, 0.2),
+    (512, 1024, 1, False, 8, 128, 0.0),
+    (512, 1024, 1, False, 32, 128, 0.0),
+    (512, 1024, 1, False, 16, 64, 0.0),
+    (512, 1024, 1, False, 16, 256, 0.0),
+    (256, 1024, 1, False, 16, 128, 0.0),
+    (512, 512, 1, False, 16, 128, 0.0),
+    (512, 256, 2, False, 16, 128, 0.0),
+    (128, 128, 2, False, 64, 50, 0.0),
+    (100, 200, 2, True, 20, 35, 0.5),
+    (39, 77, 1, False, 3, 17, 0.0),
+    (39, 77, 2, True, 3, 17, 0.3),
+    (64, 64, 1, False, 1, 1000, 0.0),
+    (650, 650, 2, False, 20, 35, 0.5),
+    (1024, 2048, 1, False, 4, 16, 0.0),
+]
+
+
+def recurrent(kind: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> dict[str, Any]:
+    """Returns what one recurrent layer keeps, and the scratch of its passes."""
+    width, hidden, layers, both, batch, length, dropout = sizes
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    layer = KINDS[kind](width, hidden, layers, dropout=dropout, bidirectional=both)
+    layer = layer.to(device="cuda", dtype=dtype)
+    packed = torch.cuda.memory_stats()["requested_bytes.all.current"] - before
+    x = torch.randn(length, batch, width, device="cuda", dtype=dtype, requires_grad=True)
+    y, _ = layer(x)
+    reserve = [
+        one.numel() * one.element_size()
+        for name in dir(y.grad_fn)
+        if name.startswith("_saved_result")
+        and isinstance(one := getattr(y.grad_fn, name), torch.Tensor)
+    ]
+    forward = scratch(lambda: layer(x))
+    gradient = torch.randn_like(y)
+
+    def backward() -> Any:
+        layer.zero_grad()
+        x.grad = None
+        torch.autograd.backward(y, gradient, retain_graph=True)
+
+    weights = sum(one.numel() * one.element_size() for one in layer.parameters())
+    return {
+        "weights": weights,
+        "packed": packed,
+        "saved": reserve,
+        "forward": forward,
+        "backward": scratch(backward),
+    }
+
+
+def recurrents() -> list[dict[str, Any]]:
+    """Measures every recurrent layer."""
+    rows = []
+    names = ("input", "hidden", "layers", "both", "batch", "length", "dropout")
+    for dtype, kind, sizes in itertools.product((torch.float32, torch.bfloat16), KINDS, SIZES):
+        row = {
+            "kind": kind,
+            "dtype": str(dtype).removeprefix("torch."),
+            **dict(zip(names, sizes, strict=True)),
+        }
+        try:
+            rows.append({**row, **recurrent(kind, sizes, dtype)})
+        except RuntimeError as problem:
+            rows.append({**row, "problem": str(problem).partition("\n")[0]})
+        gc.collect()
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    """Runs the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--seconds", type=float, default=LONGEST)
+    options = parser.parse_args()
+    of_layers = recurrents()
+    print(len(of_layers), "recurrent layers", flush=True)
+    found = convolutions(options.seconds)
+    print(len(found), "convolutions", flush=True)
+    write(options.out, "cudnn-scratch", {"convolutions": found, "recurrent": of_layers})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""The other ranks of an imagined run: a process group with one real member.
+
+The program's own code runs: FSDP, tensor and pipeline parallelism, DistributedDataParallel and its
+buckets. Only collectives do not: their results have a size and no values. Where values matter, as
+when DDP compares shapes, every rank has this rank's values.
+"""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pytracer import errors, private_torch
+from pytracer.imagined.known import Known
+from pytracer.imagined.patches import replaced
+from pytracer.imagined.standins import where
+from pytracer.private_torch import tree_iter
+
+c10d = torch.ops.c10d
+_FAKE = "fake"
+# Torch's own code goes by their names.
+_ONE_CARD_PER_NODE = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "{rank}"}
+_MEETING_POINT = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+@dataclass
+class Job:
+    """The ranks that are imagined, and the one that runs."""
+
+    ranks: int | None = None  # None: the program says it
+    rank: int = 0
+    meshes: list[dict[str, Any]] = field(default_factory=list)  # those that the program made
+
+    def document(self) -> dict[str, Any]:
+        """What the trace keeps of it."""
+        if self.ranks is None:
+            return {}
+        return {"ranks": self.ranks, "rank": self.rank, "meshes": self.meshes}
+
+
+@contextlib.contextmanager
+def placed(job: Job, known: Known) -> Iterator[None]:
+    """Makes the program one of the job's ranks, until the block ends."""
+    if not dist.is_available():
+        yield
+        return
+    groups = private_torch.process_groups
+    had_group, hook = dist.is_initialized(), sys.excepthook
+    with contextlib.ExitStack() as stack:
+        if job.ranks is not None:
+            stack.enter_context(_environment(job))
+        for owner, name, replacement in (
+            (groups, "rendezvous", _meet(job)),
+            (groups, "_get_default_timeout", lambda backend: groups.default_pg_timeout),
+            (groups, "_new_process_group_helper", _make_fake(groups._new_process_group_helper)),
+            (dist.DeviceMesh, "__init__", _noted(dist.DeviceMesh.__init__, job)),
+            *_of_objects(),
+            *_of_ddp(known),
+        ):
+            stack.enter_context(replaced(owner, name, replacement))
+        yield
+        if dist.is_initialized() and not had_group:
+            dist.destroy_process_group()
+            sys.excepthook = hook
+
+
+def collective(func: Any, args: tuple[Any, ...], known: Known) -> Any:
+    """The result of an operator of `torch.ops.c10d`, which no backend runs."""
+    outputs = [one for one in tree_iter(args[0]) if isinstance(one, torch.Tensor)]
+    if func in _GATHERS:
+        given = [one for one in tree_iter(args[1]) if isinstance(one, torch.Tensor)]
+        _like_nccl(func, outputs, given)
+        known.repeat(outputs, given)
+    elif func not in _KEEP_VALUES:
+        known.forget(outputs)
+    kinds = [str(one.type) for one in func._schema.returns]
+    if not kinds:
+        return None
+    work = _finished(outputs)
+    return (args[0], work) if len(kinds) == 2 else work
+
+
+_GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
+_KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
+
+
+def _like_nccl(func: Any, outputs: list[Any], given: list[Any]) -> None:
+    """Takes what NCCL's group takes for a moment: one flat tensor for a list of equal outputs."""
+    if func is c10d.allgather_.default and len(outputs) > 1 and given[0].device.type == "cuda":
+        given[0].new_empty(sum(one.numel() for one in outputs))
+
+
+def _finished(tensors: list[Any]) -> Any:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(tensors)
+    return private_torch.work_of_future(future).boxed()
+
+
+# ---------------------------------------------------------------- process groups
+
+
+def _meet(job: Job) -> Callable[..., Iterator[Any]]:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
+        size = world_size if world_size > 0 else int(os.environ.get("WORLD_SIZE", 0))
+        if job.ranks is None and not size:
+            raise errors.CannotImagine(
+                "the program is one rank of several: say of how many, with ranks=8 or --ranks 8"
+            )
+        if job.ranks is None:
+            job.ranks = size
+            job.rank = rank if rank >= 0 else int(os.environ.get("RANK", 0))
+        elif size != job.ranks:
+            raise errors.CannotImagine(
+                f"the program wants {size} ranks, and {job.ranks} are imagined: name the same number"
+            )
+        yield private_torch.FakeStore(), job.rank, job.ranks
+
+    return rendezvous
+
+
+def _make_fake(helper: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes each group's backend one that does nothing."""
+
+    def make(size: int, rank: int, ranks: Any, backend: Any, *rest: Any, **options: Any) -> Any:
+        for name in ("backend_options", "pg_options", "device_id"):
+            if options.get(name) is not None:
+                options[name] = None
+        return helper(size, rank, ranks, dist.Backend(_FAKE), *rest, **options)
+
+    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
+
+    return make
+
+
+def _noted(make: Callable[..., None], job: Job) -> Callable[..., None]:
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        make(self, *args, **options)
+        names = self.mesh_dim_names
+        mesh = {"shape": list(self.mesh.shape), "names": list(names) if names else None}
+        if mesh not in job.meshes:
+            job.meshes.append(mesh)
+
+    return init
+
+
+def _of_objects() -> Iterator[tuple[Any, str, Any]]:
+    """Objects are pickled into tensors, which have no values. Every rank has this rank's object."""
+
+    def all_gather(objects: list[Any], one: Any, *_: Any, **__: Any) -> None:
+        objects[:] = [one] * len(objects)
+
+    def gather(one: Any, objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if objects is not None:
+            objects[:] = [one] * len(objects)
+
+    def scatter(to: list[Any], objects: list[Any] | None = None, *_: Any, **__: Any) -> None:
+        if not objects:
+            receive()
+        to[0] = (objects or to)[0]
+
+    def receive(*_: Any, **__: Any) -> None:
+        raise errors.CannotImagine(
+            f"{where()}: the program receives an object from another rank, which does not run; skip "
+            "it while imagining: `if not pytracer.is_imagining():`. A PipelineStage needs no object "
+            "if it gets input_args and output_args"
+        )
+
+    def nothing(*_: Any, **__: Any) -> None:
+        pass
+
+    for name, answer in (
+        ("all_gather_object", all_gather),
+        ("gather_object", gather),
+        ("scatter_object_list", scatter),
+        ("broadcast_object_list", nothing),
+        ("send_object_list", nothing),
+        ("recv_object_list", receive),
+    ):
+        yield private_torch.process_groups, name, answer
+        yield dist, name, answer
+
+
+def _of_ddp(known: Known) -> Iterator[tuple[Any, str, Any]]:
+    """DDP's reducer is C++ that reads small tensors on the host by pointer."""
+
+    def grounded(original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **options: Any) -> Any:
+            with known.grounding():
+                return original(*args, **options)
+
+        return call
+
+    verify = "_verify_params_across_processes"
+    yield dist, verify, grounded(getattr(dist, verify))
+    yield dist.Reducer, "__init__", grounded(dist.Reducer.__init__)
+    yield dist.Reducer, "_rebuild_buckets", grounded(dist.Reducer._rebuild_buckets)
+    yield dist.Logger, "set_runtime_stats_and_log", lambda self: None
+    if torch.backends.cuda.is_built():  # then it measures times with the device's clock
+        yield dist.Reducer, "prepare_for_forward", lambda self: None
+
+
+@contextlib.contextmanager
+def _environment(job: Job) -> Iterator[None]:
+    """What `torchrun` sets, with one card per node."""
+    wanted = {"RANK": str(job.rank), "WORLD_SIZE": str(job.ranks), **_ONE_CARD_PER_NODE}
+    wanted = {name: text.format(rank=job.rank) for name, text in wanted.items()}
+    before = dict(os.environ)
+    os.environ.update(wanted)
+    for name, text in _MEETING_POINT.items():
+        os.environ.setdefault(name, text)
+    try:
+        yield
+    finally:
+        for name in (*wanted, *_MEETING_POINT):
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
