@@ -150,9 +150,8 @@ export function provedText(finding: Finding, bytes: number): string {
   const { kind, turns } = finding;
   const own = sizeText(finding.bytes);
   if (turns === null) return `each larger than the last: ${kind} of ${own} a step`;
-  if (kind !== "growth") {
-    return bytes === finding.bytes ? `the finding's ${own}` : `${own} at the finding's moment`;
-  }
+  const each = kind === "growth" ? Math.floor(bytes / turns) : bytes;
+  if (each !== finding.bytes) return `at its own moment the finding's ${own}`;
   return turns === 1 ? `the finding's ${own}` : `${countText(turns)} times the finding's ${own}`;
 }
 
