@@ -20,12 +20,7 @@ if (process.argv.includes("--tests")) {
     format: "esm",
   });
 } else {
-  const common = {
-    bundle: true,
-    minify: !process.env.PLAIN,
-    legalComments: "none",
-    charset: "ascii",
-  };
+  const common = { bundle: true, minify: true, legalComments: "none", charset: "ascii" };
   await build({
     ...common,
     entryPoints: [join(here, "src", "main.ts")],

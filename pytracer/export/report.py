@@ -217,7 +217,8 @@ def _facts(
 
 def _aligned(first: Trace, trace: Trace) -> dict[str, dict[str, str]]:
     """The names of a trace that mean the same as others in the page's first trace."""
-    modules = grouping.group(trace, "module", usage.alive(trace, "peak")).names
+    everything = np.ones(len(allocations(trace)), np.bool_)
+    modules = grouping.group(trace, "module", everything).names
     bare = dict(zip(modules, diff.comparable("module", modules), strict=True))
     lines = {}
     if trace is not first and usage.devices(first) and usage.devices(trace):
