@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
+_BYTES_PER_EVENT = 13  # in a file, with its scopes; small programs need less
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,20 @@ class Plan:
     by_environment: bool = False  # the program was not started by `pytracer run`
     checkpoint: tuple[str, ...] = ()  # modules to checkpoint, to try a plan
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
+    ranks: tuple[int, ...] = ()  # to record; () for all
+    max_size: int | None = None  # bytes of the file, about
+
+    @property
+    def max_events(self) -> int:
+        """The most events in the file; later ones are only counted."""
+        if self.max_size is None:
+            return _MOST_EVENTS
+        return max(self.max_size // _BYTES_PER_EVENT, 1)
+
+    @property
+    def records_this_rank(self) -> bool:
+        """Whether this process is to be recorded."""
+        return not self.ranks or environment.rank() in self.ranks
 
     @property
     def name(self) -> str:
@@ -352,12 +367,14 @@ class Traced:
         self._owner = os.getpid()
         if self._plan.checkpoint or self._plan.offload:
             _change_when_called(self._plan)
+        if not self._plan.records_this_rank:
+            return
         recording = self._recording = Recording(
             self._trace,
             skip=self._plan.skip,
             steps=self._plan.steps,
             watch=self._plan.watch,
-            keep={"path": self._file.path, "max_events": _MOST_EVENTS},
+            keep={"path": self._file.path, "max_events": self._plan.max_events},
             watch_file=self._last_file,
             ready=self._ready,
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
@@ -378,7 +395,7 @@ class Traced:
             return
         well = error is None and not gave_up  # otherwise the program gives its own reason
         if self._recording is None:
-            if well:
+            if well and self._plan.records_this_rank:
                 self._tell.line("the program never imported torch: nothing is recorded")
             return
         self._counter.end()
