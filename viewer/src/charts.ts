@@ -84,10 +84,17 @@ export class Charts {
     const byTime = state.axis === "time";
     const span = (i: number, begin: number, end: number, exact: [number, number][]) =>
       byTime ? [begin, end] : exact[i];
+    const filled = new Map<number, number>(); // per row, the last pixel with a narrow band
     const band = (range: number[], top: number, high: number, color: string, text: string) => {
       const left = Math.max(pane.xOf(share(state, range[0])), pane.left);
       const right = Math.min(pane.xOf(share(state, range[1])), pane.width);
-      if (right <= pane.left || left >= pane.width || right - left < 0.3) return;
+      if (right <= pane.left || left >= pane.width) return;
+      if (right - left < 1) {
+        // Of those that share a pixel the first is seen.
+        const pixel = Math.floor(left);
+        if (filled.get(top) === pixel) return;
+        filled.set(top, pixel);
+      }
       context.fillStyle = color;
       context.fillRect(left, top, Math.max(right - left - 0.5, 0.5), high - 1);
       context.fillStyle = "#fff";
