@@ -999,6 +999,7 @@ export class App {
       if (toHash(state, this.usual) === toHash(this.state, this.usual)) return;
       this.history.keep(this.state);
       this.state = this.doc.sets[state.set] ? state : { ...state, set: 0 };
+      this.applyTheme();
       this.openSet(true);
     });
     let first = true; // it tells of the size that is known already
