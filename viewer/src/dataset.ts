@@ -25,6 +25,13 @@ export function after(values: ArrayLike<number>, value: number, low = 0, high = 
   return low;
 }
 
+/** Numbers that are made one by one: as `Uint32Array.from` does it, but many times faster. */
+export function uint32(count: number, make: (i: number) => number): Uint32Array<ArrayBuffer> {
+  const found = new Uint32Array(count);
+  for (let i = 0; i < count; i++) found[i] = make(i);
+  return found;
+}
+
 export class Dataset {
   readonly count: number;
   readonly changes: number;
@@ -218,11 +225,14 @@ export class Dataset {
   private categoriesOfKinds(): Uint8Array {
     const number = new Map(this.words.categories.map((name, i) => [name, i]));
     const unknown = number.get("unknown") ?? 0;
-    const ofGroups = Uint8Array.from(
-      this.textOfGroups("category"),
-      (text) => number.get(this.words.strings[text]) ?? unknown,
+    const texts = this.textOfGroups("category");
+    const found = new Uint8Array(this.group.length);
+    const ofGroups = uint32(
+      texts.length,
+      (i) => number.get(this.words.strings[texts[i]]) ?? unknown,
     );
-    return Uint8Array.from(this.group, (group) => ofGroups[group]);
+    for (let kind = 0; kind < found.length; kind++) found[kind] = ofGroups[this.group[kind]];
+    return found;
   }
 
   private times(clock: Uint32Array): Float64Array {
@@ -260,10 +270,12 @@ export class Dataset {
 
   private rowsOf(steps: Uint32Array): Int32Array {
     let row = this.facts.first_row - 1;
-    return Int32Array.from(steps, (step) => {
-      row += unfolded(step) + 1;
-      return row;
-    });
+    const found = new Int32Array(steps.length);
+    for (let i = 0; i < steps.length; i++) {
+      row += unfolded(steps[i]) + 1;
+      found[i] = row;
+    }
+    return found;
   }
 
   private highestAddress(): number {

@@ -495,10 +495,11 @@ export class Engine {
       const wanted = this.search(look);
       const hidden = data.words.categories.map((name) => look.hidden.includes(name));
       const plain = this.coloring(look).ofKind;
-      const fadedOf = Uint32Array.from(plain, (c) => faded(c, dark));
-      const ofKind = Uint32Array.from(plain, (c, kind) => {
+      const known = new Map([...new Set(plain)].map((color) => [color, faded(color, dark)]));
+      const fadedOf = plain.map((color) => known.get(color) ?? color);
+      const ofKind = plain.map((color, kind) => {
         if (hidden[data.category[kind]]) return 0;
-        return wanted && !wanted[kind] ? fadedOf[kind] : c;
+        return wanted && !wanted[kind] ? fadedOf[kind] : color;
       });
       return { ofKind, fadedOf };
     });

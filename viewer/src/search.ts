@@ -20,7 +20,10 @@ export function search(data: Dataset, query: string): Uint8Array | null {
   const words = query.trim().split(/\s+/).filter(Boolean);
   if (words.length === 0) return null;
   const each = words.map((word) => matches(data, expression(word)));
-  return Uint8Array.from(data.group, (group) => Number(each.every((found) => found[group])));
+  const ofGroups = each[0].map((_, group) => Number(each.every((found) => found[group])));
+  const found = new Uint8Array(data.group.length);
+  for (let kind = 0; kind < found.length; kind++) found[kind] = ofGroups[data.group[kind]];
+  return found;
 }
 
 /** 1 for each group of kinds with such a text. */
