@@ -3,8 +3,7 @@
     python benchmarks/ranks.py --out benchmarks/results            # two GPUs or more
     python benchmarks/ranks.py --device cpu --ways ddp fsdp2       # gloo, a tiny model
 
-Each way (`programs/parallel.py`) runs in processes of its own: untraced, traced, then both in turns for the
-time of a step. `benchmarks/ranks_tables.py` makes the tables of docs/ranks.md.
+Each way (`programs/parallel.py`) runs untraced, traced, and then both in turns for the time of a step. `benchmarks/ranks_tables.py` makes the tables of docs/ranks.md.
 """
 
 import argparse
@@ -14,7 +13,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,39 +25,48 @@ from benchmarks import slug  # noqa: E402
 from programs import parallel  # noqa: E402
 
 
-def run(way: parallel.Way, options: argparse.Namespace) -> dict[str, Any]:
-    """The ranks' documents, or the reason why there are none."""
+def run(ways: list[parallel.Way], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row per way: its ranks' documents, or the reason why there are none. All need as many ranks."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(way.ranks), "-m", "programs.parallel", way.name, folder),
-            *("--device", options.device, "--size", options.size),
-            *("--rounds", str(options.rounds)),
-        ]
-        settings = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        began = time.monotonic()
-        try:
-            ran = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={**os.environ, **settings},
-                capture_output=True,
-                text=True,
-                timeout=options.seconds,
-            )
-        except subprocess.TimeoutExpired:
-            return {"way": way.name, "problem": f"took more than {options.seconds} s"}
-        files = sorted(Path(folder).glob("rank*.json"))
-        if len(files) < way.ranks:
-            said = [line for line in ran.stderr.splitlines() if line.startswith("[rank")]
-            return {"way": way.name, "problem": "\n".join(said or [ran.stderr])[-2000:]}
+        problem = _started(ways, folder, options)
         if options.keep is not None:
-            kept = options.keep / way.name
-            kept.mkdir(parents=True, exist_ok=True)
-            for file in Path(folder).glob("*.pytrace"):
+            for file in Path(folder).rglob("*.pytrace"):
+                kept = options.keep / file.parent.name
+                kept.mkdir(parents=True, exist_ok=True)
                 (kept / file.name).write_bytes(file.read_bytes())
-        ranks = [json.loads(file.read_text()) for file in files]
-        return {"way": way.name, "seconds": round(time.monotonic() - began, 1), "ranks": ranks}
+        return [_row(way, Path(folder) / way.name, problem) for way in ways]
+
+
+def _started(ways: list[parallel.Way], folder: str, options: argparse.Namespace) -> str:
+    """Runs the ranks, and returns what went wrong."""
+    command = [
+        *(sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone"),
+        *("--nproc-per-node", str(ways[0].ranks), "-m", "programs.parallel", folder),
+        *(way.name for way in ways),
+        *("--device", options.device, "--size", options.size, "--rounds", str(options.rounds)),
+    ]
+    settings = {"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    try:
+        ran = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **settings},
+            capture_output=True,
+            text=True,
+            timeout=options.seconds * len(ways),
+        )
+    except subprocess.TimeoutExpired:
+        return f"took more than {options.seconds * len(ways)} s, with those before it"
+    said = [line for line in ran.stderr.splitlines() if line.startswith("[rank")]
+    return "\n".join(said or [ran.stderr])[-2000:]
+
+
+def _row(way: parallel.Way, folder: Path, problem: str) -> dict[str, Any]:
+    ranks = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
+    failed = next((one["problem"] for one in ranks if "problem" in one), "")
+    if failed or len(ranks) < way.ranks:
+        return {"way": way.name, "problem": failed or problem}
+    return {"way": way.name, "ranks": ranks}
 
 
 def unfit(way: parallel.Way, options: argparse.Namespace) -> str:
@@ -78,7 +85,8 @@ def main() -> None:
     parser.add_argument("--size", choices=["tiny", "large"])
     parser.add_argument("--ways", nargs="*", choices=parallel.WAYS, default=list(parallel.WAYS))
     parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--seconds", type=int, default=120, help="the most for one way")
+    parser.add_argument("--seconds", type=int, default=60, help="the most for one way")
+    parser.add_argument("--at-once", type=int, default=4, help="ways in one pair of processes")
     parser.add_argument("--keep", type=Path, help="a folder for the traces")
     options = parser.parse_args()
     options.size = options.size or ("large" if options.device == "cuda" else "tiny")
@@ -94,11 +102,17 @@ def main() -> None:
     }
     options.out.mkdir(parents=True, exist_ok=True)
     target = options.out / f"ranks-{slug(device)}.json"
-    for name in options.ways:
-        why = unfit(parallel.WAYS[name], options)
-        row = {"way": name, "problem": why} if why else run(parallel.WAYS[name], options)
-        document["ways"].append(row)
-        print(name, row.get("problem") or f"{row['seconds']} s", flush=True)
+    waiting = [parallel.WAYS[name] for name in options.ways]
+    while waiting:
+        batch = [way for way in waiting if way.ranks == waiting[0].ranks][: options.at_once]
+        waiting = [way for way in waiting if way not in batch]
+        able = [way for way in batch if not unfit(way, options)]
+        rows = [
+            {"way": way.name, "problem": unfit(way, options)} for way in batch if way not in able
+        ]
+        for row in rows + (run(able, options) if able else []):
+            document["ways"].append(row)
+            print(row["way"], row.get("problem", "done"), flush=True)
         target.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -17,7 +17,11 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
     exports                         exports.py
-    report                          report.py
+RANKS_PAGE = ROOT / "docs" / "ranks.md"
+REPORT_PAGE = ROOT / "docs" / "report.md"
+PAGES = (
+    *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
     install                         install.py
 """
 
@@ -30,7 +34,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]  # from a checkout, wherever it is run
 
-from benchmarks import cost_tables, gemm_tables, imagine_tables, prediction_tables  # noqa: E402
+from benchmarks import cost_tables, gemm_tables, imagine_tables, prediction_tables, rank_tables  # noqa: E402
 from pytracer.gemm import statistics  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -42,10 +46,11 @@ GEMM_PAGE = ROOT / "docs" / "gemm.md"
 PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
 IMAGINE_PAGE = ROOT / "docs" / "imagine.md"
 EXPORTS_PAGE = ROOT / "docs" / "chrome-trace.md"
+RANKS_PAGE = ROOT / "docs" / "ranks.md"
 REPORT_PAGE = ROOT / "docs" / "report.md"
 PAGES = (
     *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
-    *(EXPORTS_PAGE, REPORT_PAGE),
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
 )
 
 # The modes that a reader compares, in order: our levels, then the peers.
@@ -388,6 +393,12 @@ def main() -> int:
     for path in RESULTS.glob("exports-cpu.json"):
         text = exports_table(json.loads(path.read_text()))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)
+    for path in sorted(RESULTS.glob("ranks-nvidia-*.json"))[:1]:
+        text = rank_tables.ways(json.loads(path.read_text()))
+        after[RANKS_PAGE] = between(after[RANKS_PAGE], "ranks", text)
+    for path in RESULTS.glob("many-ranks-cpu.json"):
+        text = rank_tables.many(json.loads(path.read_text()))
+        after[RANKS_PAGE] = between(after[RANKS_PAGE], "many-ranks", text)
     for path in RESULTS.glob("install-cpu.json"):
         after[README] = between(
             after[README], "install", install_text(json.loads(path.read_text()))

@@ -37,20 +37,20 @@ def offsets(readings: Mapping[str, Sequence[ClockReading]], reference: str) -> d
 
 
 def _between(base: Sequence[ClockReading], own: Sequence[ClockReading]) -> Offset:
-    """The lead of `own` over `base`, from neighbours in the store's order."""
+    """The lead of `own` over `base`. Of earlier readings the latest one bounds most."""
     both = sorted(
         [(each.number, False, each) for each in base] + [(each.number, True, each) for each in own]
     )
-    last: dict[bool, ClockReading] = {}
+    latest: dict[bool, int] = {}  # a host's latest time so far, though its clock may be set back
     most: list[int] = []
     least: list[int] = []
     for _, is_own, reading in both:
-        earlier = last.get(not is_own)
+        earlier = latest.get(not is_own)
         if earlier is not None and is_own:
-            most.append(reading.after_ns - earlier.before_ns)
+            most.append(reading.after_ns - earlier)
         elif earlier is not None:
-            least.append(earlier.before_ns - reading.after_ns)
-        last[is_own] = reading
+            least.append(earlier - reading.after_ns)
+        latest[is_own] = max(reading.before_ns, latest.get(is_own, reading.before_ns))
     if not most or not least or max(least) > min(most):  # or a clock was set meanwhile
         return UNKNOWN
     low, high = max(least), min(most)

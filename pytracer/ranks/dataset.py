@@ -118,8 +118,10 @@ def query(folder: str | Path, sql: str) -> "pd.DataFrame":
     files = f"{folder}/rank=*/{_FILE}".replace("'", "''")
     try:
         with duckdb.connect() as connection:
+            # A table, and not a view: a join of two views would open every file twice.
             connection.execute(
-                f"CREATE VIEW facts AS SELECT * FROM read_parquet('{files}', hive_partitioning=true)"
+                "CREATE TEMP TABLE facts AS "
+                f"SELECT * FROM read_parquet('{files}', hive_partitioning=true)"
             )
             for name, view in _VIEWS.items():
                 connection.execute(f"CREATE VIEW {name} AS {view}")
