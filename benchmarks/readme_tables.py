@@ -17,7 +17,11 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
     exports                         exports.py
-    ranks, many-ranks               ranks.py, many_ranks.py
+RANKS_PAGE = ROOT / "docs" / "ranks.md"
+REPORT_PAGE = ROOT / "docs" / "report.md"
+PAGES = (
+    *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
     install                         install.py
 """
 
@@ -45,10 +49,10 @@ PREDICTION_PAGE = ROOT / "docs" / "prediction.md"
 IMAGINE_PAGE = ROOT / "docs" / "imagine.md"
 EXPORTS_PAGE = ROOT / "docs" / "chrome-trace.md"
 RANKS_PAGE = ROOT / "docs" / "ranks.md"
+REPORT_PAGE = ROOT / "docs" / "report.md"
 PAGES = (
     *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
-    EXPORTS_PAGE,
-    RANKS_PAGE,
+    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
 )
 
 # The modes that a reader compares, in order: our levels, then the peers.
@@ -287,6 +291,24 @@ def install_text(document: dict[str, Any]) -> str:
     )
 
 
+def report_table(document: dict[str, Any]) -> str:
+    """How large the report's page is, how fast it opens, and how fast it follows the hand."""
+    heads = ("allocations", "file", "first paint", "interactive", "its CPU")
+    heads += ("pan and zoom, half / 95 of 100", "their CPU", "every bar, at rest")
+    heads += ("hover, 95 of 100", "slowdown of both")
+    lines = [f"| {' | '.join(heads)} |", f"|{'---:|' * len(heads)}"]
+    for row in document["rows"]:
+        each = f"{row['each_p95_ms']:.0f} ms" if row["each_p95_ms"] else "at once"
+        slow = f"{row['interactive_slowdown']:.1f}, {row['pan_zoom_slowdown']:.1f}"
+        lines.append(
+            f"| {row['allocations']:,} | {row['mb']:.1f} MB | {row['first_paint_s']:.2f} s | "
+            f"{row['interactive_s']:.2f} s | {row['interactive_cpu_s']:.2f} s | "
+            f"{row['pan_zoom_p50_ms']:.0f} / {row['pan_zoom_p95_ms']:.0f} ms | "
+            f"{row['pan_zoom_cpu_ms']:.0f} ms | {each} | {row['hover_p95_ms']:.1f} ms | {slow} |"
+        )
+    return "\n".join(lines)
+
+
 _CONDITIONS = {
     "lazy": "with kernels loaded as they are needed",
     "eager": "all at once",
@@ -335,6 +357,8 @@ def main() -> int:
     before = {page: page.read_text() for page in PAGES}
     after = dict(before)
     after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "overhead", overhead_table(cases))
+    report = json.loads((RESULTS / "report-cpu.json").read_text())
+    after[REPORT_PAGE] = between(after[REPORT_PAGE], "report", report_table(report))
     for path in sorted(RESULTS.glob("prices-nvidia-*.json"))[:1]:
         text = prices_table(json.loads(path.read_text()))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "prices", text)

@@ -255,13 +255,16 @@ class Job(LoadedTrace):
         path: str | Path,
         other: "Views | None" = None,
         *,
+        forecasts: Sequence[Any] = (),
         source: bool = False,
         overwrite: bool = False,
     ) -> Path:
         """Writes one offline page with the ranks that matter: the worst, a typical one, outliers."""
-        from pytracer.export import report
+        from pytracer.export import fits_text, report
 
         named = [report.Named(f"rank {rank}", self.rank(rank).data) for rank in self.interesting()]
+        answers = tuple(map(fits_text.text_of, forecasts))
+        named[0] = replace(named[0], answers=answers)
         if other is not None:
             named.append(report.Named("the other", other.data))
         return report.write(named, path, source=source, overwrite=overwrite)

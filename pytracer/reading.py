@@ -275,7 +275,8 @@ class Views:
         rows = findings.findings(self.data)
         # The texts are in the middle: pandas leaves out middle columns on a narrow screen.
         inside = ["evidence", "change"]
-        outside = [name for name in findings.Finding.__dataclass_fields__ if name not in inside]
+        others = [*inside, "proof"]
+        outside = [name for name in findings.Finding.__dataclass_fields__ if name not in others]
         return frames.of_rows(rows, [*outside[:3], *inside, *outside[3:]])
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
@@ -407,6 +408,7 @@ class Views:
         path: str | Path,
         other: "Views | None" = None,
         *,
+        forecasts: "Sequence[Fits | WhatIf | CheckpointPlan]" = (),
         source: bool = False,
         overwrite: bool = False,
     ) -> Path:
@@ -415,16 +417,18 @@ class Views:
         Args:
             path: the file, which any browser opens. It loads nothing from elsewhere.
             other: another trace, to compare with this one on the page.
+            forecasts: answers to show, too: `[t.fits("24GiB"), t.what_if(larger, batch=32)]`.
             source: also include the source lines that allocated.
             overwrite: replace an existing file.
         """
-        from pytracer.export import report
+        from pytracer.export import fits_text, report
 
         if other is not None and not isinstance(other, Views):
             raise errors.UsageError(
                 f"report() compares with another trace, and {other!r} is none: load(file)"
             )
-        named = [report.Named(Path(path).stem, self.data)]
+        answers = tuple(map(fits_text.text_of, forecasts))
+        named = [report.Named(Path(path).stem, self.data, answers)]
         if other is not None:
             named.append(report.Named("the other", other.data))
         return report.write(named, path, source=source, overwrite=overwrite)

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ _LONGEST_TICKS = 2**60  # decades: no recording is longer
 _LONGEST_NS = 2**61  # so that differences of times do not overflow
 
 Result = TypeVar("Result")
+Others = ParamSpec("Others")
 
 
 @dataclass(frozen=True)
@@ -108,15 +109,21 @@ class Trace:
         return int(self.clock.unix_ns[0]) if len(self.clock.unix_ns) else 0
 
 
-def once_per_trace(function: Callable[[Trace], Result]) -> Callable[[Trace], Result]:
-    """Caches the function's result in the trace and for its life. A Trace never changes."""
-    key = f"{function.__module__}.{function.__qualname__}"
+def once_per_trace(
+    function: Callable[Concatenate[Trace, Others], Result],
+) -> Callable[Concatenate[Trace, Others], Result]:
+    """Caches the function's results in the trace and for its life. A Trace never changes.
+
+    Other arguments (a device, for example) have to be hashable.
+    """
+    name = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
-    def kept(trace: Trace) -> Result:
-        results: dict[str, Any] = vars(trace).setdefault("_results", {})
+    def kept(trace: Trace, /, *others: Others.args, **named: Others.kwargs) -> Result:
+        results: dict[Any, Any] = vars(trace).setdefault("_results", {})
+        key = (name, others, *named.items()) if others or named else name
         if key not in results:
-            results[key] = function(trace)
+            results[key] = function(trace, *others, **named)
         return results[key]  # type: ignore[no-any-return]
 
     return kept

@@ -13,7 +13,7 @@ import pytracer
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
 from pytracer.analysis.facts import allocations, owners, phases, usage
-from pytracer.recorded import Trace
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
 from tests.trace_builder import TraceBuilder, training_step
 
@@ -472,3 +472,19 @@ def test_rows_of_twenty_thousand_steps_take_a_moment() -> None:
     began = time.process_time()
     assert len(training_steps.step_rows(trace)) >= 20_000
     assert time.process_time() - began < 1
+
+
+def test_an_answer_is_worked_out_once_per_trace_and_device() -> None:
+    asked = []
+
+    @once_per_trace
+    def answer(trace: Trace, device: str = "cpu") -> str:
+        asked.append(device)
+        return f"{device} of {id(trace)}"
+
+    first, second = TraceBuilder().trace(), TraceBuilder().trace()
+    for traced in (first, second, first, second):
+        assert answer(traced) == f"cpu of {id(traced)}"
+        assert answer(traced, "cuda:0") == f"cuda:0 of {id(traced)}"
+        assert answer(traced, device="cuda:1") == f"cuda:1 of {id(traced)}"
+    assert asked == ["cpu", "cuda:0", "cuda:1"] * 2

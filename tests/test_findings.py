@@ -15,11 +15,33 @@ from hypothesis import given, strategies as st
 
 from pytracer import trace
 from pytracer.analysis.answers import findings, training_steps
-from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.facts import phases, scopes, usage
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.reading import LoadedTrace
+from pytracer.recorded import Trace
 from tests.trace_builder import TraceBuilder, training_step
 
 MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def every_finding_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each test of this file, a finding's allocations sum up to its bytes."""
+    plain = findings.findings
+
+    def checked(traced: Trace, device: str | None = None) -> list[findings.Finding]:
+        rows = plain(traced, device)
+        for row in rows:
+            assert row.kind == "cache" if row.proof is None else is_proven(traced, row, row.proof)
+        return rows
+
+    monkeypatch.setattr(findings, "findings", checked)
+
+
+def is_proven(traced: Trace, row: findings.Finding, proof: findings.Proof) -> bool:
+    there = proof.which & usage.alive_at(traced, proof.position)
+    amount = int(allocations(traced).requested_bytes[there].sum())
+    return proof.turns is None or amount // proof.turns == row.bytes
 
 
 def kinds(built: TraceBuilder) -> list[str]:

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from pytracer import LoadedTrace, cli, errors
+from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
@@ -23,7 +24,7 @@ from pytracer.recorded import Trace
 from tests.test_analysis_categories import programs
 from tests.test_analysis_damaged import damaged
 from tests.test_diff import training
-from tests.trace_builder import TraceBuilder
+from tests.trace_builder import TraceBuilder, training_step
 
 
 @dataclass
@@ -36,6 +37,7 @@ class Decoded:
     end: list[int]
     texts: dict[str, list[str]]
     sizes: Any
+    marks: Any
 
     def alive(self, change: int) -> list[int]:
         return [i for i in range(len(self.kind)) if self.start[i] <= change < self.end[i]]
@@ -51,17 +53,20 @@ def decode(trace: Trace, most: int = packed.MOST) -> Decoded:
     strings = packed.Strings()
     found = packed.pack(trace, usage.main_device(trace), strings, most)
     facts, columns = dict(found.facts), found.columns
-    kind, life = (packed.unpacked(columns[name], "<u4") for name in ("kind", "life"))
+    kind, life = (packed.unpacked(columns[name], facts["shown"]) for name in ("kind", "life"))
     bits = np.frombuffer(packed.zlib.decompress(columns["begins"]), np.uint8)
     begins = np.flatnonzero(np.unpackbits(bits, bitorder="little")[: facts["changes"]])
     start = [-1] * facts["before"] + begins.tolist()
     end = [first + int(lived) for first, lived in zip(start, life, strict=True)]
-    numbers = packed.unpacked(columns["kinds"], "<u4").reshape(len(packed.TEXTS), -1)
+    kinds, groups = facts["kinds"], facts["groups"]
+    group = packed.unpacked(columns["group"], kinds)
+    numbers = packed.unpacked(columns["texts"], len(packed.TEXTS) * groups)
     texts = {
-        name: [strings.texts[number] for number in row]
-        for name, row in zip(packed.TEXTS, numbers, strict=True)
+        name: [strings.texts[number] for number in row[group]]
+        for name, row in zip(packed.TEXTS, numbers.reshape(len(packed.TEXTS), groups), strict=True)
     }
-    return Decoded(facts, kind, start, end, texts, packed.unpacked(columns["sizes"], "<f8"))
+    marks = packed.unpacked(columns["finding"], facts["shown"])
+    return Decoded(facts, kind, start, end, texts, packed.unpacked(columns["sizes"], kinds), marks)
 
 
 @given(programs)
@@ -105,6 +110,28 @@ def test_of_too_many_allocations_the_sums_are_whole(trace: Trace, most: int) -> 
     there = usage.alive(trace, "end")
     whole = int(allocations(trace).requested_bytes[there].sum())
     assert sum(found.by("category", facts["changes"] - 1).values()) + last == whole
+
+
+@pytest.mark.parametrize("most", [20, 40, 1000])
+def test_a_findings_allocations_are_marked_all_or_not_at_all(most: int) -> None:
+    """If only a part of a trace is shown, a sum of a part of them would not be the finding's."""
+    b = TraceBuilder()
+    weight = b.seed(100)
+    b.label(weight, "weights", "parameter", "h.0.weight", "25", "float32")
+    for _ in range(30):
+        with b.module("h.0"), b.op("aten::addmm", grad=True, at=("train.py:9",)):
+            b.alloc(1 << 20)
+        training_step(b, weight, layers=2, activation=5 << 20)
+    trace = b.trace()
+    (row,) = findings.findings(trace)
+    assert row.proof is not None
+    marked = int((decode(trace, most).marks == 1).sum())
+    assert marked == int(row.proof.which.sum())
+    page = report.page([report.Named("run", trace)], most=most)
+    assert document_of(page)["sets"][0]["findings"][0]["at"] is not None
+    none = np.zeros(0, np.uint32)
+    pack = packed.Packed({}, {}, packed.order(trace, "cpu"), none)
+    assert report._finding(row, 0, pack)["at"] is None
 
 
 @given(damaged())

@@ -12,11 +12,15 @@ from typing import Any
 
 import pytest
 
+from benchmarks.report import irregular
 from pytracer import LoadedTrace, load
 from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.facts import usage
+from pytracer.analysis.facts.allocations import allocations
 from pytracer.export import packed, report
 from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY_COLORS
+from pytracer.units import size_text
 from tests.browser import browser_page
 from tests.test_diff import MIB, training
 from tests.test_report import EVIL, evil_trace
@@ -168,7 +172,8 @@ def test_who_holds_it_is_what_by_says(recorded: Shown, keys: str) -> None:
     recorded.settle()
     key = keys.split(",")[0]
     known = load(RECORDED).by(key)["bytes"]
-    expected = {"not known" if name != name else str(name): int(b) for name, b in known.items()}
+    nobody = "no module" if key == "module" else "not known"
+    expected = {nobody if name != name else str(name): int(b) for name, b in known.items()}
     found = recorded.tree()
     assert {n: b for n, b in expected.items() if n in found} == found
     assert sum(found.values()) == load(RECORDED).peak.bytes
@@ -192,6 +197,45 @@ def test_a_search_adds_up_what_it_finds(recorded: Shown) -> None:
     wanted = (rows.category == "activations") & rows.module.astype(str).str.startswith("blocks")
     found = recorded.tab.locator(".found").get_attribute("data-bytes")
     assert int(found) == int(rows[wanted].bytes.sum())
+
+
+def test_the_largest_line_module_and_op_are_said_first(recorded: Shown) -> None:
+    t = load(RECORDED)
+    text = recorded.tab.locator(".largest").inner_text().replace("\xa0", " ")
+    for key in ("line", "module", "op"):
+        rows = t.by(key)["bytes"]
+        assert f"{key} {rows.index[rows.index.notna()][0]} {size_text(rows.max())}" in text
+
+
+def test_why_a_step_is_larger_is_said_in_words(tab: Any, tmp_path: Path) -> None:
+    b = TraceBuilder()
+    weight = b.seed(MIB)
+    b.label(weight, "weights", "parameter", "h.0.weight", "262144", "float32")
+    for batch in (1, 1, 3):
+        training_step(b, weight, layers=2, activation=batch * MIB)
+    page = shown(tab, tmp_path, b.trace()).open()
+    page.show("steps").get_by_role("button", name="what changed in step 2").click()
+    page.settle()
+    text = page.tab.locator(".panel p[data-bytes]").inner_text()
+    assert text.startswith("Change +")
+    assert "as many allocations, larger ones" in text
+
+
+def test_a_line_that_only_moved_is_no_change(tab: Any, tmp_path: Path) -> None:
+    """Two versions of a program: a comment above pushed the line down."""
+
+    def version(line: int) -> Trace:
+        b = TraceBuilder()
+        with b.module("h.0"), b.op("aten::mm", grad=True, at=(f"/home/me/train.py:{line}",)):
+            b.alloc(MIB)
+        with b.module("h.0"), b.op("aten::add", grad=True, at=("/home/me/train.py:1",)):
+            b.alloc(MIB)
+        return b.trace()
+
+    page = shown(tab, tmp_path, version(7), version(9)).open("#keys=line,op")
+    panel = page.show("compare")
+    assert panel.locator("p[data-bytes]").get_attribute("data-bytes") == "0"
+    assert page.tree() == {}
 
 
 def test_what_grew_over_a_range_is_the_difference_of_its_ends(recorded: Shown) -> None:
@@ -231,6 +275,53 @@ def test_a_program_that_mostly_waits_is_shown_by_events(
     assert told.count() == bool(idle_ms)
     across.select_option("time")
     page.settle()
+    assert page.problems == []
+
+
+def red_in(page: Shown, name: str) -> int:
+    """How many pixels have the colour of leaks and failures."""
+    count: int = page.tab.evaluate(
+        """(name) => {
+          const canvas = document.querySelector(`canvas.${name}`);
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          let count = 0;
+          for (let i = 0; i < data.length; i += 4) {
+            if (data[i] === 0xdd && data[i + 1] === 0x44 && data[i + 2] === 0x33) count++;
+          }
+          return count;
+        }""",
+        name,
+    )
+    return count
+
+
+def test_leaks_and_failures_are_marked(growing: Shown, tab: Any, tmp_path: Path) -> None:
+    assert red_in(growing, "area") > 50
+    b = training(steps=3)
+    assert red_in(shown(tab, tmp_path, b.trace()).open(), "area") == 0
+    b.oom(5 * MIB)
+    assert red_in(shown(tab, tmp_path, b.trace()).open(), "area") > 50
+
+
+def test_forecasts_that_were_asked_for_are_on_the_page(tab: Any, tmp_path: Path) -> None:
+    t = load(RECORDED)
+    fits = t.fits("24GiB")
+    page = Shown(tab, t.report(tmp_path / "run.html", forecasts=[fits])).open()
+    shown_text = page.show("books").locator(".answer").inner_text()
+    assert shown_text.split() == str(fits).split()
+
+
+@pytest.mark.ci
+def test_what_moves_is_drawn_coarse_and_what_rests_bar_by_bar(tab: Any, tmp_path: Path) -> None:
+    """Of 200,000 allocations; the page says which of the two it is."""
+    page = shown(tab, tmp_path, irregular(200_000)).open()
+    page.press("f")
+    drawn = page.tab.locator("canvas.map")
+    page.tab.wait_for_timeout(1500)
+    assert drawn.get_attribute("data-drawn") == "each"
+    page.tab.keyboard.press("d")
+    page.tab.wait_for_selector("canvas.map[data-drawn=coarse]")
+    page.tab.wait_for_selector("canvas.map[data-drawn=each]")
     assert page.problems == []
 
 
@@ -283,14 +374,22 @@ def test_without_advice_there_is_no_line_for_it(tab: Any, tmp_path: Path) -> Non
     assert not page.tab.locator(".advice").is_visible()
 
 
-def test_a_findings_button_says_that_it_shows_the_whole_line(growing: Shown) -> None:
-    panel = growing.show("books")
-    panel.get_by_role("button", name="show all bars of this line").click()
+def test_a_findings_button_shows_exactly_its_allocations(growing: Shown) -> None:
+    """Their sum, at the moment that the button leads to, is the finding's bytes, for each step."""
+    trace = growing_trace()
+    (row,) = findings.findings(trace)
+    assert row.proof is not None
+    growing.show("books").get_by_role("button", name="show its allocations").click()
     growing.settle()
-    assert growing.tab.locator("#search").input_value().startswith("^line:")
-    found = growing.tab.locator(".found").get_attribute("data-bytes")
-    (row,) = findings.findings(growing_trace())
-    assert int(found) > row.at_peak
+    there = row.proof.which
+    wanted = int(allocations(trace).requested_bytes[there].sum())
+    found = growing.tab.locator(".found")
+    assert int(found.get_attribute("data-bytes")) == wanted == row.bytes * (row.proof.turns or 0)
+    assert f"{int(there.sum())} allocations" in found.inner_text()
+    assert found.inner_text().endswith("4 times the finding's 1.00 MiB.")
+    assert growing.tab.url.count("only=finding+0") == 1
+    growing.press("Backspace")
+    assert "only=" not in growing.tab.url
 
 
 @pytest.mark.parametrize("grows", [True, False])
@@ -407,6 +506,16 @@ def test_without_scripts_the_page_still_says_it(recorded: Shown) -> None:
     tab.close()
 
 
+def test_where_workers_are_forbidden_the_page_works_without(recorded: Shown) -> None:
+    tab = recorded.tab.context.browser.new_page()
+    tab.add_init_script("delete window.Worker")
+    tab.goto(recorded.file.as_uri())
+    tab.wait_for_selector("html[data-ready=page]", state="attached", timeout=60_000)
+    status = tab.locator(".status").get_attribute("data-bytes")
+    tab.close()
+    assert int(status) == load(RECORDED).peak.bytes
+
+
 def test_in_a_notebook_it_runs_in_a_sandbox(tab: Any, tmp_path: Path) -> None:
     file = tmp_path / "notebook.html"
     file.write_text(f"<!DOCTYPE html><body>{load(RECORDED)._repr_html_()}</body>")  # type: ignore[operator]
@@ -505,6 +614,98 @@ def test_keys_alone_lead_everywhere(recorded: Shown) -> None:
     assert tab.locator("[role=tab][aria-selected=true]").inner_text() == "Steps"
 
 
+def chooses(name: str, value: str) -> Any:
+    return lambda page: page.tab.locator(f"select[name='{name}']").last.select_option(value)
+
+
+def clicks(selector: str) -> Any:
+    return lambda page: page.tab.locator(selector).first.click()
+
+
+def draws_a_box(page: Shown) -> None:
+    box = page.tab.locator("canvas.map").bounding_box()
+    page.tab.keyboard.down("Shift")
+    page.tab.mouse.move(box["x"] + 300, box["y"] + 60)
+    page.tab.mouse.down()
+    page.tab.mouse.move(box["x"] + 500, box["y"] + 200, steps=4)
+    page.tab.mouse.up()
+    page.tab.keyboard.up("Shift")
+
+
+def types(text: str) -> Any:
+    def act(page: Shown) -> None:
+        page.tab.fill("#search", text)
+        page.tab.locator("#search").blur()
+
+    return act
+
+
+ACTIONS = {
+    "axis=events": chooses("across", "events"),
+    "layout=module": chooses("up", "module"),
+    "color=size": chooses("colour", "size"),
+    "only=saved": chooses("only", "saved"),
+    "keys=line": chooses("by", "line,op"),
+    "measure=bytetime": chooses("bytes", "bytetime"),
+    "hidden=weights": clicks(".toggle"),
+    "theme=dark": lambda page: page.tab.get_by_role("button", name="light or dark").click(),
+    "room=device": lambda page: page.tab.get_by_role("button", name="make room for it").click(),
+    "sort=name": clicks(".tree thead button"),
+    "open=": clicks(".tree button.open"),
+    "search=op": types("op:mm"),
+    "begin=": lambda page: page.press("r"),
+    "low=": draws_a_box,
+    "from=": lambda page: page.press("w"),
+    "cursor=": lambda page: page.press("]"),
+    "tab=compare": clicks("#tab-compare"),
+}
+
+
+@pytest.mark.ci
+def test_everything_that_is_shown_is_in_the_address_and_can_be_taken_back(recorded: Shown) -> None:
+    """Each action changes the address; Backspace after it leads back to the address before."""
+    for word, act in ACTIONS.items():
+        before = recorded.tab.url.partition("#")[2]
+        act(recorded)
+        recorded.tab.wait_for_timeout(250)
+        after = recorded.tab.url.partition("#")[2]
+        assert word in after, word
+        recorded.tab.evaluate("document.activeElement.blur()")
+        recorded.tab.keyboard.press("Backspace")
+        recorded.tab.wait_for_timeout(250)
+        assert recorded.tab.url.partition("#")[2] == before, word
+    assert recorded.problems == []
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("color", ["category", "phase", "module", "op", "line", "size"])
+def test_each_way_to_colour_has_its_legend(recorded: Shown, color: str) -> None:
+    recorded.open(f"#color={color}")
+    recorded.settle()
+    legend = recorded.tab.locator(".legend")
+    assert legend.inner_text().startswith(f"{color}:")
+    assert legend.locator(".swatch").count() > 1
+
+
+def test_the_mouse_says_who_made_and_freed_a_bar(recorded: Shown) -> None:
+    recorded.press("f")
+    box = recorded.tab.locator("canvas.map").bounding_box()
+    recorded.tab.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + box["height"] * 0.5)
+    recorded.settle()
+    lines = recorded.tab.locator(".tip").inner_text().splitlines()
+    assert lines[-2].startswith("made ")
+    assert lines[-1].startswith(("freed ", "alive at the end"))
+
+
+def test_on_paper_the_page_is_light(recorded: Shown) -> None:
+    recorded.open("#theme=dark")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    dark = recorded.tab.evaluate(ground)
+    printed = recorded.tab.evaluate(f"dispatchEvent(new Event('beforeprint')), {ground}")
+    after = recorded.tab.evaluate(f"dispatchEvent(new Event('afterprint')), {ground}")
+    assert dark == after != printed == "rgb(255, 255, 255)"
+
+
 def test_an_address_shows_what_its_sender_saw(recorded: Shown) -> None:
     recorded.press("w", "w", "ArrowRight", "ArrowRight")
     recorded.show("steps")
@@ -597,3 +798,42 @@ def test_the_pictures_are_not_empty(recorded: Shown) -> None:
             name,
         )
         assert {"#5a9e4b", "#4477aa", "#997700"} <= set(colors)
+
+
+# How many pixels of each colour one column of the picture has, without what is drawn on top of it.
+COLUMN = """(share) => {
+  const canvas = document.querySelector('canvas.area');
+  const left = window.innerWidth < 600 ? 60 : 70;
+  const x = Math.floor(left + (canvas.width - left) * share);
+  const { data } = canvas.getContext('2d').getImageData(x, 0, 1, canvas.height);
+  const found = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const rgb = [0, 1, 2].map((c) => data[i + c].toString(16).padStart(2, '0')).join('');
+    found['#' + rgb] = (found['#' + rgb] ?? 0) + 1;
+  }
+  return found;
+}"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("scheme", "size"), [("light", (1400, 900)), ("dark", (1400, 900)), ("light", (390, 844))]
+)
+def test_the_picture_of_categories_is_pythons_sums(
+    recorded: Shown, scheme: str, size: tuple[int, int]
+) -> None:
+    """In both themes and on a phone: of each moment, each category has its share of the pixels."""
+    trace = load(RECORDED).data
+    order = packed.order(trace, "cuda:0")
+    recorded.tab.emulate_media(color_scheme=scheme)
+    with window(recorded, *size):
+        for first in range(60, len(order.position) - 10, 400):
+            recorded.open(f"#axis=events&from={first}&to={first + 8}&cursor=0")
+            recorded.settle()
+            at = usage.moment(trace, int(order.position[first + 4]), "cuda:0")
+            pixels = recorded.tab.evaluate(COLUMN, 4.5 / 8)
+            whole = sum(pixels.get(color, 0) for color in CATEGORY_COLORS.values())
+            for name, color in CATEGORY_COLORS.items():
+                share = at.by_category.get(name, 0) / at.bytes
+                assert abs(pixels.get(color, 0) - share * whole) <= 2, (first, name)
+    recorded.tab.emulate_media(color_scheme="light")

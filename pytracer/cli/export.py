@@ -3,13 +3,17 @@
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytracer import errors
-from pytracer.cli import jobs, output
+from pytracer.cli import jobs, output, predict
 from pytracer.cli.command import Command
 from pytracer.export.exporters import EXPORTERS, Exporter
+
+if TYPE_CHECKING:
+    from pytracer.export import report
 
 _LIMITS = ("max_events", "full")
 
@@ -125,6 +129,23 @@ def _print_timeline(exporter: Exporter, written: Any, options: argparse.Namespac
     print(f"The same on one screen:  pytracer summary {shlex.quote(str(options.file))}")
 
 
+def _named(options: argparse.Namespace, given: Sequence[Path]) -> "list[report.Named]":
+    """The traces. Forecasts are those of the first; a second one shows how sizes follow the batch."""
+    from pytracer.export import fits_text, report
+
+    first, *others = (output.read(file) for file in given)
+    answers = []
+    if options.fits is not None:
+        with output.patience("replaying"):
+            answers.append(fits_text.text_of(predict.fits(options.fits, first)))
+    if options.batch is not None:
+        answers.append(fits_text.text_of(first.what_if(*others, batch=options.batch)))
+    traces = [report.Named(given[0].name, first.data, tuple(answers))]
+    return traces + [
+        report.Named(file.name, other.data) for file, other in zip(given[1:], others, strict=True)
+    ]
+
+
 class Report(Command):
     """Write one offline page that shows every allocation."""
 
@@ -140,6 +161,14 @@ class Report(Command):
         parser.add_argument(
             "--source", action="store_true", help="also include the source lines that allocated"
         )
+        parser.add_argument(
+            "--fits",
+            metavar="SIZE",
+            help="also show whether the run fits on a card of this size or name, such as 24GiB",
+        )
+        parser.add_argument(
+            "--batch", type=int, help="also show the predicted peak of this batch (see what-if)"
+        )
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
@@ -154,9 +183,11 @@ class Report(Command):
         refuse_to_overwrite(target, overwrite=options.force)
         with output.patience(f"reading {options.file}"):
             if jobs.is_job(options.file) and options.other is None:
+                if options.fits is not None or options.batch is not None:
+                    raise errors.UsageError("--fits and --batch need one rank's file")
                 traces = jobs.report(options)
             else:
-                traces = [report.Named(file.name, output.read(file).data) for file in given]
+                traces = _named(options, given)
             written = report.write(traces, target, source=options.source, overwrite=options.force)
         if options.json:
             output.print_json({"path": str(written), "bytes": written.stat().st_size})

@@ -61,6 +61,12 @@ class Fits(Command):
         return _code(prediction, verified)
 
 
+def fits(on: str, loaded: Any) -> Any:
+    """Whether the run fits on a card of this size or name."""
+    _require_gpu(loaded, None)
+    return loaded.fits(_bytes(on))
+
+
 def _bytes(on: str | None) -> str | int | None:
     """The size of a card's memory, which may be given by the card's name."""
     if on is None or not on[:1].isalpha():

@@ -133,6 +133,11 @@ def render_what_if(prediction: WhatIf, width: int = 80) -> str:
     return _joined(lines, prediction.verified, width)
 
 
+def text_of(forecast: Fits | WhatIf | CheckpointPlan) -> str:
+    """Any forecast as text."""
+    return render_what_if(forecast) if isinstance(forecast, WhatIf) else str(forecast)
+
+
 def _between(lowest: int, highest: int) -> str:
     low, high = size_text(lowest), size_text(highest)
     return low if lowest == highest else f"between {low} and {high}"

@@ -1,12 +1,13 @@
 """Packs a device's allocations for the report's page: few bytes each, with exact totals.
 
-Many allocations have the same category, module, op, line, size and so on. Each such combination is a
-row of a table of *kinds*. An allocation is its kind, its address and its life. Time is counted in
-*changes*: the allocs and frees of the device, in their recorded order. So the sum of the blocks that
-are alive after a change equals `usage.alive`, to the byte.
+Many allocations have the same category, module, op, line and so on. Each such combination of texts is
+a *group*, and a group with a size is a *kind*. An allocation is its kind, its address and its life.
+Time is counted in *changes*: the allocs and frees of the device, in their recorded order. So the sum
+of the blocks that are alive after a change equals `usage.alive`, to the byte.
 
-A column is a run of little-endian numbers: all first bytes, then all second bytes, and so on; then
-deflated. `viewer/src/decode.ts` reads it; `unpacked` is the same in Python, for tests.
+A column is a run of whole numbers: all lowest bytes, then all second bytes, and so on up to the highest
+that is not 0 everywhere; then deflated. `viewer/src/decode.ts` reads it; `unpacked` is the same in
+Python, for tests.
 """
 
 import zlib
@@ -18,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.allocator import blocks, segments
+from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.html import printable
@@ -28,9 +30,11 @@ from pytracer.schema import CATEGORIES, I32, I64, U32
 Rows = NDArray[np.intp]
 
 MOST = 2_000_000  # allocations on a page; of others, which cover less of the picture, only sums
+MOST_FINDINGS = 32  # whose allocations are marked
 LARGEST = 2**53 - 1  # a browser rounds larger numbers
 _SAMPLES = 4096  # moments with sums of the allocations that are not shown
 _UNIT_NS = 32  # the unit of times; no two events are closer
+_LEVEL = 4  # of deflation: higher ones take longer for little
 _GAP = 1 << 16  # addresses further apart than this are drawn as separate regions
 
 # The texts of each kind. Those that a person may search for come first.
@@ -69,6 +73,7 @@ class Packed:
     facts: Mapping[str, Any]
     columns: Mapping[str, bytes]
     shown: "Order"
+    marks: U32  # per allocation, a bit for each finding that it belongs to and that is shown whole
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,11 @@ def _ordered(rows: Rows, start: I32, completed: I32) -> Order:
 def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packed:
     """Packs the device's allocations. `facts` counts those that are only in the sums."""
     whole = order(trace, device)
-    kept = _worth_showing(trace, device, whole, most)
+    marks = _marks(trace, device, whole.rows)
+    kept = _worth_showing(trace, device, whole, marks, most)
     shown = whole if len(kept) == len(whole.rows) else _only(trace, whole.rows[kept])
+    cut = np.bitwise_or.reduce(np.delete(marks, kept)) if len(kept) < len(marks) else np.uint32(0)
+    shown_marks = marks[kept] & ~cut
     times = _times(trace, shown.position)
     begin = min(int(times[0]) if len(times) else 0, 0)
     steps = np.diff(times - begin, prepend=0)
@@ -123,14 +131,15 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
     while len(steps) and steps.max() // unit >= 2**32:
         unit *= 2
     clock = np.diff((times - begin) // unit, prepend=0).astype(np.uint32)
-    kind, kinds, sizes = _kinds(trace, shown.rows, strings)
+    kinds = _kinds(trace, shown.rows, strings)
     layout = _Addresses(trace, device, shown.rows)
     facts = {
         "allocations": len(whole.rows),
         "shown": len(shown.rows),
         "before": int((shown.start < 0).sum()),
         "changes": len(shown.of),
-        "kinds": len(sizes),
+        "kinds": len(kinds.sizes),
+        "groups": kinds.texts.shape[1],
         "unit_ns": unit,
         "begin_ns": begin,
         "address_unit": layout.unit,
@@ -140,30 +149,46 @@ def pack(trace: Trace, device: str, strings: Strings, most: int = MOST) -> Packe
         "first_row": int(shown.rows[0]) if len(shown.rows) else 0,
     }
     columns = {
-        "kind": packed(kind),
+        "kind": packed(kinds.of_rows),
         "address": packed(layout.places),
-        "life": packed((shown.end - shown.start).astype(np.uint32)),
+        "life": packed(shown.end - shown.start),
         "clock": packed(clock),
-        "begins": zlib.compress(np.packbits(shown.begins, bitorder="little").tobytes()),
-        "row": packed(np.diff(shown.rows, prepend=shown.rows[:1]).astype(np.int32).view(np.uint32)),
-        "kinds": packed(kinds.reshape(-1)),
-        "sizes": packed(sizes[:, 0].copy()),
-        "blocks": packed(sizes[:, 1].copy()),
+        "begins": _deflated(np.packbits(shown.begins, bitorder="little").tobytes()),
+        "row": packed(_zigzag(np.diff(shown.rows, prepend=shown.rows[:1] - 1) - 1)),
+        "group": packed(kinds.groups),
+        "texts": packed(kinds.texts.reshape(-1)),
+        "sizes": packed(kinds.sizes),
+        "blocks": packed(kinds.blocks + 1),  # 0: not known
+        "finding": packed(shown_marks),
     }
-    return Packed(facts, columns, shown)
+    return Packed(facts, columns, shown, shown_marks)
 
 
 def packed(values: NDArray[Any]) -> bytes:
-    """The numbers by bytes (the first of each, the second of each, ...), deflated."""
-    values = np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False)
-    planes = values.view(np.uint8).reshape(len(values), values.itemsize).T
-    return zlib.compress(planes.tobytes(), 6)
+    """The numbers by bytes (the lowest of each, then the second of each, ...), deflated."""
+    most = int(values.max(initial=0))
+    wide = values.astype("<u8" if most >= 2**32 else "<u4", copy=False)
+    planes = wide.view(np.uint8).reshape(len(wide), wide.itemsize).T
+    return _deflated(planes[: (most.bit_length() + 7) // 8].tobytes())
 
 
-def unpacked(column: bytes, dtype: str) -> NDArray[Any]:
-    """The numbers in a packed column."""
-    planes = np.frombuffer(zlib.decompress(column), np.uint8).reshape(np.dtype(dtype).itemsize, -1)
-    return np.ascontiguousarray(planes.T).view(dtype).reshape(-1)
+def unpacked(column: bytes, count: int) -> I64:
+    """The numbers in a packed column, which has so many."""
+    planes = np.frombuffer(zlib.decompress(column), np.uint8)
+    wide = np.zeros((8, count), np.uint8)
+    if count:
+        wide[: len(planes) // count] = planes.reshape(-1, count)
+    return np.ascontiguousarray(wide.T).view("<i8").reshape(-1)
+
+
+def _deflated(data: bytes) -> bytes:
+    return zlib.compress(data, _LEVEL)
+
+
+def _zigzag(values: I64) -> I64:
+    """0, -1, 1, -2, ... as 0, 1, 2, 3, ...: small numbers for small amounts of either sign."""
+    folded: I64 = (values << 1) ^ (values >> 63)
+    return folded
 
 
 def _only(trace: Trace, rows: Rows) -> Order:
@@ -177,14 +202,25 @@ def _times(trace: Trace, position: I64) -> I64:
     return times
 
 
-def _worth_showing(trace: Trace, device: str, whole: Order, most: int) -> Rows:
-    """All allocations, or those alive at the peak or the end and those with the largest areas."""
+def _marks(trace: Trace, device: str, rows: Rows) -> U32:
+    """Per row, a bit for each finding that it belongs to."""
+    marks = np.zeros(len(rows), np.uint32)
+    for number, finding in enumerate(findings.findings(trace, device)[:MOST_FINDINGS]):
+        if finding.proof is not None:
+            marks |= finding.proof.which[rows].astype(np.uint32) << np.uint32(number)
+    return marks
+
+
+def _worth_showing(trace: Trace, device: str, whole: Order, marks: U32, most: int) -> Rows:
+    """All allocations, or those of findings, alive at the peak or the end, or with the largest areas."""
     count = len(whole.rows)
     if count <= most:
         return np.arange(count)
     alloc = allocations(trace)
     peak = whole.change_at(usage.peak(trace, device).position)
     needed = (whole.start <= peak) & (whole.end > peak) | (whole.end == len(whole.of))
+    marked = needed | (marks != 0)
+    needed = marked if int(marked.sum()) <= most else needed
     area = alloc.requested_bytes[whole.rows].astype(np.float64) * (whole.end - whole.start)
     area[needed] = np.inf
     most = min(max(most, int(needed.sum()), 1), count)
@@ -206,12 +242,16 @@ def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any
     last = len(shown.of) - 1
     at = np.unique(np.append(np.linspace(0, last, _SAMPLES).astype(np.int64), max(peak, 0)))
     until = np.searchsorted(whole.position, shown.position[at], side="right")
+    changes = np.flatnonzero(left_out[whole.of])
+    of = whole.of[changes]
+    amount = np.where(whole.begins[changes], size[of], -size[of])
+    of_category = category[of]
     levels = {}
     for number, name in enumerate(CATEGORIES):
-        own = left_out & (category == number)
-        change = np.where(own[whole.of], size[whole.of], 0) * np.where(whole.begins, 1, -1)
-        level = np.concatenate([[0], np.cumsum(change)])[until]
-        level += int(size[own & (whole.start < 0)].sum())
+        own = np.flatnonzero(of_category == number)
+        sums = np.concatenate([[0], np.cumsum(amount[own])])
+        level = sums[np.searchsorted(changes[own], until)]
+        level += int(size[left_out & (category == number) & (whole.start < 0)].sum())
         if level.any():
             levels[name] = level.tolist()
     return {"count": int(left_out.sum()), "at": at.tolist(), "levels": levels}
@@ -220,28 +260,36 @@ def _rest(trace: Trace, whole: Order, kept: Rows, shown: Order) -> dict[str, Any
 # ---------------------------------------------------------------- kinds
 
 
-def _kinds(trace: Trace, rows: Rows, strings: Strings) -> tuple[U32, U32, NDArray[np.float64]]:
-    """The kind of each row; the kinds' texts, a row per text; the kinds' sizes and block sizes."""
-    kind, first = _alike(_raw_columns(trace, rows))
-    chosen = rows[first]
-    texts = _texts(trace, chosen)
+@dataclass(frozen=True)
+class _Kinds:
+    """The kinds of rows, and the groups of kinds."""
+
+    of_rows: U32  # per row, its kind
+    groups: U32  # per kind, its group
+    texts: U32  # per text and group, the text's number
+    sizes: I64  # per kind, requested bytes
+    blocks: I64  # per kind, the bytes of the allocator's block; -1: not known
+
+
+def _kinds(trace: Trace, rows: Rows, strings: Strings) -> _Kinds:
+    group, first = _alike(_raw_columns(trace, rows))
+    texts = _texts(trace, rows[first])
     numbers = np.stack([strings.numbers(texts[name]) for name in TEXTS])
-    requested = np.minimum(allocations(trace).requested_bytes[chosen], LARGEST)
-    given = blocks.allocated_bytes(trace)[chosen]
-    sizes = np.stack([requested.astype(np.float64), given.astype(np.float64)], axis=1)
-    return kind, numbers, sizes
+    requested = np.minimum(allocations(trace).requested_bytes[rows], LARGEST).astype(np.int64)
+    given = blocks.allocated_bytes(trace)[rows]
+    kind, first = _alike([group, requested, given + 1])
+    return _Kinds(kind, group[first], numbers, requested[first], given[first])
 
 
 def _raw_columns(trace: Trace, rows: Rows) -> list[NDArray[Any]]:
     alloc = allocations(trace)
     names = (
         *("category", "role", "label", "module", "op", "line", "phase", "free_phase"),
-        *("forward_module", "forward_op", "forward_line", "place", "thread", "requested_bytes"),
+        *("forward_module", "forward_op", "forward_line", "place", "thread"),
     )
     freed = owners.freed_by(trace)
-    given = blocks.allocated_bytes(trace)
     columns = [getattr(alloc, name) for name in names]
-    return [column[rows] for column in (*columns, freed.module, freed.op, given)]
+    return [column[rows] for column in (*columns, freed.module, freed.op)]
 
 
 def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:

@@ -20,8 +20,16 @@ import numpy as np
 
 from pytracer import sanitized
 from pytracer.analysis.allocator import ledger
-from pytracer.analysis.answers import breakdown, findings, hints, recording_quality, training_steps
-from pytracer.analysis.facts import devices, owners, usage
+from pytracer.analysis.answers import (
+    breakdown,
+    diff,
+    diff_rows,
+    findings,
+    hints,
+    recording_quality,
+    training_steps,
+)
+from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series
@@ -39,10 +47,11 @@ _AROUND = 2  # lines shown above and below a line of source
 
 @dataclass(frozen=True)
 class Named:
-    """A trace and its name on the page."""
+    """A trace, its name on the page, and the forecasts that somebody asked for, as texts."""
 
     name: str
     trace: Trace
+    answers: tuple[str, ...] = ()
 
 
 def write(
@@ -78,7 +87,11 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
         "phases": PHASES,
         "texts": packed.TEXTS,
         "sets": [
-            {**_facts(each, device, strings, pack.shown), **pack.facts}
+            {
+                **_facts(each, device, strings, pack),
+                **pack.facts,
+                "aligned": _aligned(traces[0].trace, each.trace),
+            }
             for each, device, pack in parts
         ],
         "source": {k: v for each in traces for k, v in _source(each.trace).items()}
@@ -132,8 +145,10 @@ def _lines(
     yield "allocation, allow the scripts of this page; it loads nothing.</p></noscript>\n"
     text = json.dumps(document, separators=(",", ":"), allow_nan=False)
     yield _data("document", text.replace("<", "\\u003c"))
+    # The script comes before the columns, so that it works on one while the browser reads the next.
+    yield f'<script id="viewer">{script}</script>\n'
     yield from columns
-    yield f'<script id="viewer">{script}</script>\n</body></html>\n'
+    yield "</body></html>\n"
 
 
 def _policy(script: str) -> str:
@@ -157,9 +172,10 @@ def _data(name: str, text: str) -> str:
 
 
 def _facts(
-    each: Named, device: str, strings: packed.Strings, order: packed.Order
+    each: Named, device: str, strings: packed.Strings, pack: packed.Packed
 ) -> dict[str, Any]:
     """The facts on the page about a device beside its allocations."""
+    order = pack.shown
     trace, peak = each.trace, usage.peak(each.trace, device)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     reserved = packed.reserved(trace, device)
@@ -192,10 +208,23 @@ def _facts(
         "reserved": {"times_ns": reserved.times_ns, "bytes": reserved.bytes},
         "device_use": [vars(use) for use in ledger.device_use(trace, device)],
         "failures": _failures(trace, device),
-        **(_books(trace, device) if has_events else {}),
+        **(_books(trace, device, pack) if has_events else {}),
+        "answers": [html.without_folders(html.printable(text)) for text in each.answers],
         "health": [vars(row) for row in recording_quality.health_rows(trace)],
         "costs": _costs(trace),
     }
+
+
+def _aligned(first: Trace, trace: Trace) -> dict[str, dict[str, str]]:
+    """The names of a trace that mean the same as others in the page's first trace."""
+    everything = np.ones(len(allocations(trace)), np.bool_)
+    modules = grouping.group(trace, "module", everything).names
+    bare = dict(zip(modules, diff.comparable("module", modules), strict=True))
+    lines = {}
+    if trace is not first and usage.devices(first) and usage.devices(trace):
+        moved = diff_rows.moved_lines(diff.diff(first, trace, ("module", "op", "line")))
+        lines = {packed.relative(old): packed.relative(new) for old, new in moved.items()}
+    return {"modules": {k: v for k, v in bare.items() if k != v}, "lines": lines}
 
 
 def _steps(trace: Trace, device: str, order: packed.Order) -> list[dict[str, Any]]:
@@ -226,9 +255,8 @@ def _failures(trace: Trace, device: str) -> list[dict[str, int]]:
     ]
 
 
-def _books(trace: Trace, device: str) -> dict[str, Any]:
+def _books(trace: Trace, device: str, pack: packed.Packed) -> dict[str, Any]:
     hint = hints.hint(trace, device)
-    rows = findings.findings(trace, device)
     return {
         "ledgers": [_ledger(ledger.ledger(trace, at, device)) for at in ("end", "peak")],
         "parameters": breakdown.parameters(trace, device),
@@ -237,15 +265,26 @@ def _books(trace: Trace, device: str) -> dict[str, Any]:
             for row in breakdown.parameter_rows(trace, device)
         ],
         "findings": [
-            {
-                **vars(row),
-                "line": packed.relative(row.line),
-                "evidence": html.without_folders(row.evidence),
-                "change": html.without_folders(row.change),
-            }
-            for row in rows
+            _finding(row, number, pack)
+            for number, row in enumerate(findings.findings(trace, device))
         ],
         "hint": html.without_folders(hint.text) if hint else "",
+    }
+
+
+def _finding(row: findings.Finding, number: int, pack: packed.Packed) -> dict[str, Any]:
+    """A finding, and the moment at which its allocations sum up to its bytes, if they are shown."""
+    is_marked = number < packed.MOST_FINDINGS and bool((pack.marks >> np.uint32(number) & 1).any())
+    return {
+        "kind": row.kind,
+        "bytes": row.bytes,
+        "at_peak": row.at_peak,
+        "line": packed.relative(row.line),
+        "module": row.module,
+        "evidence": html.without_folders(row.evidence),
+        "change": html.without_folders(row.change),
+        "at": pack.shown.change_at(row.proof.position) if row.proof and is_marked else None,
+        "turns": row.proof.turns if row.proof else None,
     }
 
 

@@ -1,6 +1,7 @@
 """A trace's categories over time, with as many points as a picture needs."""
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def series(trace: Trace, points: int = 400, device: str | None = None) -> Series
     positions, levels = usage.level_columns(trace, here, groups, len(CATEGORIES))
     before = usage.bytes_before(trace, here, groups, len(CATEGORIES))
     times = trace.time_ns(trace.events.ticks[positions])
-    kept = _highest_of_slices(times, np.sum(levels, axis=0), points)
+    kept = _highest_of_slices(times, reduce(np.add, levels), points)
     last = int(trace.time_ns(trace.events.ticks[-1:])[0]) if len(trace.events.ticks) else 0
     first = min(0, int(times[0]) if len(times) else 0)
     # A level lasts until the next, so the picture needs the first and the last moment too.

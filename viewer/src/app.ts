@@ -5,16 +5,27 @@ import type { Channel } from "./channel";
 import { Charts, type View } from "./charts";
 import { COLOR_BY, type ColorBy } from "./colors";
 import type { Axis } from "./dataset";
-import { details, oneLine } from "./details";
-import type { Document, Facts } from "./document";
+import { details, inShort } from "./details";
+import type { Document, Facts, Finding } from "./document";
 import { choice, fill, h, prose, save, swatch } from "./dom";
-import type { Bar, Drawing, Layout, Look, MomentFacts, Places, Side, Strip, Who } from "./engine";
-import { countText, exactText, shareText, sizeText, timeText } from "./format";
+import type {
+  Bar,
+  Comparison,
+  Drawing,
+  Layout,
+  Look,
+  MomentFacts,
+  Places,
+  Side,
+  Strip,
+  Who,
+} from "./engine";
+import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
 import { HELP } from "./help";
 import { Icicle } from "./icicle";
 import { escaped } from "./search";
-import { fromHash, History, LAYOUTS, type State, TABS, type Tab, toHash } from "./state";
-import type { Measure, Moment, Only } from "./tree";
+import { fromHash, History, LAYOUTS, type Room, type State, TABS, type Tab, toHash } from "./state";
+import { findingOf, type Largest, type Measure, type Moment, type Only } from "./tree";
 import { TreeTable } from "./treetable";
 
 const GROUPS = [
@@ -33,7 +44,7 @@ const MEASURE_WORDS: Record<Measure, string> = {
   freed: "freed in the range",
   bytetime: "bytes \u00d7 seconds in the range",
 };
-const ONLY_WORDS: Record<Only, string> = {
+const ONLY_WORDS: Record<string, string> = {
   all: "everything",
   peak: "alive at the peak",
   saved: "saved for backward",
@@ -49,6 +60,8 @@ const TAB_WORDS: Record<Tab, string> = {
 };
 
 const WINDOW = ["from", "to", "low", "high"];
+const APART_MS = 1000; // between two changes that are taken back one by one
+const REST_MS = 120; // without a move, after which each bar is drawn
 
 export class App {
   private state: State;
@@ -62,12 +75,13 @@ export class App {
   private begin: MomentFacts | null = null;
   private bar: Bar | null = null;
   private hover: number | null = null;
+  private rest = 0; // the timer until each bar is drawn
   private busy = false;
   private again = false;
   private soon = 0; // the timer until the address is written
   private wheeled = 0; // when the wheel last turned
   private asked = 0; // the latest question about who holds what
-  private compared: [Side, Side] | null = null;
+  private typed = 0; // when something was last typed into the search
 
   private readonly whoTable = new TreeTable();
   private readonly compareTable = new TreeTable();
@@ -88,7 +102,11 @@ export class App {
     id: "search",
     placeholder: "module:h.0 op:mm line:train",
     "aria-label": "Search: words and regular expressions",
-    input: () => this.change({ search: this.input.value }, false),
+    input: () => {
+      const now = performance.now();
+      this.change({ search: this.input.value }, now - this.typed > APART_MS);
+      this.typed = now;
+    },
   });
 
   constructor(
@@ -110,6 +128,7 @@ export class App {
   }
 
   async start(): Promise<void> {
+    this.applyTheme();
     this.build();
     await this.openSet(location.hash.length > 1);
     this.listen();
@@ -139,6 +158,12 @@ export class App {
       search: "",
       pinned: null,
       tab: "who",
+      before: "",
+      after: "",
+      sort: "bytes",
+      open: "",
+      theme: "system",
+      room: "categories",
     };
   }
 
@@ -154,6 +179,7 @@ export class App {
     this.state = { ...this.state, ...what };
     this.keepInBounds();
     this.remember();
+    if (what.theme) this.applyTheme();
     if (!Object.keys(what).every((name) => WINDOW.includes(name))) this.refresh();
     else {
       this.paint();
@@ -181,16 +207,17 @@ export class App {
       } catch {
         // A page inside a notebook has no address of its own.
       }
-    }, 80);
+    }, 100);
   }
 
   private async undo(): Promise<void> {
     const before = this.history.back();
     if (!before) return;
-    const other = before.set !== this.state.set;
+    const { set, axis, theme } = this.state;
     this.state = before;
     this.remember();
-    if (other) await this.openSet(true);
+    if (before.theme !== theme) this.applyTheme();
+    if (before.set !== set || before.axis !== axis) await this.openSet(true);
     else await this.refresh();
     this.input.value = this.state.search;
     this.buildControls();
@@ -205,7 +232,6 @@ export class App {
     const { axis } = this.state;
     const change = this.facts.peak_change;
     this.peak = await this.channel.ask("moment", { set, axis: this.state.axis, change });
-    this.compared = null;
     this.keepInBounds();
     await this.drawStrip();
     if (this.state.pinned !== null) await this.pin(this.state.pinned, false);
@@ -271,7 +297,9 @@ export class App {
     await Promise.all([drawn, this.showPanel(asked)]);
   }
 
+  /** Draws what is seen; coarse where each bar would take long, and each bar once it rests. */
   private async draw(): Promise<void> {
+    window.clearTimeout(this.rest);
     if (this.busy) {
       this.again = true;
       return;
@@ -280,27 +308,36 @@ export class App {
     do {
       this.again = false;
       const began = performance.now();
-      await this.drawOnce();
+      await this.drawOnce(true);
       performance.measure("draw", { start: began, end: performance.now() });
     } while (this.again);
     this.busy = false;
+    if (this.drawing?.exact === false)
+      this.rest = window.setTimeout(() => this.drawEach(), REST_MS);
   }
 
-  private async drawOnce(): Promise<void> {
+  private async drawEach(): Promise<void> {
+    const began = performance.now();
+    await this.drawOnce(false);
+    performance.measure("drawEach", { start: began, end: performance.now() });
+  }
+
+  private async drawOnce(soon: boolean): Promise<void> {
     this.charts.measure();
     const { area, map } = this.charts;
-    const { state, facts } = this;
+    const { state } = this;
     const highest = this.drawing?.highest ?? this.highestAddress();
     const size = { width: map.pictureWidth, height: map.pictureHeight };
     const wide = { width: area.pictureWidth, height: area.pictureHeight };
-    const least = facts.reserved.bytes.length ? Math.max(...facts.reserved.bytes) : 0;
     const drawing = await this.channel.ask("draw", {
       ...this.look,
       from: state.from,
       to: state.to,
-      area: { ...wide, least },
+      soon,
+      area: { ...wide, least: leastTop(this.facts, state.room) },
       map: { ...size, low: state.high ? state.low : 0, high: state.high || highest },
     });
+    if (!drawing) return; // another picture is wanted by now
     if (!state.high && drawing.highest !== highest) {
       this.drawing = drawing;
       this.again = true;
@@ -310,6 +347,7 @@ export class App {
     const high = drawing.area.length / wide.width;
     area.put(drawing.area, wide.width, high, seen);
     map.put(drawing.map, size.width, size.height, seen);
+    map.canvas.dataset.drawn = drawing.exact ? "each" : "coarse";
     this.drawing = drawing;
     // Where a bar is among others is known once they have been laid out.
     if (this.bar && this.bottomOf(this.bar) === null) await this.pin(this.bar.allocation, false);
@@ -401,6 +439,9 @@ export class App {
     ]);
     const words = (names: readonly string[]) => names.map((name): [string, string] => [name, name]);
     const only = Object.entries(ONLY_WORDS) as [string, string][];
+    (this.facts.findings ?? []).forEach((row, i) => {
+      if (row.at !== null) only.push([`finding ${i}`, `of the finding: ${row.kind} ${i + 1}`]);
+    });
     fill(
       this.controls,
       sets.length > 1 && choice("trace", sets, String(state.set), (set) => this.toSet(Number(set))),
@@ -428,7 +469,19 @@ export class App {
 
   private showLegend(): void {
     const entries = this.drawing?.legend ?? [];
-    const items = entries.map((entry) => h("span", {}, swatch(entry.color), entry.name));
+    const items: HTMLElement[] = entries.map((entry) =>
+      h("span", {}, swatch(entry.color), entry.name),
+    );
+    const { room } = this.state;
+    const toRoom = (text: string, next: Room) =>
+      h("button", { click: () => this.change({ room: next }) }, text);
+    const used = sizeText(mostUsed(this.facts));
+    const above = room === "categories" && [
+      h("span", {}, `NVML: up to ${used} of the device in use, above the picture `),
+      toRoom("make room for it", "device"),
+    ];
+    const rest = above || [toRoom("less room for the device", "categories")];
+    if (isFarAbove(this.facts)) items.push(...rest);
     fill(this.legend, h("b", {}, `${this.state.color}: `), ...items);
   }
 
@@ -536,28 +589,66 @@ export class App {
     );
     const unit = state.measure === "bytetime" ? (n: number) => `${sizeText(n)}\u00b7s` : sizeText;
     const sums = h("p", { class: "found", "data-bytes": who.bytes }, this.foundText(who, unit));
-    if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums);
+    const largest = this.largest("Largest", who.largest, unit);
+    if (!first) fill(this.panel.firstElementChild ?? this.panel, controls, sums, largest);
     else
       fill(
         this.panel,
-        h("div", {}, controls, sums),
+        h("div", {}, controls, sums, largest),
         this.whoIcicle.pane.canvas,
         this.whoTable.element,
       );
-    this.whoIcicle.show(who.tree, state.keys.length);
+    this.whoIcicle.show(who.tree, state.keys);
     this.whoTable.show(who.tree, {
       caption: `Who: ${MEASURE_WORDS[state.measure]}`,
+      keys: state.keys,
       whole: state.measure === "held" ? facts.peak.bytes : who.allBytes,
       unit,
       compares: false,
       choose: (path) => this.searchFor(path, state.keys),
+      ...this.rows,
     });
+  }
+
+  /** The first line, module and op, because that is what people ask for; a click shows its bars. */
+  private largest(title: string, rows: Largest[], unit: (amount: number) => string): HTMLElement {
+    const parts: (Node | string)[] = rows.map((row, i) => {
+      const search = () => this.searchFor([row.name], [row.key]);
+      const name = h("button", { click: search }, row.name);
+      const end = i < rows.length - 1 ? ",\u00a0" : "";
+      return h(
+        "span",
+        {},
+        `${i ? "" : `${title}: `}${row.key} `,
+        name,
+        ` ${unit(row.bytes)}${end}`,
+      );
+    });
+    if (rows.length && rows[0].key !== "line") {
+      parts.push(". Lines were not recorded: trace(stacks=True), or run --stacks");
+    }
+    return h("p", { class: "largest" }, ...parts);
+  }
+
+  /** How the rows of a tree's table are sorted, and which are open. */
+  private get rows() {
+    const { sort, open } = this.state;
+    const changed = (newSort: State["sort"], newOpen: string) => {
+      this.history.keep(this.state);
+      this.state = { ...this.state, sort: newSort, open: newOpen };
+      this.remember();
+    };
+    return { sort, open, changed };
   }
 
   private foundText(who: Who, unit: (amount: number) => string): string {
     const { state } = this;
     const all = `${unit(who.allBytes)} in ${countText(who.allCount)} allocations`;
     const rest = who.rest ? `; ${sizeText(who.rest)} of it in those that are not drawn` : "";
+    const finding = this.facts.findings?.[findingOf(state.only)];
+    if (finding && !state.search && state.measure === "held") {
+      return `${all} at the cursor, ${books.provedText(finding, who.allBytes)}.`;
+    }
     if (!state.search) return `${all}${rest}; shares are of the peak.`;
     return `Found ${unit(who.bytes)} in ${countText(who.count)} allocations, of ${all}${rest}.`;
   }
@@ -589,7 +680,7 @@ export class App {
 
   private noBars(): HTMLElement {
     const { search, only } = this.state;
-    const among = only === "all" ? "" : ` of "${ONLY_WORDS[only]}"`;
+    const among = only === "all" ? "" : ` of "${ONLY_WORDS[only] ?? only}"`;
     if (!search) return h("p", {}, `No bar${among} is alive at the cursor.`);
     return h(
       "p",
@@ -607,10 +698,12 @@ export class App {
 
   private showBooks(): void {
     const { facts } = this;
-    const show = (line: string, module: string) => this.searchWhere(line, module);
+    const show = (finding: Finding, number: number) => this.showFinding(finding, number);
     fill(
       this.panel,
       books.findings(facts, show),
+      facts.answers.length ? h("h2", {}, "Forecasts") : null,
+      ...facts.answers.map(books.answer),
       ...(facts.ledgers ?? []).map(books.ledger),
       books.parameters(facts),
       books.health(facts),
@@ -620,41 +713,42 @@ export class App {
 
   private async showCompare(asked: number): Promise<void> {
     const sides = await this.sides();
-    const [before, after] = this.compared ?? this.usualSides(sides);
+    const usual = this.usualSides(sides);
+    const before = sideOf(this.state.before, this.doc) ?? usual[0];
+    const after = sideOf(this.state.after, this.doc) ?? usual[1];
     const { keys } = this.state;
-    const tree = await this.channel.ask("compare", { keys, before, after });
+    const compared = await this.channel.ask("compare", { keys, before, after });
+    const { tree } = compared;
     if (asked !== this.asked) return;
-    const options = sides.map(([text], i): [string, string] => [String(i), text]);
-    const place = (side: Side) =>
-      String(sides.findIndex(([, s]) => s.set === side.set && s.change === side.change));
-    const set = (which: 0 | 1, i: string) => {
-      const found: [Side, Side] = [before, after];
-      found[which] = sides[Number(i)][1];
-      this.compared = found;
-      this.refresh();
-    };
+    for (const side of [before, after]) {
+      if (sides.some(([, each]) => sideText(each) === sideText(side))) continue;
+      sides.push([`event ${countText(side.change)}`, side]);
+    }
+    const options = sides.map(([text, side]): [string, string] => [sideText(side), text]);
     const groups = GROUPS.map((k): [string, string] => [k, k.replaceAll(",", " \u2192 ")]);
-    const change = `${tree.bytes >= 0 ? "+" : ""}${sizeText(tree.bytes)}`;
     fill(
       this.panel,
       h(
         "div",
         { class: "controls" },
-        choice("before", options, place(before), (i) => set(0, i)),
-        choice("after", options, place(after), (i) => set(1, i)),
+        choice("before", options, sideText(before), (side) => this.change({ before: side })),
+        choice("after", options, sideText(after), (side) => this.change({ after: side })),
         choice("by", groups, keys.join(","), (k) => this.change({ keys: k.split(",") })),
       ),
-      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, `Change ${change}.`),
+      h("p", { "data-bytes": tree.bytes, title: exactText(tree.bytes) }, changeText(compared)),
+      this.largest("Largest changes", compared.largest, signed),
       this.compareIcicle.pane.canvas,
       this.compareTable.element,
     );
-    this.compareIcicle.show(tree, keys.length, true);
+    this.compareIcicle.show(tree, keys, true);
     this.compareTable.show(tree, {
       caption: "What changed",
+      keys,
       whole: 0,
       unit: sizeText,
       compares: true,
       choose: (path) => this.searchFor(path, keys),
+      ...this.rows,
     });
   }
 
@@ -744,11 +838,14 @@ export class App {
   private async compareSteps(before: number, after: number): Promise<void> {
     const { set } = this.state;
     const [one, other] = [await this.stepPeak(set, before), await this.stepPeak(set, after)];
-    this.compared = [
-      { set, change: one },
-      { set, change: other },
-    ];
-    this.change({ tab: "compare" });
+    const [a, b] = [one, other].map((change) => sideText({ set, change }));
+    const byTime = this.state.axis === "time";
+    const { steps } = this.facts;
+    const ranges = this.places[set].steps;
+    const from = byTime ? steps[before].start_ns : ranges[before][0];
+    const to = byTime ? steps[after].end_ns : ranges[after][1];
+    const seen = { from, to, low: 0, high: 0, cursor: other };
+    this.change({ ...seen, tab: "compare", before: a, after: b });
   }
 
   private fit(): void {
@@ -788,8 +885,13 @@ export class App {
   }
 
   private toggleTheme(): void {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    this.refresh();
+    this.change({ theme: isDark() ? "light" : "dark" });
+  }
+
+  private applyTheme(): void {
+    const { dataset } = document.documentElement;
+    if (this.state.theme === "system") delete dataset.theme;
+    else dataset.theme = this.state.theme;
   }
 
   /** What is typed next replaces the old search. */
@@ -804,7 +906,8 @@ export class App {
   }
 
   private searchFor(path: string[], keys: string[]): void {
-    const words = path.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
+    const own = path.map((name) => name.replace(/ \(was \d+\)$/, "")); // of a line that moved
+    const words = own.map((name, i) => (name ? `^${keys[i]}:${escaped(name)}$` : ""));
     this.change({ search: words.filter(Boolean).join(" ") });
   }
 
@@ -814,6 +917,25 @@ export class App {
       !line && module && `^module:${escaped(module)}$`,
     ];
     this.change({ search: words.filter(Boolean).join(" "), tab: "who" });
+  }
+
+  /** Exactly the finding's allocations, at the moment at which they are its bytes. */
+  private async showFinding(finding: Finding, number: number): Promise<void> {
+    if (finding.at === null) {
+      this.searchWhere(finding.line, finding.module);
+      return;
+    }
+    const { set, axis } = this.state;
+    const at = await this.channel.ask("moment", { set, axis, change: finding.at });
+    const only: Only = `finding ${number}`;
+    const [from, to] = this.bounds;
+    const seen = this.state.from <= at.x && at.x <= this.state.to && finding.kind !== "growth";
+    const window = seen ? {} : { from, to, low: 0, high: 0 };
+    this.change({
+      ...window,
+      ...{ only, cursor: at.change, begin: null, measure: "held", search: "", tab: "who" },
+    });
+    this.buildControls();
   }
 
   private searchAlike(bar: Bar): void {
@@ -877,6 +999,7 @@ export class App {
       if (toHash(state, this.usual) === toHash(this.state, this.usual)) return;
       this.history.keep(this.state);
       this.state = this.doc.sets[state.set] ? state : { ...state, set: 0 };
+      this.applyTheme();
       this.openSet(true);
     });
     let first = true; // it tells of the size that is known already
@@ -891,6 +1014,15 @@ export class App {
     for (const pane of this.charts.all) resized.observe(pane.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.refresh());
     this.tabs.addEventListener("keydown", (event) => this.tabKey(event));
+    window.addEventListener("beforeprint", () => {
+      document.documentElement.dataset.theme = "light"; // paper is white
+      this.paint();
+      this.whoIcicle.draw();
+    });
+    window.addEventListener("afterprint", () => {
+      this.applyTheme();
+      this.paint();
+    });
     const { strip, area, map, bands } = this.charts;
     for (const pane of [area, map, bands]) {
       pane.canvas.addEventListener("wheel", (event) => this.wheel(event, pane), { passive: false });
@@ -1011,7 +1143,7 @@ export class App {
     const bar = await this.barUnder(event);
     performance.measure("hover", { start: began, end: performance.now() });
     if (this.hover !== x) return;
-    this.showTip(bar ? oneLine(bar) : "", event);
+    this.showTip(bar ? inShort(bar) : "", event);
     this.paint();
   }
 
@@ -1108,7 +1240,48 @@ function opening(facts: Facts): Pick<State, "axis" | "from" | "to"> {
     ? [steps[at].start_ns, steps[at].end_ns]
     : [steps[at - 1]?.last_change ?? first, steps[at].last_change];
   const around = Math.max((end - begin) / 2, byTime ? 100 : 4);
-  return { axis, from: Math.max(begin - around, first), to: Math.min(end + around, last) };
+  // Where memory ran out has to be in sight.
+  const failed = facts.failures.some((failure) => failure.time_ns >= peak.time_ns);
+  const to = failed ? last : Math.min(end + around, last);
+  return { axis, from: Math.max(begin - around, first), to };
+}
+
+/** There is room for what is reserved, and for what the device has in use if that leaves enough. */
+function leastTop(facts: Facts, room: Room): number {
+  const most = mostReserved(facts);
+  return room === "device" || !isFarAbove(facts) ? Math.max(most, mostUsed(facts)) : most;
+}
+
+const mostReserved = ({ reserved }: Facts) =>
+  reserved.bytes.reduce((most, bytes) => Math.max(most, bytes), 0);
+const mostUsed = ({ device_use }: Facts) =>
+  device_use.reduce((most, use) => Math.max(most, use.bytes), 0);
+const isFarAbove = (facts: Facts) =>
+  mostUsed(facts) > 2 * Math.max(mostReserved(facts), facts.peak.bytes);
+
+/** What changed, and whether there are more blocks, larger ones, or larger inputs. */
+function changeText({ tree, counts, inputs }: Comparison): string {
+  const [old, now] = counts;
+  const size = tree.bytes > 0 ? "larger" : "smaller";
+  const blocks =
+    old === now
+      ? `as many allocations, ${size} ones`
+      : `${countText(Math.abs(now - old))} ${now > old ? "more" : "fewer"} allocations`;
+  const parts = [`Change ${signed(tree.bytes)}`, ...(tree.bytes ? [blocks] : [])];
+  const times = inputs[0] > 0 ? inputs[1] / inputs[0] : 1;
+  if (times > 1.01 || (times > 0 && times < 0.99)) {
+    parts.push(`the inputs are ${times.toFixed(times < 10 ? 2 : 0)} times as large`);
+  }
+  return `${parts.join("; ")}.`;
+}
+
+const sideText = ({ set, change }: Side) => `${set}:${change}`;
+
+/** Null where the page has no such moment. */
+function sideOf(text: string, doc: Document): Side | null {
+  const [set, change] = text.split(":").map(Number);
+  const facts = text ? doc.sets[set] : undefined;
+  return facts && change >= -1 && change < facts.changes ? { set, change } : null;
 }
 
 export function isDark(): boolean {

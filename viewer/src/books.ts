@@ -2,9 +2,11 @@
 
 import type { Cost, Facts, Finding, Ledger } from "./document";
 import { h, prose } from "./dom";
-import { countText, exactText, shareText, signed, sizeText, timeText } from "./format";
+import { countText, exactText, shareText, signed, sizeText, timesText, timeText } from "./format";
 
 type Cell = string | Node;
+
+const isWords = (text: string) => /^[a-z.(]/i.test(text) || /[a-z]{3}.*, /.test(text);
 
 export function table(
   caption: string,
@@ -13,7 +15,7 @@ export function table(
   total?: Cell[],
 ): HTMLElement {
   const cell = (inside: Cell) =>
-    h("td", { class: typeof inside === "string" && /^[a-z.(]/i.test(inside) && "words" }, inside);
+    h("td", { class: typeof inside === "string" && isWords(inside) && "words" }, inside);
   const line = ([first, ...others]: Cell[]) =>
     h("tr", {}, h("th", { scope: "row" }, first), ...others.map(cell));
   return h(
@@ -42,7 +44,6 @@ export interface StepActions {
 
 export function steps(facts: Facts, actions: StepActions): HTMLElement {
   if (facts.steps.length === 0) return h("p", {}, "No training step was seen.");
-  const time = (device: number | null, host: number) => timeText(device ?? host);
   const rows = facts.steps.map((row, i) => [
     h("button", { click: () => actions.go(i) }, `step ${facts.first_step + row.step}`),
     i > 0
@@ -58,21 +59,17 @@ export function steps(facts: Facts, actions: StepActions): HTMLElement {
     size(row.peak_bytes),
     h("span", { title: exactText(row.growth_bytes) }, signed(row.growth_bytes)),
     countText(row.allocations),
-    time(row.device_forward_ns, row.forward_ns),
-    time(row.device_backward_ns, row.backward_ns),
-    time(row.device_optimizer_ns, row.optimizer_ns),
+    timesText([
+      row.device_forward_ns ?? row.forward_ns,
+      row.device_backward_ns ?? row.backward_ns,
+      row.device_optimizer_ns ?? row.optimizer_ns,
+    ]),
   ]);
   const heads = [
-    "step",
-    "compare",
-    "peak",
-    "growth",
-    "allocations",
-    "forward",
-    "backward",
-    "optimizer",
+    ...["step", "against the last", "peak", "growth"],
+    ...["allocations", "forward / backward / optimizer"],
   ];
-  return table("Steps", heads, rows);
+  return h("div", { class: "steps" }, table("Steps", heads, rows));
 }
 
 /** Each row's bar begins where the one before it on the same level ends. */
@@ -123,28 +120,44 @@ export function parameters(facts: Facts): HTMLElement | null {
   return table(`Bytes per parameter, of ${countText(facts.parameters)}`, heads, rows);
 }
 
-export function findings(facts: Facts, show: (line: string, module: string) => void): HTMLElement {
+export function findings(
+  facts: Facts,
+  show: (finding: Finding, number: number) => void,
+): HTMLElement {
   const found = facts.findings ?? [];
-  const parts: (HTMLElement | null)[] = found.map((row) =>
-    h(
+  const parts: (HTMLElement | null)[] = found.map((row, i) => {
+    const what = row.line ? "line" : "module";
+    const button = row.at === null ? `show all bars of this ${what}` : "show its allocations";
+    return h(
       "li",
       {},
       h("b", { title: exactText(row.bytes) }, `${row.kind}: `),
       prose(`${row.evidence}. ${sentence(row.change)} `),
-      row.line || row.module
-        ? h(
-            "button",
-            { click: () => show(row.line, row.module) },
-            `show all bars of this ${row.line ? "line" : "module"}`,
-          )
+      row.at !== null || row.line || row.module
+        ? h("button", { click: () => show(row, i) }, button)
         : null,
-    ),
-  );
+    );
+  });
   if (found.length === 0) parts.push(h("li", {}, "No leak and no waste was found."));
   if (facts.hint && !found.some((row) => asHint(row) === facts.hint)) {
     parts.push(h("li", {}, h("b", {}, "hint: "), prose(facts.hint)));
   }
   return h("div", {}, h("h2", {}, "What to change"), h("ul", { class: "findings" }, ...parts));
+}
+
+/** What the bytes of a finding's allocations have to do with the finding's. */
+export function provedText(finding: Finding, bytes: number): string {
+  const { kind, turns } = finding;
+  const own = sizeText(finding.bytes);
+  if (turns === null) return `each larger than the last: ${kind} of ${own} a step`;
+  const each = kind === "growth" ? Math.floor(bytes / turns) : bytes;
+  if (each !== finding.bytes) return `at its own moment the finding's ${own}`;
+  return turns === 1 ? `the finding's ${own}` : `${countText(turns)} times the finding's ${own}`;
+}
+
+/** A forecast that somebody asked for when the page was made. */
+export function answer(text: string): HTMLElement {
+  return h("pre", { class: "answer", tabindex: 0, role: "region", "aria-label": "Forecast" }, text);
 }
 
 /** Python writes a finding as a hint with the same words. */

@@ -37,10 +37,10 @@ export function serve(scope: DedicatedWorkerGlobalScope): void {
   scope.postMessage("ready");
 }
 
-/** Pictures are handed over, not copied. */
-function buffersOf(answer: unknown): Transferable[] {
-  const values = answer && typeof answer === "object" ? Object.values(answer) : [];
-  return values.filter((value) => value instanceof Uint32Array).map((value) => value.buffer);
+/** Columns and pictures are handed over, not copied. */
+function buffersOf(message: unknown): Transferable[] {
+  const values = message && typeof message === "object" ? Object.values(message) : [];
+  return values.filter(ArrayBuffer.isView).map((value) => value.buffer as ArrayBuffer);
 }
 
 export async function open(script: string): Promise<Channel> {
@@ -76,7 +76,7 @@ async function inWorker(script: string): Promise<Channel> {
       new Promise((done, failed) => {
         const number = ++asked;
         waiting.set(number, { done, failed });
-        worker.postMessage({ number, what, about });
+        worker.postMessage({ number, what, about }, buffersOf(about));
       }),
   };
 }

@@ -84,10 +84,17 @@ export class Charts {
     const byTime = state.axis === "time";
     const span = (i: number, begin: number, end: number, exact: [number, number][]) =>
       byTime ? [begin, end] : exact[i];
+    const filled = new Map<number, number>(); // per row, the last pixel with a narrow band
     const band = (range: number[], top: number, high: number, color: string, text: string) => {
       const left = Math.max(pane.xOf(share(state, range[0])), pane.left);
       const right = Math.min(pane.xOf(share(state, range[1])), pane.width);
-      if (right <= pane.left || left >= pane.width || right - left < 0.3) return;
+      if (right <= pane.left || left >= pane.width) return;
+      if (right - left < 1) {
+        // Of those that share a pixel the first is seen.
+        const pixel = Math.floor(left);
+        if (filled.get(top) === pixel) return;
+        filled.set(top, pixel);
+      }
       context.fillStyle = color;
       context.fillRect(left, top, Math.max(right - left - 0.5, 0.5), high - 1);
       context.fillStyle = "#fff";
@@ -122,6 +129,7 @@ export class Charts {
     const y = (bytes: number) => pane.height * (1 - bytes / top);
     bytesAxis(context, pane, 0, top, ink);
     this.lines(context, view, y, ink);
+    this.leaks(context, view);
     this.marks(context, view, pane, ink, true);
   }
 
@@ -157,12 +165,65 @@ export class Charts {
       const at = Math.max(y(bytes[Math.max(begun, 0)]) - 8, 8);
       halo(context, "reserved", pane.left + 4, at, pane);
     }
-    facts.device_use.forEach((use, i) => {
-      const x = pane.xOf(share(state, state.axis === "time" ? use.time_ns : places.use[i]));
-      context.strokeStyle = ink;
-      context.strokeRect(x - 3, y(use.bytes) - 3, 6, 6);
-    });
+    this.deviceUse(context, view, y, ink);
     context.restore();
+  }
+
+  /** NVML's readings; between two of them nothing is known, so the line is dashed. */
+  private deviceUse(
+    context: CanvasRenderingContext2D,
+    view: View,
+    y: (bytes: number) => number,
+    ink: string,
+  ): void {
+    const { facts, places, state } = view;
+    const pane = this.area;
+    const xs = facts.device_use.map((use, i) =>
+      pane.xOf(share(state, state.axis === "time" ? use.time_ns : places.use[i])),
+    );
+    if (xs.length === 0) return;
+    context.strokeStyle = context.fillStyle = ink;
+    context.setLineDash([5, 4]);
+    context.beginPath();
+    facts.device_use.forEach((use, i) => {
+      context[i ? "lineTo" : "moveTo"](xs[i], y(use.bytes));
+    });
+    context.stroke();
+    context.setLineDash([]);
+    facts.device_use.forEach((use, i) => {
+      context.strokeRect(xs[i] - 3, y(use.bytes) - 3, 6, 6);
+    });
+    const first = xs.findIndex((x) => x >= pane.left);
+    const [x0, x1] = [xs[first - 1], xs[first]];
+    const [y0, y1] = [first - 1, first].map((i) => y(facts.device_use[i]?.bytes ?? 0));
+    const x = Math.max(x0 ?? x1, pane.left) + 8;
+    const at = x0 === undefined ? y1 : y0 + ((y1 - y0) * (x - x0)) / (x1 - x0);
+    if (first >= 0 && x < pane.width - 60) halo(context, "device used, by NVML", x, at + 10, pane);
+  }
+
+  /** Triangles where allocations begin that each step leaves behind. */
+  private leaks(context: CanvasRenderingContext2D, view: View): void {
+    const { places, state } = view;
+    const pane = this.area;
+    const xs: number[] = [];
+    for (const leak of places.leaks) {
+      const x = pane.xOf(share(state, state.axis === "time" ? leak.time_ns : leak.change));
+      const last = xs[xs.length - 1] ?? Number.NEGATIVE_INFINITY;
+      if (x >= pane.left && x <= pane.width && x - last >= 3) xs.push(x);
+    }
+    context.fillStyle = FAILED;
+    for (const x of xs) {
+      context.beginPath();
+      context.moveTo(x - 4, 0);
+      context.lineTo(x + 4, 0);
+      context.lineTo(x, 9);
+      context.fill();
+    }
+    if (xs.length === 0) return;
+    const right = xs[0] - pane.left > 40; // of the words
+    context.textAlign = right ? "right" : "left";
+    halo(context, "leak", right ? xs[0] - 7 : xs[xs.length - 1] + 7, 7, pane);
+    context.textAlign = "left";
   }
 
   private drawMap(view: View, ink: string): void {
@@ -180,7 +241,9 @@ export class Charts {
         if (at < 0 || at > pane.height) continue;
         line(context, pane.left, at, pane.width, at);
         const room = y(offset) - y(offset + length);
+        context.globalAlpha = 0.8;
         if (room > 26) context.fillText(sizeText(length), 4, at - 8);
+        context.globalAlpha = 0.35;
       }
       context.globalAlpha = 1;
     } else {
@@ -195,6 +258,10 @@ export class Charts {
       }
     }
     if (view.bar) this.outline(context, view, y, ink);
+    if (view.drawing?.exact === false) {
+      context.fillStyle = ink;
+      halo(context, "coarse while it moves", pane.left + 6, 10, pane);
+    }
     this.marks(context, view, pane, ink, false);
   }
 
@@ -238,9 +305,15 @@ export class Charts {
     facts.failures.forEach((failure, i) => {
       const x = at(state.axis === "time" ? failure.time_ns : places.failures[i]);
       if (!inside(x)) return;
-      vertical(context, x, pane.height, FAILED, []);
+      // Memory runs out at the end of a trace: the mark is left of the edge, and so are its words.
+      const mark = Math.min(x, pane.width - 2);
+      vertical(context, mark, pane.height, FAILED, []);
       context.fillStyle = FAILED;
-      if (words) halo(context, `out of memory: ${sizeText(failure.bytes)}`, x + 4, 8, pane);
+      const right = mark > pane.width - 180;
+      context.textAlign = right ? "right" : "left";
+      const text = `out of memory: ${sizeText(failure.bytes)}`;
+      if (words) halo(context, text, mark + (right ? -4 : 4), 8, pane);
+      context.textAlign = "left";
     });
     const peak = at(view.peakX);
     if (inside(peak)) {
@@ -249,7 +322,7 @@ export class Charts {
       const right = peak > pane.width - 110;
       context.textAlign = right ? "right" : "left";
       if (words)
-        context.fillText(`peak ${sizeText(facts.peak.bytes)}`, peak + (right ? -4 : 4), 20);
+        halo(context, `peak ${sizeText(facts.peak.bytes)}`, peak + (right ? -4 : 4), 20, pane);
       context.textAlign = "left";
     }
     if (inside(at(view.cursorX))) vertical(context, at(view.cursorX), pane.height, ink, []);

@@ -1,6 +1,6 @@
 // Which colour a kind has. Colours are those that people who see fewer of them can tell apart.
 
-import type { Dataset } from "./dataset";
+import { type Dataset, uint32 } from "./dataset";
 
 export type ColorBy = "category" | "phase" | "module" | "op" | "line" | "size";
 export const COLOR_BY: ColorBy[] = ["category", "phase", "module", "op", "line", "size"];
@@ -59,7 +59,7 @@ function byCategory(data: Dataset): Coloring {
   const palette = categories.map((name) => abgr(colors[name]));
   const present = new Set(data.category);
   return {
-    ofKind: Uint32Array.from(data.category, (c) => palette[c]),
+    ofKind: uint32(data.category.length, (kind) => palette[data.category[kind]]),
     legend: categories
       .filter((_, i) => present.has(i))
       .map((name) => ({ name, color: colors[name] })),
@@ -72,7 +72,7 @@ function bySize(data: Dataset): Coloring {
     Math.max(0, Math.min(SIZES.length - 1, Math.floor(Math.log2(Math.max(bytes, 1)) / 4) - 1));
   const names = ["256 B", "4 KiB", "64 KiB", "1 MiB", "16 MiB", "256 MiB", "4 GiB"];
   return {
-    ofKind: Uint32Array.from(data.size, (bytes) => palette[rank(bytes)]),
+    ofKind: uint32(data.size.length, (kind) => palette[rank(data.size[kind])]),
     legend: SIZES.map((color, i) => ({
       name: i < names.length ? `below ${names[i]}` : "4 GiB and more",
       color,
@@ -101,10 +101,12 @@ function byText(
     if (own && name) color.set(text, own);
     if (!fixed && color.size >= PALETTE.length) break;
   }
+  const colors = new Map([...color].map(([text, c]) => [text, abgr(c)]));
+  const others = abgr(OTHERS);
   const legend = [...color].map(([text, c]) => ({ name: data.words.strings[text], color: c }));
   if (order.length > color.size) legend.push({ name: "others", color: OTHERS });
   return {
-    ofKind: Uint32Array.from(texts, (text) => abgr(color.get(text) ?? OTHERS)),
+    ofKind: uint32(texts.length, (kind) => colors.get(texts[kind]) ?? others),
     legend,
   };
 }

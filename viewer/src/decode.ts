@@ -1,6 +1,6 @@
 // Columns as Python packed them: base64 of deflated numbers, by bytes.
 
-type Bytes = Uint8Array<ArrayBuffer>;
+export type Bytes = Uint8Array<ArrayBuffer>;
 
 export function fromBase64(text: string): Bytes {
   const known = Uint8Array as unknown as { fromBase64?: (text: string) => Bytes };
@@ -12,28 +12,40 @@ export function fromBase64(text: string): Bytes {
 }
 
 export async function inflate(bytes: Bytes): Promise<Bytes> {
+  if (bytes.length === 0) return bytes;
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** All first bytes, all second bytes, ...: four of these planes, from `from` on, as numbers. */
-function words(planes: Uint8Array, count: number, from: number, into: Uint32Array, step: number) {
-  const [a, b, c, d] = [0, 1, 2, 3].map((plane) => (from + plane) * count);
-  for (let i = 0, at = from / 4; i < count; i++, at += step) {
-    into[at] = planes[a + i] | (planes[b + i] << 8) | (planes[c + i] << 16) | (planes[d + i] << 24);
+/** `count` numbers: all lowest bytes, then all second bytes, ... up to the highest that is used. */
+export function asUint32(planes: Uint8Array, count: number): Uint32Array<ArrayBuffer> {
+  const found = new Uint32Array(count);
+  const [second, third, fourth] = [count, 2 * count, 3 * count];
+  // A loop for each width: they run over millions of numbers while somebody waits.
+  if (planes.length === count) found.set(planes);
+  else if (planes.length === third) {
+    for (let i = 0; i < count; i++) found[i] = planes[i] | (planes[second + i] << 8);
+  } else if (planes.length === fourth) {
+    for (let i = 0; i < count; i++) {
+      found[i] = planes[i] | (planes[second + i] << 8) | (planes[third + i] << 16);
+    }
+  } else if (planes.length > fourth) {
+    for (let i = 0; i < count; i++) {
+      const low = planes[i] | (planes[second + i] << 8);
+      found[i] = low | (planes[third + i] << 16) | (planes[fourth + i] << 24);
+    }
   }
-}
-
-export function asUint32(planes: Uint8Array): Uint32Array {
-  const found = new Uint32Array(planes.length / 4);
-  words(planes, found.length, 0, found, 1);
   return found;
 }
 
-export function asFloat64(planes: Uint8Array): Float64Array {
-  const halves = new Uint32Array(planes.length / 4);
-  const count = planes.length / 8;
-  words(planes, count, 0, halves, 2);
-  words(planes, count, 4, halves, 2);
-  return new Float64Array(halves.buffer);
+/** The same for numbers of up to seven bytes. */
+export function asNumbers(planes: Uint8Array, count: number): Float64Array<ArrayBuffer> {
+  const found = new Float64Array(count);
+  for (let from = 0, worth = 1; from < planes.length; from += count, worth *= 256) {
+    for (let i = 0; i < count; i++) found[i] += planes[from + i] * worth;
+  }
+  return found;
 }
+
+/** 0, 1, 2, 3, ... as 0, -1, 1, -2, ... */
+export const unfolded = (value: number) => (value >>> 1) ^ -(value & 1);

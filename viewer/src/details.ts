@@ -6,12 +6,25 @@ import { countText, exactText, sizeText, timeText } from "./format";
 
 type Source = Record<string, [number, string[]]>;
 
-export function oneLine(bar: Bar): string {
-  const { name, shape, dtype, module, op, line, category } = bar.texts;
-  const tensor = [name, [shape, dtype].filter(Boolean).join(" ")].filter(Boolean).join(" ");
-  return [sizeText(bar.bytes), category, tensor, module, op, line]
-    .filter(Boolean)
-    .join("  \u00b7  ");
+const joined = (parts: (string | undefined | false)[], between: string) =>
+  parts.filter(Boolean).join(between);
+
+/** What it is, who asked for it, and when and where it was made and freed: a line for each. */
+export function inShort(bar: Bar): string {
+  const t = bar.texts;
+  const tensor = joined([t.name, t.shape, t.dtype], " ");
+  const made = bar.start_ns === null ? "before the trace" : timeText(bar.start_ns);
+  const freed = bar.end_ns === null ? "alive at the end" : `freed ${timeText(bar.end_ns)}`;
+  const by = bar.end_ns === null ? "" : joined([t.freed_op, t.freed_module], " in ");
+  return joined(
+    [
+      joined([sizeText(bar.bytes), t.category, tensor], "  \u00b7  "),
+      joined([t.module, t.op, t.line], "  \u00b7  "),
+      joined([`made ${made}`, t.phase], ", "),
+      joined([freed, bar.end_ns !== null && t.free_phase, by && `by ${by}`], ", "),
+    ],
+    "\n",
+  );
 }
 
 export function details(bar: Bar, source: Source, alike: (query: Bar) => void): HTMLElement {
@@ -34,10 +47,10 @@ export function details(bar: Bar, source: Source, alike: (query: Bar) => void): 
     ["category", [t.category, t.role].filter(Boolean).join(", ")],
     ["tensor", [t.name, t.shape, t.dtype].filter(Boolean).join(" ")],
     ["made", words(made)],
-    ["for forward", words(cause) === words(made) ? "" : words(cause)],
+    ["its forward", words(cause) === words(made) ? "" : words(cause)],
     ["from", begin],
     ["until", end],
-    ["freed by", words(freed)],
+    [t.free_phase === "backward" ? "its backward" : "freed by", words(freed)],
     ["lived", took === null ? "" : timeText(took)],
     ["address", bar.address],
     ["where", t.place],

@@ -59,6 +59,8 @@ export interface Finding {
   module: string;
   evidence: string;
   change: string;
+  at: number | null; // the change after which its allocations sum up to its bytes
+  turns: number | null; // growth: they sum up to so many times the bytes; null: each is larger
 }
 
 export interface Health {
@@ -83,6 +85,12 @@ export interface Cost {
   verdict: string;
 }
 
+/** Names that mean the same as other names in the page's first trace. */
+export interface Aligned {
+  modules: Record<string, string>; // without wrappers
+  lines: Record<string, string>; // the first trace's line, and this one's
+}
+
 export interface Rest {
   count: number;
   at: number[];
@@ -101,6 +109,7 @@ export interface Facts {
   before: number;
   changes: number;
   kinds: number;
+  groups: number;
   unit_ns: number;
   address_unit: number;
   regions: [number, number, number][];
@@ -120,6 +129,8 @@ export interface Facts {
   per_parameter?: PerParameter[];
   findings?: Finding[];
   hint?: string;
+  answers: string[];
+  aligned: Aligned;
   health: Health[];
   costs: Cost[];
   rest: Rest | null;

@@ -43,7 +43,11 @@ export function choice(
   const select = h(
     "select",
     { change: () => change(select.value), name: label },
-    ...options.map(([value, text]) => h("option", { value, selected: value === chosen }, text)),
+    ...options.map(([value, text]) => h("option", { value }, text)),
+  );
+  select.selectedIndex = Math.max(
+    options.findIndex(([value]) => value === chosen),
+    0,
   );
   return h("label", { class: "choice" }, `${label} `, select);
 }

@@ -2,19 +2,37 @@
 // is not to be had; it knows nothing of the page.
 
 import { abgr, type ColorBy, type Coloring, coloring, faded, type LegendEntry } from "./colors";
-import { type Axis, Dataset, sum, unpack } from "./dataset";
-import type { Facts, Words } from "./document";
+import { type Axis, COLUMNS, type Columns, Dataset, sum } from "./dataset";
+import { type Bytes, inflate } from "./decode";
+import type { Document, Facts } from "./document";
 import { type Lanes, lanes } from "./lanes";
-import { type Bars, barAt, drawArea, drawBars, type Window } from "./raster";
+import {
+  type Bars,
+  barAt,
+  coarser,
+  drawArea,
+  drawBars,
+  drawFrom,
+  drawNumbers,
+  fitting,
+  type Picture,
+  paintNumbers,
+  type Window,
+} from "./raster";
 import { search } from "./search";
-import { type Moment, type Node, type Only, passes, Tree, totals } from "./tree";
+import {
+  type Largest,
+  largest,
+  type Moment,
+  type Node,
+  namesBeside,
+  type Only,
+  passes,
+  Tree,
+  totals,
+} from "./tree";
 
 export type Layout = "address" | "category" | "module";
-
-export interface Load {
-  words: Words;
-  sets: { facts: Facts; columns: Record<string, string> }[];
-}
 
 /** What the page's own lines and bands need to be drawn on the axis of changes. */
 export interface Places {
@@ -24,6 +42,7 @@ export interface Places {
   reserved: number[];
   use: number[];
   failures: number[];
+  leaks: { change: number; time_ns: number }[]; // where something began that a step left behind
 }
 
 export interface Look {
@@ -41,6 +60,7 @@ export interface Look {
 export interface DrawRequest extends Look {
   from: number;
   to: number;
+  soon: boolean; // a coarse picture is enough, because what is seen still moves
   area: { width: number; height: number; least: number };
   map: { width: number; height: number; low: number; high: number };
 }
@@ -52,7 +72,7 @@ export interface Drawing {
   legend: LegendEntry[];
   lanes: { name: string; bottom: number; height: number }[];
   highest: number; // of the map, in bytes
-  ms: number;
+  exact: boolean; // every bar was drawn
 }
 
 export interface Strip {
@@ -75,6 +95,7 @@ export interface Who {
   allBytes: number; // without the search
   allCount: number;
   rest: number; // bytes that are in no allocation of the page
+  largest: Largest[];
 }
 
 export interface Bar {
@@ -107,10 +128,18 @@ export interface Side {
   change: number;
 }
 
+export interface Comparison {
+  tree: Node;
+  largest: Largest[];
+  counts: [before: number, after: number]; // of blocks
+  inputs: [before: number, after: number]; // bytes of what the model was given
+}
+
 /** Every question, and what its answer is. */
 export interface Questions {
-  load: [Load, Places[]];
-  draw: [DrawRequest, Drawing];
+  column: [{ id: string; bytes: Bytes }, null];
+  load: [{ text: string }, Places[]];
+  draw: [DrawRequest, Drawing | null];
   strip: [{ set: number; axis: Axis; width: number; height: number }, Strip];
   moment: [
     { set: number; axis: Axis; x: number } | { set: number; change: number; axis: Axis },
@@ -120,29 +149,62 @@ export interface Questions {
   who: [Look & { keys: string[] }, Who];
   hit: [HitRequest, Bar | null];
   bar: [{ set: number; allocation: number }, Bar];
-  compare: [{ keys: string[]; before: Side; after: Side }, Node];
+  compare: [{ keys: string[]; before: Side; after: Side }, Comparison];
   rows: [Look & { most: number }, Bar[]];
 }
 
 export type Question = keyof Questions;
 
+const LARGEST_OF = ["line", "module", "op"];
+const MOST_AT_ONCE = 150_000; // bars that are drawn anew while what is seen moves
+const NUMBERS_WIDTH = 4096; // pixels of the whole trace, from which a moving picture is taken
+const LEAST_WIDTH = 512;
+const MOST_WHOLE = 2; // layouts or colourings of the whole trace, of some 15 MB each
+const SLICE_MS = 12; // of work, until another question may come first
+
+/** The whole trace in one layout, height and colouring, the widest picture first. */
+interface Painted {
+  pictures: Picture[];
+  highest: number; // bytes at the upper edge
+}
+
 export class Engine {
-  private sets: Dataset[] = [];
+  private readonly sets: Dataset[] = [];
+  private readonly columns = new Map<string, Promise<Uint8Array>>();
   private readonly kept = new Map<string, unknown>();
+  private readonly numbers = new Map<string, Picture[]>();
+  private readonly painted = new Map<string, Painted>();
+  private drawn = 0; // the latest picture that was asked for
+  private painting = ""; // what is being painted
 
   async answer<Q extends Question>(what: Q, about: Questions[Q][0]): Promise<Questions[Q][1]> {
     const how = this[what] as unknown as (about: Questions[Q][0]) => Questions[Q][1];
     return how.call(this, about);
   }
 
-  protected async load({ words, sets }: Load): Promise<Places[]> {
-    const columns = await Promise.all(sets.map((set) => unpack(set.columns)));
-    this.sets = sets.map((set, i) => new Dataset(set.facts, words, columns[i]));
+  /** A column begins to be opened when it arrives; `load` waits for all. */
+  protected column({ id, bytes }: { id: string; bytes: Bytes }): null {
+    this.columns.set(id, inflate(bytes));
+    return null;
+  }
+
+  /** The document is sent as text, which is copied sooner than what it holds. */
+  protected async load({ text }: { text: string }): Promise<Places[]> {
+    const { sets, ...words }: Document = JSON.parse(text);
+    for (const [i, facts] of sets.entries()) {
+      const columns = {} as Columns;
+      for (const name of COLUMNS) {
+        columns[name] = (await this.columns.get(`${i}-${name}`)) ?? new Uint8Array(0);
+      }
+      this.sets.push(new Dataset(facts, words, columns));
+    }
+    this.columns.clear();
     return this.sets.map((data) => placesOf(data));
   }
 
-  protected draw(request: DrawRequest): Drawing {
-    const began = performance.now();
+  /** Null where another picture was asked for meanwhile. */
+  protected async draw(request: DrawRequest): Promise<Drawing | null> {
+    const turn = ++this.drawn;
     const data = this.sets[request.set];
     const window: Window = { axis: request.axis, from: request.from, to: request.to };
     const { categories, colors } = data.words;
@@ -152,7 +214,15 @@ export class Engine {
     const drawn = drawArea(data, window, area.width, area.height, palette, hidden, area.least);
     const found = this.coloring(request);
     const bars = this.bars(request, map.low, map.high);
-    const picture = drawBars(data, window, map.width, map.height, bars);
+    const painted = request.soon ? this.coarse(request, window) : undefined;
+    const picture = painted
+      ? this.drawSoon(request, painted, window, data, bars)
+      : await finish(
+          drawBars(data, window, map.width, map.height, bars),
+          () => turn === this.drawn,
+        );
+    if (!picture) return null;
+    this.prepare(request);
     return {
       area: drawn.picture.pixels,
       top: drawn.top,
@@ -160,8 +230,66 @@ export class Engine {
       legend: found.legend,
       lanes: this.lanes(request)?.lanes ?? [],
       highest: this.highest(request),
-      ms: performance.now() - began,
+      exact: !painted,
     };
+  }
+
+  private drawSoon(
+    { map }: DrawRequest,
+    painted: Painted,
+    window: Window,
+    data: Dataset,
+    bars: Bars,
+  ): Picture {
+    const whole = fitting(painted.pictures, data, window, map.width);
+    return drawFrom(whole, data, window, map.width, map.height, painted.highest, bars);
+  }
+
+  /** Pictures of the whole trace, where drawing each bar would take long and there are some. */
+  private coarse(request: DrawRequest, window: Window): Painted | undefined {
+    const data = this.sets[request.set];
+    const [first, last] = [window.from, window.to].map((x) => data.changeAt(window.axis, x));
+    const about = data.runs(first, last).reduce((bars, [begin, stop]) => bars + stop - begin, 0);
+    return about > MOST_AT_ONCE ? this.painted.get(paintedKey(request)) : undefined;
+  }
+
+  /** Paints the whole trace beside other work, where there are many allocations. */
+  private async prepare(request: DrawRequest): Promise<void> {
+    const data = this.sets[request.set];
+    const key = paintedKey(request);
+    if (data.count <= MOST_AT_ONCE || this.painted.has(key) || this.painting === key) return;
+    this.painting = key;
+    const wanted = () => this.painting === key;
+    const highest = this.highest(request);
+    const bars = this.bars(request, 0, highest);
+    const numbers = await this.number(request, bars, wanted);
+    const pictures: Picture[] = [];
+    for (const each of numbers ?? []) {
+      const picture = await finish(paintNumbers(each, data, bars), wanted);
+      if (!picture) return;
+      pictures.push(picture);
+    }
+    if (pictures.length === 0) return;
+    this.painting = "";
+    keep(this.painted, key, { pictures, highest });
+  }
+
+  /** The whole trace as numbers of allocations, the widest picture first: however it is coloured. */
+  private async number(
+    request: DrawRequest,
+    bars: Bars,
+    wanted: () => boolean,
+  ): Promise<Picture[] | null> {
+    const key = numbersKey(request);
+    const known = this.numbers.get(key);
+    if (known) return known;
+    const { height } = request.map;
+    const drawing = drawNumbers(this.sets[request.set], NUMBERS_WIDTH, height, bars);
+    const widest = await finish(drawing, wanted);
+    if (!widest) return null;
+    const found = coarser(widest, LEAST_WIDTH);
+    keep(this.numbers, key, found);
+    return found;
   }
 
   protected strip(about: { set: number; axis: Axis; width: number; height: number }): Strip {
@@ -217,6 +345,7 @@ export class Engine {
       allBytes: sum(all.bytes) + rest,
       allCount: sum(all.counts),
       rest,
+      largest: largest([{ data, found, sign: 1 }], LARGEST_OF),
     };
   }
 
@@ -238,7 +367,7 @@ export class Engine {
     const alike = this.alike(set)[kind];
     return {
       allocation,
-      row: data.row[allocation],
+      row: data.rowOf(allocation),
       texts: Object.fromEntries(texts.map((name) => [name, strings[data.text(name)[kind]]])),
       bytes: data.size[kind],
       block: data.block[kind],
@@ -253,21 +382,25 @@ export class Engine {
     };
   }
 
-  protected compare(about: { keys: string[]; before: Side; after: Side }): Node {
+  protected compare(about: { keys: string[]; before: Side; after: Side }): Comparison {
     const tree = new Tree(about.keys, true);
-    for (const [side, sign] of [
-      [about.before, -1],
-      [about.after, 1],
-    ] as const) {
+    const [old, now] = [about.before, about.after].map((side) => {
       const data = this.sets[side.set];
       const moment: Moment = { measure: "held", at: side.change, from: -1 };
-      tree.add(
-        data,
-        totals(data, moment, () => true),
-        sign,
-      );
-    }
-    return tree.finished();
+      return { data, found: totals(data, moment, () => true), levels: data.levelsAt(side.change) };
+    });
+    const parts = [
+      { ...old, sign: -1, names: namesBeside(old.data, now.data) },
+      { ...now, sign: 1, names: namesBeside(now.data, old.data) },
+    ];
+    for (const { data, found, sign, names } of parts) tree.add(data, found, sign, names);
+    const inputs = old.data.words.categories.indexOf("inputs");
+    return {
+      tree: tree.finished(),
+      largest: largest(parts, LARGEST_OF),
+      counts: [sum(old.found.counts), sum(now.found.counts)],
+      inputs: [old.levels[inputs] ?? 0, now.levels[inputs] ?? 0],
+    };
   }
 
   /** The largest bars that are alive at the moment and found: a table behind the picture. */
@@ -356,22 +489,59 @@ export class Engine {
   }
 
   private kindColors(look: Look): { ofKind: Uint32Array; fadedOf: Uint32Array } {
-    const { set, color, dark } = look;
-    const key = `kinds ${set} ${color} ${dark} ${look.hidden} ${look.search}`;
-    return this.once(key, () => {
+    const { set, dark } = look;
+    return this.once(kindsKey(look), () => {
       const data = this.sets[set];
       const wanted = this.search(look);
       const hidden = data.words.categories.map((name) => look.hidden.includes(name));
       const plain = this.coloring(look).ofKind;
-      const fadedOf = Uint32Array.from(plain, (c) => faded(c, dark));
-      const ofKind = Uint32Array.from(plain, (c, kind) => {
+      const known = new Map([...new Set(plain)].map((color) => [color, faded(color, dark)]));
+      const fadedOf = plain.map((color) => known.get(color) ?? color);
+      const ofKind = plain.map((color, kind) => {
         if (hidden[data.category[kind]]) return 0;
-        return wanted && !wanted[kind] ? fadedOf[kind] : c;
+        return wanted && !wanted[kind] ? fadedOf[kind] : color;
       });
       return { ofKind, fadedOf };
     });
   }
 }
+
+/** Works in slices, between which other questions are answered; null when it is no longer wanted. */
+async function finish<T>(work: Generator<undefined, T>, wanted: () => boolean): Promise<T | null> {
+  let until = performance.now() + SLICE_MS;
+  for (;;) {
+    const { done, value } = work.next();
+    if (done) return value;
+    if (performance.now() < until) continue;
+    await pause();
+    if (!wanted()) return null;
+    until = performance.now() + SLICE_MS;
+  }
+}
+
+/** Keeps the latest few. */
+function keep<T>(kept: Map<string, T>, key: string, value: T): void {
+  const [oldest] = kept.keys();
+  if (kept.size >= MOST_WHOLE) kept.delete(oldest);
+  kept.set(key, value);
+}
+
+/** Until the questions that have come meanwhile are answered. */
+function pause(): Promise<void> {
+  return new Promise((done) => {
+    const { port1, port2 } = new MessageChannel();
+    port1.onmessage = () => done();
+    port2.postMessage(null);
+  });
+}
+
+const kindsKey = ({ set, color, dark, hidden, search }: Look) =>
+  `kinds ${set} ${color} ${dark} ${hidden} ${search}`;
+const paintedKey = (look: DrawRequest) => {
+  const moment = look.only === "grew" ? JSON.stringify(look.moment) : "";
+  return `${numbersKey(look)} ${kindsKey(look)} ${look.only} ${moment}`;
+};
+const numbersKey = ({ set, layout, map }: DrawRequest) => `${set} ${layout} ${map.height}`;
 
 function momentOf(data: Dataset, axis: Axis, change: number): MomentFacts {
   const levels = Array.from(data.levelsAt(change));
@@ -395,7 +565,24 @@ function placesOf(data: Dataset): Places {
     reserved: facts.reserved.times_ns.map(at),
     use: facts.device_use.map((use) => at(use.time_ns)),
     failures: facts.failures.map((failure) => at(failure.time_ns)),
+    leaks: leaksOf(data),
   };
+}
+
+const MOST_LEAKS = 2000;
+
+function leaksOf(data: Dataset): Places["leaks"] {
+  let growth = 0;
+  data.facts.findings?.forEach((row, i) => {
+    if (row.kind === "growth" && row.at !== null) growth |= 1 << i;
+  });
+  const found: Places["leaks"] = [];
+  if (growth === 0) return found;
+  for (let i = 0; i < data.count && found.length < MOST_LEAKS; i++) {
+    const change = data.start[i];
+    if (data.finding[i] & growth && change >= 0) found.push({ change, time_ns: data.time[change] });
+  }
+  return found;
 }
 
 function addressOf(facts: Facts, place: number): string {

@@ -11,16 +11,22 @@ export function sizeText(amount: number): string {
 
 export const signed = (amount: number) => (amount > 0 ? `+${sizeText(amount)}` : sizeText(amount));
 
+const UNITS: [name: string, ns: number][] = [
+  ["s", 1e9],
+  ["ms", 1e6],
+  ["us", 1e3],
+];
+
 export function timeText(ns: number): string {
   if (ns < 0) return `-${timeText(-ns)}`;
-  for (const [unit, size] of [
-    ["s", 1e9],
-    ["ms", 1e6],
-    ["us", 1e3],
-  ] as const) {
-    if (ns / size >= 0.9995) return `${threeDigits(ns / size)} ${unit}`;
-  }
-  return `${Math.round(ns)} ns`;
+  const unit = UNITS.find(([, size]) => ns / size >= 0.9995);
+  return unit ? `${threeDigits(ns / unit[1])} ${unit[0]}` : `${Math.round(ns)} ns`;
+}
+
+/** Some times in the unit of the longest. */
+export function timesText(times: number[]): string {
+  const [name, size] = UNITS.find(([, ns]) => Math.max(...times) / ns >= 0.9995) ?? ["ns", 1];
+  return `${times.map((ns) => threeDigits(ns / size)).join(" / ")} ${name}`;
 }
 
 function threeDigits(value: number): string {

@@ -2,7 +2,7 @@
 
 import { signed, sizeText } from "./format";
 import { label, Pane } from "./pane";
-import type { Node } from "./tree";
+import { type Node, nameless } from "./tree";
 
 const ROW = 20;
 const COLORS = [
@@ -28,6 +28,7 @@ export class Icicle {
   readonly pane: Pane;
   private cells: Cell[] = [];
   private tree: Node | null = null;
+  private keys: string[] = [];
   private compares = false;
 
   constructor(
@@ -49,10 +50,11 @@ export class Icicle {
     canvas.addEventListener("mouseleave", () => tell("", null));
   }
 
-  show(tree: Node, depth: number, compares = false): void {
+  show(tree: Node, keys: string[], compares = false): void {
     this.tree = tree;
+    this.keys = keys;
     this.compares = compares;
-    this.pane.canvas.style.height = `${depth * ROW}px`;
+    this.pane.canvas.style.height = `${keys.length * ROW}px`;
     this.draw();
   }
 
@@ -99,7 +101,7 @@ export class Icicle {
     context.fillRect(left, depth * ROW, Math.max(right - left - 0.6, 0.5), ROW - 1);
     context.globalAlpha = 1;
     context.fillStyle = "#fff";
-    const text = `${node.name || "not known"} ${this.compares ? signed(node.bytes) : sizeText(node.bytes)}`;
+    const text = `${node.name || nameless(this.keys[depth])} ${this.compares ? signed(node.bytes) : sizeText(node.bytes)}`;
     label(context, text, left + 4, depth * ROW + ROW / 2, right - left - 8);
   }
 
@@ -111,7 +113,7 @@ export class Icicle {
   }
 
   private text({ path, node }: Cell): string {
-    const names = path.map((name) => name || "not known").join(" \u203a ");
+    const names = path.map((name, i) => name || nameless(this.keys[i])).join(" \u203a ");
     const change = `${sizeText(node.before)} before, ${signed(node.bytes)}`;
     return `${names}: ${this.compares ? change : sizeText(node.bytes)}`;
   }

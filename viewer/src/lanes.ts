@@ -2,6 +2,7 @@
 // of its own, as high as the group ever needs, and in it blocks take the first gap that fits.
 
 import type { Dataset } from "./dataset";
+import { nameless } from "./tree";
 
 export interface Lane {
   name: string;
@@ -100,7 +101,7 @@ export function lanes(data: Dataset, key: "category" | "module"): Lanes {
   let height = 0;
   for (const [text, room] of order) {
     starts.set(text, height);
-    const name = data.words.strings[text] || "not known";
+    const name = data.words.strings[text] || nameless(key);
     found.push({ name, bottom: height, height: room.height });
     height += room.height;
   }

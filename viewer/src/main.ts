@@ -1,10 +1,10 @@
 // The same script is the page's and the worker's: what there is tells which of them it is.
 
 import { App } from "./app";
-import { open, serve } from "./channel";
+import { type Channel, open, serve } from "./channel";
+import { COLUMNS } from "./dataset";
+import { fromBase64 } from "./decode";
 import type { Document } from "./document";
-
-const COLUMNS = ["kind", "address", "life", "clock", "begins", "row", "kinds", "sizes", "blocks"];
 
 function take(name: string): string {
   const element = document.getElementById(`data-${name}`);
@@ -13,16 +13,32 @@ function take(name: string): string {
   return text;
 }
 
+/** Hands over each column as soon as the browser has read it; the worker opens it meanwhile. */
+async function columns(doc: Document, channel: Channel): Promise<void> {
+  const left = new Set(doc.sets.flatMap((_, i) => COLUMNS.map((name) => `${i}-${name}`)));
+  const look = (all: boolean) => {
+    for (const id of left) {
+      if (!all && !document.getElementById(`data-${id}`)?.nextSibling) continue;
+      left.delete(id);
+      channel.ask("column", { id, bytes: fromBase64(take(id)) });
+    }
+  };
+  if (document.readyState === "loading") {
+    const watch = new MutationObserver(() => look(false));
+    watch.observe(document.body, { childList: true });
+    await new Promise((done) => document.addEventListener("DOMContentLoaded", done));
+    watch.disconnect();
+  }
+  look(true);
+}
+
 async function start(root: HTMLElement, script: string): Promise<void> {
-  const doc: Document = JSON.parse(take("document"));
-  const { strings, categories, phases, texts, colors } = doc;
-  const words = { strings, categories, phases, texts, colors };
-  const sets = doc.sets.map((facts, i) => ({
-    facts,
-    columns: Object.fromEntries(COLUMNS.map((name) => [name, take(`${i}-${name}`)])),
-  }));
-  const channel = await open(script);
-  const places = await channel.ask("load", { words, sets });
+  const text = take("document");
+  const opened = open(script);
+  const doc: Document = JSON.parse(text);
+  const channel = await opened;
+  await columns(doc, channel);
+  const places = await channel.ask("load", { text });
   const app = new App(doc, channel, places, root);
   await app.start();
   document.documentElement.dataset.ready = channel.where;

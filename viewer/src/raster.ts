@@ -88,46 +88,194 @@ export interface Bars {
   edge: number; // the colour of bars' edges
 }
 
+/** Where bars are, without how they look. */
+type Geometry = Pick<Bars, "bottoms" | "unit" | "low" | "high">;
+
 /** Every allocation as a bar: from left to right its life, from below to above its bytes. */
-export function drawBars(
+export function* drawBars(
   data: Dataset,
   window: Window,
   width: number,
   height: number,
   bars: Bars,
-): Picture {
+): Generator<undefined, Picture> {
   const picture = blank(width, height);
+  const { colorOf, fadedOf, skip, edge } = bars;
+  const { kind } = data;
+  yield* eachBar(data, window, width, height, bars, (i, left, right, upper, bottom) => {
+    const color = skip?.(i) ? fadedOf[kind[i]] : colorOf[kind[i]];
+    if (color === 0) return;
+    if (right - left === 1 && bottom - upper === 1) picture.pixels[upper * width + left] = color;
+    else fillBar(picture, left, right, upper, bottom, color, edge);
+  });
+  return picture;
+}
+
+/** The whole trace by changes, very wide: each pixel is its allocation's number plus 1. */
+export function* drawNumbers(
+  data: Dataset,
+  width: number,
+  height: number,
+  bars: Geometry,
+): Generator<undefined, Picture> {
+  const picture = blank(width, height);
+  const window: Window = { axis: "events", from: -1, to: data.changes };
+  yield* eachBar(data, window, width, height, bars, (i, left, right, upper, bottom) => {
+    for (let y = upper; y < bottom; y++) {
+      fillRow(picture.pixels, y * width + left, y * width + right, i + 1);
+    }
+  });
+  return picture;
+}
+
+type Place = (i: number, left: number, right: number, upper: number, bottom: number) => void;
+
+/** Gives the pixels of each bar of the window in turn. After some thousands it can be left. */
+function* eachBar(
+  data: Dataset,
+  window: Window,
+  width: number,
+  height: number,
+  bars: Geometry,
+  place: Place,
+): Generator<undefined, void> {
   const perX = width / (window.to - window.from);
   const perByte = height / (bars.high - bars.low);
   const byTime = window.axis === "time";
   const first = data.changeAt(window.axis, window.from);
   const last = data.changeAt(window.axis, window.to);
-  const { end, kind: kinds, size, changes } = data;
-  const begins = byTime ? data.startTime : data.start;
-  const ends = byTime ? data.endTime : end;
-  const { bottoms, unit, low: floor, colorOf, fadedOf, skip, edge } = bars;
+  const { start, end, kind, size, time, changes } = data;
+  const { bottoms, unit, low: floor } = bars;
   // As plain a loop as can be: it runs a million times a picture.
-  data.runs(first, last, (begin, stop) => {
+  const draw = (begin: number, stop: number) => {
     for (let i = begin; i < stop; i++) {
       const ended = end[i];
       if (ended <= first) continue;
-      const kind = kinds[i];
-      let color = colorOf[kind];
-      if (color === 0) continue;
       const low = (bottoms[i] * unit - floor) * perByte;
-      const high = low + size[kind] * perByte;
+      const high = low + size[kind[i]] * perByte;
       if (high < 0 || low > height) continue;
-      const left = Math.max(0, Math.floor((begins[i] - window.from) * perX));
-      const reach = ended >= changes ? width : Math.ceil((ends[i] - window.from) * perX);
+      const began = start[i];
+      const from = byTime && began >= 0 ? time[began] : began;
+      const left = began < 0 ? 0 : Math.max(0, Math.floor((from - window.from) * perX));
+      let reach = width;
+      if (ended < changes) {
+        reach = Math.ceil(((byTime ? time[ended] : ended) - window.from) * perX);
+      }
       const right = Math.min(width, Math.max(reach, left + 1));
       const bottom = Math.min(height, Math.ceil(height - low));
       const upper = Math.max(0, Math.min(bottom - 1, Math.floor(height - high)));
-      if (skip?.(i)) color = fadedOf[kind];
-      if (right - left === 1 && bottom - upper === 1) picture.pixels[upper * width + left] = color;
-      else fillBar(picture, left, right, upper, bottom, color, edge);
+      place(i, left, right, upper, bottom);
     }
-  });
+  };
+  let runs = 0;
+  for (const [begin, stop] of data.runs(first, last)) {
+    draw(begin, stop);
+    if (++runs % 16 === 0) yield;
+  }
+}
+
+/** Half as wide: of each two pixels the one that was drawn last. */
+function halved({ width, height, pixels }: Picture): Picture {
+  const half = blank(width >> 1, height);
+  for (let at = 0; at < half.pixels.length; at++) {
+    half.pixels[at] = Math.max(pixels[2 * at], pixels[2 * at + 1]);
+  }
+  return half;
+}
+
+/** The numbers, and the same in ever fewer columns. */
+export function coarser(numbers: Picture, least: number): Picture[] {
+  const found = [numbers];
+  while (found[found.length - 1].width >= 2 * least) found.push(halved(found[found.length - 1]));
+  return found;
+}
+
+/** Of pictures of the whole trace the widest with no more columns for the window than pixels. */
+export function fitting(
+  pictures: Picture[],
+  data: Dataset,
+  window: Window,
+  width: number,
+): Picture {
+  const [first, last] = [window.from, window.to].map((x) => data.changeAt(window.axis, x));
+  const share = (last - first) / (data.changes + 1);
+  return pictures.find((each) => each.width * share <= width) ?? pictures[pictures.length - 1];
+}
+
+/** Numbers of allocations as their colours. */
+export function* paintNumbers(
+  numbers: Picture,
+  data: Dataset,
+  bars: Bars,
+): Generator<undefined, Picture> {
+  const { width, height, pixels: seen } = numbers;
+  const picture = blank(width, height);
+  const { pixels } = picture;
+  const { colorOf, fadedOf, skip, edge } = bars;
+  const { kind } = data;
+  let known = 0;
+  let color = 0;
+  const paint = (from: number, to: number) => {
+    for (let at = from; at < to; at++) {
+      const number = seen[at];
+      if (number === 0) continue;
+      if (number !== known) {
+        known = number;
+        const i = number - 1;
+        color = skip?.(i) ? fadedOf[kind[i]] : colorOf[kind[i]];
+      }
+      const inside = number === seen[at - width] && number === seen[at - 1];
+      pixels[at] = !inside && color !== 0 && hasEdge(seen, at, width) ? edge : color;
+    }
+  };
+  for (let y = 0; y < height; y += 16) {
+    paint(y * width, Math.min(y + 16, height) * width);
+    yield;
+  }
   return picture;
+}
+
+/**
+ * The picture while somebody moves: each pixel is the one at its place in a picture of the whole
+ * trace. It costs pixels, however many allocations there are.
+ */
+export function drawFrom(
+  whole: Picture,
+  data: Dataset,
+  window: Window,
+  width: number,
+  height: number,
+  highest: number, // bytes at the upper edge of the whole
+  { low, high }: { low: number; high: number },
+): Picture {
+  const picture = blank(width, height);
+  const { width: wide, height: rows, pixels } = whole;
+  const perChange = wide / (data.changes + 1);
+  const columns = edges(data, window, width).map((change) =>
+    Math.min(Math.floor((change + 1) * perChange), wide - 1),
+  );
+  let before = -1;
+  for (let y = 0, to = 0; y < height; y++, to += width) {
+    const bytes = low + ((height - y - 0.5) / height) * (high - low);
+    const row = Math.floor(rows * (1 - bytes / highest));
+    if (row < 0 || row >= rows) continue;
+    if (row === before) picture.pixels.copyWithin(to, to - width, to);
+    else {
+      const from = row * wide;
+      for (let x = 0; x < width; x++) picture.pixels[to + x] = pixels[from + columns[x]];
+    }
+    before = row;
+  }
+  return picture;
+}
+
+/** Bars with room for an edge have one, as when each is drawn. */
+function hasEdge(seen: Uint32Array, at: number, width: number): boolean {
+  const number = seen[at];
+  const tall = number === seen[at + width] && number === seen[at + 2 * width];
+  const top = number !== seen[at - width] && number === seen[at + 3 * width];
+  const isLeft = number !== seen[at - 1] && number === seen[at + 1] && number === seen[at + 2];
+  return tall && (top || isLeft);
 }
 
 const FEW = 24; // pixels that are sooner set one by one

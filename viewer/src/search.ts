@@ -19,28 +19,28 @@ export function escaped(text: string): string {
 export function search(data: Dataset, query: string): Uint8Array | null {
   const words = query.trim().split(/\s+/).filter(Boolean);
   if (words.length === 0) return null;
-  const found = new Uint8Array(data.size.length).fill(1);
-  for (const word of words) {
-    const one = matches(data, expression(word));
-    for (let kind = 0; kind < found.length; kind++) found[kind] &= one[kind];
-  }
+  const each = words.map((word) => matches(data, expression(word)));
+  const ofGroups = each[0].map((_, group) => Number(each.every((found) => found[group])));
+  const found = new Uint8Array(data.group.length);
+  for (let kind = 0; kind < found.length; kind++) found[kind] = ofGroups[data.group[kind]];
   return found;
 }
 
+/** 1 for each group of kinds with such a text. */
 function matches(data: Dataset, wanted: RegExp): Uint8Array {
-  const found = new Uint8Array(data.size.length);
+  const found = new Uint8Array(data.facts.groups);
   for (const name of data.words.texts) {
-    const texts = data.text(name);
+    const texts = data.textOfGroups(name);
     const known = new Map<number, boolean>();
-    for (let kind = 0; kind < found.length; kind++) {
-      const text = texts[kind];
-      if (text === 0 || found[kind]) continue;
+    for (let group = 0; group < found.length; group++) {
+      const text = texts[group];
+      if (text === 0 || found[group]) continue;
       let is = known.get(text);
       if (is === undefined) {
         is = wanted.test(`${name}:${data.words.strings[text]}`);
         known.set(text, is);
       }
-      if (is) found[kind] = 1;
+      if (is) found[group] = 1;
     }
   }
   return found;

@@ -3,12 +3,12 @@
 import { COLOR_BY, type ColorBy } from "./colors";
 import type { Axis } from "./dataset";
 import type { Layout } from "./engine";
-import type { Measure, Only } from "./tree";
+import { isOnly, type Measure, type Only } from "./tree";
+import type { Sort } from "./treetable";
 
 export type Tab = "who" | "bar" | "steps" | "books" | "compare";
 export const TABS: Tab[] = ["who", "bar", "steps", "books", "compare"];
 export const LAYOUTS: Layout[] = ["address", "category", "module"];
-export const ONLY: Only[] = ["all", "peak", "saved", "end", "grew"];
 export const MEASURES: Measure[] = ["held", "grew", "made", "freed", "bytetime"];
 export const KEYS = ["module", "op", "line", "category", "phase", "role", "name", "shape", "dtype"];
 
@@ -30,7 +30,18 @@ export interface State {
   search: string;
   pinned: number | null;
   tab: Tab;
+  before: string; // the sides of a comparison, "set:change"; "": the usual ones
+  after: string;
+  sort: Sort;
+  open: string; // rows of the table that are open
+  theme: Theme;
+  room: Room;
 }
+
+/** What the picture of categories leaves room for: categories, or also what the device has in use. */
+export type Room = "categories" | "device";
+
+export type Theme = "system" | "light" | "dark";
 
 /** As short as it can be: only what is not as it was when the page was opened. */
 export function toHash(state: State, usual: State): string {
@@ -62,7 +73,12 @@ export function fromHash(hash: string, usual: State): State {
     words.has(name) ? numberOrNull(words.get(name)) : otherwise;
   const list = (name: string, otherwise: string[]) =>
     words.has(name) ? (words.get(name) ?? "").split(",").filter(Boolean) : otherwise;
+  const side = (name: string, otherwise: string) => {
+    const word = words.get(name);
+    return word !== null && /^\d+:-?\d+$/.test(word) ? word : otherwise;
+  };
   const keys = list("keys", usual.keys).filter((key) => KEYS.includes(key));
+  const only = words.get("only") ?? usual.only;
   const from = number("from", usual.from);
   const to = number("to", usual.to);
   return {
@@ -76,13 +92,19 @@ export function fromHash(hash: string, usual: State): State {
     begin: maybe("begin", usual.begin),
     layout: one("layout", LAYOUTS, usual.layout),
     color: one("color", COLOR_BY, usual.color),
-    only: one("only", ONLY, usual.only),
+    only: isOnly(only) ? only : usual.only,
     measure: one("measure", MEASURES, usual.measure),
     keys: keys.length ? keys : usual.keys,
     hidden: list("hidden", usual.hidden),
     search: words.get("search") ?? usual.search,
     pinned: maybe("pinned", usual.pinned),
     tab: one("tab", TABS, usual.tab),
+    before: side("before", usual.before),
+    after: side("after", usual.after),
+    sort: one("sort", ["bytes", "count", "name"], usual.sort),
+    open: words.get("open") ?? usual.open,
+    theme: one("theme", ["system", "light", "dark"], usual.theme),
+    room: one("room", ["categories", "device"], usual.room),
   };
 }
 

@@ -3,7 +3,14 @@
 import type { Dataset } from "./dataset";
 
 export type Measure = "held" | "grew" | "made" | "freed" | "bytetime";
-export type Only = "all" | "peak" | "saved" | "end" | "grew";
+export type Only = "all" | "peak" | "saved" | "end" | "grew" | `finding ${number}`;
+
+export const isOnly = (text: string): text is Only =>
+  /^(all|peak|saved|end|grew|finding \d{1,2})$/.test(text);
+
+/** The finding's place in the list of findings; -1 where the choice is another. */
+export const findingOf = (only: Only) =>
+  only.startsWith("finding") ? Number(only.split(" ")[1]) : -1;
 
 export interface Node {
   name: string;
@@ -26,6 +33,65 @@ export interface Moment {
   from: number; // of a range, whose end is `at`
 }
 
+/** What a row without a name is called. */
+export const nameless = (key: string) => (key === "module" ? "no module" : "not known");
+
+export type Names = (key: string, name: string) => string;
+
+const asTheyAre: Names = (_, name) => name;
+
+export interface Part {
+  data: Dataset;
+  found: Totals;
+  sign: number;
+  names?: Names;
+}
+
+/** Of each key, the name with most bytes, up or down; nothing where no name is known. */
+export function largest(parts: Part[], keys: string[]): Largest[] {
+  return keys.flatMap((key) => {
+    const bytes = new Map<string, number>();
+    for (const { data, found, sign, names = asTheyAre } of parts) {
+      const texts = data.text(key);
+      for (let kind = 0; kind < texts.length; kind++) {
+        if (texts[kind] === 0 || found.bytes[kind] === 0) continue;
+        const name = names(key, data.words.strings[texts[kind]]);
+        bytes.set(name, (bytes.get(name) ?? 0) + sign * found.bytes[kind]);
+      }
+    }
+    let most: Largest | null = null;
+    for (const [name, amount] of bytes) {
+      if (Math.abs(amount) > Math.abs(most?.bytes ?? 0)) most = { key, name, bytes: amount };
+    }
+    return most ? [most] : [];
+  });
+}
+
+/**
+ * The names of a side of a comparison, as the other side has them: modules without wrappers, and
+ * lines that only moved under their new number.
+ */
+export function namesBeside(own: Dataset, other: Dataset): Names {
+  const { modules } = own.facts.aligned;
+  const lines = new Map<string, string>();
+  for (const one of own === other ? [] : [own, other]) {
+    for (const [old, now] of Object.entries(one.facts.aligned.lines)) {
+      const shown = `${now} (was ${old.slice(old.lastIndexOf(":") + 1)})`;
+      lines.set(one === own ? now : old, shown);
+    }
+  }
+  return (key, name) => {
+    if (key === "module") return modules[name] ?? name;
+    return key === "line" ? (lines.get(name) ?? name) : name;
+  };
+}
+
+export interface Largest {
+  key: string;
+  name: string;
+  bytes: number;
+}
+
 const MOST_CHILDREN = 300;
 
 /** What allocations pass, beside the search. */
@@ -37,6 +103,8 @@ export function passes(data: Dataset, only: Only, moment: Moment): (i: number) =
     const number = data.words.categories.indexOf("activations");
     return (i) => data.category[data.kind[i]] === number;
   }
+  const finding = findingOf(only);
+  if (finding >= 0) return (i) => ((data.finding[i] >>> finding) & 1) === 1;
   if (only === "grew") return (i) => data.start[i] > moment.from && data.alive(i, moment.at);
   return () => true;
 }
@@ -95,11 +163,11 @@ export class Tree {
   ) {}
 
   /** `sign` is -1 for the side of a comparison that was before. */
-  add(data: Dataset, found: Totals, sign = 0): void {
+  add(data: Dataset, found: Totals, sign = 0, names: Names = asTheyAre): void {
     const texts = this.keys.map((key) => data.text(key));
     for (let kind = 0; kind < found.bytes.length; kind++) {
       if (found.counts[kind] === 0 && found.bytes[kind] === 0) continue;
-      const path = texts.map((column) => data.words.strings[column[kind]]);
+      const path = texts.map((column, i) => names(this.keys[i], data.words.strings[column[kind]]));
       this.addPath(path, found.bytes[kind], found.counts[kind], sign);
     }
   }

@@ -2,7 +2,7 @@
 
 import { fill, h } from "./dom";
 import { countText, exactText, shareText, signed, sizeText } from "./format";
-import type { Node } from "./tree";
+import { type Node, nameless } from "./tree";
 
 export type Sort = "bytes" | "count" | "name";
 
@@ -10,15 +10,22 @@ const MOST = 60; // rows of a level before somebody asks for more
 
 export interface Options {
   caption: string;
+  keys: string[];
   whole: number; // what shares are of
   unit: (amount: number) => string;
   compares: boolean;
   choose: (path: string[]) => void;
+  sort: Sort;
+  open: string; // rows that are open, as `changed` has written them
+  changed: (sort: Sort, open: string) => void;
 }
+
+const WITHIN = "\u001f"; // between the names of a row's path
+const BETWEEN = "\u001e"; // between rows
 
 export class TreeTable {
   readonly element = h("div", { class: "scroll", tabindex: 0, role: "region" });
-  private readonly open = new Set<string>();
+  private open = new Set<string>();
   private readonly whole = new Set<string>();
   private sort: Sort = "bytes";
   private tree: Node | null = null;
@@ -27,6 +34,8 @@ export class TreeTable {
   show(tree: Node, options: Options): void {
     this.tree = tree;
     this.options = options;
+    this.sort = options.sort;
+    this.open = new Set(options.open ? options.open.split(BETWEEN) : []);
     this.draw();
   }
 
@@ -58,29 +67,43 @@ export class TreeTable {
     const changed = options.compares
       ? [head("before", null), head("after", null), head("change", "bytes")]
       : [head("bytes", "bytes"), head("share", null)];
-    return h("tr", {}, head("who", "name"), ...changed, head("allocations", "count"));
+    return h(
+      "tr",
+      {},
+      head("who", "name"),
+      ...changed,
+      head(options.compares ? "allocations \u00b1" : "allocations", "count"),
+    );
   }
 
   private by(sort: Sort): void {
     this.sort = sort;
     this.draw();
+    this.tell();
+  }
+
+  private tell(): void {
+    this.options?.changed(this.sort, [...this.open].join(BETWEEN));
   }
 
   private rows(body: HTMLElement, node: Node, path: string[], options: Options): void {
-    const key = path.join("\u0000");
+    const key = path.join(WITHIN);
     const children = [...node.children].sort((a, b) => this.order(a, b));
     const shown = this.whole.has(key) ? children : children.slice(0, MOST);
     for (const child of shown) {
       const own = [...path, child.name];
-      const ownKey = own.join("\u0000");
+      const ownKey = own.join(WITHIN);
       const isOpen = this.open.has(ownKey);
       const toggle = () => {
         if (isOpen) this.open.delete(ownKey);
         else this.open.add(ownKey);
         this.draw();
         this.focus(ownKey);
+        this.tell();
       };
-      body.append(this.row(child.name || "not known", child, own, options, toggle));
+      body.append(
+        this.row(child.name || nameless(options.keys[path.length]), child, own, options, toggle),
+      );
       if (isOpen) this.rows(body, child, own, options);
     }
     this.more(body, node, path, children.slice(shown.length), key);
@@ -119,7 +142,7 @@ export class TreeTable {
     options: Options,
     toggle: (() => void) | null,
   ): HTMLElement {
-    const key = path.join("\u0000");
+    const key = path.join(WITHIN);
     const isOpen = this.open.has(key);
     const mark = node.children.length > 0 && toggle;
     const opener = mark

@@ -3,12 +3,28 @@ import { test } from "node:test";
 import { Dataset, sum } from "../src/dataset";
 import type { Facts } from "../src/document";
 import { lanes } from "../src/lanes";
-import { barAt, drawBars } from "../src/raster";
+import {
+  barAt,
+  coarser,
+  drawBars,
+  drawFrom,
+  drawNumbers,
+  fitting,
+  paintNumbers,
+} from "../src/raster";
 import { search } from "../src/search";
 import { passes, Tree, totals } from "../src/tree";
 import { columnsOf, random, type Spec, specs, words } from "./made";
 
 const everything = () => true;
+
+/** The result of work that could be interrupted. */
+function whole<T>(work: Generator<undefined, T>): T {
+  for (;;) {
+    const { done, value } = work.next();
+    if (done) return value;
+  }
+}
 
 function alive(made: Spec[], change: number): Spec[] {
   return made.filter((one) => one.start <= change && one.end > change);
@@ -150,7 +166,7 @@ test("the bar under the mouse is the one whose pixels are there", () => {
   const high = data.highest * data.facts.address_unit;
   const colorOf = Uint32Array.from(data.size, (_, kind) => kind + 1);
   const bars = { bottoms: data.address, unit: 1, low: 0, high, colorOf, fadedOf: colorOf, edge: 0 };
-  const picture = drawBars(data, window, width, height, { ...bars, edge: 0xff });
+  const picture = whole(drawBars(data, window, width, height, { ...bars, edge: 0xff }));
   made.forEach((one, i) => {
     const x = (Math.max(one.start, -1) + Math.min(one.end, data.changes)) / 2;
     const bytes = one.address + one.size / 2;
@@ -160,6 +176,55 @@ test("the bar under the mouse is the one whose pixels are there", () => {
     const py = Math.floor(height - (bytes / high) * height);
     assert.equal(picture.pixels[py * width + px], colorOf[data.kind[i]]);
   });
+});
+
+test("a moving picture has the bars that are drawn one by one", () => {
+  const { data } = random(29, 4000);
+  const [width, height] = [300, 200];
+  const highest = data.highest * data.facts.address_unit;
+  const colorOf = Uint32Array.from(data.size, (_, kind) => kind + 1);
+  const shared = { bottoms: data.address, unit: 1, colorOf, fadedOf: colorOf, edge: 0 };
+  const wide = whole(drawNumbers(data, 8192, height, { ...shared, low: 0, high: highest }));
+  const numbers = coarser(wide, 512);
+  assert.deepEqual(
+    numbers.map((each) => each.width),
+    [8192, 4096, 2048, 1024, 512],
+  );
+  for (const [from, to] of [
+    [-1, 4000],
+    [300, 1500],
+    [2000, 2100],
+  ]) {
+    for (const axis of ["events", "time"] as const) {
+      const scale = axis === "time" ? 1000 : 1;
+      const window = { axis, from: from * scale, to: to * scale };
+      const view = { ...shared, low: 0, high: highest };
+      const each = whole(drawBars(data, window, width, height, view)).pixels;
+      const level = whole(paintNumbers(fitting(numbers, data, window, width), data, view));
+      const soon = drawFrom(level, data, window, width, height, highest, view).pixels;
+      // A bar's border may be some pixels further to one side, and pixels have room for one bar.
+      let same = 0;
+      each.forEach((color, at) => {
+        const around = [-3, -2, -1, 0, 1, 2, 3].map((by) => at + by);
+        const there = around.map((place) => soon[place]);
+        const is = color === 0 ? !soon[at] || around.some((a) => each[a]) : there.includes(color);
+        if (is) same++;
+      });
+      assert.ok(same > 0.9 * each.length, `${axis} ${from} to ${to}: ${same} of ${each.length}`);
+    }
+  }
+});
+
+test("a finding's allocations are those that Python marked", () => {
+  const { data, made } = random(31, 200);
+  const moment = { measure: "held" as const, at: 199, from: -1 };
+  const pass = passes(data, "finding 1", moment);
+  made.forEach((one, i) => {
+    assert.equal(pass(i), one.end >= data.changes);
+    assert.equal(passes(data, "finding 0", moment)(i), false);
+  });
+  const kept = made.filter((one) => one.end >= data.changes);
+  assert.equal(sum(totals(data, moment, pass).bytes), sum(kept.map((one) => one.size)));
 });
 
 test("only: what is alive at the peak, at the end, or kept", () => {

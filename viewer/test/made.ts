@@ -54,31 +54,44 @@ export function specs(seed: number, changes: number): Spec[] {
   return made;
 }
 
+const groupOf = ({ category, module, op }: Spec) => `${category} ${module} ${op}`;
+
+/** By bytes, as Python packs numbers; without deflation. */
+export function planes(numbers: number[]): Uint8Array {
+  const wide = Math.ceil(Math.log2(Math.max(...numbers, 0) + 1) / 8);
+  const bytes = Array.from({ length: wide }, (_, plane) =>
+    numbers.map((number) => Math.floor(number / 256 ** plane) % 256),
+  );
+  return Uint8Array.from(bytes.flat());
+}
+
 export function columnsOf(made: Spec[]): { columns: Columns; facts: Partial<Facts> } {
   const changes = Math.max(...made.map((one) => one.end), 0);
   const begins = new Uint8Array(Math.ceil(changes / 8));
   for (const { start } of made) if (start >= 0) begins[start >> 3] |= 1 << (start & 7);
   const number = (text: string) => strings.indexOf(text);
-  const column = (key: "category" | "module" | "op") => made.map((one) => number(one[key]));
-  const size = Float64Array.from(made, (one) => one.size);
+  const groups = [...new Set(made.map(groupOf))];
+  const column = (place: number) => groups.map((group) => number(group.split(" ")[place]));
+  const each = made.map((_, i) => i); // each is its own kind
   const columns: Columns = {
-    kind: Uint32Array.from(made, (_, i) => i), // each its own
-    address: Uint32Array.from(made, (one) => one.address),
-    life: Uint32Array.from(made, (one) => one.end - one.start),
-    clock: new Uint32Array(changes).fill(1000),
+    kind: planes(each),
+    address: planes(made.map((one) => one.address)),
+    life: planes(made.map((one) => one.end - one.start)),
+    clock: planes(new Array(changes).fill(1000)),
     begins,
-    row: new Uint32Array(made.length),
-    kinds: Uint32Array.from([
-      ...column("category"),
-      ...column("module"),
-      ...column("op"),
-      ...made.map(() => 0),
-    ]),
-    sizes: size,
-    blocks: size,
+    row: new Uint8Array(0),
+    group: planes(made.map((one) => groups.indexOf(groupOf(one)))),
+    texts: planes([...column(0), ...column(1), ...column(2), ...groups.map(() => 0)]),
+    sizes: planes(made.map((one) => one.size)),
+    blocks: planes(made.map((one) => one.size + 1)),
+    finding: planes(made.map((one) => (one.end === changes ? 2 : 0))),
   };
   const top = Math.max(...made.map((one) => one.address + one.size));
   const facts: Partial<Facts> = {
+    shown: made.length,
+    changes,
+    kinds: made.length,
+    groups: groups.length,
     begin_ns: 0,
     end_ns: changes * 1000,
     unit_ns: 1,
@@ -88,6 +101,7 @@ export function columnsOf(made: Spec[]): { columns: Columns; facts: Partial<Fact
     regions: [[0, 0, top]],
     address_unit: 1,
     rest: null,
+    aligned: { modules: {}, lines: {} },
   };
   return { columns, facts };
 }

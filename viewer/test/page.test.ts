@@ -1,10 +1,11 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
-import { asFloat64, asUint32, fromBase64, inflate } from "../src/decode";
-import { codeParts, countText, signed, sizeText, ticks, timeText } from "../src/format";
+import { asNumbers, asUint32, fromBase64, inflate, unfolded } from "../src/decode";
+import { codeParts, countText, signed, sizeText, ticks, timesText, timeText } from "../src/format";
 import { escaped, expression } from "../src/search";
 import { fromHash, History, type State, toHash } from "../src/state";
+import { planes } from "./made";
 
 const usual: State = {
   set: 0,
@@ -24,22 +25,26 @@ const usual: State = {
   search: "",
   pinned: null,
   tab: "who",
+  before: "",
+  after: "",
+  sort: "bytes",
+  open: "",
+  theme: "system",
+  room: "categories",
 };
 
-test("numbers that Python packed come back", async () => {
-  const numbers = Uint32Array.from([0, 1, 256, 4294967295, 77]);
-  const bytes = new Uint8Array(numbers.buffer);
-  const planes = new Uint8Array(bytes.length);
-  for (let i = 0; i < bytes.length; i++) planes[(i % 4) * 5 + Math.floor(i / 4)] = bytes[i];
-  const text = deflateSync(planes).toString("base64");
-  assert.deepEqual(asUint32(await inflate(fromBase64(text))), numbers);
-  const sizes = Float64Array.from([0, 1, 2 ** 40 + 512, 2 ** 53 - 1, -1]);
-  const eights = new Uint8Array(sizes.buffer).map(
-    (_, i, all) => all[(i % 5) * 8 + Math.floor(i / 5)],
-  );
-  assert.deepEqual(asFloat64(eights), sizes);
-  assert.deepEqual(asUint32(new Uint8Array(0)), new Uint32Array(0));
-  assert.deepEqual(asFloat64(new Uint8Array(0)), new Float64Array(0));
+test("numbers that Python packed come back, of every width", async () => {
+  for (const most of [0, 200, 60_000, 10_000_000, 4294967295]) {
+    const numbers = [0, 1, Math.floor(most / 3), most, 0].map((number) => Math.min(number, most));
+    const text = deflateSync(planes(numbers)).toString("base64");
+    const bytes = await inflate(fromBase64(text));
+    assert.deepEqual(asUint32(bytes, 5), Uint32Array.from(numbers));
+    assert.deepEqual(asNumbers(bytes, 5), Float64Array.from(numbers));
+  }
+  const sizes = [0, 1, 2 ** 40 + 512, 2 ** 53 - 1];
+  assert.deepEqual(asNumbers(planes(sizes), 4), Float64Array.from(sizes));
+  assert.deepEqual(asUint32(new Uint8Array(0), 2), Uint32Array.from([0, 0]));
+  assert.deepEqual([0, 1, 2, 3, 4].map(unfolded), [0, -1, 1, -2, 2]);
 });
 
 test("sizes and times are written as Python's table writes them", () => {
@@ -56,6 +61,8 @@ test("sizes and times are written as Python's table writes them", () => {
   assert.equal(signed(2048), "+2.00 KiB");
   assert.equal(timeText(591_000_000), "591 ms");
   assert.equal(timeText(12), "12 ns");
+  assert.equal(timesText([1_450_000_000, 26_000_000, 0]), "1.45 / 0.03 / 0.00 s");
+  assert.equal(timesText([12_500, 300]), "12.5 / 0.30 us");
   assert.equal(countText(1234567), "1,234,567");
 });
 
@@ -89,13 +96,21 @@ test("what is shown survives the address of the page", () => {
     pinned: 5,
     tab: "bar",
     axis: "events",
+    only: "finding 3",
+    before: "0:-1",
+    after: "1:77",
+    sort: "name",
+    open: "h.0\u001faten::mm\u001eh.1",
+    theme: "dark",
+    room: "device",
   };
   assert.deepEqual(fromHash(`#${toHash(shown, usual)}`, usual), shown);
   assert.equal(toHash(usual, usual), "");
 });
 
 test("an address that makes no sense changes nothing", () => {
-  const odd = "#tab=<img>&axis=9&from=a&to=&keys=,,evil&cursor=NaN&pinned=x&layout=constructor";
+  const odd =
+    "#tab=<img>&axis=9&from=a&to=&keys=,,evil&cursor=NaN&pinned=x&layout=constructor&only=finding&before=x&sort=0&theme=9";
   assert.deepEqual(fromHash(odd, usual), usual);
   assert.deepEqual(fromHash("#from=9&to=1", usual), usual);
 });

@@ -13,7 +13,7 @@ sum is compared with the allocator's own counter at the end of the trace. A devi
 differ has no block sizes.
 """
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -83,46 +83,32 @@ def _cuda_blocks(
     if devices.expandable(trace, device):
         return sizes
     large = np.flatnonzero(sizes > SMALL)
-    bounds = _Bounds()
+    reached = sizes.tolist()  # faster to read and write one by one
     seeds = large[lives.start[own[large]] < 0]
-    bounds.add_all(lives.address[own[seeds]])
     segment_changes = segments.changes(trace, device)
-    bounds.add_all(_ends(trace, segment_changes.row[segment_changes.is_seed]))
-    for i in seeds:
-        sizes[i] = bounds.reach(int(lives.address[own[i]]), int(sizes[i]))
-    for begins, address, i in _history(trace, lives, segment_changes, own, large):
-        if not begins:
-            bounds.remove(address)
-        elif i < 0:
-            bounds.add(address)
-        else:
-            sizes[i] = bounds.reach(address, int(sizes[i]))
-            bounds.add(address)
-    return sizes
+    ends = _ends(trace, segment_changes.row[segment_changes.is_seed])
+    # Where free memory ends: the starts of blocks in use, and the ends of segments.
+    bounds = sorted([*lives.address[own[seeds]].tolist(), *ends.tolist()])
 
-
-class _Bounds:
-    """Where free memory ends: the starts of blocks in use, and the ends of segments."""
-
-    def __init__(self) -> None:
-        self._sorted: list[int] = []
-
-    def add_all(self, addresses: NDArray[np.uint64]) -> None:
-        self._sorted = sorted([*self._sorted, *addresses.tolist()])
-
-    def add(self, address: int) -> None:
-        insort(self._sorted, address)
-
-    def remove(self, address: int) -> None:
-        at = bisect_left(self._sorted, address)
-        if at < len(self._sorted) and self._sorted[at] == address:
-            del self._sorted[at]
-
-    def reach(self, address: int, size: int) -> int:
-        """The size of a block of at least `size` bytes that begins at the address."""
-        at = bisect_right(self._sorted, address)
-        room = self._sorted[at] - address if at < len(self._sorted) else 0
+    def reach(address: int, size: int, at: int) -> int:
+        """The size of a block of at least `size` bytes that begins there, before the bound."""
+        room = bounds[at] - address if at < len(bounds) else 0
         return room if size <= room <= size + SMALL else size
+
+    for i in seeds.tolist():
+        address = int(lives.address[own[i]])
+        reached[i] = reach(address, reached[i], bisect_right(bounds, address))
+    for begins, address, i in _history(trace, lives, segment_changes, own, large):
+        if begins:
+            at = bisect_right(bounds, address)
+            if i >= 0:
+                reached[i] = reach(address, reached[i], at)
+            bounds.insert(at, address)
+        else:
+            at = bisect_left(bounds, address)
+            if at < len(bounds) and bounds[at] == address:
+                del bounds[at]
+    return np.array(reached, np.int64)
 
 
 def _ends(trace: Trace, rows: NDArray[np.intp]) -> U64:

@@ -184,7 +184,7 @@ def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
     """Bytes and blocks per key, at a moment."""
     which = usage.alive_at(trace, position) & usage.on_device(trace)
     groups = [grouping.group(trace, key, which) for key in keys]
-    texts = [_comparable(key, group.names) for key, group in zip(keys, groups, strict=True)]
+    texts = [comparable(key, group.names) for key, group in zip(keys, groups, strict=True)]
     table = np.column_stack([group.codes for group in groups])
     distinct, row = np.unique(table, axis=0, return_inverse=True)
     row = row.reshape(-1)
@@ -231,7 +231,7 @@ def _ends(path: str) -> list[str]:
     return ["/".join(parts[i:]) for i in range(len(parts))]
 
 
-def _comparable(key: str, names: list[str]) -> list[str]:
+def comparable(key: str, names: list[str]) -> list[str]:
     """The names without the parts that differ between runs, such as wrappers of modules."""
     if key == "module":
         parts = [[p for p in name.split(".") if p not in WRAPPER_LEVELS] for name in names]

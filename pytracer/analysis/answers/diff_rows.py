@@ -71,6 +71,24 @@ def changes(diff: Diff) -> Changes:
     return Changes(tuple(rows), other_line, other_layer)
 
 
+def moved_lines(diff: Diff) -> dict[str, str]:
+    """The lines before that are other lines after, if all their rows agree about it."""
+    if diff.one_run or "line" not in diff.keys:
+        return {}
+    at = diff.keys.index("line")
+    pairs = _pairs(diff.keys, *_folded(diff), diff.scripts)
+    olds: dict[str, set[str]] = {}
+    news: dict[str, set[str]] = {}
+    for new, old in pairs.items():
+        olds.setdefault(old[at], set()).add(new[at])
+        news.setdefault(new[at], set()).add(old[at])
+    return {
+        old: new
+        for old, (new, *others) in olds.items()
+        if not others and len(news[new]) == 1 and old != new
+    }
+
+
 def _folded(diff: Diff) -> tuple[_Side, _Side]:
     """Both sides, with rows that differ only in the numbers of layers together."""
     layered = [diff.keys.index(key) for key in LAYERED if key in diff.keys]

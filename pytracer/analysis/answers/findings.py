@@ -4,7 +4,7 @@ Each rule is a function from a trace to findings. It yields only findings that t
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,17 @@ _SMALLEST_CACHE = 64 << 20  # a few segments are no waste
 
 
 @dataclass(frozen=True)
+class Proof:
+    """The allocations of a finding. After the event, the living ones sum up to the finding's bytes."""
+
+    which: Mask
+    position: int
+    turns: int | None = (
+        1  # of growth: the sum is of so many turns; None: each is larger than the last
+    )
+
+
+@dataclass(frozen=True)
 class Finding:
     """One cause for which memory was kept in vain."""
 
@@ -42,6 +53,7 @@ class Finding:
     module: str
     evidence: str
     change: str
+    proof: Proof | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -71,7 +83,8 @@ class Situation:
     def finding(self, kind: str, which: Mask, evidence: str, change: str) -> Finding:
         """A finding about these allocations, alive at the moment."""
         amount = self.bytes(which)
-        return Finding(kind, amount, amount, *self.where(which), evidence, change)
+        proof = Proof(which, self.position)
+        return Finding(kind, amount, amount, *self.where(which), evidence, change, proof)
 
 
 def at_peak(trace: Trace, device: str | None = None) -> Situation:
@@ -86,6 +99,11 @@ def findings(trace: Trace, device: str | None = None) -> list[Finding]:
 
     Without its free, a block would look kept. Without its backward, a call would look in vain.
     """
+    return list(_findings(trace, device or usage.main_device(trace)))
+
+
+@once_per_trace
+def _findings(trace: Trace, device: str) -> list[Finding]:
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
     now = at_peak(trace, device)
@@ -206,7 +224,9 @@ def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding
     )
     change = "write into a buffer made once, or keep a list of small results on the CPU"
     there = now.bytes(own & now.alive)
-    return Finding("growth", amount, max(there - amount, 0), line, module, evidence, change)
+    more = max(there - amount, 0)
+    proof = Proof(own, now.position, None)
+    return Finding("growth", amount, more, line, module, evidence, change, proof)
 
 
 def _growth(
@@ -233,7 +253,8 @@ def _growth(
     if graph and not trains:
         change += "; where nothing is trained, `with torch.no_grad():`"
     evidence = f"Memory grows by {size_text(each)} per {turns.word}{made}: {by} what {turns.make}"
-    return Finding("growth", each, there, line, module, evidence, change)
+    proof = Proof(own, turns.last, len(turns.settled))
+    return Finding("growth", each, there, line, module, evidence, change, proof)
 
 
 def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
@@ -463,7 +484,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     if not outlived.any():
         return
     none = np.zeros(len(alloc), np.int64)
-    _, (level,) = usage.level_columns(now.trace, outlived, none, 1)
+    moments, (level,) = usage.level_columns(now.trace, outlived, none, 1)
     per_call = usage.sums(made_in[outlived], alloc.requested_bytes[outlived], len(ends))
     most, each = int(level.max()), int(per_call.max())
     worst = made_in == int(per_call.argmax())
@@ -490,6 +511,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         module,
         f"{times} kept up to {at_once}{at} for a backward that never came",
         cure,
+        Proof(outlived, int(moments[int(level.argmax())])),
     )
 
 
@@ -664,6 +686,7 @@ def late_zero_grad(now: Situation, rest: Mask) -> Iterator[Finding]:
         f"The peak is in the forward{at} while {size_text(amount)} of the previous step's "
         "gradients are still alive",
         "call optimizer.zero_grad() before that forward",
+        Proof(which, now.position),
     )
 
 

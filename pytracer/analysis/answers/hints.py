@@ -11,7 +11,7 @@ from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.names import first_layer, layers_alike, numbers_text, short_line
-from pytracer.recorded import Trace
+from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
 
@@ -89,6 +89,11 @@ def hint(trace: Trace, device: str | None = None) -> Hint | None:
     """
     if len(allocations(trace)) == 0:
         return Hint("No allocation was seen. Is the model on one of the traced devices?", 0)
+    return _hint(trace, device or usage.main_device(trace))
+
+
+@once_per_trace
+def _hint(trace: Trace, device: str) -> Hint | None:
     peak = usage.peak(trace, device)
     now = _Situation(trace, peak, usage.alive(trace, "peak", device))
     if health.has_holes(trace.losses):  # the losses may cause anything else

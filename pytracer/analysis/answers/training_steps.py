@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -83,12 +84,12 @@ class Growth:
     steps: int  # in a run
     amounts: list[int]
 
-    @property
+    @cached_property
     def per_step(self) -> int:
         """The median run's, divided by its steps."""
         return int(np.median(self.amounts) / self.steps)
 
-    @property
+    @cached_property
     def goes_on(self) -> bool:
         """Whether each run grows, and by at least half of their median."""
         return min(self.amounts) > 0 and 2 * min(self.amounts) >= float(np.median(self.amounts))
