@@ -96,6 +96,8 @@ class Imagined(NamedTuple):
     title: str
     beside: int | None  # bytes outside of torch's allocator, if they were ever measured
     stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
+    ranks: int = 1
+    rank: int = 0
 
 
 class Variable(NamedTuple):
@@ -295,6 +297,8 @@ def _imagined(value: Any) -> Imagined | None:
         title=_text(value.get("title")) or _text(value.get("card")),
         beside=_whole(value.get("beside")),
         stand_ins=_objects(value.get("stand_ins")),
+        ranks=_whole(value.get("ranks")) or 1,
+        rank=_whole(value.get("rank")) or 0,
     )
 
 

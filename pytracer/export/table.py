@@ -53,7 +53,8 @@ def _imagined(trace: Trace, width: int) -> list[str]:
     imagined = meta.of(trace).imagined
     if imagined is None:
         return []
-    text = f"on {imagined.title}, which was not there: no byte of it is real"
+    rank = f"rank {imagined.rank} of {imagined.ranks} " if imagined.ranks > 1 else ""
+    text = f"{rank}on {imagined.title}, which was not there: no byte of it is real"
     lines = [str(row.get("line")) for row in imagined.stand_ins]
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""

@@ -60,7 +60,7 @@ class Fakes:
             job: the ranks of which the program is one.
         """
         self._known = Known(is_fake)
-        self._watching = _Watching(device, memory, self._known, attention, ran)
+        self._watching = _Watching(device, memory, self._known, attention, ran, job)
         self._reads, self._memory, self._job = reads, memory, job
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
@@ -106,8 +106,10 @@ class _Watching(TorchDispatchMode):
         known: Known,
         attention: Callable[..., Any],
         ran: Callable[[Any], None],
+        job: ranks.Job,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._job = job
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention, ran
 
@@ -118,7 +120,7 @@ class _Watching(TorchDispatchMode):
         if not all(issubclass(one, FakeTensor) for one in types):
             return NotImplemented  # it does the operator by other operators, as DTensor does
         if func.namespace == "c10d":
-            return ranks.collective(func, args, self._known)
+            return ranks.collective(func, args, self._known, self._job)
         if func is aten.is_pinned.default:
             return self._known.is_pinned(args[0])
         if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
@@ -273,6 +275,7 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
         "__int__": lambda self: int.__add__(int(item(self)), 0),
         "__index__": lambda self: int.__add__(int(item(self)), 0),
         "numpy": numpy,
+        "data": property(_data.__get__, _set_data),
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda self, *_: False,
         "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),
@@ -319,7 +322,16 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
         applied = fn(tensor)
     if applied is not tensor:
         tensor.data = applied
-        tensor.fake_device = applied.fake_device
+
+
+_data: Any = torch.Tensor.data
+
+
+def _set_data(tensor: Any, other: Any) -> None:
+    """`tensor.data = other`, which may be on another device. Torch leaves the tensor's device."""
+    _data.__set__(tensor, other)
+    if isinstance(other, FakeTensor):
+        tensor.fake_device = other.fake_device
         tensor.constant = None
 
 

@@ -6,9 +6,10 @@ when DDP compares shapes, every rank has this rank's values.
 """
 
 import contextlib
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,9 @@ from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.standins import where
 from pytracer.private_torch import tree_iter
+
+_STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
+_FEW = 8
 
 c10d = torch.ops.c10d
 _FAKE = "fake"
@@ -35,12 +39,30 @@ class Job:
     ranks: int | None = None  # None: the program says it
     rank: int = 0
     meshes: list[dict[str, Any]] = field(default_factory=list)  # those that the program made
+    talks: bool = False  # one rank sends to another, so ranks differ
 
     def document(self) -> dict[str, Any]:
         """What the trace keeps of it."""
         if self.ranks is None:
             return {}
-        return {"ranks": self.ranks, "rank": self.rank, "meshes": self.meshes}
+        return {
+            "ranks": self.ranks,
+            "rank": self.rank,
+            "meshes": self.meshes,
+            "point_to_point": self.talks,
+        }
+
+
+def classes(ranks: int, meshes: Sequence[Mapping[str, Any]], talks: bool) -> list[int]:
+    """One rank of each class of equal ranks: of each stage, if the program is a pipeline."""
+    for mesh in meshes:
+        shape, names = mesh["shape"], mesh["names"] or []
+        for at, name in enumerate(names):
+            if name in _STAGES and math.prod(shape) == ranks:
+                return [stage * math.prod(shape[at + 1 :]) for stage in range(shape[at])]
+    if not talks:
+        return [0]
+    return list(range(ranks)) if ranks <= _FEW else [0, 1, ranks // 2, ranks - 1]
 
 
 @contextlib.contextmanager
@@ -69,8 +91,9 @@ def placed(job: Job, known: Known) -> Iterator[None]:
             sys.excepthook = hook
 
 
-def collective(func: Any, args: tuple[Any, ...], known: Known) -> Any:
+def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
     """The result of an operator of `torch.ops.c10d`, which no backend runs."""
+    job.talks = job.talks or func in _POINT_TO_POINT
     outputs = [one for one in tree_iter(args[0]) if isinstance(one, torch.Tensor)]
     if func in _GATHERS:
         given = [one for one in tree_iter(args[1]) if isinstance(one, torch.Tensor)]
@@ -86,6 +109,7 @@ def collective(func: Any, args: tuple[Any, ...], known: Known) -> Any:
 
 
 _GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
+_POINT_TO_POINT = frozenset((c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default))
 _KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
 
 

@@ -35,6 +35,10 @@ _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
     "context, kernels and libraries; an H200 has 744 MiB."
 )
+_NCCL = (
+    "NCCL's own buffers are not counted: it takes 0.2 to 1 GiB of the card beside torch's allocator, "
+    "by the number of its groups and channels."
+)
 
 
 @dataclass(frozen=True)
@@ -136,7 +140,8 @@ def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
     """The card's bytes beside torch's allocator, and notes on how they are known."""
     imagined = meta.of(trace).imagined
     if imagined is not None:
-        return (0, [_NOT_MEASURED]) if imagined.beside is None else (imagined.beside, [])
+        notes = [_NOT_MEASURED] if imagined.beside is None else []
+        return imagined.beside or 0, [*notes, _NCCL] if imagined.ranks > 1 else notes
     rows = ledger.ledger(trace, "end", device).rows
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)
