@@ -31,6 +31,7 @@ from torch.nn import functional  # noqa: E402
 
 from benchmarks import slug  # noqa: E402
 
+MOST_OPS = 12
 AT_ONCE = 5  # programs, which fit on the GPU together
 STEPS = 2
 Program = Callable[[str], None]
@@ -354,7 +355,15 @@ def _of_trace(t: Any) -> dict[str, Any]:
         "peak": peak.bytes,
         "phase": peak.phase,
         "by_category": {name: amount for name, amount in peak.by_category.items() if amount},
+        "by_op": _largest_ops(t),
     }
+
+
+def _largest_ops(t: Any) -> dict[str, int]:
+    """The operators that hold most at the peak, as the errors' explanation."""
+    table = t.by("op", at="peak")
+    amounts = {str(op): int(amount) for op, amount in table.iloc[:, 0].items()}
+    return dict(sorted(amounts.items(), key=lambda one: -one[1])[:MOST_OPS])
 
 
 WAYS: dict[str, Callable[[str], dict[str, Any]]] = {

@@ -11,6 +11,7 @@ from pytracer import errors
 
 MOST = 1 << 20
 _MOST_TRIES = 24
+_LEAP = 32  # where the batch has changed nothing so far
 
 
 @dataclass(frozen=True)
@@ -59,10 +60,6 @@ def search(run: Callable[[int], Try], capacity: int) -> tuple[int, tuple[Try, ..
     while len(tries) < _MOST_TRIES and below.batch < MOST:
         one = run(guess)
         tries.append(one)
-        if len(tries) == 2 and one.needs == tries[0].needs and one.peak == tries[0].peak:
-            raise errors.UsageError(
-                "a batch of 2 needs what a batch of 1 needs: the program does not use the number"
-            )
         if one.fits:
             below = one
         else:
@@ -70,21 +67,25 @@ def search(run: Callable[[int], Try], capacity: int) -> tuple[int, tuple[Try, ..
         if above is not None and above.batch == below.batch + 1:
             break
         guess = _next(tries, below, above, capacity)
+    if above is None and len({one.peak for one in tries}) == 1:
+        raise errors.UsageError(
+            f"a batch of {below.batch:,} needs what a batch of 1 needs: the program does not use the "
+            "number"
+        )
     return below.batch, tuple(tries)
 
 
 def _next(tries: list[Try], below: Try, above: Try | None, capacity: int) -> int:
-    """Where the line through the two nearest tries meets the capacity, between the bounds."""
-    near = sorted(tries, key=lambda one: abs(one.needs - capacity))[:2]
-    first, second = sorted(near, key=lambda one: one.batch)
+    """Where the line through two tries meets the capacity; the middle, if that brought little."""
+    first, second = (tries[-2], below) if above is None else (below, above)
     slope = (second.needs - first.needs) / max(second.batch - first.batch, 1)
-    at = first.batch + (capacity - first.needs) / slope if slope > 0 else 2 * below.batch
+    at = first.batch + (capacity - first.needs) / slope if slope > 0 else _LEAP * below.batch
     guess = int(min(at, MOST))
     if above is None:
         return max(guess, below.batch + 1)
-    if guess <= below.batch:  # the line says that `below` is the last one
-        return below.batch + 1
-    return min(guess, above.batch - 1)
+    if len({one.fits for one in tries[-2:]}) == 1:  # one bound has not moved
+        return (below.batch + above.batch) // 2
+    return min(max(guess, below.batch + 1), above.batch - 1)
 
 
 def largest_batch(
