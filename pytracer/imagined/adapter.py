@@ -15,7 +15,7 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
-from pytracer.imagined import ranks
+from pytracer.imagined import ranks, recurrent, scratch
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
@@ -48,6 +48,7 @@ class Fakes:
         attention: Callable[..., Any],
         ran: Callable[[Any], None],
         job: ranks.Job,
+        take: Callable[[scratch.Scratch], None],
     ) -> None:
         """Changes nothing yet.
 
@@ -58,9 +59,10 @@ class Fakes:
             attention: replaces `scaled_dot_product_attention`.
             ran: called with each operator after it ran.
             job: the ranks of which the program is one.
+            take: takes the scratch of a convolution or of a recurrent layer.
         """
         self._known = Known(is_fake)
-        self._watching = _Watching(device, memory, self._known, attention, ran, job)
+        self._watching = _Watching(device, memory, self._known, attention, ran, job, take)
         self._reads, self._memory, self._job = reads, memory, job
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
@@ -107,9 +109,10 @@ class _Watching(TorchDispatchMode):
         attention: Callable[..., Any],
         ran: Callable[[Any], None],
         job: ranks.Job,
+        take: Callable[[scratch.Scratch], None],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._job = job
+        self._job, self._take = job, take
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention, ran
 
@@ -129,7 +132,10 @@ class _Watching(TorchDispatchMode):
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
             return self._attention(*args, **given)
         try:
-            result = func(*args, **given)
+            if func in recurrent.OPERATORS:
+                result = recurrent.run(func, args, self._take)
+            else:
+                result = func(*args, **given)
         except (DataDependentOutputException, DynamicOutputShapeException) as problem:
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
@@ -142,6 +148,8 @@ class _Watching(TorchDispatchMode):
         if func is aten.add.Tensor and _sums_gradients():
             self._memory.take_over(result, args[0])  # on a card the engine adds in place
         self._memory.back(ours)
+        if func in scratch.CONVOLUTIONS and ours:
+            self._take(scratch.of_convolution(func, args, result))
         self._ran(func)
         return result
 
@@ -214,8 +222,8 @@ def _patches(
     yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
-    # Otherwise layers would pack their weights.
-    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    for owner, name, packing in recurrent.patches():
+        yield replaced(owner, name, packing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known).items():

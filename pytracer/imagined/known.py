@@ -44,6 +44,14 @@ _NO_VALUES = frozenset(
 )
 
 
+_UNIFORM = frozenset((aten.rand.default, aten.rand.generator, aten.rand_like.default))
+# What each says of every number in [0, 1), by the other side.
+_COMPARES: dict[Any, Callable[[float], bool | None]] = {
+    aten.lt.Scalar: lambda other: False if other <= 0 else True if other >= 1 else None,
+    aten.le.Scalar: lambda other: False if other < 0 else True if other >= 1 else None,
+    aten.gt.Scalar: lambda other: True if other < 0 else False if other >= 1 else None,
+    aten.ge.Scalar: lambda other: True if other <= 0 else False if other >= 1 else None,
+}
 _ON_THE_HOST = frozenset(
     (
         aten.empty.memory_format,
@@ -63,6 +71,7 @@ class Known:
         self._mirrors = WeakIdKeyDictionary()
         self._guesses = WeakIdKeyDictionary()  # the storages of guessed values
         self._pinned = WeakIdKeyDictionary()
+        self._uniform = WeakIdKeyDictionary()  # the storages of random numbers from [0, 1)
         self._grounds = False
 
     def is_guess(self, tensor: Any) -> bool:
@@ -93,6 +102,12 @@ class Known:
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
         if func in _ON_THE_HOST and self._must_have_memory(fresh[0], kwargs):
             self._ground(fresh[0])
+            return
+        if func in _UNIFORM:
+            self._uniform[fresh[0].untyped_storage()] = True
+        elif func in _COMPARES and (answer := self._compared(func, args)) is not None:
+            with without_modes():
+                self._mirror(fresh[0], torch.full(fresh[0].shape, answer, device="cpu"))
             return
         if func in _ORDERS:  # any order of a data set's rows will do
             with without_modes():
@@ -174,6 +189,12 @@ class Known:
                     self._mirror(tensor, value)
         self._pass_on_guesses(func, args, kwargs, fresh)
         return True
+
+    def _compared(self, func: Any, args: Any) -> bool | None:
+        """What a comparison of numbers from [0, 1) says of all of them; None if it depends."""
+        if args[0].untyped_storage() not in self._uniform:
+            return None
+        return _COMPARES[func](args[1])
 
     def _guess(self, tensor: Any, func: Any, args: Any) -> None:
         """The smallest number that may be drawn, but a positive one if there is one."""

@@ -11,7 +11,7 @@ from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
-from pytracer.imagined import attention, recurrent, standins, surface
+from pytracer.imagined import attention, recurrent, scratch, standins, surface
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
@@ -137,13 +137,15 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(CPU, device, self._reads, plain, lambda func: None, self._job)
+            return Fakes(CPU, device, self._reads, plain, _nothing, self._job, _nothing)
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
-        recurrent.refuse(library, is_fake)
+        recurrent.place(library, is_fake)
+        self._scratch = scratch.Taken(device)
         self._workspaces = Workspaces(self.card, device)
-        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by, self._job)
+        ran, take = self._workspaces.used_by, self._scratch.take
+        fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take)
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device))
         return fakes
@@ -154,7 +156,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
             **self._job.document(),
-            **({} if card is None else _facts(card)),
+            **({} if card is None else {**_facts(card), **self._scratch.document()}),
         }
 
 
@@ -166,6 +168,10 @@ def _facts(card: Card) -> dict[str, Any]:
         "source": card.source,
         "beside": card.beside,
     }
+
+
+def _nothing(_: Any) -> None:
+    pass
 
 
 class _Session(Session):

@@ -1,0 +1,77 @@
+"""What cuDNN takes from torch's allocator beside tensors: as far as it is known, and at most.
+
+The algorithm decides, and cuDNN chooses it on the card. So scratch is an interval. Its bounds were
+made from measurements (benchmarks/cudnn_scratch.py), and a test holds every measured row to them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from pytracer.imagined.recurrent import Layer
+
+aten = torch.ops.aten
+CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
+# Numbers that cuDNN keeps for each word and hidden unit of a layer, by its number of the kind.
+_KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
+_ALIGNMENT = 256
+
+
+@dataclass(frozen=True)
+class Scratch:
+    """Bytes that are taken for one call."""
+
+    least: int
+    most: int
+
+
+class Taken:
+    """The scratch of a run: takes the least, and keeps the highest peak that the most would make."""
+
+    def __init__(self, device: Any) -> None:
+        """`device`: the imagined device."""
+        self._device = device
+        self._highest = 0
+        self._largest = 0
+
+    def take(self, scratch: Scratch) -> None:
+        """Takes the scratch for a moment."""
+        if scratch.least:
+            torch.empty(scratch.least, dtype=torch.uint8, device="cuda")
+        now = self._device.counters()["requested_bytes.current"]
+        self._highest = max(self._highest, now + scratch.most)
+        self._largest = max(self._largest, scratch.most)
+
+    def document(self) -> dict[str, int]:
+        """The bounds, or nothing if the peak is certain."""
+        peak = self._device.counters()["requested_bytes.peak"]
+        if self._highest <= peak:
+            return {}
+        return {"peak_at_most": self._highest, "scratch_at_most": self._largest}
+
+
+def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> Scratch:
+    """The scratch of a convolution that ran."""
+    if func is aten.convolution.default:
+        x, w, y = args[0], args[1], result
+    else:
+        y, x, w = args[0], args[1], args[2]
+    return Scratch(0, 2 * sum(map(_bytes, (x, w, y))))
+
+
+def of_recurrent(layer: "Layer", *, backward: bool) -> Scratch:
+    """The scratch of a recurrent layer."""
+    return Scratch(0, 2 * reserve(layer))
+
+
+def reserve(layer: "Layer") -> int:
+    """What a recurrent layer keeps for its backward pass."""
+    wide = layer.rows * layer.hidden * layer.directions * layer.item
+    return wide * (_KEPT[layer.mode] * layer.layers + layer.layers - 1) + _ALIGNMENT
+
+
+def _bytes(tensor: Any) -> int:
+    return math.prod(tensor.shape) * tensor.element_size()
