@@ -25,6 +25,7 @@ class Config:
 
 
 GPT2 = Config(vocabulary=50257, context=1024, width=768, layers=12, heads=12)  # 124M parameters
+SMALL = Config(vocabulary=8192, context=256, width=512, layers=6, heads=8)
 TINY = Config(vocabulary=256, context=64, width=64, layers=2, heads=4)
 
 
@@ -314,6 +315,34 @@ def tiny(batch: int = 4, length: int = 32) -> Workload:
     return Workload(
         "tiny-cpu",
         f"transformer, {TINY.layers} layers of width {TINY.width}, {batch}x{length}, AdamW, CPU",
+        model,
+        optimizer,
+        step,
+    )
+
+
+def ddp(device: str = "cuda") -> Workload:
+    """A small GPT-2 in DistributedDataParallel. The group of processes is there already."""
+    torch.manual_seed(0)
+    config = SMALL if device == "cuda" else TINY
+    model = nn.parallel.DistributedDataParallel(Transformer(config).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device == "cuda")
+    batch, length = 4, config.context // 2
+    ids = torch.randint(config.vocabulary, (batch, length), device=device)
+    targets = torch.randint(config.vocabulary, (batch, length), device=device)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda"):
+            loss = model(ids, targets)
+        loss.backward()
+        optimizer.step()
+
+    return Workload(
+        "ddp",
+        f"transformer, {config.layers} layers of width {config.width}, {batch}x{length} a rank,"
+        f" {torch.distributed.get_world_size()} ranks of DistributedDataParallel,"
+        f" {torch.distributed.get_backend()}, AdamW, {device}",
         model,
         optimizer,
         step,

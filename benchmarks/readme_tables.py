@@ -69,7 +69,9 @@ CASE_ORDER = (
     "compiled-gpt2",
     "generate",
     "reinforcement",
+    "ddp",
     "tiny-cpu",
+    "ddp-cpu",
 )
 
 

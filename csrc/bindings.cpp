@@ -369,6 +369,7 @@ PYBIND11_MODULE(_C, m) {
       .def("read", [](const Session& session) { return to_dict(session.read()); })
       .def("end_and_read", [](Session& session) { return to_dict(session.end_and_read()); })
       .def("stream_to", &Session::stream_to)
+      .def("note", &Session::note)
       .def("end_and_write", &Session::end_and_write)
       .def_property_readonly("is_open", &Session::is_open);
   py::class_<Held>(m, "Held")

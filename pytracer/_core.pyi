@@ -1,5 +1,6 @@
 """The extension that reads and writes files, without torch. Only pytracer._native may import it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class PerfettoTrace:
     def __init__(
         self,
         texts: list[bytes],
-        tracks: list[tuple[int, int, str, int, bool, bool]],
+        tracks: Sequence[tuple[int, int, str, int, bool, bool]],
         tables: list[tuple[dict[str, Any], list[int]]],
         sequence: int,
     ) -> None: ...

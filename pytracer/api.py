@@ -121,18 +121,10 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     ) -> None:
         """Checks the arguments. The recording starts when the block is entered."""
         if report is not None:
-            if table is not None:
-                raise errors.UsageError("report= is the former name of table=: drop report=")
-            table = of_former_name(report)
+            table = of_former_name(report, table)
         _check_targets(targets)
-        if schedule is not None and not callable(schedule):
-            raise errors.UsageError(
-                f"schedule={schedule!r}: it takes the result of torch.profiler.schedule(...)"
-            )
-        if not isinstance(stacks, bool):
-            raise errors.UsageError(f"stacks={stacks!r}: it is True or False")
-        if not isinstance(anonymous, bool):
-            raise errors.UsageError(f"anonymous={anonymous!r}: it is True or False")
+        _check_schedule(schedule)
+        _check_switches(stacks=stacks, anonymous=anonymous)
         chosen = (devices,) if isinstance(devices, str) else tuple(devices or ())
         self._targets = Targets(targets)
         self._held = Held()  # ends sessions and counters even if Python is interrupted
@@ -422,10 +414,29 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         sys.stderr.write("\n" + text)
 
 
-def of_former_name(report: bool) -> bool:
-    """Warns that `table=` was given by its former name, and returns its value."""
+def of_former_name(report: bool, table: bool | None = None) -> bool:
+    """Warns that `table=` was given by its former name, and returns its value.
+
+    Raises:
+        errors.UsageError: it was given by both names.
+    """
+    if table is not None:
+        raise errors.UsageError("report= is the former name of table=: drop report=")
     errors.warn(f"report={report} is deprecated: write table={report}", DeprecationWarning)
     return report
+
+
+def _check_schedule(schedule: Schedule | None) -> None:
+    if schedule is not None and not callable(schedule):
+        raise errors.UsageError(
+            f"schedule={schedule!r}: it takes the result of torch.profiler.schedule(...)"
+        )
+
+
+def _check_switches(**switches: bool) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            raise errors.UsageError(f"{name}={value!r}: it is True or False")
 
 
 def _check_targets(targets: Sequence[Any]) -> None:

@@ -204,9 +204,9 @@ def _wrong(trace: "Trace", device: str) -> Iterator[str]:
         expected.insert(1, "free_requested")
     if order != expected:
         yield f"it was seen as {', '.join(order)} instead of {', '.join(expected)}"
-    from pytracer.analysis.allocator import agreement
+    from pytracer.analysis.answers import recording_quality
 
-    for where, total, counted in agreement.differences(trace):
+    for where, total, counted in recording_quality.differences(trace):
         yield f"{where}: {total:,} bytes alive by the events, {counted:,} by the allocator"
 
 

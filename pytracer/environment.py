@@ -21,6 +21,21 @@ def world_size() -> int:
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_NTASKS", otherwise=1)
 
 
+def local_rank() -> int:
+    """The process's number among those on its host."""
+    names = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
+    return _from_launcher(*names, otherwise=0)
+
+
+def local_world_size() -> int | None:
+    """The number of processes on this host; None if the launcher does not say."""
+    number = _from_launcher("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", otherwise=0)
+    if number:
+        return number
+    per_node = os.environ.get("SLURM_NTASKS_PER_NODE", "")
+    return int(per_node) if _NUMBER.fullmatch(per_node) and int(per_node) else None
+
+
 def _from_launcher(*names: str, otherwise: int) -> int:
     for name in names:
         text = os.environ.get(name, "").strip()

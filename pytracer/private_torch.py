@@ -24,14 +24,18 @@ if TYPE_CHECKING:
 
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
+default_store: Callable[[], Any]
 dispatch_keys: Any
 dynamo_limits: Any
 fake_tensors: Any
+flight_recorder: Callable[[], bytes]
 foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
+group_registry: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
+nccl_flight_recorder: Callable[[], bytes]
 process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
@@ -74,6 +78,8 @@ _IMAGINE = "imagine()"
 _FAKE = "torch._subclasses.fake_tensor"
 _GEMM = "pytracer gemm"
 _GRAPHS = "reading what autograd saved"
+_GROUPS = "knowing the groups of a job's ranks"
+_COLLECTIVES = "listing a job's collectives"
 
 # By the name that our modules use.
 NAMES = {
@@ -82,9 +88,15 @@ NAMES = {
     ),
     "backward_pass_number": Private("torch._C:_current_graph_task_id", _IMAGINE),
     "backward_runner": Private("torch.autograd.graph:_engine_run_backward", _IMAGINE),
+    "default_store": Private(
+        "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
+    ),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
     "fake_tensors": Private(f"{_FAKE}:", _IMAGINE),
+    "flight_recorder": Private(
+        "torch._C._distributed_c10d:_dump_fr_trace_json", _COLLECTIVES, is_new=True
+    ),
     "foreach_types_of_norms": Private(
         "torch.utils._foreach_utils:_foreach_supported_types", _IMAGINE
     ),
@@ -92,8 +104,13 @@ NAMES = {
         "torch.optim.optimizer:_foreach_supported_types", _IMAGINE
     ),
     "functorch": Private("torch._C:_functorch", _GRAPHS),
+    "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
+    # Only a torch that was built with NCCL has it.
+    "nccl_flight_recorder": Private(
+        "torch._C._distributed_c10d:_dump_nccl_trace_json", _COLLECTIVES, is_new=True
+    ),
     "process_groups": Private("torch.distributed.distributed_c10d:", _IMAGINE),
     "profiler_is_on": Private("torch._C._autograd:_profiler_enabled", "trace(cost=True)"),
     "python_function": Private("torch._C:_FunctionBase", _GRAPHS),

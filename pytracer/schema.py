@@ -14,6 +14,7 @@ U16: TypeAlias = NDArray[np.uint16]
 U32: TypeAlias = NDArray[np.uint32]
 U64: TypeAlias = NDArray[np.uint64]
 I64: TypeAlias = NDArray[np.int64]
+Mask: TypeAlias = NDArray[np.bool_]
 
 # An act of an allocator, or something learned about a live block. The position is the number.
 ACTIONS = (
@@ -116,6 +117,37 @@ CATEGORY = {name: number for number, name in enumerate(CATEGORIES)}
 CATEGORY_ORDER = (*CATEGORIES[1:], "unknown")
 ALWAYS_SHOWN = tuple(n for n in CATEGORY_ORDER if CATEGORY_TABLE[CATEGORY[n]].is_always_shown)
 CATEGORY_COLORS = {name: CATEGORY_TABLE[CATEGORY[name]].color for name in CATEGORY_ORDER}
+
+# The categories of what a model and its optimizer own.
+OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
+
+# Inferred roles. A role is a number: below len(ROLES) it is one of these; above, it is a label's
+# role, a row of the trace's string table plus len(ROLES).
+ROLES = (
+    "",
+    *PHASES,  # of temporaries: the phase that made them
+    "autocast_copy",
+    "target",
+    "saved",
+    "recomputed",
+    "held",
+    "cublas",
+    "all_gather",
+    "reduce_scatter",
+    "collective",
+    "bucket",
+    "graph",
+    "output",  # made by a forward, and kept by the program
+    "carried",  # an output that is handed to a later call
+    "replica",
+    "fetched",
+    "raw",
+    "unsharded",
+    "buffer",
+    "batch",
+    "copy_or_activation",  # without operators, a weight's 16-bit copy and an activation look alike
+)
+ROLE = {name: number for number, name in enumerate(ROLES)}
 
 # The keys by which allocations can be grouped.
 KEYS = tuple(

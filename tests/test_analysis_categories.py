@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import role_text
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES
 from tests.category_reference import Reference

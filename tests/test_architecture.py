@@ -17,8 +17,8 @@ CSRC = ROOT / "csrc"
 
 # What each module or room may import from pytracer, inside functions too. Anything not listed is
 # forbidden, and a new module is a new line here.
-WORDS = {"errors", "files", "frames", "health", "schema", "units", "version"}
-FACTS = {"analysis.facts", "meta", "recorded"}
+WORDS = {"errors", "files", "frames", "health", "names", "schema", "units", "version"}
+FACTS = {"analysis.facts", "meta", "recorded", "sanitized"}
 ALLOCATOR = {"analysis.allocator", *FACTS}
 ANSWERS = {"analysis.answers", *ALLOCATOR}
 FORECASTS = {"analysis.forecasts", *ANSWERS}
@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "errors": set(),
     "files": {"errors"},
     "frames": {"units"},
+    "names": {"environment"},
     "schema": set(),
     "units": {"errors"},
     "version": set(),
@@ -37,6 +38,7 @@ MAY_IMPORT = {
     "_native": {"_C", "_core", "errors", "version"},
     "recorded": {*WORDS, "_native"},
     "meta": {"recorded", "schema"},
+    "sanitized": {"meta", "recorded", "schema"},
     "anonymous": {"_native", "recorded"},
     "snapshot": {*WORDS, "_native", "ranges", "recorded"},
     "capture": {
@@ -49,10 +51,10 @@ MAY_IMPORT = {
         "recorded",
     },
     # What happened; where it lay; what people ask; what would be.
-    "analysis.facts": {*WORDS, "_native", "environment", "meta", "recorded"},
+    "analysis.facts": {*WORDS, "_native", "meta", "recorded", "sanitized"},
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
-    "analysis.forecasts": {*WORDS, *ANSWERS, "_native", "cost"},
+    "analysis.forecasts": {*WORDS, *ANSWERS, "cost"},
     "cost": {*WORDS, "private_torch", "_native", "recorded"},
     "gemm": {*WORDS, "private_torch", *ANSWERS, "_native"},
     # Many ranks as one job: a digest of each, and what their comparison shows.
@@ -80,7 +82,7 @@ MAY_IMPORT = {
     "demo": {*WORDS, "api"},
     "offload": set(),
     "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload"},
-    "doctor": {*WORDS, "private_torch", *ALLOCATOR, "_native", "capture"},
+    "doctor": {*WORDS, "private_torch", *ANSWERS, "_native", "capture"},
     "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
     | {"driver", "environment", "export", "gemm", "imagined", "integrations", "job", "ranks"}
     | {"reading", "runner", "verify"},

@@ -27,7 +27,7 @@ from pytracer.analysis.answers import breakdown
 from pytracer.analysis.answers.diff import diff
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import role_text
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.export import snapshot as export
 from pytracer.export.table import render
 from pytracer.recorded import Trace

@@ -92,6 +92,18 @@ void Streamer::write_some() {
   Recorder::get().release_below(harvest_.session(), harvest_.read());
 }
 
+void Streamer::note(const std::string& meta) {
+  std::lock_guard lock(mutex_);
+  if (failure_) {
+    return;
+  }
+  try {
+    writer_.set_meta(meta);  // the next flush ends behind it
+  } catch (const FileError& error) {
+    failure_ = error;
+  }
+}
+
 void Streamer::finish(const std::string& meta) {
   stop();
   if (failure_) {

@@ -26,6 +26,9 @@ class Streamer {
   Streamer(const Streamer&) = delete;  // its thread refers to it
   Streamer& operator=(const Streamer&) = delete;
 
+  // Replaces the meta document, for a process that is killed later. Does nothing after a failure.
+  void note(const std::string& meta);
+
   // Writes the rows that are left, and the trailer. Call it when the session has ended. Throws
   // FileError if this or any earlier write failed (the disk was full): nothing is lost silently.
   void finish(const std::string& meta);

@@ -334,6 +334,12 @@ void Session::stream_to(const std::string& path,
   streamer_ = std::make_unique<Streamer>(id_, path, /*overwrite=*/false, meta, anonymous_root);
 }
 
+void Session::note(const std::string& meta) {
+  if (streamer_) {
+    streamer_->note(meta);
+  }
+}
+
 void Session::end_and_write(const std::string& meta) {
   Ending ending(*this);
   auto streamer = std::move(streamer_);

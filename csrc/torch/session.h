@@ -85,6 +85,8 @@ class Session {
   void stream_to(const std::string& path,
                  const std::string& meta,
                  const std::optional<std::string>& anonymous_root);
+  // Replaces the file's meta document meanwhile.
+  void note(const std::string& meta);
   // Ends the session and its file. Throws FileError if something could not be written.
   void end_and_write(const std::string& meta);
 

@@ -18,7 +18,7 @@ from pytracer.analysis.allocator import blocks
 from pytracer.analysis.answers import breakdown, recording_quality
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import role_text
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
 

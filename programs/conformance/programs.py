@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from programs.conformance.expected import position, storages
 from pytracer import trace
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import role_text
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY
 

@@ -57,11 +57,16 @@ class DeviceMemory:
         """Takes the first reading, possibly before CUDA is up."""
         self._read("begin")
 
-    def stepped(self, steps: int = 1) -> None:
-        """Counts training steps, and reads after 1, 2, 4, 8, ...: kernels are loaded early."""
+    def stepped(self, steps: int = 1) -> bool:
+        """Counts training steps, and reads after 1, 2, 4, 8, ...: kernels are loaded early.
+
+        Returns whether this was such a step, also if no GPU is read.
+        """
         self._steps += steps
-        if self._cuda and _is_power_of_two(self._steps):
+        is_due = _is_power_of_two(self._steps)
+        if self._cuda and is_due:
             self._read("step")
+        return is_due
 
     def called(self, calls: int = 1) -> None:
         """Counts calls of the outermost module, and reads at calls 2, 4, 8, ... until a step ends.

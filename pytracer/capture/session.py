@@ -14,7 +14,8 @@ import torch
 
 from pytracer import anonymous, environment, errors
 from pytracer._native import C, core, facts, no_tracker
-from pytracer.capture import sharding
+from pytracer.capture import communication, sharding
+from pytracer.capture.clocks import Clocks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.hooks import HOOKS
 from pytracer.capture.looking import is_a, parameters_of
@@ -115,6 +116,7 @@ class Session:
         self.notes: dict[str, Any] = {}  # further entries of the trace's meta
         cuda = "cuda" in options.devices
         self.memory = DeviceMemory(cuda=cuda)
+        self.clocks = Clocks()
         self.phases = PhaseTimes(C.cuda_stopwatch() if cuda else None)
         self._targets = targets or Targets()
         self._native = (held or C.Held()).session()
@@ -180,7 +182,9 @@ class Session:
         if calls:
             self.memory.called(calls)
         if steps:
-            self.memory.stepped(steps)
+            self.clocks.stepped(steps)
+            if self.memory.stepped(steps) and self.options.path is not None:
+                self._note_progress()
 
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording and returns its Trace; None in a forked child, which records nothing.
@@ -230,13 +234,28 @@ class Session:
         self._counters["end"] = self._allocator_counters()
         labels = HOOKS.labels
         C.quietly(labels.label_everything)
-        self._learn_rank()
         self._learned |= {
             "ddp_buckets": C.quietly(labels.bucket_sizes) or [],
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
-            "sharding": C.quietly(labels.sharding) or {} if self._world_size > 1 else {},
         }
+        self._learn_about_job()
+
+    def _learn_about_job(self) -> None:
+        """Reads how the job's ranks share the model, and what they told each other."""
+        self._learn_rank()
+        if self._world_size > 1:
+            began_unix_ns = self._clock[0][1]
+            self._learned |= {
+                "sharding": C.quietly(HOOKS.labels.sharding) or {},
+                "communication": C.quietly(communication.document, began_unix_ns) or {},
+                "clock_readings": self.clocks.readings,
+            }
+
+    def _note_progress(self) -> None:
+        """Writes what is known so far into the file: a killed process leaves it."""
+        self._learn_about_job()
+        self._native.note(self._meta())
 
     def _learn_rank(self) -> None:
         """Asks torch, because a program may spawn its ranks without a launcher's environment."""

@@ -48,70 +48,10 @@ class Run(Command):
     }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
-        )
-        parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
-        which = parser.add_mutually_exclusive_group()
-        which.add_argument(
-            "--steps",
-            type=_steps,
-            default=_UNSAID,
-            metavar="N",
-            help='steps to keep (default 5; or "all")',
-        )
-        which.add_argument(
-            "--schedule",
-            type=_schedule,
-            metavar="WAIT,WARMUP,ACTIVE",
-            help="choose the steps to keep, counted as in torch.profiler.schedule",
-        )
-        parser.add_argument(
-            "--no-watch", action="store_true", help="do not trace the steps after the kept ones"
-        )
-        parser.add_argument(
-            "--live",
-            action="store_true",
-            help="record every step, and show it on this terminal while the program runs",
-        )
-        parser.add_argument(
-            "--stop", action="store_true", help="end the program after the steps to keep"
-        )
-        parser.add_argument(
-            "--checkpoint",
-            metavar="NAMES",
-            default="",
-            help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
-        )
-        parser.add_argument(
-            "--offload",
-            metavar="NAMES",
-            default="",
-            help="offload the activations of these modules to the host, likewise",
-        )
-        parser.add_argument(
-            "--stacks", action="store_true", help="also record the Python line of everything"
-        )
-        parser.add_argument(
-            "--detail",
-            choices=("op", "category"),
-            default="op",
-            help="category: no operators, at a fraction of the cost (default: op)",
-        )
-        parser.add_argument(
-            "--saved-tensors",
-            choices=("auto", "hooks"),
-            default="auto",
-            help="hooks: see each tensor at the moment autograd saves it; auto reads the "
-            "graph (default: auto)",
-        )
-        output.add_anonymous(parser)
-        parser.add_argument(
-            "--device", choices=("cpu", "cuda"), help="default: both, if there is CUDA"
-        )
-        parser.add_argument(
-            "--json", type=Path, metavar="FILE", help="also write the summary as JSON to this file"
-        )
+        _add_file(parser)
+        _add_window(parser)
+        _add_changes(parser)
+        _add_recording(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program. Its exceptions pass through, as they do without pytracer."""
@@ -154,6 +94,84 @@ class Run(Command):
             output.tell(f"pytracer: {output.in_words(error)}")
             return error.exit_code
         return prepared()
+
+
+def _add_file(parser: argparse.ArgumentParser) -> None:
+    """The file to write."""
+    parser.add_argument(
+        "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
+    )
+    parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+
+
+def _add_window(parser: argparse.ArgumentParser) -> None:
+    """The steps to keep, and the time after them."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "--steps",
+        type=_steps,
+        default=_UNSAID,
+        metavar="N",
+        help='steps to keep (default 5; or "all")',
+    )
+    which.add_argument(
+        "--schedule",
+        type=_schedule,
+        metavar="WAIT,WARMUP,ACTIVE",
+        help="choose the steps to keep, counted as in torch.profiler.schedule",
+    )
+    parser.add_argument(
+        "--no-watch", action="store_true", help="do not trace the steps after the kept ones"
+    )
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="record every step, and show it on this terminal while the program runs",
+    )
+    parser.add_argument(
+        "--stop", action="store_true", help="end the program after the steps to keep"
+    )
+
+
+def _add_changes(parser: argparse.ArgumentParser) -> None:
+    """Changes to try on the program."""
+    parser.add_argument(
+        "--checkpoint",
+        metavar="NAMES",
+        default="",
+        help="checkpoint these modules (h.0,h.1), to try a plan without changing the program",
+    )
+    parser.add_argument(
+        "--offload",
+        metavar="NAMES",
+        default="",
+        help="offload the activations of these modules to the host, likewise",
+    )
+
+
+def _add_recording(parser: argparse.ArgumentParser) -> None:
+    """What is recorded, and the other outputs."""
+    parser.add_argument(
+        "--stacks", action="store_true", help="also record the Python line of everything"
+    )
+    parser.add_argument(
+        "--detail",
+        choices=("op", "category"),
+        default="op",
+        help="category: no operators, at a fraction of the cost (default: op)",
+    )
+    parser.add_argument(
+        "--saved-tensors",
+        choices=("auto", "hooks"),
+        default="auto",
+        help="hooks: see each tensor at the moment autograd saves it; auto reads the "
+        "graph (default: auto)",
+    )
+    output.add_anonymous(parser)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="default: both, if there is CUDA")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="also write the summary as JSON to this file"
+    )
 
 
 _UNSAID = -1

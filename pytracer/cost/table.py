@@ -164,12 +164,8 @@ def _row(name: str, group: list[Record], by: str, costs: Measured, rates: Rates)
         # A class also counts FLOPs by convention. In other tables only contractions count.
         for phase, records in phases.items():
             flops[phase] += sum(record.other_flops or 0 for record in records)
-    contractions = [record for record in group if record.flops]
-    flop_time = sum(record.time_ns for record in contractions)
-    movers = [r for r in group if r.kernel_bytes and r.kind != "contraction"]
-    mover_time = sum(record.time_ns for record in movers)
-    moved = sum(record.kernel_bytes or 0 for record in movers)
-    bytes_per_s = moved / mover_time * 1e9 if mover_time else None
+    flops_per_s, of_peak_flops = _computing(group, rates)
+    bytes_per_s, of_peak_bandwidth = _moving(group, rates)
     return Row(
         name=name,
         kind=_main_class(group),
@@ -192,16 +188,10 @@ def _row(name: str, group: list[Record], by: str, costs: Measured, rates: Rates)
         time_ratio=_ratio(backward.time_ns, forward.time_ns),
         expected_ratio=judged.expected,
         expected_because=judged.because,
-        flops_per_s=(
-            sum(record.flops or 0 for record in contractions) / flop_time * 1e9
-            if flop_time
-            else None
-        ),
-        of_peak_flops=_of_peak(contractions, flop_time, rates),
+        flops_per_s=flops_per_s,
+        of_peak_flops=of_peak_flops,
         bytes_per_s=bytes_per_s,
-        of_peak_bandwidth=(
-            bytes_per_s / rates.copy if bytes_per_s is not None and rates.copy else None
-        ),
+        of_peak_bandwidth=of_peak_bandwidth,
         verdict=judged.verdict,
         cause=judged.cause,
         uncounted_calls=sum(record.calls for record in group if record.flops is None),
@@ -221,6 +211,26 @@ def _main_class(group: Iterable[Record]) -> str:
     return max(times, key=lambda kind: times[kind]) if times else "other"
 
 
+def _computing(group: list[Record], rates: Rates) -> tuple[float | None, float | None]:
+    """The FLOPs per second of the group's contractions, and their share of the device's peak."""
+    contractions = [record for record in group if record.flops]
+    time_ns = sum(record.time_ns for record in contractions)
+    if not time_ns:
+        return None, None
+    flops = sum(record.flops or 0 for record in contractions)
+    return flops / time_ns * 1e9, _of_peak(contractions, time_ns, rates)
+
+
+def _moving(group: list[Record], rates: Rates) -> tuple[float | None, float | None]:
+    """The bytes per second of the group's other kernels, and their share of a copy's rate."""
+    movers = [r for r in group if r.kernel_bytes and r.kind != "contraction"]
+    time_ns = sum(record.time_ns for record in movers)
+    if not time_ns:
+        return None, None
+    rate = sum(record.kernel_bytes or 0 for record in movers) / time_ns * 1e9
+    return rate, rate / rates.copy if rates.copy else None
+
+
 def _of_peak(contractions: list[Record], time_ns: int, rates: Rates) -> float | None:
     """The time of these contractions at the device's peak, divided by their measured time."""
     best = 0.0
@@ -229,4 +239,4 @@ def _of_peak(contractions: list[Record], time_ns: int, rates: Rates) -> float | 
         if rate is None:
             return None
         best += (record.flops or 0) / rate * 1e9
-    return best / time_ns if time_ns else None
+    return best / time_ns

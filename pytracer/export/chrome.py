@@ -7,11 +7,11 @@ docs/chrome-trace.md describes the file.
 import json
 import zlib
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from pytracer.export.rows import (
     RANKS,
     STEPS_THREAD,
     Options,
+    Rows,
     ScopeSlices,
     Sink,
 )
@@ -160,7 +161,15 @@ def _deflate(chunk: bytes) -> bytes:
     return packer.compress(chunk) + packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-Track = tuple[int, int, str, int, bool, bool]  # PerfettoTrack of csrc/core/perfetto_trace.h
+class Track(NamedTuple):
+    """A track of Perfetto's own format: PerfettoTrack of csrc/core/perfetto_trace.h."""
+
+    id: int
+    parent: int
+    name: str
+    order: int  # among the tracks of its parent
+    is_counter: bool = False
+    holds_lifetimes: bool = False
 
 
 _OWN_THREADS = (
@@ -207,53 +216,50 @@ class Document(Sink):
         group, suffix = (self.program, "") if alone else (RANKS, f" (rank {self.rank})")
         name = f"memory of {self.devices[0]}" if alone else "memory by rank"
         first = 0 if alone else PROCESSES_PER_RANK * self.rank  # places in the order
-        tracks: list[Track] = [(group, 0, name, 0, False, False)]
+        tracks = [Track(group, 0, name, 0)]
         groups = {self.program: group}
         for number, device in enumerate(self.devices):
             process = self.program + number
             if number:
                 groups[process] = process
-                tracks.append(
-                    (
-                        process,
-                        group,
-                        f"memory of {device}{suffix}",
-                        first + 100 + number,
-                        False,
-                        False,
-                    )
-                )
-            closed = process + ALLOCATIONS
-            tracks.append(
-                (
-                    closed,
-                    groups[process],
-                    f"allocations on {device}{suffix}",
-                    first + 90,
-                    False,
-                    False,
-                )
+                name = f"memory of {device}{suffix}"
+                tracks.append(Track(process, group, name, first + 100 + number))
+            bars = Track(
+                process + ALLOCATIONS,
+                groups[process],
+                f"allocations on {device}{suffix}",
+                first + 90,
             )
-            tracks += [
-                (int(track), closed, category, rank, False, True)
-                for rank, category in enumerate(CATEGORY_ORDER)
-                for track in tracks_of.lifetime_track(process, np.array([CATEGORY[category]]))
-            ]
+            tracks += [bars, *self._category_tracks(process, bars.id)]
         for order, (thread, name) in enumerate(self._thread_tracks(), first + 50):
-            tracks.append((self.thread(thread), group, f"{name}{suffix}", order, False, False))
+            tracks.append(Track(self.thread(thread), group, f"{name}{suffix}", order))
         tables = []
         for table in self._tables:
-            counters: list[int] = []
-            for key, _, _ in table.arguments if table.kind == COUNTER else ():
-                counters.append(FIRST_COUNTER + len(tracks) + (self.rank << 32))
-                name = self.texts.all[int(table.name[0])]
-                name = key.lstrip("0123456789 ") if name == "mem" else name
-                of = groups[table.process]
-                # A sum stands below the counters of the categories.
-                order = first + len(counters) if len(table.arguments) > 1 else first + 20
-                tracks.append((counters[-1], of, f"{name}{suffix}", order, True, False))
-            tables.append((table, counters))
-        return tracks, [(rows.columns(), counters) for rows, counters in tables]
+            counters = self._counter_tracks(table, groups, len(tracks), first, suffix)
+            tracks += counters
+            tables.append((table.columns(), [counter.id for counter in counters]))
+        return tracks, tables
+
+    @staticmethod
+    def _category_tracks(process: int, parent: int) -> Iterator[Track]:
+        """The tracks of a device's bars, one for each category."""
+        for order, category in enumerate(CATEGORY_ORDER):
+            for track in tracks_of.lifetime_track(process, np.array([CATEGORY[category]])):
+                yield Track(int(track), parent, category, order, holds_lifetimes=True)
+
+    def _counter_tracks(
+        self, table: Rows, groups: Mapping[int, int], others: int, first: int, suffix: str
+    ) -> list[Track]:
+        """The tracks of a table of counters. A sum stands below the counters of the categories."""
+        result: list[Track] = []
+        for key, _, _ in table.arguments if table.kind == COUNTER else ():
+            name = self.texts.all[int(table.name[0])]
+            name = key.lstrip("0123456789 ") if name == "mem" else name
+            order = first + 1 + len(result) if len(table.arguments) > 1 else first + 20
+            number = FIRST_COUNTER + others + len(result) + (self.rank << 32)
+            parent = groups[table.process]
+            result.append(Track(number, parent, f"{name}{suffix}", order, is_counter=True))
+        return result
 
     def _thread_tracks(self) -> list[tuple[int, str]]:
         """The threads of the program's group with their names, the main thread first."""

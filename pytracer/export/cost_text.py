@@ -4,9 +4,9 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any
 
-from pytracer.analysis.facts import owners
 from pytracer.cost import measurements, table as cost_table
 from pytracer.cost.table import Row
+from pytracer.names import layers_alike, numbers_text
 from pytracer.recorded import Trace
 from pytracer.units import time_text
 
@@ -46,9 +46,9 @@ def _rows(trace: Trace, by: str, peaks: Mapping[str, Any] | None, *, each: bool)
     costs = measurements.measured(trace)
     groups: dict[str, list[measurements.Record]] = {}
     for record in costs.records:
-        groups.setdefault(owners.layers_alike(record.module), []).append(record)
+        groups.setdefault(layers_alike(record.module), []).append(record)
     if bare := groups.pop("*", []):
-        groups[owners.numbers_text(record.module for record in bare)] = bare
+        groups[numbers_text(record.module for record in bare)] = bare
     return cost_table.summarised(costs, groups, by, peaks)
 
 

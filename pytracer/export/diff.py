@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pytracer.analysis.answers import diff_rows
 from pytracer.analysis.answers.diff import Diff, Side
 from pytracer.analysis.answers.diff_rows import Change, Changes
-from pytracer.analysis.facts import owners
+from pytracer.names import numbers_text
 from pytracer.units import size_text
 
 _MOST_ROWS = 6  # each takes one line or two
@@ -127,7 +127,7 @@ def _text(key: str, text: str, change: Change) -> str:
 
 def module_text(name: str) -> str:
     """The name of a module. A child of a Sequential is a number, shown as `[0]` as in the table."""
-    return owners.numbers_text([name]) if name.isdecimal() else name
+    return numbers_text([name]) if name.isdecimal() else name
 
 
 def _short(text: str, width: int) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from pytracer.analysis.allocator.replay import FailedRequest
-from pytracer.analysis.facts import owners
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
 from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph
+from pytracer.names import short_line
 from pytracer.units import size_text
 
 NOT_MEASURED = "torch's allocator: not measured; leave about 1 GiB"
@@ -81,7 +81,7 @@ def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
     if failed.module:
         request += f" in {failed.module}"
     if failed.line:
-        request += f" at {owners.short_line(failed.line)}"
+        request += f" at {short_line(failed.line)}"
     when = f", step {failed.step}, {failed.phase}" if failed.step is not None else ""
     yield from paragraph("fails at", request + when, width)
     room = (
@@ -95,7 +95,7 @@ def _failure(failed: FailedRequest, width: int) -> Iterator[str]:
 def _holders(rows: tuple[Holder, ...], width: int) -> Iterator[str]:
     for i, row in enumerate(rows):
         start = f"{'holds' if i == 0 else '':<{_MARGIN}}{size_text(row.bytes):>8}  "
-        parts = (row.category, row.module, owners.short_line(row.line))
+        parts = (row.category, row.module, short_line(row.line))
         text = "  ".join(part for part in parts if part)
         yield start + cut_in_front(text, width - len(start))
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pytracer.analysis.facts import owners
 from pytracer.export.table import cut_in_front, paragraph
+from pytracer.names import short_line
 from pytracer.ranks.compare import (
     TIMES,
     Comparison,
@@ -153,7 +153,7 @@ def outlier_text(one: Outlier, job: Comparison) -> str:
 
 def holder_text(module: str, op: str, line: str) -> str:
     """The module and the line if they are known; else the op."""
-    place = " at ".join(part for part in (module, owners.short_line(line) if line else "") if part)
+    place = " at ".join(part for part in (module, short_line(line) if line else "") if part)
     return place or op
 
 

@@ -18,6 +18,7 @@ from pytracer._native import core
 from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_color, cut_in_front
 from pytracer.meta import Meta, read as read_meta
+from pytracer.names import layers_alike, short_line, short_path
 from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 from pytracer.units import size_text, time_text
 
@@ -156,7 +157,7 @@ class Following:
         """The modules that held most at the last step's peak. Equal layers count as one."""
         sums: dict[str, int] = {}
         for path, amount in self._follower.modules():
-            name = owners.layers_alike(path)
+            name = layers_alike(path)
             sums[name] = sums.get(name, 0) + amount
         return _highest(sums)
 
@@ -175,7 +176,7 @@ class Following:
             while at and not text:
                 parent, file, line = self._follower.frame(at)
                 if owners.is_users_file(file):
-                    text = f"{owners.short_path(file, self.meta.directory)}:{line}"
+                    text = f"{short_path(file, self.meta.directory)}:{line}"
                 at = parent
             self._texts[row] = text
         return self._texts[row]
@@ -310,7 +311,7 @@ def _history(live: Following, width: int, *, fine: bool) -> Iterator[str]:
 
 def _holders(live: Following, width: int) -> Iterator[str]:
     yield from _listed("modules", [f"{n} {size_text(b)}" for n, b in live.modules()[:3]], width)
-    lines = [f"{owners.short_line(n)} {size_text(b)}" for n, b in live.lines()[:3]]
+    lines = [f"{short_line(n)} {size_text(b)}" for n, b in live.lines()[:3]]
     yield from _listed("lines", lines, width)
 
 

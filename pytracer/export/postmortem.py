@@ -7,6 +7,7 @@ from pytracer.analysis.answers import postmortem, training_steps
 from pytracer.analysis.answers.postmortem import Change, Failure, Held
 from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_lines, cut_in_front, paragraph
+from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.units import size_text, time_text
 
@@ -51,7 +52,7 @@ def _by(place: owners.Place) -> str:
     parts += " in the backward" * place.in_backward_of
     if place.module:
         parts += f" {'of' if place.in_backward_of else 'in'} {place.module}"
-    return parts + (f", {owners.short_line(place.line)}" if place.line else "")
+    return parts + (f", {short_line(place.line)}" if place.line else "")
 
 
 def _room(failed: Failure) -> Iterator[str]:
@@ -78,7 +79,7 @@ def _largest(rows: list[Held], width: int) -> Iterator[str]:
         if row.blocks > 1:
             name = f"{row.blocks:,} blocks: {name}"
         start = f"{title:<{_MARGIN}}{size_text(row.bytes):>8}  {row.category:<16}"
-        yield start + _fitted(name, parts, owners.short_line(row.line), width - len(start))
+        yield start + _fitted(name, parts, short_line(row.line), width - len(start))
 
 
 def _fitted(name: str, parts: list[str], line: str, room: int) -> str:
@@ -94,7 +95,7 @@ def _needless(trace: Trace, failed: Failure, width: int) -> Iterator[str]:
     rows = postmortem.needless(trace, failed)
     for i, row in enumerate(rows[:_MOST_NEEDLESS]):
         has_line = not row.line or row.line in row.evidence
-        line = "" if has_line else f" ({owners.short_line(row.line)})"
+        line = "" if has_line else f" ({short_line(row.line)})"
         text = f"{size_text(row.at_peak)}: {row.evidence}{line}."
         yield from paragraph("needless" if i == 0 else "", text, width)
 

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from pytracer import sanitized
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import breakdown, findings, hints, recording_quality, training_steps
-from pytracer.analysis.facts import devices, owners, sanitized, usage
+from pytracer.analysis.facts import devices, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
 from pytracer.export import html, packed, series

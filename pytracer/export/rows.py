@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, meta
-from pytracer.analysis.facts import sanitized, scopes, usage
+from pytracer import errors, meta, sanitized
+from pytracer.analysis.facts import scopes, usage
 from pytracer.recorded import Trace
 from pytracer.schema import I64, U64
 

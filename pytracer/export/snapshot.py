@@ -20,12 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
+from pytracer import meta, sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
-from pytracer.analysis.facts import devices, sanitized, scopes, usage
+from pytracer.analysis.facts import devices, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import role_text
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.export.rows import alike
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges

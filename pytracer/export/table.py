@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import TextIO
 
-from pytracer import health, meta
-from pytracer.analysis.allocator import blocks
-from pytracer.analysis.answers import hints, recording_quality, training_steps
-from pytracer.analysis.facts import grouping, owners, usage
+from pytracer import health
+from pytracer.analysis.answers.overview import Overview, overview
+from pytracer.analysis.facts.usage import Peak
+from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
 from pytracer.units import size_text, time_text
@@ -27,30 +27,29 @@ _BOLD, _DIM, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[0m"
 
 def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | None = None) -> str:
     """The table as text, without a line break at its end."""
-    paint = Paint(color)
-    if len(trace.events.ticks) == 0:
-        return "\n".join([*_nothing(trace, width), *_file(trace, width), *_health(trace, width)])
-    peak = usage.peak(trace, device)
+    paint, now = Paint(color), overview(trace, device)
+    if not now.events:
+        return "\n".join([*_nothing(now, width), *_file(now, width), *_health(now, width)])
     lines = [
-        *_head(trace, peak, width, paint),
+        *_head(now, width, paint),
         "",
-        *category_lines(peak, width, paint),
+        *category_lines(now.peak, width, paint),
         "",
-        *_holders(trace, peak, width),
-        *_allocator(trace, peak, width),
-        *_times(trace, width),
-        *_advice(trace, peak, width),
-        *_file(trace, width),
-        *_health(trace, width),
-        *_imagined(trace, width),
-        *_recorded(trace, width, paint),
+        *_holders(now, width),
+        *_allocator(now, width),
+        *_times(now, width),
+        *_advice(now, width),
+        *_file(now, width),
+        *_health(now, width),
+        *_imagined(now, width),
+        *_recorded(now, width, paint),
     ]
     return "\n".join(line.rstrip() for line in lines)
 
 
-def _imagined(trace: Trace, width: int) -> list[str]:
+def _imagined(now: Overview, width: int) -> list[str]:
     """A note that the card was imagined, with the lines that read stand-in values."""
-    imagined = meta.of(trace).imagined
+    imagined = now.meta.imagined
     if imagined is None:
         return []
     rank = f"rank {imagined.rank} of {imagined.ranks} " if imagined.ranks > 1 else ""
@@ -85,33 +84,32 @@ class Paint:
         return f"{code}{text}{_RESET}" if self._on and code and text else text
 
 
-def _nothing(trace: Trace, width: int) -> list[str]:
+def _nothing(now: Overview, width: int) -> list[str]:
     """A line in place of a table of zeros."""
-    if meta.of(trace).imported:
+    if now.meta.imported:
         return paragraph("empty", "the snapshot has no allocation", width)
-    devices = meta.of(trace).options.devices
+    devices = now.meta.options.devices
     where = f" on {' and '.join(devices)}" if devices else ""
     return paragraph(
         "empty", f"no allocation was seen{where}: is the model there? devices= says where", width
     )
 
 
-def _head(trace: Trace, peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
-    head = f"peak {size_text(peak.bytes)} on {peak.device}"
+def _head(now: Overview, width: int, paint: Paint) -> Iterator[str]:
+    head = f"peak {size_text(now.peak.bytes)} on {now.peak.device}"
     when = "before the first event"
-    if peak.phase is not None:
-        when = f"{training_steps.when(trace, peak)}, {time_text(peak.time_ns)} after the start"
+    if now.when:
+        when = f"{now.when}, {time_text(now.peak.time_ns)} after the start"
     if len(f"{head}   {when}") <= width:
         yield f"{paint(head, _BOLD)}   {when}"
     else:
         yield from (paint(head, _BOLD), *textwrap.wrap(when, width))
-    others = [name for name in usage.devices(trace) if name != peak.device]
-    if others:
-        listed = (f"{size_text(usage.peak(trace, name).bytes)} on {name}" for name in others)
+    if now.other_devices:
+        listed = (f"{size_text(size)} on {name}" for name, size in now.other_devices.items())
         yield from (paint(line, _DIM) for line in textwrap.wrap(f"also {', '.join(listed)}", width))
 
 
-def category_lines(peak: usage.Peak, width: int, paint: Paint) -> Iterator[str]:
+def category_lines(peak: Peak, width: int, paint: Paint) -> Iterator[str]:
     """A row and a bar per category."""
     room = width - 38
     largest = max(*peak.by_category.values(), 1)
@@ -129,7 +127,7 @@ def category_color(name: str) -> str:
     return f"\x1b[{CATEGORY_TABLE[CATEGORY[name]].terminal}m"
 
 
-def shown_categories(peak: usage.Peak) -> list[str]:
+def shown_categories(peak: Peak) -> list[str]:
     """The categories that have a row in the table."""
     return [name for name, amount in peak.by_category.items() if amount or name in ALWAYS_SHOWN]
 
@@ -143,27 +141,16 @@ def _block() -> str:
     return "\N{FULL BLOCK}"
 
 
-def _holders(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
-    there = usage.alive(trace, "peak", peak.device)
-    modules = [
-        f"{row.pattern} {size_text(row.bytes)}"
-        for row in hints.repeated_modules(trace, there, depth=False)
-        if row.bytes
-    ]
-    lines = [
-        f"{owners.short_line(row.name)} {size_text(row.bytes)}"
-        for row in grouping.holders(trace, "line", there)
-        if row.bytes
-    ]
+def _holders(now: Overview, width: int) -> Iterator[str]:
+    modules = [f"{row.pattern} {size_text(row.bytes)}" for row in now.modules if row.bytes]
+    lines = [f"{short_line(row.name)} {size_text(row.bytes)}" for row in now.lines if row.bytes]
     yield from _listed("modules", modules, width)
     yield from _listed("lines", lines, width)
 
 
-def _allocator(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
+def _allocator(now: Overview, width: int) -> Iterator[str]:
     """The bytes that the allocator adds to the requests."""
-    there = usage.alive(trace, "peak", peak.device)
-    held = blocks.device_bytes(trace, there, peak.position, peak.device)
-    parts = []
+    held, parts = now.memory, []
     if held.allocated is not None and held.allocated != held.requested:
         parts.append(f"rounds up by {size_text(held.allocated - held.requested)}")
     if held.reserved is not None:
@@ -174,14 +161,13 @@ def _allocator(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
         yield from paragraph("allocator", ", ".join(parts), width)
 
 
-def _times(trace: Trace, width: int) -> Iterator[str]:
+def _times(now: Overview, width: int) -> Iterator[str]:
     """The median durations of a step's phases, or the reason why there are no steps."""
-    if training_steps.updates_by_hand(trace):
+    if now.updates_by_hand:
         yield from paragraph("steps", _NO_STEPS, width)
-    medians = None if meta.of(trace).imported else training_steps.phase_medians(trace)
-    if medians is not None:
-        parts = [f"{phase} {time_text(taken)}" for phase, taken in medians.by_phase.items()]
-        where = " on the GPU" if medians.of_device else ""
+    if now.medians is not None:
+        parts = [f"{phase} {time_text(taken)}" for phase, taken in now.medians.by_phase.items()]
+        where = " on the GPU" if now.medians.of_device else ""
         yield from paragraph("a step", f"{', '.join(parts)}{where}", width)
 
 
@@ -194,33 +180,31 @@ def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
         yield f"{title:<{_MARGIN}}{cut_in_front(', '.join(shown), width - _MARGIN)}"
 
 
-def _advice(trace: Trace, peak: usage.Peak, width: int) -> Iterator[str]:
-    advice = hints.hint(trace, peak.device if usage.devices(trace) else None)
-    if advice is not None:
-        yield from paragraph("hint", advice.text, width)
+def _advice(now: Overview, width: int) -> Iterator[str]:
+    if now.hint is not None:
+        yield from paragraph("hint", now.hint.text, width)
 
 
-def _file(trace: Trace, width: int) -> Iterator[str]:
+def _file(now: Overview, width: int) -> Iterator[str]:
     """The state of an incomplete file. It is shown whatever else was lost."""
-    for row in recording_quality.health_rows(trace):
+    for row in now.health:
         if row.name in health.OF_FILES:
             yield from paragraph("file", f"{row.meaning}. {row.advice}", width)
 
 
-def _health(trace: Trace, width: int) -> Iterator[str]:
+def _health(now: Overview, width: int) -> Iterator[str]:
     """The losses that can make the numbers wrong; `health()` has the rest."""
-    rows = [row for row in recording_quality.health_rows(trace) if row.name not in health.OF_FILES]
+    rows = [row for row in now.health if row.name not in health.OF_FILES]
     bad = [row for row in rows if row.severity != "info"]
     for row in bad[:2]:
         text = f"{row.count:,} {row.name}: {row.meaning}. {row.advice}"
         yield from paragraph("lost" if row.severity == "loss" else "health", text, width)
 
 
-def _recorded(trace: Trace, width: int, paint: Paint) -> Iterator[str]:
-    events = len(trace.events.ticks)
-    parts = [f"{events:,} events", f"{len(trace.scopes.ticks):,} scopes"]
-    taken = recording_quality.own_time(trace)
-    if taken is not None:
+def _recorded(now: Overview, width: int, paint: Paint) -> Iterator[str]:
+    parts = [f"{now.events:,} events", f"{now.scopes:,} scopes"]
+    if now.own_time is not None:
+        taken = now.own_time
         parts.append(f"in about {time_text(taken.ns)} of CPU time ({taken.share:.1%})")
     yield from (paint(line, _DIM) for line in paragraph("recorded", ", ".join(parts), width))
 

@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pytracer import sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import (
-    device_times,
-    lifetimes,
-    owners,
-    phases,
-    sanitized,
-    scopes,
-    usage,
-)
+from pytracer.analysis.facts import device_times, lifetimes, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE, role_text
-from pytracer.analysis.facts.scopes import Mask
+from pytracer.analysis.facts.grouping import role_text
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -64,9 +56,11 @@ from pytracer.schema import (
     CATEGORY_ORDER,
     I64,
     PHASES,
+    ROLE,
     SCOPE_KINDS,
     SCOPE_RECOMPUTE,
     U64,
+    Mask,
 )
 from pytracer.units import size_text
 
@@ -302,14 +296,9 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
         sink.note("allocations", len(which) - share)
         which = np.sort(largest(alloc.requested_bytes, which, share))
     begin, end = _lives(sink, which)
-    folded = which[:0]
-    if sink.folds and len(which) > MOST_BARS:
-        area = (end - begin).astype(np.float64) * alloc.requested_bytes[which]
-        seen = np.zeros(len(which), np.bool_)
-        seen[np.argsort(area, kind="stable")[-MOST_BARS:]] = True
-        sink.note("allocations", int(np.count_nonzero(~seen)))
-        folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
-        which, begin, end = which[seen], begin[seen], end[seen]
+    seen = _large_enough(sink, alloc.requested_bytes[which], end - begin)
+    folded, folded_lives = which[~seen], (begin[~seen], end[~seen])
+    which, begin, end = which[seen], begin[seen], end[seen]
     began = training_steps.first_step(trace)
     label, labels = alloc.label[which], sanitized.labels(trace)
     cast = alloc.role[which] == ROLE["autocast_copy"]  # its label has the type of the weight
@@ -346,6 +335,16 @@ def lifetimes_of(sink: Sink, number: int, device: str) -> Rows:
         ],
     )
     return rows if len(folded) == 0 else _with_folded(sink, rows, folded, *folded_lives)
+
+
+def _large_enough(sink: Sink, size: U64, lasted: I64) -> Mask:
+    """The bars to draw one by one: all, or the MOST_BARS of most bytes times time."""
+    seen = np.ones(len(size), np.bool_)
+    if sink.folds and len(size) > MOST_BARS:
+        area = lasted.astype(np.float64) * size
+        seen[np.argsort(area, kind="stable")[:-MOST_BARS]] = False
+        sink.note("allocations", int(np.count_nonzero(~seen)))
+    return seen
 
 
 def _bar_names(sink: Sink, which: NDArray[np.intp]) -> I64:

@@ -20,7 +20,15 @@ _SIZES = "4096, or 4096,8192, or 4088:4104, or 4088:4104:4"
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds sweep, find-peak and advise to a parser."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    _add_sweep(commands)
+    peak = commands.add_parser(
+        "find-peak", help="measure the highest rate of this device, by dtype"
+    )
+    _add_timing(peak, "all that the device has")
+    _add_advise(commands)
 
+
+def _add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     sweep = commands.add_parser("sweep", help="time products of many sizes and alignments")
     for name in ("m", "n", "k"):
         sweep.add_argument(f"--{name}", help=f"sizes: {_SIZES} (default 4096; on a CPU 512)")
@@ -34,11 +42,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     sweep.add_argument("--vary", default="n,k,m", help="the dimensions to vary (default n,k,m)")
     sweep.add_argument("--roles", default=",".join(ROLES), help=f"of {', '.join(ROLES)}")
     sweep.add_argument("--plot", type=Path, help="also draw it: .png or .svg (needs matplotlib)")
+    _add_timing(sweep, "all that the device has")
 
-    peak = commands.add_parser(
-        "find-peak", help="measure the highest rate of this device, by dtype"
-    )
 
+def _add_advise(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     advise = commands.add_parser("advise", help="find the size of a model to pad, and the gain")
     advise.add_argument("file", type=Path, nargs="?", help="a .pytrace file")
     advise.add_argument("--model", help=f"one of {', '.join(MODELS)}")
@@ -54,20 +61,22 @@ def add(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time through torch.compile, which pads some products itself",
     )
+    _add_timing(advise, "the trace's, else bf16")
 
-    for command in (sweep, peak, advise):
-        default = "the trace's, else bf16" if command is advise else "all that the device has"
-        command.add_argument("--dtype", help=f"of {', '.join(DTYPES)} (default: {default})")
-        command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
-        command.add_argument(
-            "--library", help=f"CUDA's: of {', '.join(LIBRARIES)} (default: torch's choice)"
-        )
-        command.add_argument(
-            "--seconds",
-            type=float,
-            default=100.0,
-            help="about how long to time products; preparing them takes extra time (default 100)",
-        )
-        command.add_argument("--json", action="store_true", help="one JSON document on stdout")
-        command.add_argument("-o", "--output", type=Path, help="write the JSON document there")
-        command.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+
+def _add_timing(command: argparse.ArgumentParser, default: str) -> None:
+    """Options of all three; `default` says which number formats are timed without --dtype."""
+    command.add_argument("--dtype", help=f"of {', '.join(DTYPES)} (default: {default})")
+    command.add_argument("--device", help="cpu, cuda or cuda:N (default: the GPU, if any)")
+    command.add_argument(
+        "--library", help=f"CUDA's: of {', '.join(LIBRARIES)} (default: torch's choice)"
+    )
+    command.add_argument(
+        "--seconds",
+        type=float,
+        default=100.0,
+        help="about how long to time products; preparing them takes extra time (default 100)",
+    )
+    command.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    command.add_argument("-o", "--output", type=Path, help="write the JSON document there")
+    command.add_argument("-f", "--force", action="store_true", help="overwrite the output file")

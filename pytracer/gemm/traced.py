@@ -12,16 +12,15 @@ from math import prod
 
 import numpy as np
 
-from pytracer import errors
+from pytracer import errors, sanitized
 from pytracer.analysis.answers.breakdown import parameter_rows
 from pytracer.analysis.answers.training_steps import step_rows
-from pytracer.analysis.facts import phases, sanitized
+from pytracer.analysis.facts import phases
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE
-from pytracer.analysis.facts.owners import layers_alike, numbers_text
 from pytracer.analysis.facts.usage import main_device
+from pytracer.names import layers_alike, numbers_text
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY
+from pytracer.schema import CATEGORY, ROLE
 
 _PRODUCTS = ("aten::addmm", "aten::mm", "aten::linear", "aten::_addmm_activation")
 _ITEMSIZES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}

@@ -17,10 +17,8 @@ from pytracer.analysis.allocator import blocks, ledger
 from pytracer.analysis.answers import breakdown, findings, training_steps
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
 
 FORMAT = 1  # of the rows
 _MOST_HOLDERS = 100  # further ones are added up, by category

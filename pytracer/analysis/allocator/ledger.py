@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import blocks, fragmentation
-from pytracer.analysis.facts import devices, grouping, lifetimes, usage
+from pytracer.analysis.facts import devices, grouping, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY_ORDER
@@ -428,7 +428,7 @@ def _host_ledger(trace: Trace, at: Literal["peak", "end"]) -> Ledger:
     begin, end = _host(trace, "begin"), _host(trace, "end")
     alloc = allocations(trace)
     before = usage.on_device(trace, "cpu") & (alloc.start < 0)
-    old = int(lifetimes.lifetimes(trace).bytes[before].sum())
+    old = int(alloc.requested_bytes[before].sum())
     heap = _less(begin.get("anonymous"), old)
     parts = [
         Row("tensors of torch's CPU allocator", tensors, 1, "events", at),

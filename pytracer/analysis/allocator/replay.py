@@ -25,9 +25,8 @@ from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.analysis.allocator.segments import GROWS, SHRINKS
 from pytracer.analysis.allocator.settings import MIB, Settings
 from pytracer.analysis.facts import devices, grouping, lifetimes, owners, usage
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I64
+from pytracer.schema import ACTION, I64, Mask
 from pytracer.units import parse_size
 
 if TYPE_CHECKING:
@@ -91,11 +90,11 @@ class Replay:
         shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
         return f"<Replay {shown}, {'runs' if self else 'fails'}>"
 
-    def alive_at_failure(self) -> NDArray[np.intp]:
-        """The allocations that were alive when the first request failed."""
+    def alive_at_failure(self) -> Mask:
+        """Which allocations were alive when the first request failed."""
         own_steps = steps(self._trace, self.device)
         at = core.replay(own_steps.columns, self._rules, False)["failed_step"]
-        return alive_before(own_steps, at) if at >= 0 else np.zeros(0, np.intp)
+        return _alive_before(self._trace, own_steps, max(at, 0))
 
     @cached_property
     def smallest_limit(self) -> int:
@@ -175,6 +174,15 @@ def recorded_settings(trace: Trace, device: str) -> str:
     if devices.expandable(trace, device) and "expandable_segments" not in text:
         text = f"{text},expandable_segments:True".lstrip(",")
     return text
+
+
+def counted_as_recorded(
+    trace: Trace, device: str, columns: dict[str, Any], limit: int | None = None
+) -> dict[str, Any]:
+    """What the model counts for these steps, with the recorded settings and that limit."""
+    rules = allocator_settings.parse(recorded_settings(trace, device)).rules(limit, None)
+    counted: dict[str, Any] = core.replay(columns, rules, False)
+    return counted
 
 
 def _limit(
@@ -374,11 +382,8 @@ def _failed(trace: Trace, steps: Steps, counted: dict[str, Any]) -> FailedReques
     position = int(steps.position[at])
     place = owners.place_of(trace, int(trace.events.scope[position]) if position >= 0 else 0)
     moment = usage.moment(trace, max(position, 0), steps.device)
-    alive = alive_before(steps, at)
     by_category = dict.fromkeys(moment.by_category, 0)
-    which = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
-    which[alive] = True
-    for row in grouping.holders(trace, "category", which):
+    for row in grouping.holders(trace, "category", _alive_before(trace, steps, at)):
         by_category[row.name] = row.bytes
     return FailedRequest(
         bytes=counted["failed_bytes"],
@@ -396,13 +401,12 @@ def _failed(trace: Trace, steps: Steps, counted: dict[str, Any]) -> FailedReques
     )
 
 
-def alive_before(steps: Steps, at: int) -> NDArray[np.intp]:
-    """The allocations that were alive just before that step."""
+def _alive_before(trace: Trace, steps: Steps, at: int) -> Mask:
+    """Which allocations were alive just before that step."""
     kind, block = steps.columns["kind"][:at], steps.columns["block"][:at]
-    ended = np.zeros(int(block.max(initial=0)) + 1, np.bool_)
-    ended[block[kind == _FREE_COMPLETED]] = True
-    made = block[kind == _ALLOC]
-    alive: NDArray[np.intp] = made[~ended[made]].astype(np.intp)
+    alive = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
+    alive[block[kind == _ALLOC]] = True
+    alive[block[kind == _FREE_COMPLETED]] = False
     return alive
 
 

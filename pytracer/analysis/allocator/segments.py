@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.facts import devices
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, ACTIONS, I64
+from pytracer.schema import ACTION, ACTIONS, I64, Mask
 
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 

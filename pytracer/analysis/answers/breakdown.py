@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import errors, frames
+from pytracer import errors, frames, sanitized
 from pytracer.analysis.allocator import blocks
-from pytracer.analysis.facts import grouping, sanitized, usage
+from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
 from pytracer.analysis.facts.casts import elements
 from pytracer.analysis.facts.devices import device_of_place

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
 from pytracer.analysis.answers.diff import Diff, Row, by_change
-from pytracer.analysis.facts import owners
+from pytracer.names import layers_alike, numbers_text
 
 LAYERED = ("module", "name")  # keys with numbers of layers
 _MOST_APART = 8  # children of a Sequential that keep their own rows, as in the table
@@ -81,7 +81,7 @@ def _folded(diff: Diff) -> tuple[_Side, _Side]:
     for row in diff.rows:
         texts = tuple(row.key[i] for i in layered)
         key = tuple(
-            owners.layers_alike(text) if i in layered and text not in apart else text
+            layers_alike(text) if i in layered and text not in apart else text
             for i, text in enumerate(row.key)
         )
         if row.blocks_before:
@@ -114,7 +114,7 @@ def _row(keys: _Key, key: _Key, before: _Members, after: _Members) -> tuple[Row,
 def _pattern(names: set[str]) -> str:
     """The names as one, with a star for each number in which they differ."""
     if len(names) > 1 and all(name.isdecimal() for name in names):
-        return owners.numbers_text(names)
+        return numbers_text(names)
     levels = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in levels)
 

@@ -15,11 +15,11 @@ from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import grouping, owners, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import OWNED, ROLE, label_events
-from pytracer.analysis.facts.lifetimes import lifetimes
-from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Mask, Tree
+from pytracer.analysis.facts.categories import label_events
+from pytracer.analysis.facts.scopes import BACKWARD, MODULE, NEVER, NODE, OP, Tree
+from pytracer.names import short_line
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, CATEGORY, I64, U64
+from pytracer.schema import ACTION, CATEGORY, I64, OWNED, ROLE, U64, Mask
 from pytracer.units import size_text
 
 _WORTH = 0.01  # of the peak: less is noise
@@ -473,7 +473,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
     count = int((per_call > 0).sum())
     called = now.trace.strings[name[int(per_call.argmax())]] or "a module"
     times = f"{count} calls of {called}" if count > 1 else f"A call of {called}"
-    at = f" at {owners.short_line(line)}" if line else ""
+    at = f" at {short_line(line)}" if line else ""
     at_once = (
         f"{size_text(most)} at once, {size_text(each)} each," if most > each else size_text(each)
     )
@@ -524,7 +524,7 @@ def held(now: Situation, rest: Mask) -> Iterator[Finding]:
         return  # only the beginning of a backward shows which blocks it needs
     which = _of_no_use(now, rest, exact=exact) & ~_behind_numbers(now)
     # Fast weights: the program holds them so as to call a module with them.
-    stands_in, _, _ = label_events(now.trace, lifetimes(now.trace), "stand_in")
+    stands_in, _, _ = label_events(now.trace, "stand_in")
     which[stands_in] = False
     if not which.any():
         return

@@ -8,12 +8,11 @@ import numpy as np
 from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings
-from pytracer.analysis.facts import devices, grouping, owners, phases, scopes, usage
+from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE
-from pytracer.analysis.facts.scopes import Mask
+from pytracer.names import first_layer, layers_alike, numbers_text, short_line
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, PHASE
+from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
 
 _WORTH_A_HINT = 0.05  # of the peak
@@ -294,7 +293,7 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     largest[int(np.where(temporaries, size, 0).argmax())] = True
     amount = int(size[largest][0])
     where = "".join(
-        f" {word} {owners.short_line(by_key[0].name)}"
+        f" {word} {short_line(by_key[0].name)}"
         for key, word in (("op", "of"), ("line", "at"))
         if (by_key := grouping.holders(now.trace, key, largest))
     )
@@ -325,14 +324,14 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
     rows = grouping.holders(trace, "module", which)
-    names = [owners.first_layer(row.name) if depth else row.name for row in rows]
-    bare = {name for name in names if owners.layers_alike(name) == "*"}
+    names = [first_layer(row.name) if depth else row.name for row in rows]
+    bare = {name for name in names if layers_alike(name) == "*"}
     for row, name in zip(rows, names, strict=True):
-        pattern = owners.layers_alike(name)
+        pattern = layers_alike(name)
         if pattern == "*":
             # These children have no other name: name each if they are few, unless layers count.
             alone = not depth and len(bare) <= _MOST_APART
-            pattern = owners.numbers_text([name] if alone else bare)
+            pattern = numbers_text([name] if alone else bare)
         totals[pattern] = totals.get(pattern, 0) + row.bytes
         members.setdefault(pattern, set()).add(name)
     repeated = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
@@ -345,9 +344,7 @@ def not_recomputed(trace: Trace, which: Mask) -> Mask:
     result = which.copy()
     if layers:
         groups = grouping.group(trace, "module", which)
-        again = np.array(
-            [owners.first_layer(name) in layers for name in groups.names] + [False], np.bool_
-        )
+        again = np.array([first_layer(name) in layers for name in groups.names] + [False], np.bool_)
         result[which] = ~again[groups.codes]  # code -1, no module, is the last
     return result
 
@@ -356,4 +353,4 @@ def _recomputed_layers(trace: Trace) -> set[str]:
     """The layers that checkpointing runs again, anywhere in the trace."""
     alloc = allocations(trace)
     modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
-    return {owners.first_layer(trace.strings[module]) for module in modules if module}
+    return {first_layer(trace.strings[module]) for module in modules if module}

@@ -11,9 +11,9 @@ from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.answers.findings import Situation
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.scopes import Mask
+from pytracer.names import short_line
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION
+from pytracer.schema import ACTION, Mask
 
 _MIB = 1 << 20
 _MOST_BYTES = (1 << 48) - 1  # the most that an event holds; a larger request is recorded as this
@@ -277,7 +277,7 @@ def _optimizer(now: Situation, failed: Failure) -> _Rows:
 def _pieces(now: Situation, failed: Failure) -> _Rows:
     if failed.asked_is_least or failed.moment.phase == "optimizer":
         return
-    where = owners.short_line(failed.place.line) or failed.place.op or failed.place.module
+    where = short_line(failed.place.line) or failed.place.op or failed.place.module
     if where and failed.asked > failed.moment.bytes // 4:
         unknown = ", if half fits" if failed.missing is None else ""
         yield f"half of the request at a time, at {where}{unknown}", failed.asked // 2, False

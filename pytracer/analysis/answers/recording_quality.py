@@ -1,17 +1,26 @@
-"""How good the recording is: its losses and blind spots, and its cost for the program."""
+"""How good the recording is: losses, blind spots, mistakes in its use, and its cost.
 
+`pytracer.health` has the meaning of each name, and the advice.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from pytracer import frames, health as counters, meta
-from pytracer.analysis.allocator import agreement
-from pytracer.analysis.answers import misuse
-from pytracer.analysis.facts import device_times, lifetimes
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer import frames, health as counters, meta, sanitized
+from pytracer.analysis.facts import devices, phases, scopes
+from pytracer.analysis.facts.lifetimes import lifetimes
+from pytracer.analysis.facts.scopes import BACKWARD, MODULE, OPTIMIZER
 from pytracer.recorded import Trace, once_per_trace
+from pytracer.schema import ACTION, CATEGORY, DEVICE_TYPES, SCOPE_GRAD, U32, Mask
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_OF_AN_OPTIMIZER = "param_groups["  # how the capture names parameters that are in no module
 _FEWEST_CALLS = 20 * 61  # an estimate needs at least twenty samples
 
 
@@ -60,14 +69,14 @@ class HealthRow:
 def health_rows(trace: Trace) -> list[HealthRow]:
     """All losses and mismatches, the worst first; empty if there are none."""
     counts = dict(trace.losses)
-    for name, count in lifetimes.lifetimes(trace).counters.items():
+    for name, count in lifetimes(trace).counters.items():
         counts[name] = counts.get(name, 0) + count
     counts["allocator_disagrees"] = sum(
-        abs(total - counted) for _, total, counted in agreement.differences(trace)
+        abs(total - counted) for _, total, counted in differences(trace)
     )
-    counts.update(misuse.counts(trace))
-    counts["untimed_phases"] = device_times.missing(trace)
+    counts.update(mistakes(trace))
     noted = meta.of(trace)
+    counts["untimed_phases"] = noted.phase_times.missing
     counts["callback_errors"] = noted.callback_errors
     worst = ("loss", "warning", "info")
     rows = []
@@ -88,3 +97,97 @@ def health(trace: Trace) -> "pd.DataFrame":
     # Texts inside: pandas leaves out middle columns on a narrow screen.
     names = ["name", "severity", "meaning", "advice", "count"]
     return frames.of_rows(health_rows(trace), names).set_index("name")
+
+
+# ---------------------------------------------------------------- the allocators' own counters
+
+
+def differences(trace: Trace) -> Iterator[tuple[str, int, int]]:
+    """Devices on which the live bytes by the events (first) differ from the allocator's (second).
+
+    Without a snapshot at the beginning of a device's recording (the allocator reports no events)
+    there is nothing to compare.
+    """
+    if meta.of(trace).cuda_problem:
+        return
+    lives = lifetimes(trace)
+    alive = lives.completed < 0
+    for device in devices.counted_devices(trace):
+        expected = devices.counted(trace, device, "requested_bytes.current")
+        if expected is None or device == "cpu":
+            continue
+        here = devices.on(trace, device, lives.place)
+        total = int(lives.bytes[alive & here].sum())
+        if total != expected:
+            yield device, total, expected
+
+
+# ---------------------------------------------------------------- mistakes
+
+
+def mistakes(trace: Trace) -> dict[str, int]:
+    """How often the trace shows each mistake in how the program traces or trains, by name."""
+    threads = phases.training_threads(trace)
+    return {
+        "training_threads": threads if threads > 1 else 0,
+        "weights_elsewhere": _weights_elsewhere(trace),
+        "foreign_parameters": _foreign_parameters(trace),
+        "steps_without_backward": _steps_without_backward(trace),
+    }
+
+
+def _weights_elsewhere(trace: Trace) -> int:
+    """Weights that lie on a device whose memory is not recorded."""
+    recorded = meta.of(trace).options.devices
+    if not recorded:
+        return 0
+    events, (positions, _) = trace.events, _weight_labels(trace)
+    place = sanitized.within(events.place[positions], len(trace.places.device_type))
+    kind = trace.places.device_type[place]
+    missing = [i for i, name in enumerate(DEVICE_TYPES) if name not in recorded]
+    return len(np.unique(events.address[positions[np.isin(kind, missing)]]))
+
+
+def _weight_labels(trace: Trace) -> tuple[NDArray[np.intp], U32]:
+    """Positions of the events that label weights, and their rows of the label table."""
+    events, labels = trace.events, sanitized.labels(trace)
+    positions = np.flatnonzero(events.action == ACTION["label"])
+    row = sanitized.within(events.bytes[positions], len(labels.category)).astype(np.uint32)
+    are_weights = labels.category[row] == CATEGORY["weights"]
+    return positions[are_weights], row[are_weights]
+
+
+def _foreign_parameters(trace: Trace) -> int:
+    """Parameters of an optimizer that are in no module, although modules have parameters."""
+    labels, strings = sanitized.labels(trace), trace.strings
+    names = {
+        strings[labels.name[row]]
+        for row in np.unique(_weight_labels(trace)[1])
+        if strings[labels.role[row]] == "parameter"
+    }
+    foreign = sum(_OF_AN_OPTIMIZER in name for name in names)
+    return foreign if foreign < len(names) else 0
+
+
+def _steps_without_backward(trace: Trace) -> int:
+    """Optimizer steps with a forward but no backward since the previous step.
+
+    A forward without grad mode does not count, since it needs no backward: an evaluation between
+    two optimizers' steps, or gradients that were estimated without one.
+    """
+    tree = scopes.tree(trace)
+    modules = tree.kind == MODULE
+    tells = phases.tells_of_grad_mode(trace)
+    if tells is not None:
+        with_grad = tree.module[tells & (tree.flags & SCOPE_GRAD != 0)]
+        modules &= np.isin(np.arange(len(modules)), with_grad)
+    own = tree.thread == phases.main_thread(trace)
+    steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])
+
+    def since_last_step(which: Mask) -> NDArray[np.intp]:
+        before = np.searchsorted(np.sort(tree.begin[which]), steps)
+        return np.diff(before, prepend=0)
+
+    forwards = since_last_step(own & modules)
+    backwards = since_last_step(tree.kind == BACKWARD)
+    return int(((forwards > 0) & (backwards == 0)).sum())

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.facts import sanitized, scopes
+from pytracer import sanitized
+from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.phases import FORWARD, RECOMPUTE, Moments
-from pytracer.analysis.facts.reads import outermost_op
-from pytracer.analysis.facts.scopes import MODULE, OP, Mask, Tree
+from pytracer.analysis.facts.scopes import MODULE, OP, Tree
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64
+from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64, Mask
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def autocast_copies(
     is_cast &= tree.kind == OP
     if not is_cast.any():
         return copies
-    outermost = outermost_op(tree)
+    outermost = scopes.outermost_op(tree)
     is_cast &= ~_in_a_hook(tree, outermost)
     cast_around = scopes.nearest(tree.parent, is_cast)
     cast = cast_around[moments.made_scope]

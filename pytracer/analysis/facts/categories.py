@@ -61,8 +61,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
-from pytracer.analysis.facts import phases, reads, sanitized, saved_tensors, scopes
+from pytracer import meta, sanitized
+from pytracer.analysis.facts import phases, reads, saved_tensors, scopes
 from pytracer.analysis.facts.casts import autocast_copies, copies_or_not
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.phases import (
@@ -75,9 +75,23 @@ from pytracer.analysis.facts.phases import (
     RECOMPUTE,
     Moments,
 )
-from pytracer.analysis.facts.scopes import NEVER, OP, USER, Mask, Tree
+from pytracer.analysis.facts.scopes import NEVER, OP, USER, Tree
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, CATEGORIES, CATEGORY, DEVICE_TYPES, I64, PHASES, U8, U32, U64
+from pytracer.schema import (
+    ACTION,
+    CATEGORIES,
+    CATEGORY,
+    DEVICE_TYPES,
+    I64,
+    OWNED,
+    PHASES,
+    ROLE,
+    ROLES,
+    U8,
+    U32,
+    U64,
+    Mask,
+)
 
 # The annotations in which FSDP's second and first version gather weights and reduce gradients.
 # In its other annotations FSDP casts inputs and outputs.
@@ -94,36 +108,6 @@ _GATHERS = re.compile(
 )
 _REDUCES = ("FSDP::post_backward", "FullyShardedDataParallel._post_backward")
 _FULLY_SHARDED = re.compile(r"FSDP::|FullyShardedDataParallel\.")
-
-OWNED = [CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")]
-
-# Inferred roles. A role is a number: below len(ROLES) it is one of these; above, it is a label's
-# role, a row of the trace's string table plus len(ROLES).
-ROLES = (
-    "",
-    *PHASES,  # of temporaries: the phase that made them
-    "autocast_copy",
-    "target",
-    "saved",
-    "recomputed",
-    "held",
-    "cublas",
-    "all_gather",
-    "reduce_scatter",
-    "collective",
-    "bucket",
-    "graph",
-    "output",  # made by a forward, and kept by the program
-    "carried",  # an output that is handed to a later call
-    "replica",
-    "fetched",
-    "raw",
-    "unsharded",
-    "buffer",
-    "batch",
-    "copy_or_activation",  # without operators, a weight's 16-bit copy and an activation look alike
-)
-ROLE = {name: number for number, name in enumerate(ROLES)}
 
 # A module's attribute is a buffer if that many forwards saw it; one that each forward makes anew
 # is seen once.
@@ -176,7 +160,7 @@ def categories(trace: Trace) -> Categories:
     results = ("activations", "temporaries", "functional")  # the last two without grad mode
     unclear &= np.isin(out.category, [CATEGORY[name] for name in results])
     out.category[unclear], out.role[unclear] = CATEGORY["unknown"], ROLE["copy_or_activation"]
-    block, row, _ = label_events(trace, facts.lives, "shape")
+    block, row, _ = label_events(trace, "shape")
     nameless = out.label[block] == 0
     out.label[block[nameless]] = row[nameless]
     return out
@@ -256,11 +240,6 @@ def _choose_by_life(trace: Trace, facts: "_Facts", out: Categories, label_role: 
 def was_labelled(trace: Trace) -> bool:
     """Whether the capture labelled blocks. Other tools that record blocks do not."""
     return not meta.of(trace).imported
-
-
-def role_text(trace: Trace, role: int) -> str:
-    """The text of a role's number."""
-    return ROLES[role] if role < len(ROLES) else trace.strings[role - len(ROLES)]
 
 
 @dataclass(frozen=True)
@@ -458,21 +437,21 @@ def _replicas(trace: Trace, facts: _Facts) -> Mask:
     return is_replica
 
 
-def label_events(trace: Trace, lives: Lifetimes, role: str) -> tuple[I64, U32, U64]:
+def label_events(trace: Trace, role: str) -> tuple[I64, U32, U64]:
     """Blocks, label rows and ticks of the labels that have this role and no category."""
     labels, events = sanitized.labels(trace), trace.events
     says = scopes.names_where(trace, role.__eq__)[labels.role]
     says &= labels.category == CATEGORY["unknown"]
     position = np.flatnonzero(events.action == ACTION["label"])
     row = sanitized.within(events.bytes[position], len(says)).astype(np.uint32)
-    block = lives.allocation_of_event[position]
+    block = lifetimes(trace).allocation_of_event[position]
     good = says[row] & (block >= 0)
     return block[good], row[good], events.ticks[position[good]]
 
 
 def _tables(trace: Trace, facts: _Facts, out: Categories) -> Mask:
     """Blocks that a forward made and a module keeps as an attribute: rotary tables, masks."""
-    block, row, ticks = label_events(trace, facts.lives, "attribute")
+    block, row, ticks = label_events(trace, "attribute")
     tree = facts.tree
     calls = np.sort(tree.begin[(tree.kind == scopes.MODULE) & (tree.module[tree.parent] == 0)])
     pairs = np.unique(np.stack((block, np.searchsorted(calls, ticks))), axis=1)

@@ -40,11 +40,6 @@ def device_times(trace: Trace) -> DeviceTimes:
     return DeviceTimes(phase, line.step_at(middle), line.stretch_at(middle), device_ns)
 
 
-def missing(trace: Trace) -> int:
-    """How many phases began and ended without a measured time."""
-    return meta.of(trace).phase_times.missing
-
-
 def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
     """The device's time in that phase for each step; None if the step has no measured time.
 

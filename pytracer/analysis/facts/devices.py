@@ -6,9 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import meta
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, DEVICE_TYPES
+from pytracer.schema import ACTION, DEVICE_TYPES, Mask
 
 
 def split(device: str) -> tuple[int, int]:

@@ -7,15 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames
-from pytracer.analysis.facts import owners, sanitized, scopes
+from pytracer import errors, frames, sanitized
+from pytracer.analysis.facts import owners, scopes
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE, role_text
 from pytracer.analysis.facts.devices import pool_text
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.analysis.facts.usage import sums
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, U8
+from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, Mask
 
 
 def dtype_rows(trace: Trace) -> NDArray[Any]:
@@ -26,6 +24,11 @@ def dtype_rows(trace: Trace) -> NDArray[Any]:
     alloc = allocations(trace)
     cast = alloc.role == ROLE["autocast_copy"]
     return np.where(cast, 0, sanitized.labels(trace).dtype[alloc.label])
+
+
+def role_text(trace: Trace, role: int) -> str:
+    """The text of a role's number."""
+    return ROLES[role] if role < len(ROLES) else trace.strings[role - len(ROLES)]
 
 
 @dataclass(frozen=True)

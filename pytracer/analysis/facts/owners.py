@@ -1,15 +1,13 @@
 """Owners: the module, op and Python line that made an allocation, and its forward counterpart."""
 
-import contextlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import PurePath
 
 import numpy as np
 
-from pytracer import environment, meta
-from pytracer.analysis.facts import phases, sanitized, scopes
+from pytracer import meta, sanitized
+from pytracer.analysis.facts import phases, scopes
+from pytracer.names import short_path
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import SCOPE_RECOMPUTE, U32
 
@@ -25,10 +23,6 @@ _LIBRARY = re.compile(
 )
 # Ops that only allocate. If the program itself calls one, the op still owns its block.
 _FACTORY = re.compile(r"aten::((new_)?empty(_like|_strided|_permuted)?|resize_)$")
-
-_INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
-_MOST_NUMBERS = 8
-_LONG_LINE = 40
 
 
 @dataclass(frozen=True)
@@ -164,42 +158,6 @@ def line_text(trace: Trace, row: int) -> str:
     stacks = sanitized.stacks(trace)
     path = short_path(trace.strings[stacks.file[row]], meta.of(trace).directory)
     return f"{path}:{stacks.line[row]}"
-
-
-def short_path(path: str, directory: str) -> str:
-    """The path relative to where packages are installed, or to where the program ran."""
-    path = _INSTALLED.sub("", path)
-    home = directory or environment.working_directory()
-    with contextlib.suppress(ValueError):
-        path = str(PurePath(path).relative_to(home))
-    return path
-
-
-def short_line(text: str) -> str:
-    """A line for a screen: a long absolute path is cut to its last two parts."""
-    is_long = text.startswith("/") and len(text) > _LONG_LINE
-    return f".../{'/'.join(text.split('/')[-2:])}" if is_long else text
-
-
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
-
-
-def first_layer(path: str) -> str:
-    """A module's path up to its first number, or all of it."""
-    first = _LAYER.search(path)
-    return path[: first.end()] if first else path
-
-
-def layers_alike(path: str) -> str:
-    """The path with a star for each layer's number: alike in all layers of a stack."""
-    return _LAYER.sub("*", path)
-
-
-def numbers_text(paths: Iterable[str]) -> str:
-    """Children of a Sequential, which have only numbers as names: `[0, 2, 4]`."""
-    numbers = sorted(map(int, set(paths)))
-    whole = len(numbers) <= _MOST_NUMBERS
-    return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"
 
 
 @dataclass(frozen=True)

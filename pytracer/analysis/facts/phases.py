@@ -66,7 +66,6 @@ from numpy.typing import NDArray
 from pytracer import meta
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.lifetimes import lifetimes
-from pytracer.analysis.facts.sanitized import within
 from pytracer.analysis.facts.scopes import (
     BACKWARD,
     MODULE,
@@ -76,10 +75,10 @@ from pytracer.analysis.facts.scopes import (
     OPTIMIZER,
     STEP,
     USER,
-    Mask,
     Tree,
 )
 from pytracer.recorded import Trace, once_per_trace
+from pytracer.sanitized import within
 from pytracer.schema import (
     ACTION,
     I64,
@@ -89,6 +88,7 @@ from pytracer.schema import (
     U8,
     U32,
     U64,
+    Mask,
 )
 
 UNSAID = 255  # no scope names a phase: ask the timeline

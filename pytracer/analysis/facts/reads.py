@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer.analysis.facts import phases, sanitized, scopes
+from pytracer import sanitized
+from pytracer.analysis.facts import phases, scopes
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import Moments
-from pytracer.analysis.facts.scopes import OP, Mask, Tree
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I64, U32
+from pytracer.schema import ACTION, CATEGORY, I64, U32, Mask
 
 
 @dataclass(frozen=True)
@@ -39,14 +39,8 @@ def reads(trace: Trace, lives: Lifetimes) -> Reads:
     good = says[row] & (lives.allocation_of_event[event] >= 0)
     event, row = event[good], row[good]
     scope = sanitized.within(trace.events.scope[event], len(tree.kind))
-    op = tree.op[outermost_op(tree)[scope]]
+    op = tree.op[scopes.outermost_op(tree)[scope]]
     return Reads(event, lives.allocation_of_event[event], op, is_used[labels.role[row]])
-
-
-def outermost_op(tree: Tree) -> U32:
-    """Per scope, the outermost op of those nested around it: the one that the program called."""
-    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
-    return scopes.nearest(tree.parent, ~inner)
 
 
 def made_from(trace: Trace, moments: Moments, read: Reads, made: Mask) -> Mask:
@@ -67,7 +61,7 @@ class _Links:
     def __init__(self, trace: Trace, moments: Moments, read: Reads) -> None:
         tree = scopes.tree(trace)
         self._read = read
-        self._op_of_block = outermost_op(tree)[tree.op[moments.made_scope]]
+        self._op_of_block = scopes.outermost_op(tree)[tree.op[moments.made_scope]]
         self._ops = len(tree.kind)
         self._step = _steps(trace, moments)
 

@@ -24,9 +24,9 @@ from pytracer.analysis.facts.phases import (
     OTHER,
     Moments,
 )
-from pytracer.analysis.facts.scopes import BACKWARD, Mask, Tree
+from pytracer.analysis.facts.scopes import BACKWARD, Tree
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, U64
+from pytracer.schema import ACTION, U64, Mask
 
 
 def saved(trace: Trace, lives: Lifetimes, moments: Moments, owned: Mask) -> Mask:

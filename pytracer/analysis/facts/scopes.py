@@ -6,18 +6,14 @@ scope table. A parent has a smaller number than its children.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta
-from pytracer.analysis.facts import sanitized
-from pytracer.analysis.facts.sanitized import within
+from pytracer import meta, sanitized
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import SCOPE_KIND, U8, U16, U32, U64
-
-Mask: TypeAlias = NDArray[np.bool_]
+from pytracer.schema import SCOPE_KIND, U8, U16, U32, U64, Mask
 
 NEVER = np.uint64(np.iinfo(np.uint64).max)
 NO_KIND = 255
@@ -105,14 +101,14 @@ def tree(trace: Trace) -> Tree:
     numbers = np.arange(count, dtype=np.uint32)
     parent = _with_none(begins.parent)
     parent[parent >= numbers] = 0  # a damaged file must not make a loop
-    forward = within(_with_none(begins.forward), count)
+    forward = sanitized.within(_with_none(begins.forward), count)
     kind = _with_none(begins.kind, NO_KIND)
     end = np.full(count, NEVER)
     stack = np.zeros(count, np.uint32)
-    left = within(ends.scope, count)
+    left = sanitized.within(ends.scope, count)
     end[left] = ends.ticks
     end[0] = NEVER
-    stack[left] = within(ends.stack, len(sanitized.stacks(trace).parent))
+    stack[left] = sanitized.within(ends.stack, len(sanitized.stacks(trace).parent))
     stack[0] = 0
     _end_inner_ops(end, parent, kind == OP)
     contexts = Contexts.of(parent, kind)
@@ -121,7 +117,7 @@ def tree(trace: Trace) -> Tree:
         end=end,
         parent=parent,
         forward=forward,
-        name=_with_none(within(begins.name, len(trace.strings))),
+        name=_with_none(sanitized.within(begins.name, len(trace.strings))),
         thread=_with_none(begins.thread),
         kind=kind,
         flags=_with_none(begins.flags),
@@ -131,6 +127,12 @@ def tree(trace: Trace) -> Tree:
         node=contexts.nearest(kind == NODE),
         contexts=contexts,
     )
+
+
+def outermost_op(tree: Tree) -> U32:
+    """Per scope, the outermost op of those nested around it: the one that the program called."""
+    inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)
+    return nearest(tree.parent, ~inner)
 
 
 @once_per_trace

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames
-from pytracer.analysis.facts import lifetimes, phases, sanitized, scopes
+from pytracer import errors, frames, sanitized
+from pytracer.analysis.facts import lifetimes, phases, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import device_of_place
-from pytracer.analysis.facts.scopes import Mask
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, KEYS, PHASES
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, KEYS, PHASES, Mask
 
 if TYPE_CHECKING:
     import pandas as pd

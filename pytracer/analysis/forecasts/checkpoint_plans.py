@@ -40,17 +40,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, frames
-from pytracer._native import core
-from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.allocator import replay
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import lifetimes, owners, phases, scopes, usage
+from pytracer.analysis.facts import phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.categories import ROLE
-from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE, Mask
+from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
+from pytracer.names import first_layer, layers_alike
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64, PHASE
+from pytracer.schema import CATEGORY, I64, PHASE, ROLE, Mask
 from pytracer.units import parse_size
 
 if TYPE_CHECKING:
@@ -338,7 +337,7 @@ class _Work:
         names = [self.trace.strings[row] for row in tree.name[calls]]
         result: dict[str, list[int]] = {}
         for call, name in zip(calls.tolist(), names, strict=True):
-            is_layer = owners.first_layer(name) == name and owners.layers_alike(name) != name
+            is_layer = first_layer(name) == name and layers_alike(name) != name
             is_child = "." not in name and tree.module[tree.parent[call]] != 0
             if name and (is_layer or is_child):
                 result.setdefault(name, []).append(call)
@@ -579,13 +578,11 @@ class _Work:
         reserved, fits = None, peak <= budget
         if self.device != "cpu":
             steps = self.steps_of(chosen, offloaded)
-            text = replay.recorded_settings(self.trace, self.device)
-            settings = allocator_settings.parse(text)
-            counted = core.replay(steps, settings.rules(budget, None), False)
+            counted = replay.counted_as_recorded(self.trace, self.device, steps, budget)
             fits = counted["failed_step"] < 0 and counted["retries"] == 0
             reserved = counted["peak_reserved"]
             if not fits:
-                counted = core.replay(steps, settings.rules(None, None), False)
+                counted = replay.counted_as_recorded(self.trace, self.device, steps)
                 reserved = counted["peak_reserved"]
         over_the_bus = 2e9 * sum(self.units[name].moved for name in offloaded) / _BUS
         ratio = 1 + sum(self.units[name].again for name in chosen) + over_the_bus / self.step_ns
@@ -608,12 +605,11 @@ class _Work:
     @cached_property
     def _base(self) -> tuple[I64, I64, I64]:
         """The recorded changes: their positions, blocks and bytes."""
-        changes = lifetimes.changes(self.trace)
-        mine = self.own[changes.allocation]
+        later, changed, change = usage.changes_where(self.trace, self.own)
         before = np.flatnonzero(self.own & (self.alloc.start < 0))
-        position = np.concatenate([np.full(len(before), -1), changes.position[mine]])
-        block = np.concatenate([before, changes.allocation[mine]])
-        delta = np.concatenate([self.size[before], changes.bytes[mine]])
+        position = np.concatenate([np.full(len(before), -1), later])
+        block = np.concatenate([before, changed])
+        delta = np.concatenate([self.size[before], change])
         return position.astype(np.int64), block.astype(np.int64), delta
 
     def steps_of(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -9,15 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
 from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
 from pytracer.analysis.answers import postmortem
-from pytracer.analysis.facts import lifetimes, owners, usage
+from pytracer.analysis.facts import usage
 from pytracer.analysis.forecasts.verified import Verified
+from pytracer.names import layers_alike
 from pytracer.recorded import Trace
 from pytracer.units import parse_size
 
@@ -155,11 +154,9 @@ def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
 def _holders(trace: Trace, replayed: Replay) -> tuple[Holder, ...]:
     if replayed.failed is None:
         return ()
-    alive = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
-    alive[replayed.alive_at_failure()] = True
     total: dict[tuple[str, str, str], int] = {}
-    for row in postmortem.largest(trace, alive, None):
-        key = (row.category, owners.layers_alike(row.module), row.line)
+    for row in postmortem.largest(trace, replayed.alive_at_failure(), None):
+        key = (row.category, layers_alike(row.module), row.line)
         total[key] = total.get(key, 0) + row.bytes
     rows = [Holder(amount, *key) for key, amount in total.items()]
     return tuple(sorted(rows, key=lambda row: -row.bytes)[:_MOST_HOLDERS])

@@ -19,16 +19,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors
-from pytracer._native import core
-from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer import errors, sanitized
+from pytracer.analysis.allocator import replay
 from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import grouping, lifetimes, phases, sanitized, scopes, usage
+from pytracer.analysis.facts import grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import Allocations, allocations
-from pytracer.analysis.facts.categories import OWNED, ROLE
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORY, I64
+from pytracer.schema import CATEGORY, I64, OWNED, ROLE
 
 _MOST_FLAGGED = 5
 
@@ -328,24 +326,23 @@ def _answer(
 
 def _peak(trace: Trace, device: str, size: I64) -> tuple[int, NDArray[np.bool_]]:
     """The highest level with these sizes, and the allocations alive there."""
-    changes, own = lifetimes.changes(trace), usage.on_device(trace, device)
-    mine = own[changes.allocation]
-    delta = np.where(changes.bytes > 0, 1, -1) * size[changes.allocation]
-    before = own & (lifetimes.lifetimes(trace).start < 0)
-    levels = int(size[before].sum()) + np.cumsum(np.where(mine, delta, 0))
-    if not len(levels):
-        return int(size[before].sum()), before
+    own = usage.on_device(trace, device)
+    position, allocation, change = usage.changes_where(trace, own)
+    before = own & (allocations(trace).start < 0)
+    at_start = int(size[before].sum())
+    levels = at_start + np.cumsum(np.sign(change) * size[allocation])
+    if levels.max(initial=at_start) <= at_start:
+        return at_start, before
     at = int(levels.argmax())
-    return int(levels[at]), usage.alive_at(trace, int(changes.position[at])) & own
+    return int(levels[at]), usage.alive_at(trace, int(position[at])) & own
 
 
 def _reserved(trace: Trace, device: str, size: I64) -> int:
     columns = replay.steps(trace, device).columns
     recorded = columns["block"] < len(size)
     grown = np.where(recorded, size[np.minimum(columns["block"], len(size) - 1)], columns["bytes"])
-    settings = allocator_settings.parse(replay.recorded_settings(trace, device))
     steps = {**columns, "bytes": grown.astype(np.uint64)}
-    return int(core.replay(steps, settings.rules(None, None), False)["peak_reserved"])
+    return int(replay.counted_as_recorded(trace, device, steps)["peak_reserved"])
 
 
 def _flagged(trace: Trace, low: I64, high: I64, which: NDArray[np.bool_]) -> Iterator[Flagged]:

@@ -1,0 +1,607 @@
+"""One language model, trained by several processes in each way that torch offers.
+
+A way is a function that builds this rank's part. `Training.step` runs one step of it. Tests run the ways
+with gloo on the CPU, and `benchmarks/ranks.py` with NCCL on GPUs and a model of a billion parameters.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, distributed, nn
+
+from programs.conformance.models import FeedForward, Layer, Shape, Transformer, llama_shape
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank runs."""
+
+    rank: int
+    ranks: int
+    device: str  # "cpu", "cuda:0"
+    size: str = "tiny"
+
+    @property
+    def kind(self) -> str:
+        return self.device.partition(":")[0]
+
+    @property
+    def shape(self) -> Shape:
+        shape = llama_shape(self.size, tied=False)
+        # Four layers, so that each of four stages has one.
+        return replace(shape, layers=4, kv_heads=4) if self.size == "tiny" else shape
+
+    @property
+    def rows(self) -> int:
+        return 4 if self.size == "tiny" else 2
+
+    @property
+    def length(self) -> int:
+        return 16 if self.size == "tiny" else 2048
+
+    def mesh(self, *sizes: int, names: tuple[str, ...]) -> Any:
+        return distributed.init_device_mesh(self.kind, sizes, mesh_dim_names=names)
+
+
+@dataclass
+class Training:
+    """A rank's part of the training."""
+
+    step: Callable[[], float | None]  # one step; the loss, on a rank that has it
+    modules: list[nn.Module]
+    optimizer: torch.optim.Optimizer
+    gradients: int = 0  # the bytes of gradients on the rank's device, as backward left them
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train, and the number of ranks that it needs to show itself."""
+
+    name: str
+    build: Callable[[Place], Training]
+    ranks: int = 2
+    needs: str = ""  # "cuda"
+    same: str = "bits"  # or "": the way itself does not repeat to the bit
+
+
+WAYS: dict[str, Way] = {}
+
+
+def way(ranks: int = 2, needs: str = "", same: str = "bits") -> Callable[..., Any]:
+    def register(build: Callable[[Place], Training]) -> Callable[[Place], Training]:
+        WAYS[build.__name__] = Way(build.__name__, build, ranks, needs, same)
+        return build
+
+    return register
+
+
+# ---------------------------------------------------------------- what all ways share
+
+
+def batch(place: Place, part: int, rows: int = 0) -> tuple[Tensor, Tensor]:
+    """Words of this part of the data, and those that follow. Equal in each step."""
+    maker = torch.Generator().manual_seed(100 + part)
+    size = (rows or place.rows, place.length + 1)
+    words = torch.randint(place.shape.vocabulary, size, generator=maker).to(place.device)
+    return words[:, :-1].contiguous(), words[:, 1:].contiguous()
+
+
+def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+def model(place: Place, layers: int = 0) -> Transformer:
+    """The same weights on each rank."""
+    torch.manual_seed(0)
+    shape = replace(place.shape, layers=layers) if layers else place.shape
+    with torch.device(place.device):
+        return Transformer(shape)
+
+
+def trained(
+    net: nn.Module,
+    place: Place,
+    *,
+    part: int | None = None,
+    scope: Callable[..., Any] | None = None,
+    before_step: Callable[[], None] = lambda: None,
+) -> Training:
+    """Trains `net` with AdamW. `part`: which data; by default each rank has its own."""
+    ids, targets = batch(place, place.rank if part is None else part)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+
+    def step() -> float:
+        if scope is None:
+            loss = loss_of(under_autocast(net, place, ids), targets)
+            loss.backward()
+        else:
+            with scope(ids, targets):
+                loss = loss_of(under_autocast(net, place, ids), targets)
+                loss.backward()
+        before_step()
+        training.gradients = bytes_of((p.grad for p in net.parameters()), place)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    training = Training(step, [net], optimizer)
+    return training
+
+
+def under_autocast(net: nn.Module, place: Place, *inputs: Any) -> Tensor:
+    """The large model computes in bfloat16."""
+    with torch.autocast(place.kind, torch.bfloat16, enabled=place.size != "tiny"):
+        result: Tensor = net(*inputs)
+    return result
+
+
+def bytes_of(tensors: Iterable[Any], place: Place) -> int:
+    """The bytes of their storages on the rank's device, each once."""
+    storages = {}
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        if local.device.type == place.kind:
+            storage = local.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def checkpointed(net: Transformer) -> None:
+    """Has each layer remake its activations in backward."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+        apply_activation_checkpointing,
+    )
+
+    apply_activation_checkpointing(net, check_fn=lambda module: isinstance(module, Layer))
+
+
+# ---------------------------------------------------------------- data parallel
+
+
+def _ddp(place: Place, net: nn.Module | None = None, **options: Any) -> Training:
+    from torch.nn.parallel import DistributedDataParallel
+
+    whole = DistributedDataParallel(net or model(place), **options)
+    return trained(whole, place)
+
+
+@way()
+def ddp(place: Place) -> Training:
+    """Each rank has the whole model; buckets of gradients are summed over the ranks."""
+    return _ddp(place)
+
+
+@way()
+def ddp_views(place: Place) -> Training:
+    """Gradients are views of the buckets."""
+    return _ddp(place, gradient_as_bucket_view=True)
+
+
+@way()
+def ddp_checkpointed(place: Place) -> Training:
+    net = model(place)
+    checkpointed(net)
+    return _ddp(place, net)
+
+
+# ---------------------------------------------------------------- sharded
+
+
+def _sharded(place: Place, net: Transformer, mesh: Any, **options: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in net.layers:
+        fully_shard(layer, mesh=mesh, **options)
+    fully_shard(net, mesh=mesh, **options)
+
+
+def _fsdp(place: Place, *, checkpoint: bool = False, **options: Any) -> Training:
+    net = model(place)
+    if checkpoint:
+        checkpointed(net)
+    _sharded(place, net, place.mesh(place.ranks, names=("shard",)), **options)
+    return trained(net, place)
+
+
+@way()
+def fsdp1(place: Place) -> Training:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    net = FullyShardedDataParallel(
+        model(place),
+        auto_wrap_policy=ModuleWrapPolicy({Layer}),
+        device_id=torch.device(place.device),
+        use_orig_params=True,
+    )
+    return trained(net, place)
+
+
+@way()
+def fsdp2(place: Place) -> Training:
+    """Weights, gradients and state are cut over the ranks; a layer is whole while it runs."""
+    return _fsdp(place)
+
+
+@way()
+def fsdp2_kept(place: Place) -> Training:
+    """Layers stay whole between forward and backward."""
+    return _fsdp(place, reshard_after_forward=False)
+
+
+@way()
+def fsdp2_mixed(place: Place) -> Training:
+    """Layers are whole in bfloat16 only."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    return _fsdp(place, mp_policy=policy)
+
+
+@way(needs="cuda")
+def fsdp2_offloaded(place: Place) -> Training:
+    """Shards, gradients and state are on the host."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    return _fsdp(place, offload_policy=CPUOffloadPolicy())
+
+
+@way()
+def fsdp2_checkpointed(place: Place) -> Training:
+    return _fsdp(place, checkpoint=True)
+
+
+@way(ranks=4)
+def hsdp(place: Place) -> Training:
+    """Sharded inside groups of two; the groups hold the same."""
+    net = model(place)
+    mesh = place.mesh(place.ranks // 2, 2, names=("replicate", "shard"))
+    _sharded(place, net, mesh)
+    return trained(net, place)
+
+
+# ---------------------------------------------------------------- inside a layer
+
+
+def _split(net: Transformer, mesh: Any) -> None:
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    columns, rows = ColwiseParallel, RowwiseParallel
+    for layer in net.layers:
+        plan = {f"attention.{name}": columns() for name in ("query", "key", "value")}
+        plan |= {"attention.out": rows(), "mlp.gate": columns(), "mlp.up": columns()}
+        parallelize_module(layer, mesh, {**plan, "mlp.down": rows()})
+        shape = layer.attention.shape
+        layer.attention.shape = replace(
+            shape, heads=shape.heads // mesh.size(), kv_heads=shape.kv_heads // mesh.size()
+        )
+
+
+@way()
+def tensor_parallel(place: Place) -> Training:
+    """Each matrix of a layer is cut; all ranks see the same data."""
+    net = model(place)
+    _split(net, place.mesh(place.ranks, names=("tensor",)))
+    return trained(net, place, part=0)
+
+
+@way(ranks=4)
+def fsdp2_tensor_parallel(place: Place) -> Training:
+    net = model(place)
+    mesh = place.mesh(place.ranks // 2, 2, names=("shard", "tensor"))
+    _split(net, mesh["tensor"])
+    _sharded(place, net, mesh["shard"])
+    return trained(net, place, part=place.rank // 2)
+
+
+@way(needs="cuda", same="")
+def context_parallel(place: Place) -> Training:
+    """Each rank has a part of each sequence; keys and values go round."""
+    from torch.distributed.tensor.experimental import context_parallel as parts
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.parallel import DistributedDataParallel
+
+    mesh = place.mesh(place.ranks, names=("context",))
+    net = DistributedDataParallel(model(place))
+
+    class Scope:
+        def __init__(self, *buffers: Tensor) -> None:
+            self._parts = parts(mesh, buffers=list(buffers), buffer_seq_dims=[1] * len(buffers))
+            self._kernel = sdpa_kernel(SDPBackend.FLASH_ATTENTION)
+
+        def __enter__(self) -> None:
+            self._parts.__enter__()
+            self._kernel.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self._kernel.__exit__(*error)
+            self._parts.__exit__(*error)
+
+    return trained(net, place, part=0, scope=Scope)
+
+
+# ---------------------------------------------------------------- between layers
+
+
+class Stage(nn.Module):
+    """Some layers of the model; the first stage has the embedding, the last the head."""
+
+    def __init__(self, net: Transformer, number: int, stages: int) -> None:
+        super().__init__()
+        first, last = (len(net.layers) * n // stages for n in (number, number + 1))
+        self.tokens = net.tokens if number == 0 else None
+        self.layers = nn.ModuleDict({str(n): net.layers[n] for n in range(first, last)})
+        self.norm = net.norm if number == stages - 1 else None
+        self.head = net.head if number == stages - 1 else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.tokens is None else self.tokens(x)
+        for layer in self.layers.values():
+            x = layer(x)[0]
+        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+
+def _pipeline(place: Place, each: int, schedule: Any) -> Training:
+    """`each`: stages per rank."""
+    from torch.distributed.pipelining import PipelineStage
+
+    stages = place.ranks * each
+    own = [place.rank + place.ranks * n for n in range(each)]
+    net = model(place)
+    parts = [Stage(net, number, stages) for number in own]
+    del net
+    device = torch.device(place.device)
+    made = [
+        PipelineStage(part, number, stages, device) for part, number in zip(parts, own, strict=True)
+    ]
+    micro = 2 * place.ranks
+    runs = schedule(made if each > 1 else made[0], n_microbatches=micro, loss_fn=loss_of)
+    ids, targets = batch(place, 0, micro)
+    parameters = [p for part in parts for p in part.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-4)
+
+    def step() -> float | None:
+        losses: list[Tensor] = []
+        inputs = (ids,) if 0 in own else ()
+        last = stages - 1 in own
+        runs.step(*inputs, **({"target": targets, "losses": losses} if last else {}))
+        training.gradients = bytes_of((p.grad for p in parameters), place)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(torch.stack(losses).mean().detach()) if losses else None
+
+    training = Training(step, list(parts), optimizer)
+    return training
+
+
+@way()
+def pipeline(place: Place) -> Training:
+    """Each rank has some layers; micro-batches go one forward, one backward."""
+    from torch.distributed.pipelining import Schedule1F1B
+
+    return _pipeline(place, 1, Schedule1F1B)
+
+
+@way()
+def pipeline_interleaved(place: Place) -> Training:
+    """Each rank has two stages that are not neighbours."""
+    from torch.distributed.pipelining import ScheduleInterleaved1F1B
+
+    return _pipeline(place, 2, ScheduleInterleaved1F1B)
+
+
+# ---------------------------------------------------------------- experts
+
+
+class ExpertsOfRanks(nn.Module):
+    """Each rank has some experts. Every token goes to the expert of its position, and back."""
+
+    def __init__(self, place: Place, experts: int) -> None:
+        super().__init__()
+        self.ranks, count = place.ranks, experts // place.ranks
+        mine = range(place.rank * count, (place.rank + 1) * count)
+        self.experts = nn.ModuleDict({str(n): FeedForward(place.shape) for n in mine})
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.distributed._functional_collectives import all_to_all_single_autograd
+
+        tokens = x.flatten(0, 1)
+        even = [len(tokens) // self.ranks] * self.ranks
+        here = all_to_all_single_autograd(tokens, even, even, distributed.group.WORLD)
+        parts = here.chunk(len(self.experts))
+        made = [expert(part) for expert, part in zip(self.experts.values(), parts, strict=True)]
+        back = all_to_all_single_autograd(torch.cat(made), even, even, distributed.group.WORLD)
+        whole: Tensor = back.view_as(x)
+        return whole
+
+
+@way()
+def experts(place: Place) -> Training:
+    """Experts are spread over the ranks, all else is on each."""
+    net = model(place, layers=4 if place.size == "tiny" else 8)
+    for number, layer in enumerate(net.layers):
+        torch.manual_seed(1000 * number + place.rank)
+        with torch.device(place.device):
+            layer.mlp = ExpertsOfRanks(place, 2 * place.ranks)
+    shared = [p for name, p in net.named_parameters() if ".experts." not in name]
+
+    def sum_up() -> None:
+        for parameter in shared:
+            distributed.all_reduce(parameter.grad)
+
+    return trained(net, place, before_step=sum_up)
+
+
+# ---------------------------------------------------------------- a proof for one rank
+
+
+def proof(name: str, place: Place, folder: Path, *, rounds: int = 0) -> dict[str, Any]:
+    """Trains untraced and traced, and says what the trace should have and what it has.
+
+    The trace goes into `folder`. `rounds`: so many blocks of steps are timed with and without a trace.
+    """
+    import pytracer
+
+    plain = _run(name, place)
+    _forget(place)
+    path = folder / f"train.rank{place.rank}.pytrace"
+    options: dict[str, Any] = {"devices": place.kind, "table": False}
+    with pytracer.trace(path=path, **options):
+        traced = _run(name, place)
+    training = traced.pop("training")
+    document = {
+        "way": name,
+        "rank": place.rank,
+        "ranks": place.ranks,
+        "parameters": sum(p.numel() for module in training.modules for p in module.parameters()),
+        "same": {key: plain[key] == traced[key] for key in ("losses", "parameters", "peak")},
+        "peak_untraced": plain["peak"],
+        "truth": {
+            "weights": bytes_of(_kept(training.modules), place),
+            "gradients": training.gradients,
+            "optimizer_state": bytes_of(state_of(training.optimizer), place),
+        },
+        "trace": _seen(pytracer.load(path)),
+    }
+    if rounds and name != "fsdp2_offloaded":  # there the host's optimizer takes all the time
+        document["step_ratio"] = _ratio(training.step, place, rounds, options)
+    return document
+
+
+def _run(name: str, place: Place) -> dict[str, Any]:
+    """Three steps from the same start."""
+    cuda = place.kind == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    training = WAYS[name].build(place)
+    losses = [training.step() for _ in range(3)]
+    peak = torch.cuda.max_memory_allocated() if cuda else 0
+    checksum = [_checksum(each) for each in _kept(training.modules)]
+    return {"losses": losses, "parameters": checksum, "peak": peak, "training": training}
+
+
+def _kept(modules: Iterable[nn.Module]) -> list[Tensor]:
+    """The parameters and buffers, as far as this rank has them."""
+    both = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+    return [t.to_local() if hasattr(t, "to_local") else t for t in both]  # type: ignore[operator]
+
+
+def _checksum(tensor: Tensor) -> int:
+    """Differs if any bit does, or if two values change places."""
+    values = (
+        tensor.detach().flatten().view(torch.int32 if tensor.element_size() == 4 else torch.int16)
+    )
+    places = torch.arange(len(values), device=values.device) % 65_521 + 1
+    return int((values * places).sum())  # 64 bits wide, and equal sums wrap around equally
+
+
+def _forget(place: Place) -> None:
+    import gc
+
+    gc.collect()
+    if place.kind == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _seen(t: Any) -> dict[str, Any]:
+    summary, rows = t.summary(), t.allocations()
+    document = {
+        "peak": t.peak.bytes,
+        "at_end": summary.at_end.to_dict(),
+        "most": summary.own_peak.to_dict(),
+        "communication": sorted(set(rows[rows.category == "communication"].role.dropna())),
+        "gathered": _most_at_once(t.data, "unsharded"),
+    }
+    if t.peak.device != "cpu":
+        from pytracer.analysis.allocator import ledger
+
+        books = ledger.ledger(t.data)
+        document["ledger"] = [[row.name, row.bytes, row.level] for row in books.rows]
+        document["residual"] = books.residual
+    return document
+
+
+def _most_at_once(trace: Any, role: str) -> int:
+    from pytracer.analysis.facts import usage
+    from pytracer.analysis.facts.allocations import allocations
+    from pytracer.schema import CATEGORY, ROLE
+
+    alloc = allocations(trace)
+    which = (alloc.role == ROLE[role]) & (alloc.category == CATEGORY["weights"])
+    return int(usage.highest_where(trace, which & usage.on_device(trace)).bytes)
+
+
+def _ratio(
+    step: Callable[[], Any], place: Place, rounds: int, options: dict[str, Any]
+) -> dict[str, Any]:
+    """Seconds per step, untraced and traced, in turns. All ranks take the same turns."""
+    import statistics
+    import time
+
+    import pytracer
+
+    def block() -> float:
+        distributed.barrier()
+        began = time.perf_counter()
+        for _ in range(4):
+            step()
+        if place.kind == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - began) / 4
+
+    block()
+    plain, traced = [], []
+    for _ in range(rounds):
+        plain.append(block())
+        with pytracer.trace(**options):
+            traced.append(block())
+    ratios = sorted(t / p for t, p in zip(traced, plain, strict=True))
+    return {"plain_s": plain, "traced_s": traced, "median": statistics.median(ratios)}
+
+
+def main() -> None:
+    """One rank, started by torchrun."""
+    import argparse
+    import json
+    import os
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--size", default="tiny", choices=["tiny", "large"])
+    parser.add_argument("--rounds", type=int, default=0)
+    options = parser.parse_args()
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device = f"cuda:{os.environ['LOCAL_RANK']}" if options.device == "cuda" else "cpu"
+    place = Place(rank, ranks, device, options.size)
+    if place.kind == "cuda":
+        torch.cuda.set_device(device)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+    else:
+        torch.set_num_threads(1)
+    kind = {"cpu": "gloo", "cuda": "nccl"}[place.kind]
+    where = torch.device(device) if place.kind == "cuda" else None
+    distributed.init_process_group(kind, device_id=where)
+    document = proof(options.way, place, options.folder, rounds=options.rounds)
+    (options.folder / f"rank{rank}.json").write_text(json.dumps(document))
+    distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The figures of the one screen. `pytracer/export/table.py` writes them as text."""
+
+from dataclasses import dataclass
+
+from pytracer import meta
+from pytracer.analysis.allocator.blocks import DeviceBytes, device_bytes
+from pytracer.analysis.answers import hints, recording_quality, training_steps
+from pytracer.analysis.facts import grouping, usage
+from pytracer.recorded import Trace
+
+
+@dataclass(frozen=True)
+class Overview:
+    """The memory at a device's peak: when, what for, who holds it, and what would help."""
+
+    peak: usage.Peak
+    when: str  # the step and phase of the peak; "" before the first event
+    other_devices: dict[str, int]  # their peaks in bytes
+    modules: list[hints.Repeated]  # the holders, the layers of a stack as one
+    lines: list[grouping.Holder]
+    memory: DeviceBytes
+    updates_by_hand: bool
+    medians: training_steps.PhaseMedians | None
+    hint: hints.Hint | None
+    health: list[recording_quality.HealthRow]
+    own_time: recording_quality.OwnTime | None
+    events: int
+    scopes: int
+    meta: meta.Meta
+
+
+def overview(trace: Trace, device: str | None = None) -> Overview:
+    """Asks each answer that the screen shows."""
+    peak = usage.peak(trace, device)
+    alive = usage.alive(trace, "peak", peak.device)
+    others = [name for name in usage.devices(trace) if name != peak.device]
+    noted = meta.of(trace)
+    return Overview(
+        peak=peak,
+        when="" if peak.phase is None else training_steps.when(trace, peak),
+        other_devices={name: usage.peak(trace, name).bytes for name in others},
+        modules=hints.repeated_modules(trace, alive, depth=False),
+        lines=grouping.holders(trace, "line", alive),
+        memory=device_bytes(trace, alive, peak.position, peak.device),
+        updates_by_hand=training_steps.updates_by_hand(trace),
+        medians=None if noted.imported else training_steps.phase_medians(trace),
+        hint=hints.hint(trace, peak.device),
+        health=recording_quality.health_rows(trace),
+        own_time=recording_quality.own_time(trace),
+        events=len(trace.events.ticks),
+        scopes=len(trace.scopes.ticks),
+        meta=noted,
+    )

@@ -1,0 +1,46 @@
+"""Names of modules, files and lines as people read them."""
+
+import contextlib
+import re
+from collections.abc import Iterable
+from pathlib import PurePath
+
+from pytracer import environment
+
+_INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
+_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
+_MOST_NUMBERS = 8
+_LONG_LINE = 40
+
+
+def short_path(path: str, directory: str) -> str:
+    """The path relative to where packages are installed, or to where the program ran."""
+    path = _INSTALLED.sub("", path)
+    home = directory or environment.working_directory()
+    with contextlib.suppress(ValueError):
+        path = str(PurePath(path).relative_to(home))
+    return path
+
+
+def short_line(text: str) -> str:
+    """A line for a screen: a long absolute path is cut to its last two parts."""
+    is_long = text.startswith("/") and len(text) > _LONG_LINE
+    return f".../{'/'.join(text.split('/')[-2:])}" if is_long else text
+
+
+def first_layer(path: str) -> str:
+    """A module's path up to its first number, or all of it."""
+    first = _LAYER.search(path)
+    return path[: first.end()] if first else path
+
+
+def layers_alike(path: str) -> str:
+    """The path with a star for each layer's number: alike in all layers of a stack."""
+    return _LAYER.sub("*", path)
+
+
+def numbers_text(paths: Iterable[str]) -> str:
+    """Children of a Sequential, which have only numbers as names: `[0, 2, 4]`."""
+    numbers = sorted(map(int, set(paths)))
+    whole = len(numbers) <= _MOST_NUMBERS
+    return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"
