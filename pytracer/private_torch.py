@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
 default_store: Callable[[], Any]
+device_mesh: Any
 dispatch_keys: Any
 dynamo_limits: Any
 fake_tensors: Any
@@ -40,6 +41,8 @@ process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
 read_buckets: Callable[[Any], dict[str, Any]]
+reducer: Any
+reducers_log: Any
 subclasses: Any
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
@@ -91,6 +94,7 @@ NAMES = {
     "default_store": Private(
         "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
     ),
+    "device_mesh": Private("torch.distributed.device_mesh:DeviceMesh", _IMAGINE),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
     "fake_tensors": Private(f"{_FAKE}:", _IMAGINE),
@@ -118,6 +122,8 @@ NAMES = {
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
         "recognizing DistributedDataParallel's buckets",
     ),
+    "reducer": Private("torch.distributed:Reducer", _IMAGINE),
+    "reducers_log": Private("torch.distributed:Logger", _IMAGINE),
     "subclasses": Private("torch._subclasses:", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
@@ -139,6 +145,10 @@ MEMBERS = (
     Private("torch.cuda:_is_in_bad_fork", _IMAGINE),
     Private("torch.cuda:_lazy_call", _IMAGINE),
     Private("torch.cuda:_lazy_init", _IMAGINE),
+    Private("torch.distributed:_verify_params_across_processes", _IMAGINE),
+    Private("torch.distributed:Reducer._rebuild_buckets", _IMAGINE),
+    Private("torch.distributed.distributed_c10d:_get_default_timeout", _IMAGINE),
+    Private("torch.distributed.distributed_c10d:_new_process_group_helper", _IMAGINE),
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),

@@ -79,8 +79,8 @@ def _model_of(folder: str) -> tuple[Any, Callable[[Any], Any]]:
                 f"--hf {folder}: {named} is not in transformers {transformers.__version__}"
             )
         kind = auto._model_mapping[type(config)]
-    for part in (config, getattr(config, "text_config", None)):
-        if getattr(part, "use_cache", None):
+    for part in (config, getattr(config, "text_config", config)):
+        if getattr(part, "use_cache", False):
             part.use_cache = False
     return config, kind
 
@@ -174,7 +174,7 @@ def _sharded(model: Any, order: Order) -> Any:
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    options = {}
+    options: dict[str, Any] = {}
     if order.bf16:
         options["mp_policy"] = MixedPrecisionPolicy(
             param_dtype=torch.bfloat16, reduce_dtype=torch.float32
@@ -192,7 +192,7 @@ def _optimizer(name: str, model: Any) -> Any:
     trained = [one for one in model.parameters() if one.requires_grad]
     if name == "adamw8bit":
         try:
-            from torchao.optim import AdamW8bit
+            from torchao.optim import AdamW8bit  # type: ignore[import-untyped]
         except ImportError:
             raise errors.UsageError(
                 "--optimizer adamw8bit needs torchao: pip install torchao"

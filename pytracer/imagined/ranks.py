@@ -9,6 +9,7 @@ import contextlib
 import math
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from pytracer import errors, private_torch
 from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.standins import where
-from pytracer.private_torch import tree_iter
+from pytracer.private_torch import tree_iter, without_modes
 
 _STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
 _FEW = 8
@@ -39,6 +40,7 @@ class Job:
     ranks: int | None = None  # None: the program says it
     rank: int = 0
     meshes: list[dict[str, Any]] = field(default_factory=list)  # those that the program made
+    buckets: set[int] = field(default_factory=set)  # bytes of DDP's
     talks: bool = False  # one rank sends to another, so ranks differ
 
     def document(self) -> dict[str, Any]:
@@ -74,15 +76,20 @@ def placed(job: Job, known: Known) -> Iterator[None]:
     groups = private_torch.process_groups
     had_group, hook = dist.is_initialized(), sys.excepthook
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
         if job.ranks is not None:
             stack.enter_context(_environment(job))
         for owner, name, replacement in (
             (groups, "rendezvous", _meet(job)),
             (groups, "_get_default_timeout", lambda backend: groups.default_pg_timeout),
             (groups, "_new_process_group_helper", _make_fake(groups._new_process_group_helper)),
-            (dist.DeviceMesh, "__init__", _noted(dist.DeviceMesh.__init__, job)),
+            (
+                private_torch.device_mesh,
+                "__init__",
+                _noted(private_torch.device_mesh.__init__, job),
+            ),
             *_of_objects(),
-            *_of_ddp(known),
+            *_of_ddp(known, job),
         ):
             stack.enter_context(replaced(owner, name, replacement))
         yield
@@ -209,7 +216,7 @@ def _of_objects() -> Iterator[tuple[Any, str, Any]]:
         yield dist, name, answer
 
 
-def _of_ddp(known: Known) -> Iterator[tuple[Any, str, Any]]:
+def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
     """DDP's reducer is C++ that reads small tensors on the host by pointer."""
 
     def grounded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -219,13 +226,44 @@ def _of_ddp(known: Known) -> Iterator[tuple[Any, str, Any]]:
 
         return call
 
+    rebuild = grounded(private_torch.reducer._rebuild_buckets)
+
+    make = grounded(private_torch.reducer.__init__)
+
+    def note(reducer: Any) -> None:
+        with without_modes():  # so that nobody hears of the copies
+            copies = reducer._get_zeros_like_grad_buckets()
+            job.buckets |= {copy.buffer().untyped_storage().nbytes() for copy in copies}
+
+    def make_and_note(reducer: Any, *args: Any, **options: Any) -> None:
+        make(reducer, *args, **options)
+        note(reducer)
+
+    def rebuild_and_note(reducer: Any) -> Any:
+        has_rebuilt = rebuild(reducer)
+        if has_rebuilt:
+            note(reducer)
+        return has_rebuilt
+
     verify = "_verify_params_across_processes"
     yield dist, verify, grounded(getattr(dist, verify))
-    yield dist.Reducer, "__init__", grounded(dist.Reducer.__init__)
-    yield dist.Reducer, "_rebuild_buckets", grounded(dist.Reducer._rebuild_buckets)
-    yield dist.Logger, "set_runtime_stats_and_log", lambda self: None
+    yield private_torch.reducer, "__init__", make_and_note
+    yield private_torch.reducer, "_rebuild_buckets", rebuild_and_note
+    yield private_torch.reducers_log, "set_runtime_stats_and_log", lambda self: None
     if torch.backends.cuda.is_built():  # then it measures times with the device's clock
-        yield dist.Reducer, "prepare_for_forward", lambda self: None
+        yield private_torch.reducer, "prepare_for_forward", lambda self: None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides torch's warning about fake tensors that are read by pointer: these have memory."""
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+    hidden = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if hidden in warnings.filters:
+            warnings.filters.remove(hidden)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

@@ -81,7 +81,9 @@ def _of_rows(name: str, is_fake: Callable[[Any], bool]) -> Callable[..., Any]:
         if not is_fake(input_):
             return original._op_dk(_composite(), input_, state, weights, *rest)
         biases, layers, dropout, train, both, batch_first = rest
-        return _run(name, input_, [], state, weights, biases, layers, dropout, train, both, batch_first)
+        return _run(
+            name, input_, [], state, weights, biases, layers, dropout, train, both, batch_first
+        )
 
     return kernel
 
@@ -94,7 +96,9 @@ def _of_packed(name: str, is_fake: Callable[[Any], bool]) -> Callable[..., Any]:
             return original._op_dk(_composite(), data, sizes, state, weights, *rest)
         biases, layers, dropout, train, both = rest
         lengths = [int(one) for one in sizes.tolist()]
-        return _run(name, data, lengths, state, weights, biases, layers, dropout, train, both, False)
+        return _run(
+            name, data, lengths, state, weights, biases, layers, dropout, train, both, False
+        )
 
     return kernel
 

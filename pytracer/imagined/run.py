@@ -124,7 +124,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _enter(self, stack: contextlib.ExitStack) -> None:
         rules = allocator_settings.parse(asked_settings()).rules(None, None) if self.card else {}
         device = C.ImaginedDevice(is_cuda=self.card is not None, rules=rules)
-        session = _Session(self._options, device, is_cuda=self.card is not None)
+        session = _Session(self._options, device, self._job, is_cuda=self.card is not None)
         standins.current.append(self._reads)
         stack.callback(standins.current.pop)
         session.start()
@@ -177,9 +177,14 @@ def _nothing(_: Any) -> None:
 class _Session(Session):
     """Records the imagined device, and no real one."""
 
-    def __init__(self, options: Options, device: Any, *, is_cuda: bool) -> None:
+    def __init__(self, options: Options, device: Any, job: Job, *, is_cuda: bool) -> None:
         super().__init__(options)
-        self._device, self._is_cuda = device, is_cuda
+        self._device, self._job, self._is_cuda = device, job, is_cuda
+
+    def _look_once_more(self) -> None:
+        super()._look_once_more()
+        known = {*self._learned["ddp_buckets"], *self._job.buckets}
+        self._learned["ddp_buckets"] = sorted(known)
 
     def _allocator_counters(self) -> dict[str, Any]:
         return {"cuda:0": self._device.counters()} if self._is_cuda else {}

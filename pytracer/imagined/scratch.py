@@ -74,4 +74,4 @@ def reserve(layer: "Layer") -> int:
 
 
 def _bytes(tensor: Any) -> int:
-    return math.prod(tensor.shape) * tensor.element_size()
+    return int(math.prod(tensor.shape) * tensor.element_size())
