@@ -46,7 +46,7 @@ class Fakes:
         memory: Any,
         reads: Reads,
         attention: Callable[..., Any],
-        ran: Callable[[Any], None],
+        ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
     ) -> None:
@@ -57,7 +57,7 @@ class Fakes:
             memory: the imagined memory.
             reads: answers the program's reads of values.
             attention: replaces `scaled_dot_product_attention`.
-            ran: called with each operator after it ran.
+            ran: called with each operator and its arguments after it ran.
             job: the ranks of which the program is one.
             take: takes the scratch of a convolution or of a recurrent layer.
         """
@@ -107,7 +107,7 @@ class _Watching(TorchDispatchMode):
         memory: Any,
         known: Known,
         attention: Callable[..., Any],
-        ran: Callable[[Any], None],
+        ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
     ) -> None:
@@ -150,7 +150,7 @@ class _Watching(TorchDispatchMode):
         self._memory.back(ours)
         if func in scratch.CONVOLUTIONS and ours:
             self._take(scratch.of_convolution(func, args, result))
-        self._ran(func)
+        self._ran(func, args)
         return result
 
     def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:

@@ -25,6 +25,13 @@ class Card:
         return 32 << 20 if self.capability[0] in (9, 10, 12) else (2 * 4096 + 8 * 16) << 10
 
     @property
+    def threads_per_processor(self) -> int:
+        """The most threads that a multiprocessor runs at once."""
+        if self.capability == (7, 5):
+            return 1024
+        return 1536 if self.capability in ((8, 6), (8, 7), (8, 9), (12, 0)) else 2048
+
+    @property
     def has_bfloat16(self) -> bool:
         """Whether its tensor cores multiply bfloat16."""
         return self.capability >= (8, 0)

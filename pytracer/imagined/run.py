@@ -11,7 +11,7 @@ from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
-from pytracer.imagined import attention, recurrent, scratch, standins, surface
+from pytracer.imagined import attention, recurrent, reductions, scratch, standins, surface
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
@@ -144,7 +144,13 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         recurrent.place(library, is_fake)
         self._scratch = scratch.Taken(device)
         self._workspaces = Workspaces(self.card, device)
-        ran, take = self._workspaces.used_by, self._scratch.take
+        sums = reductions.Reductions(self.card)
+
+        def ran(func: Any, args: Any) -> None:
+            self._workspaces.used_by(func)
+            self._scratch.hold(*sums.scratch(func, args))
+
+        take = self._scratch.take
         fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take)
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device))
@@ -170,7 +176,7 @@ def _facts(card: Card) -> dict[str, Any]:
     }
 
 
-def _nothing(_: Any) -> None:
+def _nothing(*_: Any) -> None:
     pass
 
 

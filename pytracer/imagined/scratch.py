@@ -39,11 +39,16 @@ class Taken:
 
     def take(self, scratch: Scratch) -> None:
         """Takes the scratch for a moment."""
-        if scratch.least:
-            torch.empty(scratch.least, dtype=torch.uint8, device="cuda")
+        self.hold(scratch.least)
         now = self._device.counters()["requested_bytes.current"]
         self._highest = max(self._highest, now + scratch.most)
         self._largest = max(self._largest, scratch.most)
+
+    def hold(self, *amounts: int) -> None:
+        """Takes blocks of these bytes for a moment, all at once."""
+        if any(amounts):
+            blocks = [torch.empty(one, dtype=torch.uint8, device="cuda") for one in amounts]
+            self._device.back(blocks)
 
     def document(self) -> dict[str, int]:
         """The bounds, or nothing if the peak is certain."""
