@@ -122,11 +122,11 @@ def convolution(shape: Shape, dtype: torch.dtype, last: bool) -> dict[str, Any]:
     y = aten.convolution(x, w, None, *rest)
     gradient = torch.randn_like(y)
     return {
-        "forward": scratch(lambda: aten.convolution(x, w, None, *rest)),
-        "input": scratch(
+        "of_forward": scratch(lambda: aten.convolution(x, w, None, *rest)),
+        "of_input": scratch(
             lambda: aten.convolution_backward(gradient, x, w, None, *rest, [True, False, False])
         ),
-        "weight": scratch(
+        "of_weight": scratch(
             lambda: aten.convolution_backward(gradient, x, w, None, *rest, [False, True, False])
         ),
     }

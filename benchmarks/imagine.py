@@ -361,6 +361,7 @@ def _of_trace(t: Any) -> dict[str, Any]:
         "phase": peak.phase,
         "by_category": {name: amount for name, amount in peak.by_category.items() if amount},
         "by_op": _largest_ops(t),
+        "peak_at_most": (t.data.meta.get("imagined") or {}).get("peak_at_most"),
     }
 
 

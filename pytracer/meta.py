@@ -98,6 +98,8 @@ class Imagined(NamedTuple):
     stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
     ranks: int = 1
     rank: int = 0
+    peak_at_most: int | None = None  # with cuDNN's scratch, if that may make the peak higher
+    scratch_at_most: int = 0
 
 
 class Variable(NamedTuple):
@@ -299,6 +301,8 @@ def _imagined(value: Any) -> Imagined | None:
         stand_ins=_objects(value.get("stand_ins")),
         ranks=_whole(value.get("ranks")) or 1,
         rank=_whole(value.get("rank")) or 0,
+        peak_at_most=_whole(value.get("peak_at_most")),
+        scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
     )
 
 

@@ -377,7 +377,8 @@ def _document(answer: _Answer) -> dict[str, Any]:
             "beside": card.beside,
             "stand_ins": run["stand_ins"],
         }
-        document |= {name: run[name] for name in ("ranks", "rank") if name in run}
+        further = ("ranks", "rank", "peak_at_most", "scratch_at_most")
+        document |= {name: run[name] for name in further if name in run}
     return document
 
 

@@ -17,7 +17,10 @@ aten = torch.ops.aten
 CONVOLUTIONS = frozenset((aten.convolution.default, aten.convolution_backward.default))
 # Numbers that cuDNN keeps for each word and hidden unit of a layer, by its number of the kind.
 _KEPT = {0: 1, 1: 1, 2: 5, 3: 6}
+_GATES = {0: 1, 1: 1, 2: 4, 3: 3}
 _ALIGNMENT = 256
+_CHANNELS = 8
+_SMALL = 8 << 20  # what the smallest convolutions take
 
 
 @dataclass(frozen=True)
@@ -59,17 +62,23 @@ class Taken:
 
 
 def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> Scratch:
-    """The scratch of a convolution that ran."""
+    """The scratch of a convolution that ran.
+
+    cuDNN's kernels want other layouts, so they copy the input and the output, and for a weight's
+    gradient they add up partial results. At most each is there twice, and the weight four times.
+    """
     if func is aten.convolution.default:
         x, w, y = args[0], args[1], result
     else:
         y, x, w = args[0], args[1], args[2]
-    return Scratch(0, 2 * sum(map(_bytes, (x, w, y))))
+    return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + _SMALL)
 
 
 def of_recurrent(layer: "Layer", *, backward: bool) -> Scratch:
-    """The scratch of a recurrent layer."""
-    return Scratch(0, 2 * reserve(layer))
+    """The scratch of a recurrent layer: its gates for every word, and their gradients."""
+    wide = layer.rows * layer.hidden * layer.directions * layer.item
+    gates = _GATES[layer.mode] * wide
+    return Scratch(0, (2 if backward else 1) * gates * layer.layers + _SMALL)
 
 
 def reserve(layer: "Layer") -> int:
@@ -78,5 +87,8 @@ def reserve(layer: "Layer") -> int:
     return wide * (_KEPT[layer.mode] * layer.layers + layer.layers - 1) + _ALIGNMENT
 
 
-def _bytes(tensor: Any) -> int:
-    return int(math.prod(tensor.shape) * tensor.element_size())
+def _padded(tensor: Any) -> int:
+    """The bytes of a copy, which has a multiple of eight channels."""
+    batch, channels, *rest = tensor.shape
+    channels += -channels % _CHANNELS
+    return int(batch * channels * math.prod(rest) * tensor.element_size())
