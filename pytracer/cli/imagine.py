@@ -33,8 +33,7 @@ class Imagine(Command):
       pytracer imagine --on H100 --capacity 64GiB train.py --batch 32
       pytracer imagine --on RTX4090 --keep traces -m my.training
       pytracer imagine --on H100 --ranks 64 train.py       one rank of 64
-      pytracer imagine --hf FOLDER --batch 8 --seq 2048 --bf16 --checkpoint \\
-          --shard fsdp2:64 --on RTX4090                    a model without a script
+      pytracer imagine --hf FOLDER --batch 8 --seq 2048 --bf16 --shard fsdp2:64
       pytracer imagine --largest-batch --on T4,A10 train.py --batch-size {batch}
       pytracer imagine --on T4=0.35,A10=0.75 train.py      and the cheapest, by prices
 

@@ -163,8 +163,7 @@ def _make_fake(helper: Callable[..., Any]) -> Callable[..., Any]:
                 options[name] = None
         return helper(size, rank, ranks, dist.Backend(_FAKE), *rest, **options)
 
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
-
+    assert private_torch.FakeStore  # its module registers the backend
     return make
 
 
