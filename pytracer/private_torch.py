@@ -149,6 +149,7 @@ MEMBERS = (
     Private("torch.distributed:Reducer._rebuild_buckets", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_get_default_timeout", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_new_process_group_helper", _IMAGINE),
+    Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),

@@ -54,6 +54,8 @@ def _imagined(now: Overview, width: int) -> list[str]:
         return []
     rank = f"rank {imagined.rank} of {imagined.ranks} " if imagined.ranks > 1 else ""
     text = f"{rank}on {imagined.title}, which was not there: no byte of it is real"
+    if imagined.compiled:
+        text += ". torch.compile was not followed: compiled code is counted as eager"
     if imagined.peak_at_most is not None:
         most = size_text(imagined.peak_at_most)
         text += f". Only cuDNN knows its scratch: with it the peak is at most {most}"

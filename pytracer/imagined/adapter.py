@@ -34,6 +34,7 @@ from pytracer.private_torch import (
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
 _WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
+_COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 
 
@@ -131,6 +132,9 @@ class _Watching(TorchDispatchMode):
                 return func(*args, **given)
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
             return self._attention(*args, **given)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # otherwise autograd takes it apart before a mode sees it
+                return func._op_dk(_COMPOSITE, *args, **given)
         try:
             if func in recurrent.OPERATORS:
                 result = recurrent.run(func, args, self._take)
@@ -171,6 +175,13 @@ class _Watching(TorchDispatchMode):
 def is_fake(one: Any) -> bool:
     """Whether the object is a fake tensor."""
     return isinstance(one, FakeTensor)
+
+
+def _is_composite(func: Any) -> bool:
+    composite: bool = func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+        func.name(), "CompositeImplicitAutograd"
+    )
+    return composite
 
 
 def _empty_like(one: Any, device: torch.device) -> Any:
@@ -263,6 +274,8 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
 
     def truth(self: torch.Tensor) -> bool:
         real = None if known.is_guess(self) else value_of(self)
+        if real is not None and known.is_assumed(self):
+            reads.number(bool)
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
@@ -284,6 +297,7 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
         "__index__": lambda self: int.__add__(int(item(self)), 0),
         "numpy": numpy,
         "data": property(_data.__get__, _set_data),
+        "record_stream": lambda self, stream: None,
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda self, *_: False,
         "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),

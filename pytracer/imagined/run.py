@@ -11,7 +11,15 @@ from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
-from pytracer.imagined import attention, recurrent, reductions, scratch, standins, surface
+from pytracer.imagined import (
+    attention,
+    frameworks,
+    recurrent,
+    reductions,
+    scratch,
+    standins,
+    surface,
+)
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
@@ -63,6 +71,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         if ranks is not None and not 0 <= rank < ranks:
             raise errors.UsageError(f"rank {rank} is not one of {ranks}: they count from 0")
         self._job = Job(ranks, rank)
+        self._compiled: list[str] = []
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -132,6 +141,8 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         device.open()
         stack.callback(device.close)
         stack.enter_context(self._fakes(device, stack).entered())
+        stack.enter_context(frameworks.eager(self._compiled))
+        stack.enter_context(frameworks.imported())
         self._session = session
 
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
@@ -161,6 +172,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         return {
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
+            "compiled": sorted(set(self._compiled)),
             **self._job.document(),
             **({} if card is None else {**_facts(card), **self._scratch.document()}),
         }

@@ -29,10 +29,11 @@ def described(card: Card, device: Any) -> Iterator[None]:
             (torch.cuda, {**_cuda(card, counters, trim), **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
+            (torch._C, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
             (torch.accelerator, {**_accelerator(), **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
-                if hasattr(owner, name):
+                if hasattr(owner, name) or owner is torch._C:
                     stack.enter_context(replaced(owner, name, answer))
         yield
 
