@@ -588,18 +588,16 @@ def test_the_search_ends_at_the_last_batch_that_fits(
 # ---------------------------------------------------------------- scripts
 
 SCRIPT = """
-import os
 import sys
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 width = int(sys.argv[1])
-rows_at_once = 16
 model = torch.nn.Linear(width, width).to(device)
 optimizer = torch.optim.AdamW(model.parameters())
 rows = DataLoader(
-    TensorDataset(torch.randn(64, width)), batch_size=rows_at_once, shuffle=True, num_workers=2, pin_memory=True
+    TensorDataset(torch.randn(64, width)), batch_size=16, shuffle=True, num_workers=2, pin_memory=True
 )
 for epoch in range(1000):
     for (x,) in rows:

@@ -159,6 +159,10 @@ class _Watching(TorchDispatchMode):
 
     def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:
         """The result of an operator that needs values, if they are known."""
+        if func is aten._pack_padded_sequence.default:
+            packed = recurrent.pack(args, self._known)
+            if packed is not None:
+                return packed
         result = self._known.result_of(func, args, kwargs)
         if result is not None:
             device = next(one.fake_device for one in tree_iter((args, kwargs)) if is_fake(one))

@@ -177,6 +177,11 @@ class Known:
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
 
+    def learn(self, tensor: Any, values: torch.Tensor) -> None:
+        """Keeps the values of a new tensor."""
+        with without_modes(), torch.no_grad():
+            self._mirror(tensor, values)
+
     def forget(self, tensors: list[Any]) -> None:
         """Drops the values of tensors that were overwritten with unknown ones."""
         for one in tensors:

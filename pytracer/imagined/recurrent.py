@@ -12,7 +12,8 @@ import torch
 
 from pytracer import private_torch
 from pytracer.imagined import scratch
-from pytracer.private_torch import FakeTensor
+from pytracer.imagined.known import Known
+from pytracer.private_torch import FakeTensor, without_modes
 
 aten = torch.ops.aten
 LAYERS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
@@ -151,6 +152,20 @@ def _run(
             None,
         )
     return (output, hy, cy) if name == "lstm" else (output, hy)
+
+
+def pack(args: tuple[Any, ...], known: Known) -> Any:
+    """Packs sequences of known lengths into one: rows, and how many there are at each position."""
+    given, lengths = args[0], known.value_of(args[1])
+    if lengths is None or known.is_guess(args[1]):
+        return None
+    with without_modes(), torch.no_grad():
+        like = torch.empty((*given.shape[:2], 1), device="cpu")
+        rows, sizes = aten._pack_padded_sequence(like, lengths, *args[2:])
+    packed = given.new_empty((rows.shape[0], *given.shape[2:]))
+    counts = torch.empty(sizes.shape, dtype=sizes.dtype)
+    known.learn(counts, sizes)
+    return packed, counts
 
 
 # ---------------------------------------------------------------- cuDNN's operator
