@@ -526,6 +526,58 @@ def test_known_values_decide_sizes() -> None:
         assert torch.equal(torch.tensor([1, 2]), torch.tensor([1, 2]))
 
 
+class Routed(nn.Module):
+    """Eight experts, of which a router chooses for each row."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.router, self.how = nn.Linear(64, 8), how
+        self.experts = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weights, chosen = self.router(x).softmax(-1).topk(2)
+        marks = functional.one_hot(chosen, 8).permute(2, 1, 0)
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            if self.how == "where":
+                rows, place = torch.where(chosen == number)
+            elif self.how == "one-hot":
+                place, rows = torch.where(marks[number])
+            else:
+                mask = chosen[:, 0] == number
+                out[mask] = expert(x[mask])
+                continue
+            out.index_add_(0, rows, expert(x[rows]) * weights[rows, place, None])
+        return out
+
+
+@pytest.mark.parametrize("how", ["where", "one-hot"])
+def test_rows_of_experts_have_a_balanced_and_a_worst_count(how: str) -> None:
+    """256 rows with two experts each: 64 for each expert, or all for two of them."""
+
+    def rows(sizes: str | None) -> list[int]:
+        with pytracer.imagine("H100", sizes=sizes) as t:
+            model = Routed(how).to("cuda")
+            model(torch.randn(256, 64, device="cuda")).sum().backward()
+        taken = t.allocations()
+        return [size // 256 for size in taken[taken["op"] == "aten::gelu"]["requested_bytes"]]
+
+    assert rows("balanced") == [64] * 8
+    assert rows("worst") == [256] * 2
+    with pytest.raises(errors.CannotImagine, match="--sizes"):
+        rows(None)
+
+
+def test_rows_that_a_mask_picks_have_a_count_too() -> None:
+    """And are written back by the mask. An unknown size is no word."""
+    for sizes in ("balanced", "worst"):
+        with pytracer.imagine("H100", sizes=sizes):
+            model = Routed("mask").to("cuda")
+            model(torch.randn(256, 64, device="cuda")).sum().backward()
+    with pytest.raises(errors.UsageError, match="balanced, worst"):
+        pytracer.imagine("H100", sizes="best")
+
+
 def test_inference_mode_goes_through() -> None:
     """There torch shows modes operators that it takes apart otherwise."""
     with pytracer.imagine("H100") as t, torch.inference_mode():

@@ -14,6 +14,7 @@ from pytracer.cli import output
 from pytracer.cli.command import Command
 
 TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep", "--ranks", "--rank", "--set"}
+TAKE_A_VALUE |= {"--sizes"}
 TAKE_A_VALUE |= {"--hf", "--batch", "--seq", "--optimizer", "--dtype", "--lora", "--shard"}
 _WAYS = (
     "--largest-batch needs to know how the program gets its batch: write {batch} in its place, in an "
@@ -88,6 +89,11 @@ class Imagine(Command):
             "--rank",
             metavar="LIST",
             help="which of them to imagine (default: one of each class of equal ranks)",
+        )
+        parser.add_argument(
+            "--sizes",
+            choices=("balanced", "worst"),
+            help="how a router's rows are spread over experts, if the script masks them",
         )
         parser.add_argument(
             "--largest-batch",
@@ -170,6 +176,7 @@ def _plan(options: argparse.Namespace) -> Any:
         stacks=options.stacks,
         assume=dict(_assumed(text) for text in options.assume),
         ranks=ranks,
+        sizes=options.sizes,
         values=dict(_assigned(text) for text in options.set),
         model=model,
     )

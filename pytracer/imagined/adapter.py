@@ -15,7 +15,7 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
-from pytracer.imagined import ranks, recurrent, scratch
+from pytracer.imagined import ranks, recurrent, scratch, sizes
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
@@ -50,6 +50,7 @@ class Fakes:
         ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
+        sizes_: sizes.Sizes,
     ) -> None:
         """Changes nothing yet.
 
@@ -61,9 +62,10 @@ class Fakes:
             ran: called with each operator and its arguments after it ran.
             job: the ranks of which the program is one.
             take: takes the scratch of a convolution or of a recurrent layer.
+            sizes_: makes up sizes that depend on values.
         """
         self._known = Known(is_fake)
-        self._watching = _Watching(device, memory, self._known, attention, ran, job, take)
+        self._watching = _Watching(device, memory, self._known, attention, ran, job, take, sizes_)
         self._reads, self._memory, self._job = reads, memory, job
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
@@ -111,9 +113,10 @@ class _Watching(TorchDispatchMode):
         ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
+        sizes_: sizes.Sizes,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._job, self._take = job, take
+        self._job, self._take, self._sizes = job, take, sizes_
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention, ran
 
@@ -148,6 +151,7 @@ class _Watching(TorchDispatchMode):
                 "register one with torch.library.register_fake"
             ) from None
         self._known.ran(func, args, given, result)
+        self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
         if func is aten.add.Tensor and _sums_gradients():
             self._memory.take_over(result, args[0])  # on a card the engine adds in place
@@ -169,6 +173,9 @@ class _Watching(TorchDispatchMode):
             return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
             return _stand_in(args[0])
+        result = self._sizes.result_of(func, args)
+        if result is not None:
+            return result
         count = isinstance(problem, DynamicOutputShapeException)
         raise errors.CannotImagine(_needs(func, "a count of them" if count else "values")) from None
 
@@ -207,7 +214,8 @@ def _sums_gradients() -> bool:
 def _needs(func: Any, needed: str) -> str:
     return (
         f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
-        "an imagined run has none; skip it while imagining: `if not pytracer.is_imagining():`"
+        'an imagined run has none. For the rows of experts, say sizes="balanced" or sizes="worst" '
+        "(--sizes). Or skip it while imagining: `if not pytracer.is_imagining():`"
     )
 
 

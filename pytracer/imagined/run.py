@@ -23,6 +23,7 @@ from pytracer.imagined import (
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
+from pytracer.imagined.sizes import WAYS, Sizes
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
 from pytracer.recorded import Trace
@@ -50,6 +51,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         assume: the values that decide a branch, by line: {"train.py:12": False}.
         ranks: of how many ranks the program is one. The default is what the program asks for.
         rank: which of them.
+        sizes: "balanced" or "worst", for masks of the rows that a router gives to an expert.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         assume: Mapping[str, Any] | None = None,
         ranks: int | None = None,
         rank: int = 0,
+        sizes: str | None = None,
     ) -> None:
         """Checks the options. Changes nothing yet."""
         size = None if capacity is None else parse_size(capacity)
@@ -70,7 +73,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._reads = standins.Reads(dict(assume or {}))
         if ranks is not None and not 0 <= rank < ranks:
             raise errors.UsageError(f"rank {rank} is not one of {ranks}: they count from 0")
-        self._job = Job(ranks, rank)
+        if sizes not in (None, *WAYS):
+            raise errors.UsageError(f"sizes={sizes!r}: say one of {', '.join(WAYS)}")
+        self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
         self._compiled: list[str] = []
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
@@ -148,7 +153,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(CPU, device, self._reads, plain, _nothing, self._job, _nothing)
+            return Fakes(
+                CPU, device, self._reads, plain, _nothing, self._job, _nothing, self._sizes
+            )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
@@ -162,7 +169,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             self._scratch.hold(*sums.scratch(func, args))
 
         take = self._scratch.take
-        fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take)
+        fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take, self._sizes)
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device))
         return fakes
@@ -172,6 +179,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         return {
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
+            "sizes": self._how,
             "compiled": sorted(set(self._compiled)),
             **self._job.document(),
             **({} if card is None else {**_facts(card), **self._scratch.document()}),

@@ -39,6 +39,7 @@ class Plan:
     rank: int = 0
     values: Mapping[str, str] = field(default_factory=dict)  # for variables of the script
     model: Mapping[str, Any] | None = None  # an order for `huggingface.train`, and no program
+    sizes: str | None = None  # for the rows of experts
     batch: int | None = None  # what {batch} stands for
 
     def file(self) -> str:
@@ -124,6 +125,7 @@ class _Run:
             assume=plan.assume,
             ranks=plan.ranks,
             rank=plan.rank,
+            sizes=plan.sizes,
         )
         self._block.__enter__()
         from torch.optim.optimizer import register_optimizer_step_post_hook
