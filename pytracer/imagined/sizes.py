@@ -98,7 +98,8 @@ class Sizes:
             if whole % choice.experts == 0 and mask.dim() > 2:
                 return int(whole // choice.experts)  # each choice is marked once
         if self._way == "balanced":
-            return -(-mask.numel() // choice.experts)
+            count: int = -(-mask.numel() // choice.experts)
+            return count
         key = (id(storage), mask.storage_offset())
         if key not in choice.asked:
             choice.asked[key] = len(choice.asked)
