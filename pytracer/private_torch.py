@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
+bindings: Any
 default_store: Callable[[], Any]
 device_mesh: Any
 dispatch_keys: Any
@@ -34,6 +35,7 @@ foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
+has_kernel: Callable[[str, str], bool]
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
@@ -94,6 +96,7 @@ NAMES = {
     "default_store": Private(
         "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
     ),
+    "bindings": Private("torch._C:", _IMAGINE),
     "device_mesh": Private("torch.distributed.device_mesh:DeviceMesh", _IMAGINE),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
@@ -109,6 +112,7 @@ NAMES = {
     ),
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
+    "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
     # Only a torch that was built with NCCL has it.
@@ -149,7 +153,6 @@ MEMBERS = (
     Private("torch.distributed:Reducer._rebuild_buckets", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_get_default_timeout", _IMAGINE),
     Private("torch.distributed.distributed_c10d:_new_process_group_helper", _IMAGINE),
-    Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),

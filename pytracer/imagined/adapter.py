@@ -189,10 +189,9 @@ def is_fake(one: Any) -> bool:
 
 
 def _is_composite(func: Any) -> bool:
-    composite: bool = func.namespace == "aten" and torch._C._dispatch_has_kernel_for_dispatch_key(
+    return func.namespace == "aten" and private_torch.has_kernel(
         func.name(), "CompositeImplicitAutograd"
     )
-    return composite
 
 
 def _empty_like(one: Any, device: torch.device) -> Any:
