@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from pytracer.cost.measure import Measurement
 
+_LONGEST_TEXT = 200  # of an exception's
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -190,8 +192,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         """Stops recording. An exception of the block goes on unchanged."""
         self._entered = False
         failed = error is not None and is_out_of_memory(error)
-        if failed and self._session is not None:
-            self._session.failed = True
+        if error is not None and self._session is not None:
+            self._session.failed = failed
+            self._session.notes["ended_by"] = _in_words(error, anonymous=self._options.anonymous)
         try:
             self._cycles.end(error)
         except errors.CannotWrite as problem:
@@ -469,7 +472,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def free_name(stem: str) -> Path:
+def _in_words(error: BaseException, *, anonymous: bool) -> str:
+    """The exception's kind and the first line of its text. Runs no code of the exception's own."""
+    texts = BaseException.args.__get__(error)  # type: ignore[attr-defined]
+    kind = type(error).__name__
+    if anonymous or not texts or type(texts[0]) is not str:
+        return kind
+    first = texts[0].strip().partition("\n")[0]
+    return f"{kind}: {first[:_LONGEST_TEXT]}"
+
+
+def free_name(stem: str | Path) -> Path:
     """Returns the name of a new file in the working directory, with the rank or process."""
     many = environment.world_size() > 1
     owner = f"rank{environment.rank()}" if many else str(os.getpid())

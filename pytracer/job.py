@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytracer import anonymous, errors, frames, reading
-from pytracer.ranks import compare, dataset, engines, folder
+from pytracer.ranks import clocks, compare, dataset, engines, folder
 from pytracer.ranks.compare import Comparison
 from pytracer.ranks.digest import Digest
 from pytracer.ranks.folder import Ranks
@@ -233,6 +233,23 @@ class Job(LoadedTrace):
         """Writes the digests of all ranks as a Parquet dataset, a folder per rank."""
         return dataset.write(self._ranks.digests, folder, overwrite=overwrite)
 
+    def drop_alike(self) -> int:
+        """Deletes the traces of ranks that are like others, and returns how many.
+
+        The traces of outliers stay, of ranks that did not end well, and one of each group of ranks
+        that hold the same modules. Write the digests first: `to_parquet`.
+        """
+        there = self.comparison
+        kept = set(self.interesting(len(there.digests)))
+        for part in there.parts:
+            like = [one for one in there.readable if one.rank in part.ranks]
+            kept.add(min(like, key=lambda one: abs(one.peak - part.median_peak)).rank)
+        kept |= {one.rank for one in there.digests if not one.is_readable}
+        others = [one for one in there.digests if one.rank not in kept and one.file]
+        for one in others:
+            Path(one.file).unlink(missing_ok=True)
+        return len(others)
+
     def report(
         self,
         path: str | Path,
@@ -296,7 +313,8 @@ class Job(LoadedTrace):
             ranks = sorted(
                 [*first, *(rank for rank in ranks if rank not in first)][:_MOST_TIMELINES]
             )
-        return (self.rank(rank).data for rank in ranks)
+        leads = {one.rank: self.comparison.clocks[one.host].ns for one in readable}
+        return (clocks.corrected(self.rank(rank).data, leads[rank]) for rank in ranks)
 
     def table(self, width: int | None = None, *, color: bool = False) -> str:
         """Returns the comparison as text: the screen that `print(job)` shows."""

@@ -5,7 +5,7 @@ of another type has the default below; readers need no guards. `docs/trace-forma
 document. Costs are a table of their own: see `cost/measurements.py`.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from pytracer.recorded import Trace, once_per_trace
@@ -103,6 +103,46 @@ class Imagined(NamedTuple):
     scratch_at_most: int = 0
 
 
+class Group(NamedTuple):
+    """A process group, with the numbers of its last collectives if torch tells them."""
+
+    name: str
+    description: str  # "default_pg", "mesh_shard"
+    backend: str
+    ranks: tuple[int, ...]  # of the job
+    enqueued: int | None
+    completed: int | None
+
+
+class Collective(NamedTuple):
+    """A collective, a send or a receive that this rank began."""
+
+    group: int  # its row in the groups
+    operation: str
+    sequence: int  # equal on all ranks of the group
+    point_to_point: bool
+    bytes: int
+    begin_ns: int  # Unix time
+    end_ns: int  # when torch noticed its end; 0: never
+
+
+class Communication(NamedTuple):
+    """The groups of this rank, and the collectives that torch's flight recorder had at the end."""
+
+    groups: tuple[Group, ...] = ()
+    collectives: tuple[Collective, ...] = ()
+    forgotten: int = 0
+    memory: Mapping[str, int] = {}  # by communicator: device bytes, as its library says
+
+
+class ClockReading(NamedTuple):
+    """A number that the job's store gave, and this host's Unix time before and after."""
+
+    number: int
+    before_ns: int
+    after_ns: int
+
+
 class Variable(NamedTuple):
     """A variable of the program as the recording ended, with the addresses of its tensors."""
 
@@ -120,11 +160,22 @@ class Share(NamedTuple):
     global_bytes: int
 
 
+class Parameter(NamedTuple):
+    """A parameter by its name in the whole model, and this rank's part of it."""
+
+    name: str
+    how: str  # as in Share; "" for a parameter that is whole here
+    over: str  # the dimensions of the mesh that cut it: "shard", "shard x tensor"
+    local_bytes: int
+    global_bytes: int
+
+
 class Sharding(NamedTuple):
     """How the model is spread over the ranks, read from its wrappers and its parameters."""
 
     wrappers: tuple[str, ...] = ()  # "DDP", "FSDP", "FSDP2", "ZeRO", "DataParallel"
     shares: tuple[Share, ...] = ()
+    parameters: tuple[Parameter, ...] = ()
 
 
 class Meta(NamedTuple):
@@ -151,11 +202,14 @@ class Meta(NamedTuple):
     calls_problem: str
     variables: tuple[Variable, ...]
     failed: bool
+    ended_by: str  # the exception that ended the recording, of a kind and with its text
     callback_errors: int
     own_time: OwnTicks
     imagined: Imagined | None
     first_step: int
     sharding: Sharding
+    communication: Communication
+    clock_readings: tuple[ClockReading, ...]
 
     @property
     def alloc_conf(self) -> str:
@@ -194,11 +248,14 @@ def read(document: Mapping[str, Any]) -> Meta:
         calls_problem=_text(get("calls_problem")),
         variables=tuple(map(_variable, _objects(get("variables")))),
         failed=get("failed") is True,
+        ended_by=_text(get("ended_by")),
         callback_errors=_whole(get("callback_errors")) or 0,
         own_time=_own_time(_mapping(get("own_time"))),
         imagined=_imagined(get("imagined")),
         first_step=_below(_MOST_STEPS, get("first_step")),
         sharding=_sharding(_mapping(get("sharding"))),
+        communication=_communication(_mapping(get("communication"))),
+        clock_readings=tuple(_clock_readings(get("clock_readings"))),
     )
 
 
@@ -316,7 +373,62 @@ def _sharding(document: Mapping[str, Any]) -> Sharding:
         and (whole := _whole(each.get("global_bytes"))) is not None
         and 0 <= local <= whole
     )
-    return Sharding(_each(str, document.get("wrappers")), tuple(shares))
+    return Sharding(
+        _each(str, document.get("wrappers")),
+        tuple(shares),
+        tuple(_parameters(_objects(document.get("parameters")))),
+    )
+
+
+def _parameters(rows: Iterable[Mapping[str, Any]]) -> Iterator[Parameter]:
+    for row in rows:
+        local, whole = _whole(row.get("local_bytes")), _whole(row.get("global_bytes"))
+        if local is not None and whole is not None and local >= 0 and whole >= 0:
+            name, how, over = (_text(row.get(key)) for key in ("name", "how", "over"))
+            yield Parameter(name, how, over, local, whole)
+
+
+def _communication(document: Mapping[str, Any]) -> Communication:
+    get = document.get
+    groups = tuple(map(_group, _objects(get("groups"))))
+    columns = [_mapping(get("collectives")).get(name) for name in Collective._fields]
+    if not all(isinstance(column, list) for column in columns):
+        columns = []
+    rows = (Collective(*row) for row in zip(*columns, strict=False))
+    memory = {
+        _text(each.get("group")): size
+        for each in _objects(get("memory"))
+        if (size := _whole(each.get("bytes"))) is not None and 0 <= size < 2**63
+    }
+    return Communication(
+        groups,
+        tuple(row for row in rows if _is_collective(row, len(groups))),
+        max(_whole(get("forgotten")) or 0, 0),
+        memory,
+    )
+
+
+def _group(document: Mapping[str, Any]) -> Group:
+    get = document.get
+    name, description, backend = (_text(get(key)) for key in ("name", "description", "backend"))
+    ranks = tuple(rank for rank in _each(int, get("ranks")) if 0 <= rank < _MOST_RANKS)
+    numbers = _whole(get("enqueued")), _whole(get("completed"))
+    return Group(name, description, backend, ranks, *numbers)
+
+
+def _is_collective(row: Collective, groups: int) -> bool:
+    numbers = (row.group, row.sequence, row.bytes, row.begin_ns, row.end_ns)
+    if not all(type(each) is int and 0 <= each < 2**63 for each in numbers):
+        return False
+    return row.group < groups and type(row.operation) is str and type(row.point_to_point) is bool
+
+
+def _clock_readings(value: Any) -> Iterator[ClockReading]:
+    for row in value if isinstance(value, list) else ():
+        if isinstance(row, list) and len(row) == len(ClockReading._fields):
+            reading = ClockReading(*row)
+            if all(type(each) is int and 0 <= each < 2**63 for each in reading):
+                yield reading
 
 
 def _variable(document: Mapping[str, Any]) -> Variable:

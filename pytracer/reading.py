@@ -89,7 +89,8 @@ class Views:
 
         Args:
             keys: one or a list of "module", "op", "line", "phase", "free_phase", "category",
-                "role", "name", "shape", "dtype", "step", "pool".
+                "role", "name", "shape", "dtype", "step", "pool", "mesh_dim" (what cuts the
+                parameter over the job's ranks; "none" if each rank has it whole).
             at: "peak", "end" or a time in nanoseconds.
         """
         from pytracer.analysis.answers import breakdown
@@ -105,6 +106,15 @@ class Views:
         from pytracer.analysis.answers import training_steps
 
         return training_steps.steps(self.data)
+
+    def parameters(self) -> "pd.DataFrame":
+        """Returns one row per parameter of a job's model: its bytes, and those of this rank's part.
+
+        Rows are named as in the whole model. Only traces of a job with several ranks have them.
+        """
+        from pytracer.analysis.answers import breakdown
+
+        return breakdown.parameter_shares(self.data)
 
     def bytes_per_parameter(self) -> "pd.DataFrame":
         """Returns weights, gradients and optimizer state per parameter, and the textbook's rule."""

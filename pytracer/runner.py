@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytracer.capture.cycles import Recording
 
 _MOST_EVENTS = 20_000_000  # about 250 MB of file; later events are only counted
+_BYTES_PER_EVENT = 13  # in a file, with its scopes; small programs need less
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,39 @@ class Plan:
     by_environment: bool = False  # the program was not started by `pytracer run`
     checkpoint: tuple[str, ...] = ()  # modules to checkpoint, to try a plan
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
+    ranks: tuple[int, ...] = ()  # to record; () for all
+    max_size: int | None = None  # bytes of the file, about
+
+    @property
+    def max_events(self) -> int:
+        """The most events in the file; later ones are only counted."""
+        if self.max_size is None:
+            return _MOST_EVENTS
+        return max(self.max_size // _BYTES_PER_EVENT, 1)
+
+    @property
+    def records_this_rank(self) -> bool:
+        """Whether this process is to be recorded."""
+        return not self.ranks or environment.rank() in self.ranks
 
     @property
     def name(self) -> str:
         """The program's name, for its files."""
         last = self.program[0].rpartition(".")[2] if self.as_module else Path(self.program[0]).stem
         return last or "run"
+
+    @property
+    def stem(self) -> str:
+        """The name of its files, without rank and suffix."""
+        return self.output.stem if self.output else self.name
+
+    def last_file(self) -> Path | None:
+        """The file of the steps watched last, for a rank of a job: it survives if the rank is killed."""
+        if environment.world_size() == 1:
+            return None
+        suffix = (self.output.suffix if self.output else "") or ".pytrace"
+        name = f"{self.stem}-last.rank{environment.rank()}{suffix}"
+        return self.output.with_name(name) if self.output else Path(name)
 
     def file(self) -> Path:
         """Returns the path of the trace's file, one per rank."""
@@ -354,6 +382,8 @@ class Traced:
         """Records nothing until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
         self._file = _File(path.absolute())  # the program may change its working directory
+        last = plan.last_file()
+        self._last_file = last.absolute() if last is not None else None
         self._recording: Recording | None = None
         self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
@@ -369,12 +399,15 @@ class Traced:
         self._owner = os.getpid()
         if self._plan.checkpoint or self._plan.offload:
             _change_when_called(self._plan)
+        if not self._plan.records_this_rank:
+            return
         recording = self._recording = Recording(
             self._trace,
             skip=self._plan.skip,
             steps=self._plan.steps,
             watch=self._plan.watch,
-            keep={"path": self._file.path, "max_events": _MOST_EVENTS},
+            keep={"path": self._file.path, "max_events": self._plan.max_events},
+            watch_file=self._last_file,
             ready=self._ready,
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
             watched=self._watched,
@@ -394,7 +427,7 @@ class Traced:
             return
         well = error is None and not gave_up  # otherwise the program gives its own reason
         if self._recording is None:
-            if well:
+            if well and self._plan.records_this_rank:
                 self._tell.line("the program never imported torch: nothing is recorded")
             return
         self._counter.end()
@@ -473,7 +506,7 @@ class Traced:
 
         from pytracer.api import trace
 
-        if "path" in more:
+        if more.get("path") == self._file.path:
             self._file.make_room()
         # Does not ask CUDA for devices: after that, the program could not choose them any more.
         devices = self._plan.devices or (("cpu", "cuda") if torch.version.cuda else ("cpu",))
@@ -488,12 +521,15 @@ class Traced:
         look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
             later = f"\n{self._later}" if self._later else ""
+            if recording.watched and self._plan.last_file() is not None:
+                later += f"\nThe steps before the failure are in {self._plan.last_file()}"
             return f"{kept}; look at it:  {look}{later}"
         page = recording.last.post_mortem()
         if not page:
             return f"{self._not_traced(which)}\n{kept}; look at it:  {look}"
         if recording.watched:
-            path = recording.last.save(free_name(f"{self._plan.name}-oom"))
+            path = recording.last.save(free_name(path.with_name(f"{self._plan.stem}-oom")))
+            recording.drop_watched()
             look = f"pytracer summary {shlex.quote(str(path))}"
         return f"{page}\nsaved     {path}; look again with:\n          {look}"
 

@@ -151,7 +151,7 @@ ROLE = {name: number for number, name in enumerate(ROLES)}
 
 # The keys by which allocations can be grouped.
 KEYS = tuple(
-    "module op line phase free_phase category role name shape dtype step pool".split()  # noqa: SIM905
+    "module op line phase free_phase category role name shape dtype step pool mesh_dim".split()  # noqa: SIM905
 )
 
 

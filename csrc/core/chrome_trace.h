@@ -39,7 +39,7 @@ inline constexpr int64_t kNoValue = INT64_MIN;
 // Rows of one kind of event. Columns that a kind does not use are empty.
 struct ChromeRows {
   enum class Kind : uint8_t {
-    kSlice,     // begin, end, name, thread
+    kSlice,     // begin, end, name, thread; in Perfetto's format id joins slices of several ranks
     kLifetime,  // begin, end, name, id: an async pair of its process
     kCounter,   // begin, name; the arguments are its values
     kInstant,   // begin, name, thread

@@ -77,7 +77,7 @@ PerfettoTrace::PerfettoTrace(std::vector<std::string> texts,
     auto fits = [&](std::span<const int64_t> column) { return column.size() == rows.begin.size(); };
     bool good = fits(rows.name);
     if (rows.kind == ChromeRows::Kind::kSlice || rows.kind == ChromeRows::Kind::kLifetime) {
-      good = good && fits(rows.end) && fits(rows.thread);
+      good = good && fits(rows.end) && fits(rows.thread) && (rows.id.empty() || fits(rows.id));
     } else if (rows.kind == ChromeRows::Kind::kInstant) {
       good = good && fits(rows.thread);
     } else if (rows.kind == ChromeRows::Kind::kFlow) {
@@ -215,6 +215,10 @@ void PerfettoTrace::event(int type,
         number(kEventCorrelation, intern(kCorrelation, tracks_[found->second].name), event_);
       }
     }
+  }
+  bool is_joined = rows != nullptr && rows->kind == ChromeRows::Kind::kSlice && !rows->id.empty();
+  if (is_joined) {  // with the slices of other ranks that have the same id
+    fixed(kEventFlow, static_cast<uint64_t>(rows->id[row]), event_);
   }
   if (is_slice) {
     auto add = [&](uint32_t field, const auto& flows) {

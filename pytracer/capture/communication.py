@@ -10,7 +10,7 @@ recorder keeps the last collectives of this process by itself (2,000 by default)
      "collectives": {"group": [rows of groups], "operation": [...], "sequence": [...],
                      "point_to_point": [...], "bytes": [...], "begin_ns": [Unix time], "end_ns": [... or 0]},
      "forgotten": collectives of this trace that torch no longer has,
-     "memory": [{"group", "name", "bytes"}]: device memory of a communicator, where its library tells}
+     "memory": [{"group", "bytes"}]: device memory of a communicator, where its library tells}
 """
 
 import contextlib
@@ -129,5 +129,6 @@ def _memory() -> Iterator[dict[str, Any]]:
             figures = group._get_backend(device).memory_stats()
         except (RuntimeError, AttributeError, NotImplementedError):
             continue  # this backend or this version of it does not tell
-        for figure, size in figures.items():
-            yield {"group": str(name), "name": str(figure), "bytes": int(size)}
+        released = figures.get("suspend", 0) if figures.get("suspended") else 0
+        title = str(getattr(group, "group_desc", "") or name)
+        yield {"group": title, "bytes": int(figures.get("total", 0)) - int(released)}

@@ -14,6 +14,7 @@ callbacks keep some steps and watch the later ones in case memory runs out.
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 from pytracer import errors
@@ -121,6 +122,7 @@ class Recording:
         steps: int | None,
         watch: bool,
         keep: dict[str, Any],
+        watch_file: Path | None = None,
         ready: Callable[[Any], None],
         problem: Callable[[str], None],
         watched: Callable[[Any, int], None] | None = None,
@@ -133,11 +135,13 @@ class Recording:
             steps: steps to keep; None for all.
             watch: whether to trace the steps after them, too.
             keep: more arguments of `make` for the steps to keep.
+            watch_file: where the watched steps are while they are recorded. It stays if the program
+                fails or is killed.
             ready: called with the trace of the steps to keep when it is whole.
             problem: called with a sentence when nothing can be recorded.
             watched: called with each watched trace before it is dropped, and with its first step.
         """
-        self._make, self._keep = make, keep
+        self._make, self._keep, self._watch_file = make, keep, watch_file
         self._ready, self._problem, self._watched = ready, problem, watched
         windows = kept_then_watched(skip, steps, watch=watch)
         self._cycles = Cycles(windows, self._start, self._stop)
@@ -170,14 +174,23 @@ class Recording:
     def end(self, error: BaseException | None = None) -> None:
         """Ends recording. `error` is the exception that ended the program, if any."""
         self._cycles.end(error)
+        if error is None:
+            self.drop_watched()
+
+    def drop_watched(self) -> None:
+        """Removes the file of watched steps that nobody needs any more."""
+        if self._watch_file is not None:
+            self._watch_file.unlink(missing_ok=True)
 
     def _start(self, window: int) -> None:
         if window == 0:
             with self._warnings_as_lines():
                 self.first = self._enter(waits=True, **self._keep)
         elif (self.first if window == 1 else self._watch) is not None:
-            # Nobody reads it unless memory runs out: the GPU need not catch up.
-            self._watch = self._enter(waits=False)
+            self.drop_watched()
+            more = {} if self._watch_file is None else {"path": self._watch_file}
+            # Nobody reads it unless the program fails: the GPU need not catch up.
+            self._watch = self._enter(waits=False, **more)
 
     def _stop(self, window: int, error: BaseException | None) -> None:
         if window == 0:

@@ -254,7 +254,8 @@ class Labels:
 
     def sharding(self) -> dict[str, Any]:
         """Returns how the models are spread over the ranks of the job."""
-        return sharding.of(module for root, _ in self._roots if (module := root()) is not None)
+        models = (module for root, _ in self._roots if (module := root()) is not None)
+        return sharding.of(models, self.parameter_name)
 
     def label_workspaces(self) -> None:
         """Labels the workspaces that torch keeps for cuBLAS, made before the trace or in it."""

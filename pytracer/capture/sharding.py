@@ -5,7 +5,7 @@ that spreads its model has imported what it uses.
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -23,21 +23,38 @@ _WRAPPERS = (
 )
 
 
-def of(roots: Iterable[torch.nn.Module]) -> dict[str, Any]:
+_MOST_PARAMETERS = 100_000  # of which each is listed
+
+
+def of(roots: Iterable[torch.nn.Module], name_of: Callable[[torch.Tensor], str]) -> dict[str, Any]:
     """The document of these models; `meta.Sharding` describes it."""
     models = list(roots)
     shares: dict[str, list[int]] = {}
+    parameters = []
     for parameter in _once(parameters_of(models)):
-        if (how := _placement(parameter)) is not None:
+        how, over = _placement(parameter)
+        local = sum(part.numel() * part.element_size() for part in C.parts_of(parameter))
+        whole = parameter.numel() * parameter.element_size() if how else local
+        if how:
             share = shares.setdefault(how, [0, 0])
-            share[0] += sum(part.numel() * part.element_size() for part in C.parts_of(parameter))
-            share[1] += parameter.numel() * parameter.element_size()
+            share[0] += local
+            share[1] += whole
+        parameters.append(
+            {
+                "name": name_of(parameter),
+                "how": how,
+                "over": over,
+                "local_bytes": local,
+                "global_bytes": whole,
+            }
+        )
     return {
         "wrappers": sorted(_wrappers(models)),
         "shares": [
             {"how": how, "local_bytes": local, "global_bytes": whole}
             for how, (local, whole) in shares.items()
         ],
+        "parameters": parameters[:_MOST_PARAMETERS],
     }
 
 
@@ -70,19 +87,20 @@ def _class(module: str, name: str) -> type | None:
     return found if isinstance(found, type) else None
 
 
-def _placement(parameter: torch.Tensor) -> str | None:
-    """A DTensor's placements with the sizes of its mesh: "Shard(0) over fsdp=4"."""
+def _placement(parameter: torch.Tensor) -> tuple[str, str]:
+    """A DTensor's placements over its mesh ("cut along 0 over shard=4"), and what cuts it ("shard")."""
     kind = _class("torch.distributed.tensor", "DTensor")
     if kind is None or type(parameter) is not kind:
-        return None
+        return "", ""
     mesh = parameter.device_mesh  # type: ignore[attr-defined]
     names = mesh.mesh_dim_names or [f"dim{number}" for number in range(mesh.ndim)]
-    sizes = (mesh.size(number) for number in range(mesh.ndim))
-    placed = parameter.placements  # type: ignore[attr-defined]
-    return ", ".join(
-        f"{_in_words(placement)} over {name}={size}"
-        for placement, name, size in zip(placed, names, sizes, strict=False)
+    placed = list(zip(parameter.placements, names, strict=False))  # type: ignore[attr-defined]
+    how = ", ".join(
+        f"{_in_words(placement)} over {name}={mesh.size(number)}"
+        for number, (placement, name) in enumerate(placed)
     )
+    cuts = (name for placement, name in placed if not placement.is_replicate())
+    return how, " x ".join(cuts)
 
 
 def _in_words(placement: Any) -> str:

@@ -7,6 +7,7 @@ PYTRACER is set. Recording begins when the program has imported torch.
 import atexit
 import os
 import sys
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,25 @@ def _steps(text: str) -> int | None:
     if not text.isdecimal() or int(text) < 1:
         raise ValueError('a number of steps, or "all"')
     return int(text)
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Ranks with a plus between them, because commas are taken: "0+8-15"."""
+    from pytracer.cli.run import ranks
+
+    try:
+        return ranks(text.replace("+", ","))
+    except ArgumentTypeError:
+        raise ValueError("a list of ranks, as in 0+8-15") from None
+
+
+def _size(text: str) -> int:
+    from pytracer.units import parse_size
+
+    try:
+        return parse_size(text)
+    except errors.UsageError:
+        raise ValueError("a size, as in 200MiB") from None
 
 
 def _switch(text: str) -> bool:
@@ -61,6 +81,9 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
     "device": _one_of("cpu", "cuda"),
     "json": Path,
     "anonymous": _switch,
+    "ranks": _ranks,
+    "max_size": _size,
+    "digests": Path,
 }
 
 
@@ -139,12 +162,16 @@ class Autostart:
                 for name in ("stacks", "detail", "saved_tensors", "anonymous")
                 if name in settings
             },
+            ranks=settings.get("ranks", ()),
+            max_size=settings.get("max_size"),
             by_environment=True,
         )
         path = plan.file()
         refuse_to_overwrite(path, overwrite=force)
         self._traced = runner.Traced(
-            plan, path, Teller(settings.get("json"), force, every="steps=all")
+            plan,
+            path,
+            Teller(settings.get("json"), force, every="steps=all", digests=settings.get("digests")),
         )
         # Silent about programs that train nothing, because many import torch.
         self._silent = plan.skip == 0

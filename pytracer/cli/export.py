@@ -43,6 +43,12 @@ class Export(Command):
             action="store_true",
             help="write all of a large trace; the default folds small items",
         )
+        parser.add_argument(
+            "--drop-alike",
+            action="store_true",
+            help="for a folder of ranks and parquet: then delete the traces of ranks that are like "
+            "others",
+        )
         jobs.add_engine(parser)
         output.add_anonymous(parser)
         output.add_json(parser)

@@ -149,10 +149,17 @@ def export(options: argparse.Namespace) -> int:
     from pytracer.units import size_text
 
     name, target = _export_target(options)
+    if options.drop_alike and name != "parquet":
+        raise errors.UsageError(
+            "--drop-alike goes with parquet, which keeps the digests of all ranks"
+        )
     found = read(options.file, options.engine, anonymous=options.anonymous)
     with output.patience(f"exporting {options.file}"):
         if name == "parquet":
             written = found.to_parquet(target, overwrite=options.force)
+            if options.drop_alike:
+                dropped = found.drop_alike()
+                print(f"Deleted {dropped} traces of ranks that are like others.", file=sys.stderr)
             size = sum(file.stat().st_size for file in written.rglob("*.parquet"))
         elif name == "html":
             written = found.report(target, overwrite=options.force)

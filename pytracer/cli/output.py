@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pytracer import errors
+from pytracer import errors, units
 
 JSON_VERSION = 1
 
@@ -38,6 +38,14 @@ def positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")
     return int(text)
+
+
+def size(text: str) -> int:
+    """The type of arguments that are sizes: 200MiB."""
+    try:
+        return units.parse_size(text)
+    except errors.UsageError as problem:
+        raise argparse.ArgumentTypeError(str(problem)) from None
 
 
 def in_words(error: errors.PytracerError) -> str:

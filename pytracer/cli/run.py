@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -52,6 +53,7 @@ class Run(Command):
         _add_window(parser)
         _add_changes(parser)
         _add_recording(parser)
+        _add_job(parser)
 
     def run(self, options: argparse.Namespace) -> int:
         """Runs the program. Its exceptions pass through, as they do without pytracer."""
@@ -79,6 +81,8 @@ class Run(Command):
             devices=(options.device,) if options.device else (),
             checkpoint=_names(options.checkpoint),
             offload=_names(options.offload),
+            ranks=options.ranks,
+            max_size=options.max_size,
             options={
                 "stacks": options.stacks,
                 "detail": options.detail,
@@ -88,7 +92,7 @@ class Run(Command):
         )
         prepared: Callable[[], int]
         try:
-            tell = Teller(options.json, options.force, stop=options.stop)
+            tell = Teller(options.json, options.force, stop=options.stop, digests=options.digests)
             prepared = runner.prepare(plan, tell)
         except errors.PytracerError as error:
             output.tell(f"pytracer: {output.in_words(error)}")
@@ -102,6 +106,29 @@ def _add_file(parser: argparse.ArgumentParser) -> None:
         "-o", "--output", type=Path, help="default: SCRIPT.pytrace, or SCRIPT.1.pytrace, ..."
     )
     parser.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    """What is for a rank of a job."""
+    parser.add_argument(
+        "--ranks",
+        type=ranks,
+        default=(),
+        metavar="LIST",
+        help="record only these ranks of a job, say 0,8-15; default: all",
+    )
+    parser.add_argument(
+        "--max-size",
+        type=output.size,
+        metavar="SIZE",
+        help="the most bytes of a rank's file, about; default: 250 MB. Later events are counted",
+    )
+    parser.add_argument(
+        "--digests",
+        type=Path,
+        metavar="FOLDER",
+        help="each rank also writes its digest there; ask them with pytracer query FOLDER",
+    )
 
 
 def _add_window(parser: argparse.ArgumentParser) -> None:
@@ -182,6 +209,16 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(name for name in text.split(",") if name)
 
 
+def ranks(text: str) -> tuple[int, ...]:
+    """The ranks in "0,8-15"."""
+    if not re.fullmatch(r"\d{1,7}(-\d{1,7})?(,\d{1,7}(-\d{1,7})?)*", text):
+        raise argparse.ArgumentTypeError(f"{text} is no list of ranks, as in 0,8-15")
+    ends = (part.partition("-") for part in text.split(","))
+    return tuple(
+        rank for first, _, last in ends for rank in range(int(first), int(last or first) + 1)
+    )
+
+
 def _steps(text: str) -> int | None:
     if text != "all" and not text.isdecimal():
         raise argparse.ArgumentTypeError(f'{text} is neither a number of steps nor "all"')
@@ -197,7 +234,7 @@ def _schedule(text: str) -> tuple[int, ...]:
 
 _TAKE_A_VALUE = {
     "run": {"-o", "--output", "--steps", "--schedule", "--detail", "--saved-tensors"}
-    | {"--device", "--json", "--checkpoint", "--offload"},
+    | {"--device", "--json", "--checkpoint", "--offload", "--ranks", "--max-size", "--digests"},
     "imagine": imagine.TAKE_A_VALUE,
 }
 
@@ -262,6 +299,9 @@ def _own_options(options: argparse.Namespace, path: Path) -> list[str]:
     own += ["--device", options.device] if options.device else []
     own += ["--checkpoint", options.checkpoint] if options.checkpoint else []
     own += ["--offload", options.offload] if options.offload else []
+    own += ["--ranks", ",".join(map(str, options.ranks))] if options.ranks else []
+    own += ["--max-size", str(options.max_size)] if options.max_size else []
+    own += ["--digests", str(options.digests)] if options.digests else []
     return [*own, *(["--json", str(options.json)] if options.json else [])]
 
 
@@ -275,15 +315,26 @@ class Teller:
         every: str = "--steps all",
         *,
         stop: bool = False,
+        digests: Path | None = None,
     ) -> None:
-        """`every`: the option that records every step. `stop`: end the program after the kept steps."""
+        """Prints nothing yet.
+
+        Args:
+            json_file: a file for the summary.
+            force: whether to overwrite it.
+            every: the option that records every step.
+            stop: whether to end the program after the steps to keep.
+            digests: a folder for the digest of each rank.
+        """
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
         self._rank, self._json, self._every = environment.rank(), json_file, every
         self._stop = stop
+        self._digests = digests.absolute() if digests is not None else None
         self._folders = [*filter(None, sys.path), str(Path(__file__).parents[2])]
         self._beside: subprocess.Popen[bytes] | None = None
+        self._digest: subprocess.Popen[bytes] | None = None
         self._later: Callable[[], None] = lambda: None
         if self._rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
@@ -297,6 +348,8 @@ class Teller:
         """Shows the table and the next commands. With `--stop` the program ends here."""
         caption = f"{which.capitalize()} ({self._every}: every step):\n" if which else ""
         shown = Shown(str(path), str(file), caption, str(self._json or ""))
+        if self._digests is not None:
+            self._digest = self._beside_program(_WRITE_DIGEST, (str(file), str(self._digests)))
         if self._rank == 0 and which and not self._stop:
             self._show_beside(traced, shown, which)
         elif self._rank == 0:
@@ -312,8 +365,9 @@ class Teller:
         """Waits until the table is shown, even if the program was short."""
         later, self._later = self._later, lambda: None
         later()
-        if self._beside is not None:
-            self._beside.wait()
+        for process in (self._beside, self._digest):
+            if process is not None:
+                process.wait()
 
     def _show_beside(self, traced: Any, shown: "Shown", which: str) -> None:
         """Shows the table from another process, because the program is in the middle of a step.
@@ -321,13 +375,17 @@ class Teller:
         A thread would take the GIL from the program at each operator.
         """
         self.line(f"recorded {which}; analysing ...")
+        self._beside = self._beside_program(_SHOW_FILE, tuple(shown))
+        if self._beside is None:
+            self._later = partial(show, traced, shown)
+
+    def _beside_program(
+        self, code: str, fields: tuple[str, ...]
+    ) -> "subprocess.Popen[bytes] | None":
+        """Starts a process beside the program's; None if there is no stderr, or no memory for it."""
         try:
-            self._beside = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-c",
-                    _SHOW_FILE.format(folders=self._folders, shown=tuple(shown)),
-                ],
+            return subprocess.Popen(
+                [sys.executable, "-c", code.format(folders=self._folders, fields=fields)],
                 env={name: text for name, text in os.environ.items() if name != autostart.NAME},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -335,8 +393,7 @@ class Teller:
                 start_new_session=True,  # Ctrl-C is meant for the program
             )
         except (AttributeError, OSError, ValueError):
-            # There is no stderr, or no memory for a process.
-            self._later = partial(show, traced, shown)
+            return None
 
     def page(self, text: str) -> None:
         """Prints a page about a failure. Ranks other than 0 print only its last line."""
@@ -361,8 +418,9 @@ _SHOW_FILE = """
 import sys
 sys.path[:] = {folders!r}
 from pytracer.cli import run
-run.show_file({shown!r})
+run.show_file({fields!r})
 """
+_WRITE_DIGEST = _SHOW_FILE.replace("show_file", "write_digest")
 
 
 def show_file(fields: Sequence[str]) -> None:
@@ -376,6 +434,19 @@ def show_file(fields: Sequence[str]) -> None:
         show(reading.read(Path(shown.file)), shown)
     except errors.PytracerError as problem:  # the program may have removed the file
         output.tell(f"pytracer: {problem}")
+
+
+def write_digest(fields: Sequence[str]) -> None:
+    """Writes the digest of a file into a folder of digests, from a process of its own."""
+    from pytracer.ranks import dataset, folder
+
+    os.nice(10)
+    output.ready_streams()
+    file, target = fields
+    try:
+        dataset.write([folder.digest_of(Path(file))], target, overwrite=True)
+    except errors.PytracerError as problem:
+        output.tell(f"pytracer: no digest: {problem}")
 
 
 def _other_ranks(name: str) -> str:

@@ -22,6 +22,7 @@ from pytracer.export import tracks as tracks_of
 from pytracer.export.rows import (
     ALLOCATIONS,
     CHUNK,
+    COLLECTIVES_THREAD,
     COUNTER,
     FIRST_COUNTER,
     FIRST_THREAD,
@@ -127,6 +128,7 @@ class _File:
 
     def _pieces(self) -> Iterator[bytes]:
         options = self._options
+        joined = _Joined()
         for number, trace in enumerate(self._traces):
             document = Document(trace, options)
             options = replace(options, base_ns=document.base_ns)
@@ -135,7 +137,42 @@ class _File:
             self.events += document.events
             self.left_out.update(document.left_out)
             self.folded.update(document.folded)
-        yield b"\n]}\n"
+            joined.add(document.collectives)
+        arrows = joined.arrows()
+        self.events += len(arrows)
+        yield "".join(f",\n{arrow}" for arrow in arrows).encode() + b"\n]}\n"
+
+
+class _Joined:
+    """The collectives of several ranks: arrows lead from the first rank that began one to the last."""
+
+    def __init__(self) -> None:
+        self._points: dict[int, list[tuple[int, int, int]]] = {}
+
+    def add(self, rows: Rows) -> None:
+        """Takes a rank's collectives."""
+        columns = (rows.id, rows.begin, rows.thread)
+        for number, time, thread in zip(*(column.tolist() for column in columns), strict=True):
+            self._points.setdefault(number, []).append((time, rows.process, thread))
+
+    def arrows(self) -> list[str]:
+        """The events of arrows between ranks."""
+        texts = []
+        for number, points in self._points.items():
+            last = len(points) - 1
+            for place, (time, process, thread) in enumerate(sorted(points) if last else ()):
+                row = {
+                    "ph": "s" if place == 0 else "f" if place == last else "t",
+                    "cat": "collective",
+                    "name": "collective",
+                    "id": number,
+                    "pid": process,
+                    "tid": thread,
+                    "ts": time / 1000,
+                    "bp": "e",
+                }
+                texts.append(_json(row))
+        return texts
 
 
 def _compressed(chunks: Iterable[bytes]) -> Iterator[bytes]:
@@ -186,6 +223,9 @@ class Document(Sink):
         """Makes the rows. `native`: for Perfetto's own format, where bars and tracks differ in name."""
         super().__init__(trace, options, native=native)
         story = [tracks_of.step_slices(self), tracks_of.phase_slices(self), tracks_of.marks(self)]
+        self.collectives = tracks_of.collectives(self)
+        if len(self.collectives.begin):
+            story.append(self.collectives)
         if self.room is not None:
             names = 2 * (len(trace.threads.name) + 3 + 2 * len(self.devices))
             self.room = max(self.room - names - sum(len(rows.begin) for rows in story), 1)
@@ -261,12 +301,17 @@ class Document(Sink):
             result.append(Track(number, parent, f"{name}{suffix}", order, is_counter=True))
         return result
 
+    def _own_threads(self) -> list[tuple[int, str]]:
+        """The threads that are none of the program's."""
+        more = [(COLLECTIVES_THREAD, "collectives")] if len(self.collectives.begin) else []
+        return [*_OWN_THREADS, *more]
+
     def _thread_tracks(self) -> list[tuple[int, str]]:
         """The threads of the program's group with their names, the main thread first."""
         main = phases.main_thread(self.trace)
         numbers = np.unique(self.slices.thread).tolist()
         return [
-            *_OWN_THREADS,
+            *self._own_threads(),
             *(
                 (
                     FIRST_THREAD + number,
@@ -317,7 +362,7 @@ class Document(Sink):
             yield _metadata_event("process_sort_index", process, process, sort_index=process)
         main = phases.main_thread(self.trace)
         threads = [
-            *_OWN_THREADS,
+            *self._own_threads(),
             *(
                 (FIRST_THREAD + thread, _thread_name(self.trace, thread, main))
                 for thread in np.unique(self.slices.thread).tolist()

@@ -1,5 +1,6 @@
 """A job of many ranks on one screen: who needs most, who is different, who is missing."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -8,10 +9,12 @@ from pytracer.names import short_line
 from pytracer.ranks.compare import (
     TIMES,
     Comparison,
+    Late,
     Outlier,
     Part,
     Shared,
     Spread,
+    Stuck,
     ranks_text,
 )
 from pytracer.ranks.digest import Digest
@@ -19,7 +22,8 @@ from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import size_text, time_text
 
 _MOST_LINES = 6  # of outliers, endings, findings and parts
-_DIED = ("out of memory", "truncated", "damaged")
+_DIED = ("out of memory", "failed", "truncated", "damaged")
+_SOURCE_LINE = re.compile(r"(?<=: )\[[^\]\s]*\] ")  # of torch, in the texts of its errors
 _FINDINGS = {"growth": "leaks"}
 _TITLES = {
     "gathered": "  gathered",
@@ -38,6 +42,9 @@ def render(job: Comparison, earlier: Sequence[str] = (), width: int = 80) -> str
         "",
         *_missing(job, earlier, width),
         *_endings(job, width),
+        *_most(job.stuck, "stuck", _stuck, width),
+        *_most(job.late, "waits", _late, width),
+        *_clocks(job, width),
         *_most(job.outliers, "rank", lambda one: outlier_text(one, job), width),
         *_parts(job, width),
         *_sharding(job, width),
@@ -66,7 +73,8 @@ def _figures(job: Comparison, width: int) -> Iterator[str]:
         return
     yield f"{'':<17}{'lowest':>11}{'median':>11}{'highest':>11}   on rank"
     for row in job.spreads:
-        yield f"  {_title(row.name):<15}{_sizes(row)}   {_on(row)}"[:width]
+        figures = f"  {_title(row.name):<15}{_sizes(row)}   "
+        yield figures + _on(row, width - len(figures))
 
 
 def _title(name: str) -> str:
@@ -82,10 +90,11 @@ def _sizes(row: Spread) -> str:
     return "".join(f"{text(value):>11}" for value in (row.lowest, row.median, row.highest))
 
 
-def _on(row: Spread) -> str:
+def _on(row: Spread, room: int) -> str:
     if len(row.ranks) == row.of:
         return "all the same" if row.of > 1 else str(row.ranks[0])
-    return ranks_text(row.ranks, 3)
+    texts = (ranks_text(row.ranks, most) for most in (3, 2, 1))
+    return next((text for text in texts if len(text) <= room), f"{len(row.ranks)} ranks")
 
 
 def _missing(job: Comparison, earlier: Sequence[str], width: int) -> Iterator[str]:
@@ -98,15 +107,16 @@ def _missing(job: Comparison, earlier: Sequence[str], width: int) -> Iterator[st
         if not one.is_readable:
             yield from paragraph("missing", f"rank {one.rank}: {one.problem}", width)
     if earlier:
-        text = f"{len(earlier)} file(s) of attempts that were started again are not shown"
-        yield from paragraph("restarts", text, width)
+        text = f"{len(earlier)} file(s) of earlier steps or attempts of these ranks are not shown"
+        yield from paragraph("earlier", text, width)
 
 
 def _endings(job: Comparison, width: int) -> Iterator[str]:
     """The ranks that died, those that died first on top, and those that fell behind."""
     died = [one for one in job.readable if one.status in _DIED]
     behind = [one for one in job.readable if one.rank in job.behind and one not in died]
-    died.sort(key=lambda one: (_DIED.index(one.status), len(one.steps), one.rank))
+    # By the clocks of the hosts; the others often die of the first one's death.
+    died.sort(key=lambda one: (one.ended_unix_ns - job.clocks[one.host].ns, one.rank))
     if (
         len(died) == len(job.readable) > 1
         and len({one.status for one in died}) == 1
@@ -133,9 +143,44 @@ def _ending(one: Digest) -> str:
             for name, size in sorted(one.at_peak.items(), key=lambda each: -each[1])[:3]
         )
         return f"out of memory {where}; it held {held}"
+    if one.status == "failed":
+        return f"{where}: {_SOURCE_LINE.sub('', one.error)}"
     if one.status == "damaged":
         return "the file is damaged, so any of its figures may be wrong"
     return f"the file ends {where}: the process was killed, hung, or still runs"
+
+
+def _stuck(one: Stuck) -> str:
+    return (
+        f"{one.operation} {one.sequence} of group {one.group}: rank {ranks_text(one.absent)} never "
+        f"began it, rank {ranks_text(one.waiting)} waited"
+    )
+
+
+def _late(one: Late) -> str:
+    return (
+        f"for rank {one.rank}, the last to begin the last collective of {one.steps} steps of "
+        f"{one.of}: {time_text(one.wait_ns)} after all others"
+    )
+
+
+def _clocks(job: Comparison, width: int) -> Iterator[str]:
+    """Clocks that are not known to agree."""
+    unknown = [host for host, offset in job.clocks.items() if offset.uncertainty_ns is None]
+    known = [offset for offset in job.clocks.values() if offset.uncertainty_ns]
+    if unknown and len(job.clocks) > 1:
+        text = (
+            f"those of {len(unknown)} of {len(job.clocks)} hosts were not compared: times are as each "
+            "host's clock shows them"
+        )
+        yield from paragraph("clocks", text, width)
+    if known:
+        apart = max(abs(offset.ns) for offset in known)
+        doubt = max(offset.uncertainty_ns or 0 for offset in known)
+        text = (
+            f"up to {time_text(apart)} apart, known within {time_text(doubt)}, and corrected here"
+        )
+        yield from paragraph("clocks", text, width)
 
 
 def outlier_text(one: Outlier, job: Comparison) -> str:

@@ -25,7 +25,7 @@ PROCESSES_PER_RANK = 1000
 ALLOCATIONS = 500  # after at most 256 devices
 RANKS = FIRST_PROCESS - 1  # the group of all ranks
 FIRST_COUNTER = 30_000_000  # tracks of Perfetto's own format
-STEPS_THREAD, PHASES_THREAD, MARKERS_THREAD, FIRST_THREAD = 1, 2, 3, 10
+STEPS_THREAD, PHASES_THREAD, MARKERS_THREAD, COLLECTIVES_THREAD, FIRST_THREAD = 1, 2, 3, 4, 10
 
 # Kinds of rows and of arguments: the enums of csrc/core/chrome_trace.h.
 SLICE, LIFETIME, COUNTER, INSTANT, FLOW = range(5)

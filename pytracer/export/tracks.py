@@ -1,5 +1,7 @@
 """The tracks of a timeline: each is a function from the sink to its rows."""
 
+import hashlib
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -8,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import sanitized
+from pytracer import meta, sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
@@ -18,6 +20,7 @@ from pytracer.analysis.facts.grouping import role_text
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
+    COLLECTIVES_THREAD,
     COSTS,
     COUNTER,
     COUNTER_BUCKETS,
@@ -223,6 +226,52 @@ def marks(sink: Sink) -> Rows:
             for key in keys
         ],
     )
+
+
+def collectives(sink: Sink) -> Rows:
+    """The moments at which this rank began its collectives. Equal ids belong together in a job."""
+    known = meta.of(sink.trace).communication
+    texts = [sink.texts.add(one.operation) for one in known.collectives]
+    groups = [known.groups[one.group] for one in known.collectives]
+    titles = [sink.texts.add(group.description or group.name) for group in groups]
+    times = np.array([one.begin_ns for one in known.collectives], np.int64) - sink.base_ns
+    # A collective may end long after later ones began, so a bar to its end would hide them.
+    begin = np.maximum(times, 0)
+    end = np.minimum(begin + _MOMENT_NS, np.append(begin[1:], begin[-1:] + _MOMENT_NS))
+    rows = known.collectives
+    ended = [one.end_ns - one.begin_ns if one.end_ns else NO_VALUE for one in rows]
+    return Rows(
+        SLICE,
+        "collective",
+        sink.program,
+        begin=begin,
+        end=end,
+        name=np.array(texts, np.int64),
+        thread=np.full(len(begin), sink.thread(COLLECTIVES_THREAD)),
+        id=np.array(
+            [_joined(one, group) for one, group in zip(rows, groups, strict=True)], np.int64
+        ),
+        arguments=[
+            ("group", TEXT, np.array(titles, np.int64)),
+            ("ranks", INTEGER, np.array([len(group.ranks) for group in groups], np.int64)),
+            ("sequence", INTEGER, np.array([one.sequence for one in rows], np.int64)),
+            ("bytes", INTEGER, np.array([one.bytes for one in rows], np.int64)),
+            ("its end was noticed after ns", INTEGER, np.array(ended, np.int64)),
+        ],
+    )
+
+
+_MOMENT_NS = 1000
+
+
+def _joined(one: meta.Collective, group: meta.Group) -> int:
+    """A number that is equal on all ranks of a collective, and on both sides of a send."""
+    ends = re.findall(r"\d+", one.operation) if one.point_to_point else []
+    if "<-" in one.operation:
+        ends.reverse()
+    key = (group.name, group.ranks, one.point_to_point, ends, one.sequence)
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 12  # JSON's numbers are exact up to 53 bits
 
 
 def counters(sink: Sink, number: int, device: str) -> list[Rows]:

@@ -4,20 +4,26 @@ Ranks are compared with their like: those that hold the same modules. A rank sta
 from the typical rank, measured by how far its like are from each other.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from pytracer.ranks.digest import Digest, Holder
+from pytracer.meta import ClockReading
+from pytracer.ranks import clocks
+from pytracer.ranks.digest import Digest, GroupState, Holder
 from pytracer.schema import CATEGORY_ORDER
 
 _SHARE = 0.02  # of the typical peak: smaller differences of sizes are no news
 _TIME_SHARE = 0.2  # of the typical time
+_OFTEN = 0.75
+_LATE_SHARE = 0.05  # of a step
 _SIGMAS = 6
 _SIGMA_OF_MEDIAN = 1.4826  # a normal distribution's deviation over its median deviation
 TIMES = ("step", "forward")
+_CUT = ("truncated", "damaged")
 
 
 class Spread(NamedTuple):
@@ -74,6 +80,26 @@ class ShareRow(NamedTuple):
         return self.highest / self.global_bytes if self.global_bytes else 1.0
 
 
+class Late(NamedTuple):
+    """A rank for which its group waits: the last to begin a collective, in most steps."""
+
+    rank: int
+    group: str
+    wait_ns: int  # from the last but one to begin until it does; the median over steps
+    steps: int  # in which it was the last
+    of: int
+
+
+class Stuck(NamedTuple):
+    """A collective that some ranks of a group have begun and others never did."""
+
+    group: str
+    operation: str
+    sequence: int
+    waiting: tuple[int, ...]
+    absent: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class Comparison:
     """A job in one look."""
@@ -87,6 +113,9 @@ class Comparison:
     findings: tuple[Shared, ...]
     shares: tuple[ShareRow, ...]
     behind: Mapping[int, int]  # ranks that made fewer steps than the others: how many
+    late: tuple[Late, ...]
+    stuck: tuple[Stuck, ...]
+    clocks: Mapping[str, clocks.Offset]  # by host, relative to the first rank's
 
     @property
     def readable(self) -> tuple[Digest, ...]:
@@ -117,6 +146,7 @@ def compare(digests: Sequence[Digest]) -> Comparison:
     size = max((one.world_size for one in readable), default=1)
     present = {one.rank for one in digests}
     parts = _parts(readable)
+    between = _clocks(readable)
     most = max((len(one.steps) for one in readable), default=0)
     return Comparison(
         tuple(digests),
@@ -124,11 +154,22 @@ def compare(digests: Sequence[Digest]) -> Comparison:
         tuple(rank for rank in range(size) if rank not in present),
         tuple(_spreads(readable)),
         tuple(Part(tuple(o.rank for o in p), lower_median([o.peak for o in p])) for p in parts),
-        tuple(sorted(_outliers(parts), key=lambda one: -abs(one.value - one.typical))),
+        tuple(sorted(_outliers(_ended(parts)), key=_importance)),
         tuple(_findings(readable)),
         tuple(_shares(readable)),
         {one.rank: len(one.steps) for one in readable if len(one.steps) < most},
+        tuple(_late(readable, between)),
+        tuple(_stuck(readable)),
+        between,
     )
+
+
+def _clocks(digests: Sequence[Digest]) -> dict[str, clocks.Offset]:
+    """Each host's offset; of its ranks one has readings. Processes of one host share its clock."""
+    hosts: dict[str, list[ClockReading]] = {}
+    for one in digests:
+        hosts.setdefault(one.host, []).extend(one.clock_readings)
+    return clocks.offsets(hosts, digests[0].host) if digests else {}
 
 
 def lower_median(values: Sequence[int]) -> int:
@@ -175,6 +216,16 @@ def _spreads(digests: Sequence[Digest]) -> Iterator[Spread]:
 
 
 # ---------------------------------------------------------------- outliers
+
+
+def _importance(one: Outlier) -> tuple[bool, int]:
+    """Bytes come before times, and large differences before small ones."""
+    return one.name in TIMES, -abs(one.value - one.typical)
+
+
+def _ended(parts: Sequence[Sequence[Digest]]) -> list[list[Digest]]:
+    """The ranks whose files end well: the blocks that a cut file leaves alive have no free."""
+    return [[one for one in like if one.status not in _CUT] for like in parts]
 
 
 def _outliers(parts: Sequence[Sequence[Digest]]) -> Iterator[Outlier]:
@@ -247,6 +298,53 @@ def _held(one: Digest, name: str) -> dict[tuple[str, str, str, str], int]:
     if name == "peak":
         return {held[:4]: held.bytes for held in one.holders}
     return {held[:4]: held.bytes for held in one.own_holders if held.category == name}
+
+
+# ---------------------------------------------------------------- collectives
+
+
+def _late(digests: Sequence[Digest], between: Mapping[str, clocks.Offset]) -> Iterator[Late]:
+    """The ranks that are last in three of four collectives at least, and by how much."""
+    began: dict[tuple[str, int], list[tuple[int, int]]] = {}
+    for one in digests:
+        lead = between[one.host].ns
+        for each in one.entered[1:]:  # the first step makes the optimizer's state
+            began.setdefault((each.group, each.sequence), []).append(
+                (each.unix_ns - lead, one.rank)
+            )
+    gaps: dict[str, list[tuple[int, int]]] = {}
+    for (group, _), times in began.items():
+        if len(times) > 1:
+            times.sort()
+            gaps.setdefault(group, []).append((times[-1][1], times[-1][0] - times[-2][0]))
+    doubt = max((offset.uncertainty_ns or 0 for offset in between.values()), default=0)
+    duration = lower_median([figure(one, "step") or 0 for one in digests])
+    for group, rows in gaps.items():
+        last = Counter(rank for rank, _ in rows)
+        rank, count = last.most_common(1)[0]
+        wait = lower_median([gap for each, gap in rows if each == rank])
+        is_often = count >= max(_OFTEN * len(rows), 2)
+        if is_often and wait > max(_LATE_SHARE * duration, 2 * doubt):
+            yield Late(rank, group, wait, count, len(rows))
+
+
+def _stuck(digests: Sequence[Digest]) -> Iterator[Stuck]:
+    """What ranks waited for as the job died. The file of a killed rank does not tell its last ones."""
+    if all(one.status == "whole" for one in digests):
+        return
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, GroupState]] = {}
+    for one in digests:
+        if one.status in ("whole", "failed", "out of memory"):
+            for group in one.groups:
+                groups.setdefault((group.name, group.ranks), {})[one.rank] = group
+    for states in groups.values():
+        most = max(states.values(), key=lambda each: each.enqueued)
+        absent = [rank for rank, each in states.items() if each.enqueued < most.enqueued]
+        waiting = [rank for rank, each in states.items() if each.completed < each.enqueued]
+        waiting = [rank for rank in waiting if rank not in absent]
+        if waiting and absent:
+            title = most.description or most.name
+            yield Stuck(title, most.operation, most.enqueued, tuple(waiting), tuple(absent))
 
 
 # ---------------------------------------------------------------- findings, shares

@@ -17,8 +17,9 @@ from pytracer.analysis.allocator import blocks, ledger
 from pytracer.analysis.answers import breakdown, findings, training_steps
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.meta import ClockReading, Communication
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, U64, Mask
 
 FORMAT = 1  # of the rows
 _MOST_HOLDERS = 100  # further ones are added up, by category
@@ -26,10 +27,35 @@ _MOST_OF_CATEGORY = 8
 _OWNER_KEYS = ("category", "module", "op", "line")
 
 
+def ranges_text(ranks: Iterable[int]) -> str:
+    """Ranks in as few ranges as possible: "0-3,8-56:8" (every eighth from 8 to 56)."""
+    texts: list[str] = []
+    left = sorted(ranks)
+    while left:
+        step = left[1] - left[0] if len(left) > 1 else 1
+        count = next((n for n in range(1, len(left)) if left[n] - left[n - 1] != step), len(left))
+        last = left[count - 1]
+        if count == 1:
+            texts.append(str(left[0]))
+        else:
+            texts.append(f"{left[0]}-{last}" + (f":{step}" if step > 1 else ""))
+        left = left[count:]
+    return ",".join(texts)
+
+
+def ranks_of(text: str) -> Iterator[int]:
+    """The ranks in `ranges_text`."""
+    for part in filter(None, text.split(",")):
+        ends, _, step = part.partition(":")
+        first, _, last = ends.partition("-")
+        yield from range(int(first), int(last or first) + 1, int(step or 1))
+
+
 class Row(NamedTuple):
     """A row of the dataset. What it says of depends on `fact`; see docs/ranks.md."""
 
-    # "rank", "step", "category", "own_peak", "owner", "own_owner", "finding", "ledger", "sharded"
+    # "rank", "step", "category", "own_peak", "owner", "own_owner", "finding", "ledger", "sharded",
+    # "group", "entered", "clock"
     fact: str
     name: str = ""
     step: int | None = None
@@ -81,18 +107,40 @@ class Share(NamedTuple):
     global_bytes: int
 
 
+class GroupState(NamedTuple):
+    """A process group of the rank, with its last collectives."""
+
+    name: str
+    description: str  # "mesh_shard"
+    ranks: tuple[int, ...]
+    enqueued: int
+    completed: int
+    operation: str  # of the last one
+
+
+class Entered(NamedTuple):
+    """The last collective of a group in a step, and when this rank began it, by its own clock."""
+
+    group: str
+    step: int
+    sequence: int
+    unix_ns: int
+
+
 @dataclass(frozen=True)
 class Digest:
     """One rank. The sizes of a file that cannot be read are 0, and `status` says so."""
 
     rank: int
     world_size: int = 1
-    status: str = "whole"  # "truncated", "damaged", "out of memory", "unreadable"
+    status: str = "whole"  # "truncated", "damaged", "out of memory", "failed", "unreadable"
+    error: str = ""  # the exception that ended it
     file: str = ""
     host: str = ""
     device: str = ""
     program: str = ""
     began_unix_ns: int = 0
+    ended_unix_ns: int = 0
     first_step: int = 0
     peak: int = 0
     peak_step: int | None = None
@@ -112,6 +160,9 @@ class Digest:
     notes: tuple[Note, ...] = ()
     ledger: tuple[tuple[str, int], ...] = ()
     shares: tuple[Share, ...] = ()
+    groups: tuple[GroupState, ...] = ()
+    entered: tuple[Entered, ...] = ()
+    clock_readings: tuple[ClockReading, ...] = ()
 
     @property
     def is_readable(self) -> bool:
@@ -152,6 +203,19 @@ class Digest:
         for share in self.shares:
             yield Row("sharded", "local", bytes=share.local_bytes, text=share.how)
             yield Row("sharded", "global", bytes=share.global_bytes, text=share.how)
+        yield from self._communication()
+
+    def _communication(self) -> Iterator[Row]:
+        for group in self.groups:
+            ranks = ranges_text(group.ranks)
+            yield Row("group", group.name, op=group.operation, text=group.description, line=ranks)
+            yield Row("group", group.name, op="enqueued", bytes=group.enqueued)
+            yield Row("group", group.name, op="completed", bytes=group.completed)
+        for one in self.entered:
+            yield Row("entered", one.group, one.step, bytes=one.sequence, ns=one.unix_ns)
+        for reading in self.clock_readings:
+            took = reading.after_ns - reading.before_ns
+            yield Row("clock", bytes=reading.number, ns=reading.before_ns, text=str(took))
 
     def _facts(self) -> Iterator[Row]:
         for name in _TEXTS:
@@ -166,6 +230,7 @@ class Digest:
 
 _TEXTS = (
     "status",
+    "error",
     "file",
     "host",
     "device",
@@ -178,6 +243,7 @@ _TEXTS = (
 _NUMBERS = (
     "world_size",
     "began_unix_ns",
+    "ended_unix_ns",
     "first_step",
     "peak",
     "peak_step",
@@ -213,7 +279,27 @@ def of_rows(rank: int, rows: Iterable[Row]) -> Digest:
         ),
         ledger=tuple((row.name, row.bytes or 0) for row in parts.get("ledger", ())),
         shares=_shares_of_rows(parts.get("sharded", ())),
+        groups=tuple(_groups_of_rows(parts.get("group", ()))),
+        entered=tuple(
+            Entered(row.name, row.step or 0, row.bytes or 0, row.ns or 0)
+            for row in parts.get("entered", ())
+        ),
+        clock_readings=tuple(
+            ClockReading(row.bytes or 0, row.ns or 0, (row.ns or 0) + int(row.text or 0))
+            for row in parts.get("clock", ())
+        ),
     )
+
+
+def _groups_of_rows(rows: Iterable[Row]) -> Iterator[GroupState]:
+    named: dict[str, list[Row]] = {}
+    for row in rows:
+        named.setdefault(row.name, []).append(row)
+    for name, (first, *figures) in named.items():
+        last = {row.op: row.bytes or 0 for row in figures}
+        ranks = tuple(ranks_of(first.line))
+        counts = (last.get("enqueued", 0), last.get("completed", 0))
+        yield GroupState(name, first.text, ranks, *counts, first.op)
 
 
 def _holders_of_rows(rows: Iterable[Row]) -> tuple[Holder, ...]:
@@ -277,7 +363,9 @@ def of(trace: Trace, rank: int | None = None, file: str = "") -> Digest:
         host=facts.host,
         device=peak.device,
         program=PurePath(facts.command.split()[0]).name if facts.command else "",
+        error=facts.ended_by,
         began_unix_ns=trace.began_unix_ns,
+        ended_unix_ns=trace.began_unix_ns + int(trace.time_ns(_last_tick(trace))[0]),
         first_step=facts.first_step,
         peak=peak.bytes,
         peak_step=peak.step,
@@ -303,12 +391,50 @@ def of(trace: Trace, rank: int | None = None, file: str = "") -> Digest:
         if peak.device != "cpu"
         else (),
         shares=tuple(Share(*share) for share in facts.sharding.shares),
+        groups=tuple(_groups(facts.communication)),
+        entered=tuple(_entered(trace, facts.communication, rows)),
+        clock_readings=facts.clock_readings,
     )
+
+
+def _last_tick(trace: Trace) -> U64:
+    ends = [table.ticks[-1:] for table in (trace.events, trace.scopes, trace.scope_ends)]
+    return np.array([max((int(each[0]) for each in ends if len(each)), default=0)], np.uint64)
+
+
+def _groups(communication: Communication) -> Iterator[GroupState]:
+    """Each group's last collectives. NCCL may count one as completed before it counts it begun."""
+    for number, group in enumerate(communication.groups):
+        own = [
+            one
+            for one in communication.collectives
+            if one.group == number and not one.point_to_point
+        ]
+        numbers = [one.sequence for one in own]
+        completed = group.completed or 0
+        enqueued = max([*numbers, group.enqueued or 0, completed])
+        operation = own[-1].operation if own else ""
+        yield GroupState(group.name, group.description, group.ranks, enqueued, completed, operation)
+
+
+def _entered(
+    trace: Trace, communication: Communication, rows: list[training_steps.StepRow]
+) -> Iterator[Entered]:
+    ends = np.array([row.end_ns for row in rows], np.int64) + trace.began_unix_ns
+    last: dict[tuple[str, int], Entered] = {}
+    for one in communication.collectives:
+        step = int(np.searchsorted(ends, one.begin_ns))
+        if step < len(rows) and not one.point_to_point:
+            group = communication.groups[one.group].name
+            last[group, step] = Entered(group, step, one.sequence, one.begin_ns)
+    yield from last.values()
 
 
 def _status(trace: Trace) -> str:
     if meta.of(trace).failed:
         return "out of memory"
+    if meta.of(trace).ended_by:
+        return "failed"
     if trace.losses.get("corrupt_file"):
         return "damaged"
     return "truncated" if trace.losses.get("truncated_file") else "whole"

@@ -12,7 +12,8 @@ from pytracer.recorded import Trace, load
 
 SUFFIXES = (".pytrace", ".pickle", ".pkl")
 _RANK = re.compile(r"rank[_-]?(\d{1,9})", re.IGNORECASE)
-_RESTART = re.compile(r"\.restart\d+")
+# Attempts and last steps of the same job.
+_LATER = re.compile(r"\.restart\d+|-oom|-last")
 
 
 def is_job(path: str | Path) -> bool:
@@ -48,8 +49,8 @@ def files_of(path: str | Path) -> list[Path]:
 
 
 def _job_of(file: Path) -> str:
-    """The file's name without rank and restart: ranks of one job have this in common."""
-    name = _RESTART.sub("", file.name.removesuffix(file.suffix))
+    """The file's name without rank and attempt: ranks of one job have this in common."""
+    name = _LATER.sub("", file.name.removesuffix(file.suffix))
     found = _RANK.search(name)
     return name if found is None else (name[: found.start()] + name[found.end() :]).strip(".-_")
 
@@ -90,7 +91,7 @@ class Ranks:
     """The ranks of a job, in order, and what else was found beside them."""
 
     digests: tuple[Digest, ...]
-    earlier: tuple[str, ...] = ()  # files of attempts that an elastic launcher started again
+    earlier: tuple[str, ...] = ()  # files of earlier steps, or of earlier attempts
 
 
 def latest(digests: Iterable[Digest]) -> Ranks:

@@ -12,6 +12,7 @@ residual, which is printed.
   the residual holds kernels that are loaded later, memory that another process takes unseen, and
   memory that an allocator holds but does not report. Without a reading in between, the row is
   NVML's figure for this process at the end, which is another counter than the device's.
+- NCCL's communicators: as NCCL reports them, from 2.29.7 on, and then not in the row above.
 - In no process's figure: bytes in use before this process came (or beyond all processes, at the
   same earlier reading) for which NVML lists no process.
 - Other processes, driver reserve: NVML, at the end.
@@ -46,7 +47,7 @@ class Row:
     name: str
     bytes: int | None  # None: unknown, and so a part of the residual
     level: int
-    known_by: str  # "events", "allocator", "nvml", "cuda", "system", "sum"
+    known_by: str  # "events", "allocator", "nvml", "cuda", "nccl", "system", "sum"
     moment: str  # "begin", "a step's end", "peak", "end", ...
 
 
@@ -280,7 +281,16 @@ class _Gpu:
             )
         else:
             amount, moment = None, "end"
-        yield Row(_CONTEXT, amount, 1, "nvml" if self._nvml() else "cuda", moment)
+        by = "nvml" if self._nvml() else "cuda"
+        communicators = meta.of(self.trace).communication.memory
+        held = sum(communicators.values())
+        if amount is not None and 0 < held <= amount:
+            yield Row(_CONTEXT, amount - held, 1, by, moment)
+            yield Row("NCCL's communicators", held, 1, "nccl", "end")
+            for name, size in communicators.items():
+                yield Row(name, size, 2, "nccl", "end")
+            return
+        yield Row(_CONTEXT, amount, 1, by, moment)
         began = first.own_beyond_torch if first is not None and first.here else None
         if amount is not None and began is not None:
             yield Row("when the trace began", began, 2, "nvml", "begin")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pytracer import errors, frames, sanitized
+from pytracer import errors, frames, meta, sanitized
 from pytracer.analysis.allocator import blocks
 from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import MISSING_TIME, allocations, times_ns
@@ -167,6 +167,22 @@ def parameter_rows(trace: Trace, device: str | None = None) -> list[PerParameter
         )
         for name, textbook in _TEXTBOOK.items()
     ]
+
+
+def parameter_shares(trace: Trace) -> "pd.DataFrame":
+    """The parameters of a job's model: how each is placed, its bytes, and this rank's part of them."""
+    rows = [
+        {
+            "name": one.name,
+            "placement": one.how or "whole",
+            "mesh_dim": one.over,
+            "local_bytes": one.local_bytes,
+            "global_bytes": one.global_bytes,
+        }
+        for one in meta.of(trace).sharding.parameters
+    ]
+    names = ["name", "placement", "mesh_dim", "local_bytes", "global_bytes"]
+    return frames.of_rows(rows, names).set_index("name")
 
 
 def bytes_per_parameter(trace: Trace, device: str | None = None) -> "pd.DataFrame":

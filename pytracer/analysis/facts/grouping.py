@@ -1,13 +1,13 @@
 """Allocations grouped by a key: the key's value for each, and who holds how many bytes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames, sanitized
+from pytracer import errors, frames, meta, sanitized
 from pytracer.analysis.facts import owners, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import pool_text
@@ -56,6 +56,10 @@ class Texts:
     def strings(self, rows: NDArray[Any]) -> Group:
         """Rows of the string table."""
         return self.of(rows, lambda row: self._trace.strings[row])
+
+    def strings_as(self, rows: NDArray[Any], known: Mapping[str, str]) -> Group:
+        """Rows of the string table by what is known of them; the others are unknown."""
+        return self.of(rows, lambda row: known.get(self._trace.strings[row], ""))
 
     def lines(self, rows: NDArray[Any]) -> Group:
         """Rows of the stack table, as `file:line`."""
@@ -125,9 +129,16 @@ def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
         return texts.strings(getattr(sanitized.labels(trace), key)[alloc.label[which]])
     if key == "step":
         return texts.of(alloc.step[which], lambda step: "" if step < 0 else str(step))
+    if key == "mesh_dim":
+        return texts.strings_as(sanitized.labels(trace).name[alloc.label[which]], _cuts(trace))
     if key == "pool":
         return texts.pools(alloc.place[which])
     raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
+
+
+def _cuts(trace: Trace) -> dict[str, str]:
+    """By a parameter's name, the dimensions of the mesh that cut it: "shard", "shard x tensor"."""
+    return {one.name: one.over or "none" for one in meta.of(trace).sharding.parameters}
 
 
 def _holding_modules(
