@@ -140,6 +140,24 @@ def _reserve(row: Document) -> int:
     return bounds.reserve(layer)
 
 
+def peers(document: Document) -> str:
+    """What other estimators say of the same programs."""
+    machine = document["machine"]
+    titles = [title for title in next(iter(document["programs"].values())) if title != "measured"]
+    lines = [
+        f"| program | measured | {' | '.join(titles)} |",
+        "|---|" + "---:|" * (len(titles) + 1),
+    ]
+    for name, row in document["programs"].items():
+        cells = [
+            f"{row[title] / row['measured'] - 1:+.1%}" if isinstance(row[title], int) else "stopped"
+            for title in titles
+        ]
+        lines.append(f"| {name} | {row['measured'] / GIB:.2f} GiB | {' | '.join(cells)} |")
+    note = f"Asked with torch {machine['torch']} on the CPU, {machine['date'][:10]}."
+    return "\n".join([*lines, "", note])
+
+
 def large(document: Document) -> str:
     """One sentence about the large model."""
     machine = document["machine"]

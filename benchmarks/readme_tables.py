@@ -18,6 +18,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     imagine-models, imagine-large   imagine.py
     imagine-ranks                   imagine_ranks.py, on two GPUs
     imagine-scratch                 cudnn_scratch.py, on a GPU
+    imagine-peers                   estimators.py
     exports                         exports.py
     install                         install.py
 """
@@ -359,6 +360,7 @@ def main() -> int:
         ("large", "imagine-large-*.json"),
         ("ranks", "imagine-ranks-*.json"),
         ("scratch", "cudnn-scratch-*.json"),
+        ("peers", "imagine-peers-*.json"),
     ):
         documents = [json.loads(path.read_text()) for path in RESULTS.glob(files)]
         for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
