@@ -8,6 +8,7 @@ backward, and the scratch of both passes. Imagined runs bound the scratch by the
 """
 
 import argparse
+import functools
 import gc
 import itertools
 import sys
@@ -24,7 +25,8 @@ from torch import nn  # noqa: E402
 
 from benchmarks.imagine import write  # noqa: E402
 
-LONGEST = 200  # seconds for the convolutions, of which the later ones are less common
+LONGEST = 160  # seconds, after which the rows that are left, which are less common, are skipped
+KEPT_EVERY = 20  # rows
 aten = torch.ops.aten
 
 
@@ -120,32 +122,14 @@ def convolution(shape: Shape, dtype: torch.dtype, last: bool) -> dict[str, Any]:
     y = aten.convolution(x, w, None, *rest)
     gradient = torch.randn_like(y)
     return {
-        "forward": scratch(lambda: aten.convolution(x, w, None, *rest)),
-        "input": scratch(
+        "of_forward": scratch(lambda: aten.convolution(x, w, None, *rest)),
+        "of_input": scratch(
             lambda: aten.convolution_backward(gradient, x, w, None, *rest, [True, False, False])
         ),
-        "weight": scratch(
+        "of_weight": scratch(
             lambda: aten.convolution_backward(gradient, x, w, None, *rest, [False, True, False])
         ),
     }
-
-
-def convolutions(seconds: float) -> list[dict[str, Any]]:
-    """Measures every convolution, until the time is over."""
-    rows: list[dict[str, Any]] = []
-    begin = time.perf_counter()
-    ways = itertools.product((torch.float32, torch.bfloat16, torch.float16), (False, True))
-    for (dtype, last), shape in itertools.product(ways, list(_shapes())):
-        if time.perf_counter() - begin > seconds:
-            print(f"stopped after {seconds} s, before {dtype} {last} {shape}", flush=True)
-            break
-        row = {**shape._asdict(), "dtype": str(dtype).removeprefix("torch."), "last": last}
-        try:
-            rows.append({**row, **convolution(shape, dtype, last)})
-        except RuntimeError as problem:
-            rows.append({**row, "problem": str(problem).partition("\n")[0]})
-        torch.cuda.empty_cache()
-    return rows
 
 
 # ---------------------------------------------------------------- recurrent layers
@@ -213,23 +197,23 @@ def recurrent(kind: str, sizes: tuple[Any, ...], dtype: torch.dtype) -> dict[str
     }
 
 
-def recurrents() -> list[dict[str, Any]]:
-    """Measures every recurrent layer."""
-    rows = []
+Row = tuple[str, dict[str, Any], Callable[[], dict[str, Any]]]
+
+
+def rows() -> Iterator[Row]:
+    """Yields every row's kind, its description, and the function that measures it."""
     names = ("input", "hidden", "layers", "both", "batch", "length", "dropout")
     for dtype, kind, sizes in itertools.product((torch.float32, torch.bfloat16), KINDS, SIZES):
-        row = {
-            "kind": kind,
-            "dtype": str(dtype).removeprefix("torch."),
-            **dict(zip(names, sizes, strict=True)),
-        }
-        try:
-            rows.append({**row, **recurrent(kind, sizes, dtype)})
-        except RuntimeError as problem:
-            rows.append({**row, "problem": str(problem).partition("\n")[0]})
-        gc.collect()
-        torch.cuda.empty_cache()
-    return rows
+        row = {"kind": kind, "dtype": _name(dtype), **dict(zip(names, sizes, strict=True))}
+        yield "recurrent", row, functools.partial(recurrent, kind, sizes, dtype)
+    ways = itertools.product((torch.float32, torch.bfloat16, torch.float16), (False, True))
+    for (dtype, last), shape in itertools.product(ways, list(_shapes())):
+        row = {**shape._asdict(), "dtype": _name(dtype), "last": last}
+        yield "convolutions", row, functools.partial(convolution, shape, dtype, last)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def main() -> None:
@@ -238,11 +222,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--seconds", type=float, default=LONGEST)
     options = parser.parse_args()
-    of_layers = recurrents()
-    print(len(of_layers), "recurrent layers", flush=True)
-    found = convolutions(options.seconds)
-    print(len(found), "convolutions", flush=True)
-    write(options.out, "cudnn-scratch", {"convolutions": found, "recurrent": of_layers})
+    torch.cuda.init()
+    torch.zeros(1, device="cuda")  # from here on the allocator counts
+    found: dict[str, list[dict[str, Any]]] = {"recurrent": [], "convolutions": []}
+    end = time.perf_counter() + options.seconds
+    for kind, row, measure in rows():
+        if time.perf_counter() > end:
+            print(f"stopped after {options.seconds} s", flush=True)
+            break
+        try:
+            found[kind].append({**row, **measure()})
+        except Exception as problem:
+            found[kind].append({**row, "problem": str(problem).partition("\n")[0]})
+        gc.collect()
+        torch.cuda.empty_cache()
+        if sum(map(len, found.values())) % KEPT_EVERY == 0:
+            write(options.out, "cudnn-scratch", found)
+    print({kind: len(measured) for kind, measured in found.items()}, flush=True)
+    write(options.out, "cudnn-scratch", found)
 
 
 if __name__ == "__main__":

@@ -10,14 +10,17 @@ large: one training step of a 70B Llama, with the seconds and the memory that im
 """
 
 import argparse
+import contextlib
 import json
-import multiprocessing
 import os
 import resource
+import subprocess
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -31,7 +34,9 @@ from torch.nn import functional  # noqa: E402
 
 from benchmarks import slug  # noqa: E402
 
-AT_ONCE = 5  # programs, which fit on the GPU together
+MOST_OPS = 12
+LONGEST = 120  # seconds for one program
+AT_ONCE = 8  # programs, which fit on the GPU together
 STEPS = 2
 Program = Callable[[str], None]
 
@@ -317,6 +322,7 @@ def real(name: str) -> dict[str, Any]:
         PROGRAMS[name]("cuda")
     stats = torch.cuda.memory_stats()
     return {
+        "device": torch.cuda.get_device_name(),
         "requested": stats["requested_bytes.all.peak"],
         "allocated": stats["allocated_bytes.all.peak"],
         "reserved": stats["reserved_bytes.all.peak"],
@@ -354,7 +360,16 @@ def _of_trace(t: Any) -> dict[str, Any]:
         "peak": peak.bytes,
         "phase": peak.phase,
         "by_category": {name: amount for name, amount in peak.by_category.items() if amount},
+        "by_op": _largest_ops(t),
+        "peak_at_most": (t.data.meta.get("imagined") or {}).get("peak_at_most"),
     }
+
+
+def _largest_ops(t: Any) -> dict[str, int]:
+    """The operators that hold most at the peak, as the errors' explanation."""
+    table = t.by("op", at="peak")
+    amounts = {str(op): int(amount) for op, amount in table.iloc[:, 0].items()}
+    return dict(sorted(amounts.items(), key=lambda one: -one[1])[:MOST_OPS])
 
 
 WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -364,37 +379,60 @@ WAYS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
-def _child(way: str, name: str, out: Any) -> None:
+def answer(measure: Callable[[], dict[str, Any]], file: Path) -> None:
+    """Writes what was measured, or the problem, into the file."""
     try:
-        out.put((way, name, WAYS[way](name)))
+        found = measure()
     except BaseException as problem:
         traceback.print_exc()
         first = str(problem).partition("\n")[0]
-        out.put((way, name, {"problem": f"{type(problem).__name__}: {first}"}))
+        found = {"problem": f"{type(problem).__name__}: {first}"}
+    file.write_text(json.dumps(found))
 
 
-def run_all(names: list[str], ways: list[str], at_once: int) -> dict[str, dict[str, Any]]:
-    """Runs each program each way, in forks of this process before it had a device."""
-    import transformers
-    import transformers.modeling_utils  # once, for all of them
+def apart(script: str, words: list[list[str]]) -> list[dict[str, Any]]:
+    """Runs `script --apart WORDS FILE` for each list of words, all at once, and returns the answers.
 
-    del transformers
+    Each is a process of its own, because one that has touched a GPU cannot fork another that does.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{number}.json" for number in range(len(words))]
+        processes = [
+            subprocess.Popen([sys.executable, script, "--apart", *each, str(file)])
+            for each, file in zip(words, files, strict=True)
+        ]
+        end = time.monotonic() + LONGEST
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(end - time.monotonic(), 0.1))
+            process.kill()
+            process.wait()
+        return [
+            json.loads(file.read_text()) if file.exists() else {"problem": "no answer"}
+            for file in files
+        ]
 
-    context = multiprocessing.get_context("fork")
-    out = context.SimpleQueue()
-    left = [(way, name) for name in names for way in ways]
+
+def gpus() -> int:
+    """Asks in another process, because this one must not touch a GPU."""
+    ask = "import sys, torch; sys.exit(torch.cuda.device_count())"
+    return subprocess.run([sys.executable, "-c", ask]).returncode
+
+
+def run_all(names: list[str], ways: list[str], at_once: int) -> Iterator[tuple[str, Any]]:
+    """Yields each program's name and its row, with an answer for each way, as they end."""
     rows: dict[str, dict[str, Any]] = {name: {} for name in names}
-    processes: dict[tuple[str, str], Any] = {}
-    while left or processes:
-        while left and len(processes) < at_once:
-            way, name = left.pop(0)
-            process = context.Process(target=_child, args=(way, name, out))
-            process.start()
-            processes[way, name] = process
-        way, name, found = out.get()
-        rows[name][way] = found
-        processes.pop((way, name)).join()
-    return rows
+    with ThreadPoolExecutor(at_once) as pool:
+        running = {
+            pool.submit(apart, __file__, [[way, name]]): (way, name)
+            for name in names
+            for way in ways
+        }
+        for done in as_completed(running):
+            way, name = running[done]
+            (rows[name][way],) = done.result()
+            if len(rows[name]) == len(ways):
+                yield name, rows[name]
 
 
 # ---------------------------------------------------------------- what they say
@@ -437,17 +475,21 @@ def _category_off(row: dict[str, Any], category: str) -> float:
 
 
 def _told(found: dict[str, Any] | None) -> dict[str, Any]:
-    return {key: value for key, value in (found or {}).items() if key != "seconds"}
+    return {key: value for key, value in (found or {}).items() if key not in ("seconds", "device")}
 
 
 def models(options: argparse.Namespace) -> None:
-    """Runs every program every way."""
+    """Runs every program every way. Writes after each, so that what was measured is kept."""
     names = [name for name in PROGRAMS if options.only in name]
-    ways = list(WAYS) if torch.cuda.device_count() else ["alone"]
-    rows = run_all(names, ways, options.at_once)
-    for name in names:
-        print(line(name, rows[name]), flush=True)
-    write(options.out, "imagine-models", {"programs": rows})
+    ways = list(WAYS) if gpus() else ["alone"]
+    rows: dict[str, dict[str, Any]] = {}
+    for name, row in run_all(names, ways, options.at_once):
+        rows[name] = row
+        print(line(name, row), flush=True)
+        ordered = {each: rows[each] for each in names if each in rows}
+        device = row.get("real", {}).get("device", "")
+        if device or ways == ["alone"]:
+            write(options.out, "imagine-models", {"programs": ordered}, device or "cpu")
 
 
 # ---------------------------------------------------------------- large
@@ -511,6 +553,10 @@ def write(folder: Path | None, name: str, document: dict[str, Any], device: str 
 
 def main() -> None:
     """Runs the command line."""
+    if sys.argv[1:2] == ["--apart"]:
+        way, name, file = sys.argv[2:]
+        answer(lambda: WAYS[way](name), Path(file))
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("what", choices=["models", "large"])
     parser.add_argument("--out", type=Path)

@@ -8,13 +8,11 @@ sees no GPU.
 """
 
 import argparse
-import json
-import multiprocessing
 import os
 import socket
 import sys
-import traceback
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +22,22 @@ sys.path.insert(0, str(ROOT))
 import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
-from benchmarks.imagine import GPT2, LLAMA, fused, images, loop, of, words, write  # noqa: E402
+from benchmarks.imagine import (  # noqa: E402
+    GPT2,
+    LLAMA,
+    answer,
+    apart,
+    fused,
+    gpus,
+    images,
+    loop,
+    of,
+    words,
+    write,
+)
 
 RANKS = 2
 STEPS = 3
-LONGEST = 180  # seconds for one program
 _llama = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
@@ -267,38 +276,15 @@ def _of_trace(t: Any) -> dict[str, Any]:
     }
 
 
-def _child(run: Callable[..., Any], name: str, rank: int, port: int, out: Any) -> None:
-    try:
-        out.put((rank, run(name, rank, port)))
-    except BaseException as problem:
-        traceback.print_exc()
-        first = str(problem).partition("\n")[0]
-        out.put((rank, {"problem": f"{type(problem).__name__}: {first}"}))
+WAYS: dict[str, Callable[[str, int, int], dict[str, Any]]] = {"real": real, "imagined": imagined}
 
 
-def run_ranks(run: Callable[..., Any], name: str) -> list[dict[str, Any]]:
-    """Runs each rank in a fork of this process, which has no device."""
-    context = multiprocessing.get_context("fork")
-    out = context.Queue()
+def run_ranks(way: str, name: str) -> list[dict[str, Any]]:
+    """Runs each rank in a process of its own, all at once."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    processes = [
-        context.Process(target=_child, args=(run, name, rank, port, out)) for rank in range(RANKS)
-    ]
-    for process in processes:
-        process.start()
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        for _ in processes:
-            rank, answer = out.get(timeout=LONGEST)
-            found[rank] = answer
-    except Exception as problem:
-        print(f"{name}: {type(problem).__name__}", file=sys.stderr)
-    for process in processes:
-        process.join(10)
-        process.kill()
-    return [found.get(rank, {"problem": "no answer"}) for rank in range(RANKS)]
+    return apart(__file__, [[way, name, str(rank), str(port)] for rank in range(RANKS)])
 
 
 # ---------------------------------------------------------------- what they say
@@ -337,30 +323,40 @@ def line(name: str, rank: int, row: dict[str, Any]) -> str:
 
 def main() -> None:
     """Runs the command line."""
+    if sys.argv[1:2] == ["--apart"]:
+        way, name, rank, port, file = sys.argv[2:]
+        answer(lambda: WAYS[way](name, int(rank), int(port)), Path(file))
+        return
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
+    parser.add_argument("--at-once", type=int, default=4, help="programs that run at the same time")
     options = parser.parse_args()
-    import transformers.modeling_utils  # noqa: F401  once, for all of them
+    names = [name for name in PROGRAMS if options.only in name]
+    ways = ["imagined", "real"] if gpus() >= RANKS else ["imagined"]
+    rows: dict[str, dict[str, Any]] = {name: {} for name in names}
+    with ThreadPoolExecutor(options.at_once) as pool:
+        running = {pool.submit(run_ranks, way, name): (way, name) for name in names for way in ways}
+        for done in as_completed(running):
+            way, name = running[done]
+            row = rows[name]
+            row[way] = done.result()
+            if len(row) < len(ways):
+                continue
+            if "real" in row:
+                row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
+            for rank in range(RANKS):
+                print(line(name, rank, row), flush=True)
+            _keep(options.out, rows)
 
-    has_gpus = torch.cuda.device_count() >= RANKS
-    rows: dict[str, dict[str, Any]] = {}
-    for name in PROGRAMS:
-        if options.only not in name:
-            continue
-        row: dict[str, Any] = {"imagined": run_ranks(imagined, name)}
-        if has_gpus:
-            row["real"] = run_ranks(real, name)
-            row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
-        rows[name] = row
-        for rank in range(RANKS):
-            print(line(name, rank, row), flush=True)
-        devices = {one.get("device", "") for one in row.get("real", [])} - {""}
-        if devices:  # this process asks no GPU itself, so that it can go on forking
-            document = {"ranks": RANKS, "programs": rows}
-            write(options.out, "imagine-ranks", document, f"{RANKS}x {min(devices)}")
-    if not has_gpus:
-        print(json.dumps({name: row["imagined"] for name, row in rows.items()}, indent=1))
+
+def _keep(folder: Path | None, rows: dict[str, dict[str, Any]]) -> None:
+    """Writes what has been measured so far."""
+    measured = {name: row for name, row in rows.items() if "errors" in row}
+    devices = {one.get("device", "") for row in measured.values() for one in row["real"]} - {""}
+    if devices:
+        document = {"ranks": RANKS, "programs": measured}
+        write(folder, "imagine-ranks", document, f"{RANKS}x {min(devices)}")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,9 @@ def _row(name: str, ways: Document) -> list[str]:
         size = f"{real['requested'] / GIB:.2f} GiB" if "requested" in real else ""
         return [name, size, "", "", why.replace("|", "/"), ""]
     errors = [f"{imagined[what] / real[what] - 1:+.3%}" for what in ("requested", "reserved")]
+    if imagined.get("peak_at_most"):
+        most = imagined["peak_at_most"] / real["requested"] - 1
+        errors[0] = f"{imagined['requested'] / real['requested'] - 1:+.3%} to {most:+.1%}"
     category, off = _worst(real, imagined)
     same = (
         "not run" if "peak" not in alone else "equal" if _told(alone) == _told(imagined) else "no"
@@ -50,7 +53,109 @@ def _worst(real: Document, imagined: Document) -> tuple[str, float]:
 
 
 def _told(found: Document) -> Document:
-    return {key: value for key, value in found.items() if key != "seconds"}
+    return {key: value for key, value in found.items() if key not in ("seconds", "device")}
+
+
+def ranks(document: Document) -> str:
+    """A row per rank of each program: the errors of an imagined rank against the real one."""
+    machine = document["machine"]
+    lines = ["| program | rank | peak measured | requested | reserved | worst category |"]
+    lines.append("|---|---:|---:|---:|---:|---|")
+    for name, row in document["programs"].items():
+        for rank, errors in enumerate(row["errors"]):
+            if "problem" in errors:
+                why = textwrap.shorten(str(errors["problem"]), 110, placeholder=" ...")
+                lines.append(f"| {name} | {rank} | | | | {why.replace('|', '/')} |")
+                continue
+            worst, off = max(errors["by_category"].items(), key=lambda one: abs(one[1]))
+            category = f"{worst} {abs(off):.2%}" if abs(off) >= 5e-5 else "none"
+            peak = row["real"][rank]["requested"] / GIB
+            lines.append(
+                f"| {name} | {rank} | {peak:.2f} GiB | {errors['requested']:+.3%} | "
+                f"{errors['reserved']:+.3%} | {category} |"
+            )
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}.",
+        ]
+    )
+
+
+def scratch(document: Document) -> str:
+    """How many of the measured calls of cuDNN stay inside the bounds of imagined runs."""
+    machine = document["machine"]
+    passes = within = 0
+    worst = 0.0
+    for row in document["convolutions"]:
+        for way in ("of_forward", "of_input", "of_weight"):
+            if way not in row:
+                continue
+            most = _bound(row, way)
+            passes += 1
+            within += row[way]["next"] <= most
+            worst = max(worst, row[way]["next"] / most)
+    layers = [row for row in document["recurrent"] if "saved" in row]
+    exact = sum(_reserve(row) in row["saved"] for row in layers)
+    return (
+        f"Of {passes:,} measured passes of convolutions, {within:,} stay within the bound; the "
+        f"largest takes {worst:.2f} times the bound. Of {len(layers)} measured recurrent layers, "
+        f"the reserve of {exact} is what is imagined, to the byte. Measured on {machine['device']}, "
+        f"torch {machine['torch']}, cuDNN {machine['cudnn']}, {machine['date'][:10]}."
+    )
+
+
+def _bound(row: Document, way: str) -> int:
+    import torch
+
+    from pytracer.imagined import scratch as bounds
+
+    with torch.device("meta"):
+        dtype = getattr(torch, row["dtype"])
+        x, w = torch.empty(row["input"], dtype=dtype), torch.empty(row["weight"], dtype=dtype)
+        ways = len(row["input"]) - 2
+        moves = ([row[name]] * ways for name in ("stride", "padding", "dilation"))
+        y = torch.ops.aten.convolution.default(
+            x, w, None, *moves, row["transposed"], [0] * ways, row["groups"]
+        )
+    convolution = torch.ops.aten.convolution.default
+    return bounds.of_convolution(convolution, (x, w), y).most
+
+
+def _reserve(row: Document) -> int:
+    from pytracer.imagined import recurrent, scratch as bounds
+
+    layer = recurrent.Layer(
+        mode=recurrent.LAYERS[row["kind"]],
+        hidden=row["hidden"],
+        layers=row["layers"],
+        directions=2 if row["both"] else 1,
+        rows=row["batch"] * row["length"],
+        batch=row["batch"],
+        width=row["input"],
+        item=4 if row["dtype"] == "float32" else 2,
+        dropout=row["dropout"],
+    )
+    return bounds.reserve(layer)
+
+
+def peers(document: Document) -> str:
+    """What other estimators say of the same programs."""
+    machine = document["machine"]
+    titles = [title for title in next(iter(document["programs"].values())) if title != "measured"]
+    lines = [
+        f"| program | measured | {' | '.join(titles)} |",
+        "|---|" + "---:|" * (len(titles) + 1),
+    ]
+    for name, row in document["programs"].items():
+        cells = [
+            f"{row[title] / row['measured'] - 1:+.1%}" if isinstance(row[title], int) else "stopped"
+            for title in titles
+        ]
+        lines.append(f"| {name} | {row['measured'] / GIB:.2f} GiB | {' | '.join(cells)} |")
+    note = f"Asked with torch {machine['torch']} on the CPU, {machine['date'][:10]}."
+    return "\n".join([*lines, "", note])
 
 
 def large(document: Document) -> str:

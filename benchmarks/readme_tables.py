@@ -16,6 +16,9 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     synchronisation                 synchronisation.py
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
+    imagine-ranks                   imagine_ranks.py, on two GPUs
+    imagine-scratch                 cudnn_scratch.py, on a GPU
+    imagine-peers                   estimators.py
     exports                         exports.py
 RANKS_PAGE = ROOT / "docs" / "ranks.md"
 REPORT_PAGE = ROOT / "docs" / "report.md"
@@ -384,9 +387,16 @@ def main() -> int:
             shown = documents if name == "what-if" else documents[:1]
             text = getattr(prediction_tables, name.replace("-", "_"))(*shown)
             after[PREDICTION_PAGE] = between(after[PREDICTION_PAGE], f"prediction-{name}", text)
-    for name in ("models", "large"):
-        for path in sorted(RESULTS.glob(f"imagine-{name}-*.json"), reverse=True)[:1]:
-            text = getattr(imagine_tables, name)(json.loads(path.read_text()))
+    for name, files in (
+        ("models", "imagine-models-nvidia-*.json"),
+        ("large", "imagine-large-*.json"),
+        ("ranks", "imagine-ranks-*.json"),
+        ("scratch", "cudnn-scratch-*.json"),
+        ("peers", "imagine-peers-*.json"),
+    ):
+        documents = [json.loads(path.read_text()) for path in RESULTS.glob(files)]
+        for document in sorted(documents, key=lambda one: one["machine"]["date"])[-1:]:
+            text = getattr(imagine_tables, name)(document)
             after[IMAGINE_PAGE] = between(after[IMAGINE_PAGE], f"imagine-{name}", text)
     for name, make in (("attribution", attribution_table), ("ledger", ledger_text)):
         for path in sorted(RESULTS.glob(f"{name}-nvidia-*.json"))[:1]:

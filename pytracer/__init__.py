@@ -13,10 +13,20 @@ from pytracer.version import __version__
 if TYPE_CHECKING:
     from pytracer.api import trace
     from pytracer.imagined.run import imagine, is_imagining
+    from pytracer.imagined.search import largest_batch
     from pytracer.job import Job, load
     from pytracer.reading import LoadedTrace
 
-__all__ = ["Job", "LoadedTrace", "__version__", "imagine", "is_imagining", "load", "trace"]
+__all__ = [
+    "Job",
+    "LoadedTrace",
+    "__version__",
+    "imagine",
+    "is_imagining",
+    "largest_batch",
+    "load",
+    "trace",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -41,6 +51,10 @@ def __getattr__(name: str) -> Any:
         from pytracer.imagined import run
 
         return getattr(run, name)
+    if name == "largest_batch":
+        from pytracer.imagined.search import largest_batch
+
+        return largest_batch
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -96,6 +96,11 @@ class Imagined(NamedTuple):
     title: str
     beside: int | None  # bytes outside of torch's allocator, if they were ever measured
     stand_ins: tuple[Mapping[str, Any], ...]  # values that the program read
+    compiled: tuple[str, ...] = ()  # functions that the program compiles: they ran as they are
+    ranks: int = 1
+    rank: int = 0
+    peak_at_most: int | None = None  # with cuDNN's scratch, if that may make the peak higher
+    scratch_at_most: int = 0
 
 
 class Group(NamedTuple):
@@ -356,6 +361,11 @@ def _imagined(value: Any) -> Imagined | None:
         title=_text(value.get("title")) or _text(value.get("card")),
         beside=_whole(value.get("beside")),
         stand_ins=_objects(value.get("stand_ins")),
+        compiled=_each(str, value.get("compiled")),
+        ranks=_whole(value.get("ranks")) or 1,
+        rank=_whole(value.get("rank")) or 0,
+        peak_at_most=_whole(value.get("peak_at_most")),
+        scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
     )
 
 

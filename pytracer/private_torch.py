@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
+bindings: Any
 default_store: Callable[[], Any]
+device_mesh: Any
 dispatch_keys: Any
 dynamo_limits: Any
 fake_tensors: Any
@@ -33,6 +35,7 @@ foreach_types_of_norms: list[Any]
 foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
+has_kernel: Callable[[str, str], bool]
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
@@ -40,6 +43,8 @@ process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
 read_buckets: Callable[[Any], dict[str, Any]]
+reducer: Any
+reducers_log: Any
 subclasses: Any
 tree_iter: Callable[[Any], Any]
 tree_map: Callable[..., Any]
@@ -91,6 +96,8 @@ NAMES = {
     "default_store": Private(
         "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
     ),
+    "bindings": Private("torch._C:", _IMAGINE),
+    "device_mesh": Private("torch.distributed.device_mesh:DeviceMesh", _IMAGINE),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
     "fake_tensors": Private(f"{_FAKE}:", _IMAGINE),
@@ -105,6 +112,7 @@ NAMES = {
     ),
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
+    "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
     # Only a torch that was built with NCCL has it.
@@ -118,6 +126,8 @@ NAMES = {
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
         "recognizing DistributedDataParallel's buckets",
     ),
+    "reducer": Private("torch.distributed:Reducer", _IMAGINE),
+    "reducers_log": Private("torch.distributed:Logger", _IMAGINE),
     "subclasses": Private("torch._subclasses:", _IMAGINE),
     "tree_iter": Private("torch.utils._pytree:tree_iter", _IMAGINE),
     "tree_map": Private("torch.utils._pytree:tree_map", _IMAGINE),
@@ -139,6 +149,10 @@ MEMBERS = (
     Private("torch.cuda:_is_in_bad_fork", _IMAGINE),
     Private("torch.cuda:_lazy_call", _IMAGINE),
     Private("torch.cuda:_lazy_init", _IMAGINE),
+    Private("torch.distributed:_verify_params_across_processes", _IMAGINE),
+    Private("torch.distributed:Reducer._rebuild_buckets", _IMAGINE),
+    Private("torch.distributed.distributed_c10d:_get_default_timeout", _IMAGINE),
+    Private("torch.distributed.distributed_c10d:_new_process_group_helper", _IMAGINE),
     Private("torch.library:Library._destroy", _IMAGINE),
     Private("torch.nn:Module._apply", _IMAGINE),
     Private("torch.nn.init:_no_grad_trunc_normal_", _IMAGINE),

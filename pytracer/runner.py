@@ -4,6 +4,7 @@ Recording begins when the program has imported torch, and not before. So variabl
 sets first (OMP_NUM_THREADS, CUDA_VISIBLE_DEVICES) have the same effect as without pytracer.
 """
 
+import ast
 import contextlib
 import importlib.abc
 import importlib.machinery
@@ -13,7 +14,7 @@ import runpy
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -140,13 +141,22 @@ def prepare(plan: Plan, tell: "Teller") -> Callable[[], int]:
     return run
 
 
-def program(words: Sequence[str], *, as_module: bool) -> Callable[[], None]:
+def program(
+    words: Sequence[str], *, as_module: bool, values: Mapping[str, int] | None = None
+) -> Callable[[], None]:
     """Returns a function that runs a script or a module with its arguments, once, as `__main__`.
 
+    Args:
+        words: the script or the module, and its arguments.
+        as_module: whether it is a module.
+        values: numbers for variables of the script, in place of those that it assigns to them.
+
     Raises:
-        errors.UsageError: the script cannot be read.
+        errors.UsageError: the script cannot be read, or assigns to no such variable.
     """
-    return _prepare_module(words) if as_module else _prepare_script(words)
+    if as_module and values:
+        raise errors.UsageError("--set is for a script, and this is a module (-m)")
+    return _prepare_module(words) if as_module else _prepare_script(words, values or {})
 
 
 def _is_same_file(path: Path, script: str) -> bool:
@@ -190,7 +200,7 @@ def _refuse_missing_cuda(plan: Plan) -> None:
         raise errors.UsageError("--device cuda: there is no CUDA device here")
 
 
-def _prepare_script(words: Sequence[str]) -> Callable[[], None]:
+def _prepare_script(words: Sequence[str], values: Mapping[str, int]) -> Callable[[], None]:
     script = words[0]
     if Path(script).is_dir():
         raise errors.UsageError(f"{Path(script).resolve()} is a folder: name its script, or use -m")
@@ -205,10 +215,32 @@ def _prepare_script(words: Sequence[str]) -> Callable[[], None]:
     loader = importlib.machinery.SourceFileLoader("__main__", path)
     names = {"__file__": path, "__cached__": None, "__spec__": None, "__loader__": loader}
 
+    code = _with_values(source, script, values) if values else source
+
     def execute() -> None:
-        _execute(compile(source, path, "exec", dont_inherit=True), {**names, "__package__": None})
+        _execute(compile(code, path, "exec", dont_inherit=True), {**names, "__package__": None})
 
     return execute
+
+
+def _with_values(source: bytes, script: str, values: Mapping[str, int]) -> ast.Module:
+    """The script, which assigns these numbers to its variables."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError as problem:
+        raise errors.UsageError(f"{script}:{problem.lineno}: {problem.msg}") from None
+    left = set(values)
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
+            continue
+        for target in targets:
+            if isinstance(target, ast.Name) and target.id in values:
+                node.value = ast.copy_location(ast.Constant(values[target.id]), node.value)
+                left.discard(target.id)
+    if left:
+        raise errors.UsageError(f"--set {min(left)}: {script} assigns to no variable of this name")
+    return tree
 
 
 def _prepare_module(words: Sequence[str]) -> Callable[[], None]:

@@ -158,7 +158,9 @@ def _machine(device: str) -> dict[str, Any]:
         facts |= {"device": "cpu", "total": None, "cuda": None, "cudnn": None}
     elif facts["total"] is None:
         raise errors.UsageError(
-            "cannot verify: the answer is about a CUDA device, and there is none here"
+            "cannot verify: the answer is about a CUDA device, and there is none here. Without one, "
+            "imagine the changed program (pytracer imagine --keep after train.py) and compare: "
+            "pytracer diff"
         )
     today = datetime.now(timezone.utc).date().isoformat()
     return {"date": today, "pytracer": __version__, **facts}

@@ -58,10 +58,10 @@ struct Memory : std::enable_shared_from_this<Memory> {
   }
 
   DeviceType type;
-  std::pair<Action, Action> segments;  // the actions by which they come and go
-  bool is_open = false;                // the mutex guards this and all below
-  std::mutex mutex;                    // a leaf: tensors die on any thread
-  uint64_t stream = 0;                 // that new blocks are for
+  std::pair<Action, Action> segments;    // the actions by which they come and go
+  bool is_open = false;                  // the mutex guards this and all below
+  std::mutex mutex;                      // a leaf: tensors die on any thread
+  uint64_t stream = 0;                   // that new blocks are for
   std::map<uint64_t, uint64_t> streams;  // by segment
   AllocatorModel model;
   std::vector<uint32_t> spare;  // numbers whose allocations are gone

@@ -65,7 +65,7 @@ def card(name: str, capacity: int | None = None, *, other: str) -> Any:
         return cards.find(name, capacity)
     except errors.UsageError:
         pass
-    names = {card.name.lower(): card.name for card in cards.CARDS}
+    names = {card.name.lower(): card.name for card in cards.known()}
     similar = difflib.get_close_matches(name.lower(), names, n=1)
     question = f"; did you mean {names[similar[0]]!r}? There are" if similar else "; there are"
     raise errors.UsageError(

@@ -311,15 +311,39 @@ def _print_probe(probed: dict[str, Any]) -> None:
     print(f"\n{render_probe(probed)}")
 
 
+def _calibrate(*, as_json: bool) -> int:
+    from pytracer.imagined import calibration
+    from pytracer.units import size_text
+
+    with output.patience("measuring the GPU"):
+        card = calibration.measure()
+    if as_json:
+        output.print_json({"card": vars(card), "file": str(calibration.file())})
+        return 0
+    print(
+        f"{card.title}: {size_text(card.capacity)} of memory, {size_text(card.beside)} beside torch's "
+        f"allocator, {size_text(card.cublas_workspace)} of workspace for cuBLAS"
+    )
+    print(f"kept in {calibration.file()}, for pytracer imagine --on {card.title!r}")
+    return 0
+
+
 class Doctor(Command):
     """Check what works here, and what to do about the rest."""
 
     name = "doctor"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument(
+            "--calibrate",
+            action="store_true",
+            help="measure the GPU here, and keep it for pytracer imagine",
+        )
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        if options.calibrate:
+            return _calibrate(as_json=options.json)
         from pytracer import doctor
 
         machine = {"pytracer": __version__, **doctor.machine()}

@@ -64,6 +64,11 @@ def on_a_card(fits: Fits) -> str:
     reserved, failed = size_text(fits.replay.peak_reserved), fits.replay.failed
     beside = f"{size_text(fits.beside)} beside torch's allocator"
     beside = beside if fits.beside else f"beside {NOT_MEASURED}"
+    if failed is None and fits.scratch:
+        most = fits.replay.peak_reserved + fits.scratch
+        is_safe = fits.card is None or fits.beside + most <= fits.card
+        start = "fits" if is_safe else "may fit"
+        return f"{start}: torch reserves {reserved}, at most {size_text(most)} with cuDNN's scratch; {beside}"
     if failed is None:
         return f"fits: torch reserves {reserved}; {beside}"
     failure = (

@@ -52,7 +52,13 @@ def _imagined(now: Overview, width: int) -> list[str]:
     imagined = now.meta.imagined
     if imagined is None:
         return []
-    text = f"on {imagined.title}, which was not there: no byte of it is real"
+    rank = f"rank {imagined.rank} of {imagined.ranks} " if imagined.ranks > 1 else ""
+    text = f"{rank}on {imagined.title}, which was not there: no byte of it is real"
+    if imagined.compiled:
+        text += ". torch.compile was not followed: compiled code is counted as eager"
+    if imagined.peak_at_most is not None:
+        most = size_text(imagined.peak_at_most)
+        text += f". Only cuDNN knows its scratch: with it the peak is at most {most}"
     lines = [str(row.get("line")) for row in imagined.stand_ins]
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""

@@ -15,7 +15,7 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
-from pytracer.imagined import ranks
+from pytracer.imagined import ranks, recurrent, scratch, sizes
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
@@ -34,6 +34,7 @@ from pytracer.private_torch import (
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
 _WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
+_COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 
 
@@ -46,8 +47,10 @@ class Fakes:
         memory: Any,
         reads: Reads,
         attention: Callable[..., Any],
-        ran: Callable[[Any], None],
+        ran: Callable[[Any, Any], None],
         job: ranks.Job,
+        take: Callable[[scratch.Scratch], None],
+        sizes_: sizes.Sizes,
     ) -> None:
         """Changes nothing yet.
 
@@ -56,11 +59,13 @@ class Fakes:
             memory: the imagined memory.
             reads: answers the program's reads of values.
             attention: replaces `scaled_dot_product_attention`.
-            ran: called with each operator after it ran.
+            ran: called with each operator and its arguments after it ran.
             job: the ranks of which the program is one.
+            take: takes the scratch of a convolution or of a recurrent layer.
+            sizes_: makes up sizes that depend on values.
         """
         self._known = Known(is_fake)
-        self._watching = _Watching(device, memory, self._known, attention, ran)
+        self._watching = _Watching(device, memory, self._known, attention, ran, job, take, sizes_)
         self._reads, self._memory, self._job = reads, memory, job
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
 
@@ -105,9 +110,13 @@ class _Watching(TorchDispatchMode):
         memory: Any,
         known: Known,
         attention: Callable[..., Any],
-        ran: Callable[[Any], None],
+        ran: Callable[[Any, Any], None],
+        job: ranks.Job,
+        take: Callable[[scratch.Scratch], None],
+        sizes_: sizes.Sizes,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._job, self._take, self._sizes = job, take, sizes_
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention, ran
 
@@ -118,7 +127,7 @@ class _Watching(TorchDispatchMode):
         if not all(issubclass(one, FakeTensor) for one in types):
             return NotImplemented  # it does the operator by other operators, as DTensor does
         if func.namespace == "c10d":
-            return ranks.collective(func, args, self._known)
+            return ranks.collective(func, args, self._known, self._job)
         if func is aten.is_pinned.default:
             return self._known.is_pinned(args[0])
         if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
@@ -126,8 +135,14 @@ class _Watching(TorchDispatchMode):
                 return func(*args, **given)
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
             return self._attention(*args, **given)
+        if torch.is_inference_mode_enabled() and _is_composite(func):
+            with self:  # otherwise autograd takes it apart before a mode sees it
+                return func._op_dk(_COMPOSITE, *args, **given)
         try:
-            result = func(*args, **given)
+            if func in recurrent.OPERATORS:
+                result = recurrent.run(func, args, self._take)
+            else:
+                result = func(*args, **given)
         except (DataDependentOutputException, DynamicOutputShapeException) as problem:
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
@@ -136,21 +151,31 @@ class _Watching(TorchDispatchMode):
                 "register one with torch.library.register_fake"
             ) from None
         self._known.ran(func, args, given, result)
+        self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
         if func is aten.add.Tensor and _sums_gradients():
             self._memory.take_over(result, args[0])  # on a card the engine adds in place
         self._memory.back(ours)
-        self._ran(func)
+        if func in scratch.CONVOLUTIONS and ours:
+            self._take(scratch.of_convolution(func, args, result))
+        self._ran(func, args)
         return result
 
     def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:
         """The result of an operator that needs values, if they are known."""
+        if func is aten._pack_padded_sequence.default:
+            packed = recurrent.pack(args, self._known)
+            if packed is not None:
+                return packed
         result = self._known.result_of(func, args, kwargs)
         if result is not None:
             device = next(one.fake_device for one in tree_iter((args, kwargs)) if is_fake(one))
             return tree_map(lambda one: _empty_like(one, device), result)
         if func is _READS_A_NUMBER:
             return _stand_in(args[0])
+        result = self._sizes.result_of(func, args)
+        if result is not None:
+            return result
         count = isinstance(problem, DynamicOutputShapeException)
         raise errors.CannotImagine(_needs(func, "a count of them" if count else "values")) from None
 
@@ -161,6 +186,12 @@ class _Watching(TorchDispatchMode):
 def is_fake(one: Any) -> bool:
     """Whether the object is a fake tensor."""
     return isinstance(one, FakeTensor)
+
+
+def _is_composite(func: Any) -> bool:
+    return func.namespace == "aten" and private_torch.has_kernel(
+        func.name(), "CompositeImplicitAutograd"
+    )
 
 
 def _empty_like(one: Any, device: torch.device) -> Any:
@@ -182,7 +213,8 @@ def _sums_gradients() -> bool:
 def _needs(func: Any, needed: str) -> str:
     return (
         f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
-        "an imagined run has none; skip it while imagining: `if not pytracer.is_imagining():`"
+        'an imagined run has none. For the rows of experts, say sizes="balanced" or sizes="worst" '
+        "(--sizes). Or skip it while imagining: `if not pytracer.is_imagining():`"
     )
 
 
@@ -212,8 +244,8 @@ def _patches(
     yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
     yield replaced(torch, "save", _saves_nothing)
-    # Otherwise layers would pack their weights.
-    yield replaced(torch.backends.cudnn, "is_acceptable", lambda tensor: False)
+    for owner, name, packing in recurrent.patches():
+        yield replaced(owner, name, packing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known).items():
@@ -253,6 +285,8 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
 
     def truth(self: torch.Tensor) -> bool:
         real = None if known.is_guess(self) else value_of(self)
+        if real is not None and known.is_assumed(self):
+            reads.number(bool)
         return bool(_of_real(torch.Tensor.item, real)) if real is not None else reads.decide()
 
     def numpy(self: torch.Tensor, *, force: bool = False) -> Any:
@@ -273,6 +307,8 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
         "__int__": lambda self: int.__add__(int(item(self)), 0),
         "__index__": lambda self: int.__add__(int(item(self)), 0),
         "numpy": numpy,
+        "data": property(_data.__get__, _set_data),
+        "record_stream": lambda self, stream: None,
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda self, *_: False,
         "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),
@@ -319,7 +355,16 @@ def _become(tensor: Any, fn: Callable[..., Any]) -> None:
         applied = fn(tensor)
     if applied is not tensor:
         tensor.data = applied
-        tensor.fake_device = applied.fake_device
+
+
+_data: Any = torch.Tensor.data
+
+
+def _set_data(tensor: Any, other: Any) -> None:
+    """`tensor.data = other`, which may be on another device. Torch leaves the tensor's device."""
+    _data.__set__(tensor, other)
+    if isinstance(other, FakeTensor):
+        tensor.fake_device = other.fake_device
         tensor.constant = None
 
 

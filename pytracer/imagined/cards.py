@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 from pytracer import errors
+from pytracer.imagined import calibration
 
 GIB = 1 << 30
 
@@ -18,11 +19,21 @@ class Card:
     processors: int
     source: str  # of the capacity
     beside: int | None = None  # bytes of context, kernels and libraries; None: not measured
+    workspace: int | None = None  # of cuBLAS, where it was measured
 
     @property
     def cublas_workspace(self) -> int:
         """The workspace of cuBLAS per thread and stream, as torch's CublasHandlePool.cpp sets it."""
+        if self.workspace is not None:
+            return self.workspace
         return 32 << 20 if self.capability[0] in (9, 10, 12) else (2 * 4096 + 8 * 16) << 10
+
+    @property
+    def threads_per_processor(self) -> int:
+        """The most threads that a multiprocessor runs at once."""
+        if self.capability == (7, 5):
+            return 1024
+        return 1536 if self.capability in ((8, 6), (8, 7), (8, 9), (12, 0)) else 2048
 
     @property
     def has_bfloat16(self) -> bool:
@@ -123,6 +134,34 @@ CARDS = (
 _SHORT = {"A100": "A100-80GB", "V100": "V100-32GB"}
 
 
+def known() -> list[Card]:
+    """The table's cards and those that were measured on this machine, with what was measured."""
+    kept = calibration.kept()
+    cards = [_as_measured(card, kept.pop(card.title, None)) for card in CARDS]
+    for one in kept.values():
+        card = Card(
+            _short(one.title), one.title, one.capability, one.capacity, one.processors, one.source
+        )
+        cards.append(_as_measured(card, one))
+    return cards
+
+
+def _as_measured(card: Card, one: calibration.Measured | None) -> Card:
+    if one is None:
+        return card
+    return replace(
+        card,
+        capacity=one.capacity,
+        source=one.source,
+        beside=one.beside,
+        workspace=one.cublas_workspace or None,
+    )
+
+
+def _short(title: str) -> str:
+    return title.removeprefix("NVIDIA ").removeprefix("GeForce ").replace(" ", "-")
+
+
 def find(name: str, capacity: int | None = None) -> Card:
     """The card of this name, in any spelling, with `capacity` if that is given.
 
@@ -130,12 +169,13 @@ def find(name: str, capacity: int | None = None) -> Card:
         errors.UsageError: there is no such card in the table.
     """
     wanted = _plain(name)
-    names = {_plain(card.name): card for card in CARDS}
-    names |= {_plain(card.title): card for card in CARDS}
+    cards = known()
+    names = {_plain(card.name): card for card in cards}
+    names |= {_plain(card.title): card for card in cards}
     names |= {_plain(short): names[_plain(full)] for short, full in _SHORT.items()}
     card = names.get(wanted)
     if card is None:
-        listed = ", ".join(card.name for card in CARDS)
+        listed = ", ".join(card.name for card in cards)
         raise errors.UsageError(
             f"no card is called {name!r}; there are {listed}. For another card, name one of the "
             'same architecture and the size: imagine("RTX4090", capacity="16GiB")'

@@ -10,6 +10,7 @@ mirror, and writes in place go there.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,6 +45,17 @@ _NO_VALUES = frozenset(
 )
 
 
+_COPIES = frozenset((aten._to_copy.default, aten.clone.default))
+_GUESSED, _ASSUMED = "guessed", "assumed"
+_NEVER = frozenset((aten.isnan.default, aten.isinf.default))  # of any number
+_UNIFORM = frozenset((aten.rand.default, aten.rand.generator, aten.rand_like.default))
+# What each says of every number in [0, 1), by the other side.
+_COMPARES: dict[Any, Callable[[float], bool | None]] = {
+    aten.lt.Scalar: lambda other: False if other <= 0 else True if other >= 1 else None,
+    aten.le.Scalar: lambda other: False if other < 0 else True if other >= 1 else None,
+    aten.gt.Scalar: lambda other: True if other < 0 else False if other >= 1 else None,
+    aten.ge.Scalar: lambda other: True if other <= 0 else False if other >= 1 else None,
+}
 _ON_THE_HOST = frozenset(
     (
         aten.empty.memory_format,
@@ -62,12 +74,18 @@ class Known:
         self._is_fake = is_fake
         self._mirrors = WeakIdKeyDictionary()
         self._guesses = WeakIdKeyDictionary()  # the storages of guessed values
+        self._least = WeakIdKeyDictionary()  # the smallest number that may have been drawn
         self._pinned = WeakIdKeyDictionary()
+        self._uniform = WeakIdKeyDictionary()  # the storages of random numbers from [0, 1)
         self._grounds = False
 
     def is_guess(self, tensor: Any) -> bool:
         """Whether the values come from a guess, so that nothing may be decided by them."""
-        return tensor.untyped_storage() in self._guesses
+        return self._guesses.get(tensor.untyped_storage()) is _GUESSED
+
+    def is_assumed(self, tensor: Any) -> bool:
+        """Whether the values follow from the assumption that no random word is a special one."""
+        return self._guesses.get(tensor.untyped_storage()) is _ASSUMED
 
     def value_of(self, tensor: Any) -> torch.Tensor | None:
         """The tensor's values on the CPU, or None if they are unknown."""
@@ -93,6 +111,21 @@ class Known:
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
         if func in _ON_THE_HOST and self._must_have_memory(fresh[0], kwargs):
             self._ground(fresh[0])
+            return
+        if func in _UNIFORM:
+            self._uniform[fresh[0].untyped_storage()] = True
+        if func in _NEVER or (func is aten.ne.Scalar and args[1] == math.inf):
+            self._all(fresh[0], func is aten.ne.Scalar)
+            return
+        if func is aten.eq.Tensor and args[0] is args[1]:
+            self._all(fresh[0], True)
+            return
+        if self._asks_for_a_special_word(func, args):
+            self._all(fresh[0], False)
+            self._guesses[fresh[0].untyped_storage()] = _ASSUMED
+            return
+        if func in _COMPARES and (answer := self._compared(func, args)) is not None:
+            self._all(fresh[0], answer)
             return
         if func in _ORDERS:  # any order of a data set's rows will do
             with without_modes():
@@ -144,6 +177,11 @@ class Known:
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
 
+    def learn(self, tensor: Any, values: torch.Tensor) -> None:
+        """Keeps the values of a new tensor."""
+        with without_modes(), torch.no_grad():
+            self._mirror(tensor, values)
+
     def forget(self, tensors: list[Any]) -> None:
         """Drops the values of tensors that were overwritten with unknown ones."""
         for one in tensors:
@@ -175,6 +213,29 @@ class Known:
         self._pass_on_guesses(func, args, kwargs, fresh)
         return True
 
+    def _asks_for_a_special_word(self, func: Any, args: Any) -> bool:
+        """Whether guesses are compared with a number that is known, such as that of padding."""
+        if func not in (aten.eq.Scalar, aten.eq.Tensor) or not self.is_guess(args[0]):
+            return False
+        other = args[1]
+        return not self._is_fake(other) or (
+            other.untyped_storage() in self._mirrors and not self.is_guess(other)
+        )
+
+    def _all(self, tensor: Any, answer: bool) -> None:
+        if tensor.numel() <= MOST:
+            with without_modes():
+                self._mirror(tensor, torch.full(tensor.shape, answer, device="cpu"))
+
+    def _compared(self, func: Any, args: Any) -> bool | None:
+        """What a comparison of random numbers says of all of them; None if it depends."""
+        least = self._least.get(args[0].untyped_storage())
+        if least is not None and args[1] <= least and func in (aten.lt.Scalar, aten.ge.Scalar):
+            return func is aten.ge.Scalar
+        if args[0].untyped_storage() not in self._uniform:
+            return None
+        return _COMPARES[func](args[1])
+
     def _guess(self, tensor: Any, func: Any, args: Any) -> None:
         """The smallest number that may be drawn, but a positive one if there is one."""
         lower, upper = _WHOLE_NUMBERS[func]
@@ -182,14 +243,21 @@ class Known:
         number = min(max(least, GUESS), max(args[upper] - 1, least))
         with without_modes():
             self._mirror(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype, device="cpu"))
-        self._guesses[tensor.untyped_storage()] = True
+        self._guesses[tensor.untyped_storage()] = _GUESSED
+        self._least[tensor.untyped_storage()] = least
 
     def _pass_on_guesses(self, func: Any, args: Any, kwargs: Any, fresh: list[Any]) -> None:
         given = [one for one in tree_iter((args, kwargs)) if self._is_fake(one)]
-        if any(map(self.is_guess, given)):
-            written = given if func._schema.is_mutable else []
-            for one in (*fresh, *written):
-                self._guesses[one.untyped_storage()] = True
+        kinds = {self._guesses.get(one.untyped_storage()) for one in given}
+        if kinds == {None}:
+            return
+        kind = _GUESSED if _GUESSED in kinds else _ASSUMED
+        written = given if func._schema.is_mutable else []
+        for one in (*fresh, *written):
+            self._guesses[one.untyped_storage()] = kind
+        least = self._least.get(given[0].untyped_storage()) if func in _COPIES else None
+        if least is not None:
+            self._least[fresh[0].untyped_storage()] = least
 
     def _mirror(self, tensor: Any, value: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

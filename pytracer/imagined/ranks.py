@@ -6,9 +6,11 @@ when DDP compares shapes, every rank has this rank's values.
 """
 
 import contextlib
+import math
 import os
 import sys
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +21,10 @@ from pytracer import errors, private_torch
 from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.standins import where
-from pytracer.private_torch import tree_iter
+from pytracer.private_torch import tree_iter, without_modes
+
+_STAGES = ("pp", "pipe", "pipeline", "stage")  # dimensions of a mesh whose ranks differ
+_FEW = 8
 
 c10d = torch.ops.c10d
 _FAKE = "fake"
@@ -35,12 +40,31 @@ class Job:
     ranks: int | None = None  # None: the program says it
     rank: int = 0
     meshes: list[dict[str, Any]] = field(default_factory=list)  # those that the program made
+    buckets: set[int] = field(default_factory=set)  # bytes of DDP's
+    talks: bool = False  # one rank sends to another, so ranks differ
 
     def document(self) -> dict[str, Any]:
         """What the trace keeps of it."""
         if self.ranks is None:
             return {}
-        return {"ranks": self.ranks, "rank": self.rank, "meshes": self.meshes}
+        return {
+            "ranks": self.ranks,
+            "rank": self.rank,
+            "meshes": self.meshes,
+            "point_to_point": self.talks,
+        }
+
+
+def classes(ranks: int, meshes: Sequence[Mapping[str, Any]], talks: bool) -> list[int]:
+    """One rank of each class of equal ranks: of each stage, if the program is a pipeline."""
+    for mesh in meshes:
+        shape, names = mesh["shape"], mesh["names"] or []
+        for at, name in enumerate(names):
+            if name in _STAGES and math.prod(shape) == ranks:
+                return [stage * math.prod(shape[at + 1 :]) for stage in range(shape[at])]
+    if not talks:
+        return [0]
+    return list(range(ranks)) if ranks <= _FEW else [0, 1, ranks // 2, ranks - 1]
 
 
 @contextlib.contextmanager
@@ -52,15 +76,20 @@ def placed(job: Job, known: Known) -> Iterator[None]:
     groups = private_torch.process_groups
     had_group, hook = dist.is_initialized(), sys.excepthook
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_quiet())
         if job.ranks is not None:
             stack.enter_context(_environment(job))
         for owner, name, replacement in (
             (groups, "rendezvous", _meet(job)),
             (groups, "_get_default_timeout", lambda backend: groups.default_pg_timeout),
             (groups, "_new_process_group_helper", _make_fake(groups._new_process_group_helper)),
-            (dist.DeviceMesh, "__init__", _noted(dist.DeviceMesh.__init__, job)),
+            (
+                private_torch.device_mesh,
+                "__init__",
+                _noted(private_torch.device_mesh.__init__, job),
+            ),
             *_of_objects(),
-            *_of_ddp(known),
+            *_of_ddp(known, job),
         ):
             stack.enter_context(replaced(owner, name, replacement))
         yield
@@ -69,8 +98,9 @@ def placed(job: Job, known: Known) -> Iterator[None]:
             sys.excepthook = hook
 
 
-def collective(func: Any, args: tuple[Any, ...], known: Known) -> Any:
+def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
     """The result of an operator of `torch.ops.c10d`, which no backend runs."""
+    job.talks = job.talks or func in _POINT_TO_POINT
     outputs = [one for one in tree_iter(args[0]) if isinstance(one, torch.Tensor)]
     if func in _GATHERS:
         given = [one for one in tree_iter(args[1]) if isinstance(one, torch.Tensor)]
@@ -86,6 +116,7 @@ def collective(func: Any, args: tuple[Any, ...], known: Known) -> Any:
 
 
 _GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
+_POINT_TO_POINT = frozenset((c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default))
 _KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
 
 
@@ -132,8 +163,7 @@ def _make_fake(helper: Callable[..., Any]) -> Callable[..., Any]:
                 options[name] = None
         return helper(size, rank, ranks, dist.Backend(_FAKE), *rest, **options)
 
-    import torch.testing._internal.distributed.fake_pg  # noqa: F401  registers the backend
-
+    _ = private_torch.FakeStore  # its module registers the backend
     return make
 
 
@@ -185,7 +215,7 @@ def _of_objects() -> Iterator[tuple[Any, str, Any]]:
         yield dist, name, answer
 
 
-def _of_ddp(known: Known) -> Iterator[tuple[Any, str, Any]]:
+def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
     """DDP's reducer is C++ that reads small tensors on the host by pointer."""
 
     def grounded(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -195,13 +225,44 @@ def _of_ddp(known: Known) -> Iterator[tuple[Any, str, Any]]:
 
         return call
 
+    rebuild = grounded(private_torch.reducer._rebuild_buckets)
+
+    make = grounded(private_torch.reducer.__init__)
+
+    def note(reducer: Any) -> None:
+        with without_modes():  # so that nobody hears of the copies
+            copies = reducer._get_zeros_like_grad_buckets()
+            job.buckets |= {copy.buffer().untyped_storage().nbytes() for copy in copies}
+
+    def make_and_note(reducer: Any, *args: Any, **options: Any) -> None:
+        make(reducer, *args, **options)
+        note(reducer)
+
+    def rebuild_and_note(reducer: Any) -> Any:
+        has_rebuilt = rebuild(reducer)
+        if has_rebuilt:
+            note(reducer)
+        return has_rebuilt
+
     verify = "_verify_params_across_processes"
     yield dist, verify, grounded(getattr(dist, verify))
-    yield dist.Reducer, "__init__", grounded(dist.Reducer.__init__)
-    yield dist.Reducer, "_rebuild_buckets", grounded(dist.Reducer._rebuild_buckets)
-    yield dist.Logger, "set_runtime_stats_and_log", lambda self: None
+    yield private_torch.reducer, "__init__", make_and_note
+    yield private_torch.reducer, "_rebuild_buckets", rebuild_and_note
+    yield private_torch.reducers_log, "set_runtime_stats_and_log", lambda self: None
     if torch.backends.cuda.is_built():  # then it measures times with the device's clock
-        yield dist.Reducer, "prepare_for_forward", lambda self: None
+        yield private_torch.reducer, "prepare_for_forward", lambda self: None
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hides torch's warning about fake tensors that are read by pointer: these have memory."""
+    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
+    hidden = warnings.filters[0]
+    try:
+        yield
+    finally:
+        if hidden in warnings.filters:
+            warnings.filters.remove(hidden)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager

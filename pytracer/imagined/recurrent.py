@@ -1,32 +1,237 @@
-"""Refuses recurrent layers. On a card cuDNN runs them, with a reserve whose size only cuDNN knows."""
+"""Recurrent layers as cuDNN runs them: packed weights, a reserve for backward, and scratch.
 
+torch sends these layers to `_cudnn_rnn`, which has no fake kernel. The tensors around cuDNN's calls
+are those of ATen/native/cudnn/RNN.cpp. What cuDNN itself keeps and takes is in `scratch.py`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytracer import errors, private_torch
-from pytracer.imagined.standins import where
+from pytracer import private_torch
+from pytracer.imagined import scratch
+from pytracer.imagined.known import Known
+from pytracer.private_torch import FakeTensor, without_modes
 
-_LAYERS = ("lstm.input", "lstm.data", "gru.input", "gru.data", "rnn_tanh.input", "rnn_relu.input")
-
-
-def refuse(library: Any, is_fake: Any) -> None:
-    """Makes recurrent layers on CUDA tensors raise, because another kernel's memory would be wrong."""
-    for name in _LAYERS:
-        library.impl(name, _refusing(name, is_fake), "AutogradCUDA")
+aten = torch.ops.aten
+LAYERS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
+OPERATORS = frozenset((aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default))
 
 
-def _refusing(name: str, is_fake: Any) -> Any:
-    layer, _, overload = name.partition(".")
-    original = getattr(getattr(torch.ops.aten, layer), overload)
-    composite = private_torch.dispatch_keys.CompositeImplicitAutograd
+@dataclass(frozen=True)
+class Layer:
+    """A recurrent layer on one batch."""
 
-    def kernel(first: Any, *arguments: Any, **options: Any) -> Any:
-        if not is_fake(first):
-            return original._op_dk(composite, first, *arguments, **options)
-        raise errors.CannotImagine(
-            f"{where()}: {layer} is run by cuDNN, which keeps a reserve for backward whose size only "
-            "cuDNN knows; record this program on a card with `pytracer run`"
+    mode: int
+    hidden: int
+    layers: int
+    directions: int
+    rows: int  # words of all sequences
+    batch: int
+    width: int
+    item: int  # bytes of a number
+    dropout: float
+
+
+def patches() -> Iterator[tuple[Any, str, Any]]:
+    """Packs the weights of a layer on the card into one tensor, as torch does there."""
+    yield torch.nn.RNNBase, "flatten_parameters", _flatten(torch.nn.RNNBase.flatten_parameters)
+
+
+def _flatten(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    def flatten(self: Any) -> None:
+        weights = [one for one in self._flat_weights if isinstance(one, torch.Tensor)]
+        if not all(isinstance(one, FakeTensor) for one in weights):
+            original(self)
+        elif all(one.is_cuda for one in weights) and not _are_packed(weights):
+            with torch.no_grad():
+                for one, part in zip(weights, _parts(weights), strict=True):
+                    one.data = part
+
+    return flatten
+
+
+def _are_packed(weights: list[Any]) -> bool:
+    storages = [one.untyped_storage() for one in weights]
+    return all(one is storages[0] for one in storages)
+
+
+def _parts(weights: list[Any]) -> list[torch.Tensor]:
+    """Views of one new tensor, one for each weight."""
+    packed = weights[0].new_empty(sum(one.numel() for one in weights))
+    parts = packed.split([one.numel() for one in weights])
+    return [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
+
+
+# ---------------------------------------------------------------- the layers' own operators
+
+
+def place(library: Any, is_fake: Callable[[Any], bool]) -> None:
+    """Sends the layers of fake tensors on the card to cuDNN's operator."""
+    for name in LAYERS:
+        library.impl(f"{name}.input", _of_rows(name, is_fake), "AutogradCUDA")
+        library.impl(f"{name}.data", _of_packed(name, is_fake), "AutogradCUDA")
+
+
+def _of_rows(name: str, is_fake: Callable[[Any], bool]) -> Callable[..., Any]:
+    original = getattr(aten, name).input
+
+    def kernel(input_: Any, state: Any, weights: Any, *rest: Any) -> Any:
+        if not is_fake(input_):
+            return original._op_dk(_composite(), input_, state, weights, *rest)
+        biases, layers, dropout, train, both, batch_first = rest
+        return _run(
+            name, input_, [], state, weights, biases, layers, dropout, train, both, batch_first
         )
 
     return kernel
+
+
+def _of_packed(name: str, is_fake: Callable[[Any], bool]) -> Callable[..., Any]:
+    original = getattr(aten, name).data
+
+    def kernel(data: Any, sizes: Any, state: Any, weights: Any, *rest: Any) -> Any:
+        if not is_fake(data):
+            return original._op_dk(_composite(), data, sizes, state, weights, *rest)
+        biases, layers, dropout, train, both = rest
+        lengths = [int(one) for one in sizes.tolist()]
+        return _run(
+            name, data, lengths, state, weights, biases, layers, dropout, train, both, False
+        )
+
+    return kernel
+
+
+def _composite() -> Any:
+    return private_torch.dispatch_keys.CompositeImplicitAutograd
+
+
+def _run(
+    name: str,
+    given: Any,
+    sizes: list[int],
+    state: Any,
+    weights: Any,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    train: bool,
+    both: bool,
+    batch_first: bool,
+) -> Any:
+    hx, cx = (state[0], state[1]) if name == "lstm" else (state, None)
+    packed = None
+    if _are_packed(weights):
+        packed = weights[0].detach().as_strided((sum(one.numel() for one in weights),), (1,), 0)
+    if torch.is_autocast_enabled("cuda"):
+        dtype = torch.get_autocast_dtype("cuda")
+        given, hx = given.to(dtype), hx.to(dtype)
+        cx = None if cx is None else cx.to(dtype)
+        weights, packed = [one.to(dtype) for one in weights], None
+    hidden = (hx if cx is None else cx).shape[2]
+    projected = hx.shape[2] if hx.shape[2] != hidden else 0
+    with torch.autocast("cuda", enabled=False):
+        output, hy, cy, _, _ = aten._cudnn_rnn(
+            given,
+            weights,
+            4 if biases else 2,
+            packed,
+            hx,
+            cx,
+            LAYERS[name],
+            hidden,
+            projected,
+            layers,
+            batch_first,
+            dropout,
+            train,
+            both,
+            sizes,
+            None,
+        )
+    return (output, hy, cy) if name == "lstm" else (output, hy)
+
+
+def pack(args: tuple[Any, ...], known: Known) -> Any:
+    """Packs sequences of known lengths into one: rows, and how many there are at each position."""
+    given, lengths = args[0], known.value_of(args[1])
+    if lengths is None or known.is_guess(args[1]):
+        return None
+    with without_modes(), torch.no_grad():
+        like = torch.empty((*given.shape[:2], 1), device="cpu")
+        rows, sizes = aten._pack_padded_sequence(like, lengths, *args[2:])
+    packed = given.new_empty((rows.shape[0], *given.shape[2:]))
+    counts = torch.empty(sizes.shape, dtype=sizes.dtype)
+    known.learn(counts, sizes)
+    return packed, counts
+
+
+# ---------------------------------------------------------------- cuDNN's operator
+
+
+def run(func: Any, args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
+    """What the operator returns. `take` takes its scratch while the results are there."""
+    if func is aten._cudnn_rnn.default:
+        return _forward(args, take)
+    return _backward(args, take)
+
+
+def _forward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
+    given, weights, _, packed, hx, cx, mode, hidden, projected, layers, batch_first = args[:11]
+    dropout, train, both, sizes, _ = args[11:]
+    if batch_first:
+        given = given.transpose(0, 1).contiguous()
+    layer = _layer(given, mode, hidden, layers, both, sizes, dropout)
+    wide = (projected or hidden) * layer.directions
+    output = given.new_empty((*given.shape[:-1], wide))
+    hy = hx.new_empty(hx.shape)
+    cy = given.new_empty(0) if cx is None else cx.new_empty(cx.shape)
+    if packed is None:
+        packed = given.new_empty(sum(one.numel() for one in weights))
+    kept = scratch.reserve(layer) if train else 0
+    reserve = given.new_empty(kept, dtype=torch.uint8)
+    take(scratch.of_recurrent(layer, backward=False))
+    return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, packed
+
+
+def _backward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
+    given, weights, _, packed, hx, cx, output, d_output, d_hy, d_cy = args[:10]
+    mode, hidden, _, layers, batch_first, dropout, _, both, sizes, _, _, mask = args[10:]
+    d_output = torch.zeros_like(output) if d_output is None else d_output
+    d_hy = torch.zeros_like(hx) if d_hy is None else d_hy
+    d_cy = torch.zeros_like(cx) if d_cy is None and cx is not None else d_cy
+    if batch_first:
+        given = given.transpose(0, 1).contiguous()
+        d_output = d_output.transpose(0, 1).contiguous()
+    layer = _layer(given, mode, hidden, layers, both, sizes, dropout)
+    d_given = given.new_empty(given.shape)
+    d_hx = hx.new_empty(hx.shape)
+    d_cx = None if cx is None else cx.new_empty(cx.shape)
+    d_weights = []
+    if mask[3]:
+        buffer = packed.new_empty(sum(one.numel() for one in weights))
+        parts = buffer.split([one.numel() for one in weights])
+        d_weights = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
+    take(scratch.of_recurrent(layer, backward=True))
+    if batch_first:
+        d_given = d_given.transpose(0, 1)
+    return d_given, d_hx, d_cx, d_weights
+
+
+def _layer(
+    given: Any, mode: int, hidden: int, layers: int, both: bool, sizes: Any, dropout: float
+) -> Layer:
+    rows = given.shape[0] if sizes else given.shape[0] * given.shape[1]
+    return Layer(
+        mode=mode,
+        hidden=hidden,
+        layers=layers,
+        directions=2 if both else 1,
+        rows=rows,
+        batch=sizes[0] if sizes else given.shape[1],
+        width=given.shape[-1],
+        item=given.element_size(),
+        dropout=dropout,
+    )

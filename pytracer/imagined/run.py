@@ -11,10 +11,19 @@ from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
 from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
-from pytracer.imagined import attention, recurrent, standins, surface
+from pytracer.imagined import (
+    attention,
+    frameworks,
+    recurrent,
+    reductions,
+    scratch,
+    standins,
+    surface,
+)
 from pytracer.imagined.adapter import Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
+from pytracer.imagined.sizes import WAYS, Sizes
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
 from pytracer.recorded import Trace
@@ -42,6 +51,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         assume: the values that decide a branch, by line: {"train.py:12": False}.
         ranks: of how many ranks the program is one. The default is what the program asks for.
         rank: which of them.
+        sizes: "balanced" or "worst", for masks of the rows that a router gives to an expert.
     """
 
     def __init__(
@@ -54,6 +64,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         assume: Mapping[str, Any] | None = None,
         ranks: int | None = None,
         rank: int = 0,
+        sizes: str | None = None,
     ) -> None:
         """Checks the options. Changes nothing yet."""
         size = None if capacity is None else parse_size(capacity)
@@ -62,7 +73,10 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._reads = standins.Reads(dict(assume or {}))
         if ranks is not None and not 0 <= rank < ranks:
             raise errors.UsageError(f"rank {rank} is not one of {ranks}: they count from 0")
-        self._job = Job(ranks, rank)
+        if sizes not in (None, *WAYS):
+            raise errors.UsageError(f"sizes={sizes!r}: say one of {', '.join(WAYS)}")
+        self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
+        self._compiled: list[str] = []
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -124,7 +138,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _enter(self, stack: contextlib.ExitStack) -> None:
         rules = allocator_settings.parse(asked_settings()).rules(None, None) if self.card else {}
         device = C.ImaginedDevice(is_cuda=self.card is not None, rules=rules)
-        session = _Session(self._options, device, is_cuda=self.card is not None)
+        session = _Session(self._options, device, self._job, is_cuda=self.card is not None)
         standins.current.append(self._reads)
         stack.callback(standins.current.pop)
         session.start()
@@ -132,18 +146,30 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         device.open()
         stack.callback(device.close)
         stack.enter_context(self._fakes(device, stack).entered())
+        stack.enter_context(frameworks.eager(self._compiled))
+        stack.enter_context(frameworks.imported())
         self._session = session
 
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
             plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(CPU, device, self._reads, plain, lambda func: None, self._job)
+            return Fakes(
+                CPU, device, self._reads, plain, _nothing, self._job, _nothing, self._sizes
+            )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
-        recurrent.refuse(library, is_fake)
+        recurrent.place(library, is_fake)
+        self._scratch = scratch.Taken(device)
         self._workspaces = Workspaces(self.card, device)
-        fakes = Fakes("cuda", device, self._reads, operator, self._workspaces.used_by, self._job)
+        sums = reductions.Reductions(self.card)
+
+        def ran(func: Any, args: Any) -> None:
+            self._workspaces.used_by(func)
+            self._scratch.hold(*sums.scratch(func, args))
+
+        take = self._scratch.take
+        fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take, self._sizes)
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device))
         return fakes
@@ -153,8 +179,10 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         return {
             "card": CPU if card is None else card.name,
             "stand_ins": self._reads.listed(),
+            "sizes": self._how,
+            "compiled": sorted(set(self._compiled)),
             **self._job.document(),
-            **({} if card is None else _facts(card)),
+            **({} if card is None else {**_facts(card), **self._scratch.document()}),
         }
 
 
@@ -168,12 +196,21 @@ def _facts(card: Card) -> dict[str, Any]:
     }
 
 
+def _nothing(*_: Any) -> None:
+    pass
+
+
 class _Session(Session):
     """Records the imagined device, and no real one."""
 
-    def __init__(self, options: Options, device: Any, *, is_cuda: bool) -> None:
+    def __init__(self, options: Options, device: Any, job: Job, *, is_cuda: bool) -> None:
         super().__init__(options)
-        self._device, self._is_cuda = device, is_cuda
+        self._device, self._job, self._is_cuda = device, job, is_cuda
+
+    def _look_once_more(self) -> None:
+        super()._look_once_more()
+        known = {*self._learned["ddp_buckets"], *self._job.buckets}
+        self._learned["ddp_buckets"] = sorted(known)
 
     def _allocator_counters(self) -> dict[str, Any]:
         return {"cuda:0": self._device.counters()} if self._is_cuda else {}

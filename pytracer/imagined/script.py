@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _CHILD = f"""import sys
 sys.path[0] = {str(Path(__file__).parents[2])!r}
 from pytracer.imagined.script import main
 sys.exit(main())"""
+BATCH = "{batch}"  # stands for the number of rows, in arguments and in the environment
 _MOST_LINES = 3  # of a failed program's stderr
 
 
@@ -34,6 +35,36 @@ class Plan:
     steps: int = 2  # of the optimizer; the program is stopped after them
     stacks: bool = False
     assume: Mapping[str, Any] = field(default_factory=dict)
+    ranks: int | None = None
+    rank: int = 0
+    values: Mapping[str, str] = field(default_factory=dict)  # for variables of the script
+    model: Mapping[str, Any] | None = None  # an order for `huggingface.train`, and no program
+    sizes: str | None = None  # for the rows of experts
+    batch: int | None = None  # what {batch} stands for
+
+    def file(self) -> str:
+        """The name of the trace's file."""
+        return f"{self.card}.pytrace" if not self.rank else f"{self.card}.rank{self.rank}.pytrace"
+
+    def filled(self) -> "Plan":
+        """The same with the batch in the place of {batch}."""
+        if self.batch is None:
+            return self
+        words = tuple(word.replace(BATCH, str(self.batch)) for word in self.program)
+        values = {name: text.replace(BATCH, str(self.batch)) for name, text in self.values.items()}
+        model = None if self.model is None else {**self.model, "batch": self.batch}
+        return replace(self, program=words, values=values, model=model)
+
+    def environment(self) -> dict[str, str]:
+        """The environment of the program."""
+        if self.batch is None:
+            return dict(os.environ)
+        return {name: text.replace(BATCH, str(self.batch)) for name, text in os.environ.items()}
+
+    def uses_batch(self) -> bool:
+        """Whether anything depends on the batch."""
+        places = (*self.program, *self.values.values(), *os.environ.values())
+        return self.model is not None or any(BATCH in text for text in places)
 
 
 @dataclass(frozen=True)
@@ -47,13 +78,15 @@ class Imagined:
 
 def imagine(plan: Plan, keep: Path) -> Imagined:
     """Runs the plan in another process, and reads the trace that it writes into the folder `keep`."""
-    path = keep / f"{plan.card}.pytrace"
+    path = keep / plan.file()
+    environment = plan.environment()
+    plan = plan.filled()
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "problem"
         order = {**vars(plan), "path": str(path), "problem": str(report)}
         child = subprocess.run(
             [sys.executable, "-c", _CHILD],
-            env={**os.environ, _ORDER: json.dumps(order), "PYTRACER": ""},
+            env={**environment, _ORDER: json.dumps(order), "PYTRACER": ""},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -85,7 +118,15 @@ class _Run:
         from pytracer.imagined.run import imagine as block
 
         plan = self._plan
-        self._block = block(plan.card, plan.capacity, stacks=plan.stacks, assume=plan.assume)
+        self._block = block(
+            plan.card,
+            plan.capacity,
+            stacks=plan.stacks,
+            assume=plan.assume,
+            ranks=plan.ranks,
+            rank=plan.rank,
+            sizes=plan.sizes,
+        )
         self._block.__enter__()
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -118,7 +159,7 @@ def main() -> int:
     run = _Run(plan)
     problem = ""
     try:
-        execute = runner.program(plan.program, as_module=plan.as_module)
+        execute = _program(plan)
         runner.after_import("torch", run.begin)
         with suppress(_Enough):
             execute()
@@ -136,6 +177,28 @@ def main() -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     return 0
+
+
+def _program(plan: Plan) -> Callable[[], None]:
+    if plan.model is not None:
+        order = plan.model
+
+        def execute() -> None:
+            import torch  # noqa: F401  the block begins here
+
+            from pytracer.imagined import huggingface
+
+            huggingface.train(huggingface.Order(**order), plan.steps)
+
+        return execute
+    values = {name: _whole(name, text) for name, text in plan.values.items()}
+    return runner.program(plan.program, as_module=plan.as_module, values=values)
+
+
+def _whole(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise errors.UsageError(f"--set {name}={text}: write a whole number, or {BATCH}")
+    return int(text)
 
 
 def _in_one_line(error: Exception) -> str:

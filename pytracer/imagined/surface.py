@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pytracer import private_torch
 from pytracer.imagined.cards import Card
 from pytracer.imagined.patches import replaced
 
@@ -24,15 +25,17 @@ def described(card: Card, device: Any) -> Iterator[None]:
     """
     counters, trim = device.counters, device.trim
     streams = Streams(device.use)
+    bindings = private_torch.bindings
     with contextlib.ExitStack() as stack:
         for owner, answers in (
             (torch.cuda, {**_cuda(card, counters, trim), **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
+            (bindings, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
             (torch.accelerator, {**_accelerator(), **streams.of_accelerators()}),
         ):
             for name, answer in answers.items():
-                if hasattr(owner, name):
+                if hasattr(owner, name) or owner is bindings:
                     stack.enter_context(replaced(owner, name, answer))
         yield
 

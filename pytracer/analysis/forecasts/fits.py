@@ -34,6 +34,14 @@ _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
     "context, kernels and libraries; an H200 has 744 MiB."
 )
+_CUDNN = (
+    "cuDNN's scratch is known only on the card. The answer is without it; the table and the line per "
+    "card have the most that it may take."
+)
+_NCCL = (
+    "NCCL's own buffers are not counted: it takes 0.2 to 1 GiB of the card beside torch's allocator, "
+    "by the number of its groups and channels."
+)
 
 
 @dataclass(frozen=True)
@@ -59,6 +67,7 @@ class Fits:
     choices: tuple[Choice, ...]  # settings, least memory first
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
+    scratch: int = 0  # bytes that cuDNN may take beside, at most: not known in an imagined run
     verified: Verified | None = None  # None: not verified
 
     def __bool__(self) -> bool:
@@ -111,9 +120,15 @@ def fits(
         smallest_card=replayed.smallest_room + beside,
         holders=_holders(trace, replayed),
         choices=tuple(allocator_advice.choices(trace, name, left)),
-        notes=(*replayed.notes, *notes),
+        notes=(*replayed.notes, *notes, *([_CUDNN] if _scratch(trace) else [])),
+        scratch=_scratch(trace),
         _render=render,
     )
+
+
+def _scratch(trace: Trace) -> int:
+    imagined = meta.of(trace).imagined
+    return 0 if imagined is None or imagined.peak_at_most is None else imagined.scratch_at_most
 
 
 def room(trace: Trace, on: int | str, device: str) -> int:
@@ -135,7 +150,8 @@ def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
     """The card's bytes beside torch's allocator, and notes on how they are known."""
     imagined = meta.of(trace).imagined
     if imagined is not None:
-        return (0, [_NOT_MEASURED]) if imagined.beside is None else (imagined.beside, [])
+        notes = [_NOT_MEASURED] if imagined.beside is None else []
+        return imagined.beside or 0, [*notes, _NCCL] if imagined.ranks > 1 else notes
     rows = ledger.ledger(trace, "end", device).rows
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)

@@ -1,0 +1,260 @@
+"""Imagined ranks: torch's own FSDP2, DDP, tensor and pipeline parallelism, and one real member."""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import pytracer
+from pytracer import errors
+from pytracer.imagined import ranks
+
+WIDTH, LAYERS = 256, 4
+BLOCK = 8 * WIDTH * WIDTH + 5 * WIDTH  # parameters of one block
+
+
+class Block(nn.Module):
+    """Two linear layers around an activation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def blocks() -> nn.Sequential:
+    return nn.Sequential(*(Block() for _ in range(LAYERS))).to("cuda")
+
+
+def train(model: Any, *, steps: int = 2) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    for _ in range(steps):
+        model(torch.randn(16, WIDTH, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return optimizer
+
+
+def sharded() -> Any:
+    dist.init_process_group("nccl")
+    model = blocks()
+    for block in model:
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
+@pytest.mark.parametrize("size", [2, 64, 512])
+def test_fsdp2_keeps_a_share_of_everything_and_gathers_one_block_at_a_time(size: int) -> None:
+    """On meshes of any size, whose coordinates torch looks up by value."""
+    with pytracer.imagine("H100", ranks=size) as t:
+        model = sharded()
+        assert dist.get_world_size() == size
+        optimizer = train(model)
+    del optimizer
+    rows = [shape[0] for block in model for shape in (p.shape for p in block.parameters())]
+    wide = {4 * WIDTH: WIDTH, WIDTH: 4 * WIDTH}
+    share = sum(
+        -(-row // size) * (wide[row] + 1) for row in rows[::2]
+    )  # of a weight and its bias, split by rows
+    summary = t.summary()
+    assert summary.loc["weights", "at_end"] == 4 * share
+    assert summary.loc["optimizer_state", "at_end"] == 2 * 4 * share
+    taken = t.allocations()
+    gathered = taken[(taken["category"] == "communication") & (taken["phase"] == "forward")]
+    whole = sum(-(-row // size) * size * (wide[row] + 1) for row in (4 * WIDTH, WIDTH))
+    assert set(gathered["requested_bytes"]) == {4 * whole}
+    assert len(gathered) == 2 * LAYERS, "each block once in each of two steps"
+    assert t.data.meta["imagined"]["ranks"] == size
+    assert f"rank 0 of {size}" in t.table().replace("\n          ", " ")
+
+
+def ddp(**options: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        dist.init_process_group("nccl")
+        return nn.parallel.DistributedDataParallel(blocks(), device_ids=[0], **options)
+
+    return make
+
+
+def test_ddp_has_the_buckets_that_torchs_own_reducer_makes() -> None:
+    """One for the first backward pass, and then by size, in the order of the gradients."""
+    with pytracer.imagine("H100", ranks=8) as t:
+        model = ddp(bucket_cap_mb=4)()
+        train(model, steps=3)
+    half = 4 * LAYERS * BLOCK // 2  # two blocks pass 4 MiB together
+    assert t.data.meta["ddp_buckets"] == [half, 2 * half]
+    buckets = t.allocations()
+    buckets = buckets[buckets["role"] == "bucket"]
+    assert buckets["requested_bytes"].tolist() == [2 * half, half, half]
+    assert t.peak.by_category["communication"] == 4 * LAYERS * BLOCK
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"find_unused_parameters": True},
+        {"gradient_as_bucket_view": True},
+        pytest.param(
+            {"static_graph": True},
+            marks=pytest.mark.skipif(
+                torch.backends.cuda.is_built(), reason="times are measured on the device then"
+            ),
+        ),
+    ],
+)
+def test_ddp_goes_through_with_its_options(options: dict[str, Any]) -> None:
+    """And gradients that are views of buckets take no memory of their own."""
+    with pytracer.imagine("H100", ranks=2) as t:
+        train(ddp(**options)())
+    own = t.summary()["own_peak"]
+    assert own["gradients"] == 4 * LAYERS * BLOCK
+    buckets = 0 if "gradient_as_bucket_view" in options else 4 * LAYERS * BLOCK
+    assert own["communication"] == buckets
+
+
+def test_tensor_parallel_layers_and_their_state_have_a_share() -> None:
+    """DTensor does its operators by other operators, which are all seen."""
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    with pytracer.imagine("H100", ranks=4) as t:
+        dist.init_process_group("nccl")
+        mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("tp",))
+        model = blocks()
+        for block in model:
+            parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        train(model)
+    share = 2 * WIDTH * WIDTH + WIDTH + WIDTH  # the bias of `down` is whole
+    assert t.summary().loc["weights", "at_end"] == 4 * LAYERS * share
+    assert t.data.meta["imagined"]["meshes"] == [{"shape": [4], "names": ["tp"]}]
+
+
+def test_each_stage_of_a_pipeline_is_a_class_of_ranks() -> None:
+    """By the dimension of the mesh, or because ranks send to each other."""
+    mesh = {"shape": [4, 2, 8], "names": ["pp", "dp", "tp"]}
+    assert ranks.classes(64, [mesh], talks=True) == [0, 16, 32, 48]
+    assert ranks.classes(64, [{"shape": [64], "names": ["dp"]}], talks=False) == [0]
+    assert ranks.classes(4, [], talks=True) == [0, 1, 2, 3]
+    assert ranks.classes(64, [], talks=True) == [0, 1, 32, 63]
+
+
+def test_a_stage_runs_alone_and_talks_to_nobody() -> None:
+    """The first and the last stage, one forward and one backward in turn."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    peaks = []
+    for rank in (0, 1):
+        with pytracer.imagine("H100", ranks=2, rank=rank) as t:
+            dist.init_process_group("nccl")
+            like = torch.empty(4, WIDTH, device="cuda", requires_grad=True)
+            stage = PipelineStage(
+                blocks(), rank, 2, torch.device("cuda"), input_args=like, output_args=like
+            )
+            schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
+            x = torch.randn(16, WIDTH, device="cuda")
+            schedule.step(x) if rank == 0 else schedule.step(target=x)
+        assert t.data.meta["imagined"]["point_to_point"]
+        peaks.append(t.peak.by_category["activations"])
+    assert peaks[0] > peaks[1], "the first stage has more batches under way"
+
+
+def test_objects_of_other_ranks_are_those_of_this_one() -> None:
+    """A program that gathers them goes on; one that receives another's stops, with its line."""
+    with pytracer.imagine("H100", ranks=3, rank=1):
+        dist.init_process_group("nccl")
+        assert dist.get_rank() == 1
+        objects: list[Any] = [None] * 3
+        dist.all_gather_object(objects, "mine")
+        assert objects == ["mine"] * 3
+        with pytest.raises(errors.CannotImagine, match=r"test_imagine_ranks.py:\d+.*input_args"):
+            dist.recv_object_list(objects, 0)
+
+
+def test_values_of_other_ranks_are_those_of_this_one() -> None:
+    """As far as they are known: a sum over ranks is not."""
+    with pytracer.imagine("H100", ranks=4):
+        dist.init_process_group("nccl")
+        own = torch.tensor([7])
+        parts = [torch.empty(1, dtype=torch.long) for _ in range(4)]
+        dist.all_gather(parts, own)
+        assert [part.item() for part in parts] == [7] * 4
+        dist.broadcast(own, 0)
+        assert bool(own == 7)
+        dist.all_reduce(own)
+        with pytest.raises(errors.CannotImagine, match="decides"):
+            bool(own == 28)
+
+
+def test_afterwards_the_process_has_no_ranks() -> None:
+    """No group, no variable, no hook, none of torch's functions."""
+
+    def state() -> dict[str, Any]:
+        groups = dist.distributed_c10d
+        return {
+            "environment": dict(os.environ),
+            "hook": sys.excepthook,
+            "group": dist.is_initialized(),
+            "functions": {name: value for name, value in vars(groups).items() if callable(value)},
+            "reducer": dict(vars(dist.Reducer)),
+            "mesh": dict(vars(dist.DeviceMesh)),
+            "layers": dict(vars(nn.RNNBase)),
+        }
+
+    before = state()
+    with pytracer.imagine("H100", ranks=2):
+        train(sharded())
+        assert os.environ["WORLD_SIZE"] == "2"
+    assert state() == before
+
+
+def test_a_rank_that_is_not_there_is_refused_and_so_is_another_number_of_ranks() -> None:
+    """In words."""
+    with pytest.raises(errors.UsageError, match="rank 2 is not one of 2"):
+        pytracer.imagine("H100", ranks=2, rank=2)
+    with (
+        pytest.raises(errors.CannotImagine, match="wants 4 ranks, and 2 are imagined"),
+        pytracer.imagine("H100", ranks=2),
+    ):
+        dist.init_process_group("nccl", rank=0, world_size=4)
+    with (
+        pytest.raises(errors.CannotImagine, match="--ranks 8"),
+        pytracer.imagine("H100"),
+    ):
+        dist.init_process_group("nccl")
+    with pytracer.imagine("H100") as t:
+        dist.init_process_group("nccl", rank=3, world_size=4)
+    assert t.data.meta["imagined"]["rank"] == 3
+
+
+def test_each_stream_has_blocks_of_its_own() -> None:
+    """As on a card: what one stream has freed serves no other."""
+
+    def reserved(*, aside: bool) -> int:
+        with pytracer.imagine("H100") as t:
+            stream = torch.cuda.Stream()
+            torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+            with torch.cuda.stream(stream if aside else None):
+                assert (torch.cuda.current_stream() == stream) == aside
+                torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+            assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        assert (
+            t.replay("").peak_reserved
+            == t.data.meta["counters"]["end"]["cuda:0"]["reserved_bytes.peak"]
+        )
+        return int(t.replay("").peak_reserved)
+
+    assert reserved(aside=False) == 64 << 20
+    assert reserved(aside=True) == 128 << 20
