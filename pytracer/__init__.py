@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from pytracer.api import trace
     from pytracer.imagined.run import imagine, is_imagining
     from pytracer.imagined.search import largest_batch
-    from pytracer.job import Job, load
+    from pytracer.job import Job
+    from pytracer.loading import load
     from pytracer.reading import LoadedTrace
 
 __all__ = [
@@ -43,10 +44,14 @@ def __getattr__(name: str) -> Any:
         from pytracer.reading import LoadedTrace
 
         return LoadedTrace
-    if name in ("Job", "load"):
-        from pytracer import job
+    if name == "Job":
+        from pytracer.job import Job
 
-        return getattr(job, name)
+        return Job
+    if name == "load":
+        from pytracer.loading import load
+
+        return load
     if name in ("imagine", "is_imagining"):
         from pytracer.imagined import run
 

@@ -1,4 +1,4 @@
-"""A job of many ranks as one object, and `load()`, which reads a file or a folder of them."""
+"""A job of many ranks as one object."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytracer import anonymous, errors, frames, reading
+from pytracer import anonymous, errors, frames
 from pytracer.ranks import clocks, compare, dataset, engines, folder
 from pytracer.ranks.compare import Comparison
 from pytracer.ranks.digest import Digest
@@ -25,41 +25,6 @@ if TYPE_CHECKING:
 _KEYS = ("rank", "host", "part", "step", "category", "module", "op", "line")
 _MOST_TIMELINES = 64  # in one file: a browser holds no more
 _MOST_PAGES = 4
-
-
-def load(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
-    """Reads a trace from a file, or all ranks of a job from a folder.
-
-    A file is read as far as it was written before the program ended. Memory snapshots of torch
-    (`torch.cuda.memory._dump_snapshot`) are read too, and nothing in them is executed. A
-    RuntimeWarning says what an incomplete file lacks.
-
-    A folder becomes a `Job`: its table compares the ranks, and its other views are those of the rank
-    with the highest peak.
-
-    Example:
-        t = load("run.pytrace")
-        print(t)
-        job = load("run/")
-        print(job)
-        print(job.rank(3))
-
-    Args:
-        path: a `.pytrace` file, a memory snapshot, a folder of them, or a pattern such as
-            "run/train.rank*.pytrace".
-        engine: for a folder: "dask" or the address of Dask's scheduler, to read files in parallel.
-
-    Raises:
-        errors.UnreadableTrace: the file is missing, no trace, damaged beyond reading, or of a newer
-            format; or the folder has no trace.
-        errors.UsageError: the folder has the files of several runs.
-    """
-    return read_job(path, engine) if folder.is_job(path) else reading.load(path)
-
-
-def read(path: str | Path, *, engine: str | None = None) -> LoadedTrace:
-    """Like `load`, without the warning. For callers that report an incomplete file themselves."""
-    return read_job(path, engine) if folder.is_job(path) else reading.read(path)
 
 
 def read_job(path: str | Path, engine: str | None = None) -> "Job":

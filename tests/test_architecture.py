@@ -64,6 +64,7 @@ MAY_IMPORT = {
     # The public face: what can be asked, and where capture and analysis meet.
     "reading": {*WORDS, *FORECASTS, "anonymous", "cost", "export", "snapshot", "verify"},
     "job": {*WORDS, *ANSWERS, "anonymous", "export", "ranks", "reading"},
+    "loading": {"job", "reading"},
     "api": {
         *WORDS,
         "private_torch",
@@ -84,10 +85,29 @@ MAY_IMPORT = {
     "runner": {*WORDS, *FACTS, "api", "capture", "environment", "offload"},
     "doctor": {*WORDS, "private_torch", *ANSWERS, "_native", "capture"},
     "cli": {*WORDS, *FORECASTS, "_native", "api", "capture", "claims", "cost", "demo", "doctor"}
-    | {"driver", "environment", "export", "gemm", "imagined", "integrations", "job", "ranks"}
+    | {
+        "driver",
+        "environment",
+        "export",
+        "gemm",
+        "imagined",
+        "integrations",
+        "job",
+        "loading",
+        "ranks",
+    }
     | {"reading", "runner", "verify"},
     "__main__": {"cli"},
-    "__init__": {"api", "errors", "imagined", "integrations", "job", "reading", "version"},
+    "__init__": {
+        "api",
+        "errors",
+        "imagined",
+        "integrations",
+        "job",
+        "loading",
+        "reading",
+        "version",
+    },
 }
 # Rooms in which every file may import torch, and the files that may in the others.
 KNOWS_TORCH = {"capture", "claims", "imagined"}

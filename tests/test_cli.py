@@ -250,9 +250,14 @@ def test_a_trace_is_not_replaced_by_its_own_export(
 
 
 @pytest.mark.parametrize("folder", [".", "..", "/"])
-def test_a_folder_to_export_is_no_trace_also_where_it_has_no_name(
-    folder: str, here: Path, capsys: pytest.CaptureFixture[str]
+def test_a_folder_without_traces_is_no_job_also_where_it_has_no_name(
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
     code, out, err = run(capsys, "export", folder)
     assert (code, out) == (4, "")
     assert "directory" in err

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 import pytracer
 from programs import many_ranks
-from pytracer import errors, job, meta
+from pytracer import errors, meta
 from pytracer.cli import main
 from pytracer.meta import ClockReading
 from pytracer.ranks import clocks, compare, dataset, digest, folder
@@ -402,8 +402,8 @@ def test_a_job_that_ends_well_leaves_no_file_of_its_last_steps(tmp_path: Path) -
         "train.rank0.pytrace",
         "train.rank1.pytrace",
     }
-    by_file = job.load(tmp_path / "train.rank*.pytrace").comparison
-    by_digest = job.load(tmp_path / "digests").comparison
+    by_file = pytracer.load(tmp_path / "train.rank*.pytrace").comparison
+    by_digest = pytracer.load(tmp_path / "digests").comparison
     assert [one.peak for one in by_digest.digests] == [one.peak for one in by_file.digests]
     kept = meta.of(pytracer.load(tmp_path / "train.rank1.pytrace").data)
     assert kept.sharding.wrappers == ("DDP",)

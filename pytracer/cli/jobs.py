@@ -16,9 +16,9 @@ _MERGED = {"perfetto": ".pftrace", "chrome": ".json.gz"}
 
 def is_job(path: Path | None) -> bool:
     """Whether the argument names a folder of ranks."""
-    from pytracer.ranks import folder
+    from pytracer import loading
 
-    return path is not None and folder.is_job(path)
+    return path is not None and loading.is_job(path)
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
@@ -146,8 +146,11 @@ def _require_all(path: Path, found: Any) -> None:
 
 def export(options: argparse.Namespace) -> int:
     """Writes all ranks as one timeline, or their digests as a dataset."""
+    from pytracer.ranks import dataset, folder
     from pytracer.units import size_text
 
+    if not dataset.is_dataset(options.file):
+        folder.files_of(options.file)  # there are none: that is worth more than a wrong format
     name, target = _export_target(options)
     if options.drop_alike and name != "parquet":
         raise errors.UsageError(

@@ -128,11 +128,11 @@ def read(file: Path, *, anonymous: bool = False) -> Any:
 
     Prints a note if the file is damaged.
     """
-    from pytracer import job
+    from pytracer import loading
 
-    loaded = job.read(file)
-    if isinstance(loaded, job.Job):
-        there = loaded.comparison
+    loaded = loading.read(file)
+    if loading.is_job(file):
+        there: Any = loaded.comparison  # type: ignore[attr-defined]
         tell(f"rank {there.worst.rank} of {there.world_size}, which has the highest peak:")
     note_damage(file, loaded)
     return loaded.anonymous() if anonymous else loaded

@@ -184,7 +184,7 @@ class Diff(Command):
             default="category,module,op,line,phase",
             metavar="KEY,...",
             help="keys that distinguish rows (default: category,module,op,line,phase); also "
-            "role, name, shape, dtype, step, pool, free_phase",
+            "role, name, shape, dtype, step, pool, free_phase, mesh_dim",
         )
         parser.add_argument("--at", choices=("peak", "end"), default="peak", help="default: peak")
         parser.add_argument(

@@ -11,14 +11,10 @@ from pytracer.ranks.digest import Digest
 from pytracer.recorded import Trace, load
 
 SUFFIXES = (".pytrace", ".pickle", ".pkl")
+_DEPTHS = ("*", "*/*")  # a job may have a folder per host
 _RANK = re.compile(r"rank[_-]?(\d{1,9})", re.IGNORECASE)
 # Attempts and last steps of the same job.
 _LATER = re.compile(r"\.restart\d+|-oom|-last")
-
-
-def is_job(path: str | Path) -> bool:
-    """Whether the path is a folder, or a pattern such as run/train.rank*.pytrace."""
-    return Path(path).is_dir() or "*" in str(path)
 
 
 def files_of(path: str | Path) -> list[Path]:
@@ -32,9 +28,12 @@ def files_of(path: str | Path) -> list[Path]:
     if "*" in str(place):
         files = sorted(place.parent.glob(place.name))
     else:
-        files = sorted(file for file in place.rglob("*") if file.name.endswith(SUFFIXES))
+        there = (file for depth in _DEPTHS for file in place.glob(depth))
+        files = sorted(file for file in there if file.name.endswith(SUFFIXES))
     if not files:
-        raise errors.UnreadableTrace(f"{path} has no trace: no file there ends in .pytrace")
+        raise errors.UnreadableTrace(
+            f"{path} is a directory without a trace: no file there ends in .pytrace"
+        )
     jobs = sorted({_job_of(file) for file in files})
     # A job may have a folder per host, but no file twice.
     if len(jobs) == 1 and len({file.name for file in files}) < len(files):
