@@ -108,11 +108,13 @@ def trained(
     *,
     part: int | None = None,
     scope: Callable[..., Any] | None = None,
+    mixed: bool = False,
     before_step: Callable[[], None] = lambda: None,
 ) -> Training:
     """Trains `net` with AdamW. `part`: which data; by default each rank has its own."""
     ids, targets = batch(place, place.rank if part is None else part)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    # Parameters that are cut and others are in one optimizer: its loop over all at once cannot mix them.
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-4, foreach=False if mixed else None)
 
     def step() -> float:
         if scope is None:
@@ -297,7 +299,7 @@ def tensor_parallel(place: Place) -> Training:
     """Each matrix of a layer is cut; all ranks see the same data."""
     net = model(place)
     _split(net, place.mesh(place.ranks, names=("tensor",)))
-    return trained(net, place, part=0)
+    return trained(net, place, part=0, mixed=True)
 
 
 @way(ranks=4)

@@ -412,6 +412,23 @@ def test_a_sum_that_is_not_the_allocators_is_told() -> None:
     assert (row.name, row.count) == ("allocator_disagrees", 24)
 
 
+def test_a_block_freed_after_the_counters_were_read_is_no_disagreement() -> None:
+    """The engine's thread may let go of blocks while a recording ends."""
+    building = TraceBuilder()
+    building.snapshot(device="cuda")
+    block = building.alloc(1000, device="cuda")
+    read = building.now + 1
+    building.free(block)
+    counted = {"requested_bytes.current": 1000, "ticks.before": read, "ticks.after": read}
+    building.meta["counters"] = {"end": {"cuda:0": counted}}
+    assert not recording_quality.health_rows(building.trace())
+    counted["requested_bytes.current"] = 1024
+    (row,) = recording_quality.health_rows(building.trace())
+    assert (row.name, row.count) == ("allocator_disagrees", 24)
+    counted["ticks.after"] = building.now  # the free came while they were read
+    assert not recording_quality.health_rows(building.trace())
+
+
 def test_an_allocator_without_events_is_told_in_its_own_words() -> None:
     building = TraceBuilder()
     building.meta["cuda_problem"] = "the CUDA allocator is cudaMallocAsync"

@@ -44,11 +44,14 @@ with trace(devices="cpu", table=False) as t:
         net(torch.randn(4, 256)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
+    parameters = sum(p.numel() for p in net.parameters())
+    if way == "dropped":
+        del net, optimizer
 summary = t.summary()
 allocations = t.allocations()
 communication = allocations[allocations.category == "communication"]
 print(json.dumps({
-    "parameters": sum(p.numel() for p in net.parameters()),
+    "parameters": parameters,
     "at_end": summary.at_end.to_dict(),
     "at_peak": summary.at_peak.to_dict(),
     "most": summary.own_peak.to_dict(),
@@ -91,6 +94,13 @@ def test_the_buckets_of_ddp_are_communication_and_no_activations(trained) -> Non
     assert found["at_end"]["activations"] < 0.1 * gradients  # the last call's output and input
     assert found["most"]["gradients"] == gradients
     assert found["at_peak"]["unknown"] == 0
+
+
+@pytest.mark.slow
+def test_buckets_are_known_though_the_model_is_gone_before_the_trace_ends(trained) -> None:
+    found = trained("dropped")
+    assert found["most"]["communication"] >= 4 * found["parameters"]
+    assert found["most"]["functional"] < found["parameters"]
 
 
 @pytest.mark.slow

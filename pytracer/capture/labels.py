@@ -55,6 +55,7 @@ class Labels:
         self._roots: list[_Root] = []
         self._had_root = False
         self._engines = deepspeed.Engines()
+        self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self._parameter_names: dict[int, str] = {}
         # Names of parameters that no known module has, with the parameters' ids.
         self._group_names: dict[str, int] = {}
@@ -257,16 +258,19 @@ class Labels:
             gradients = [C.gradient_of(tensor) for tensor in tensors]
             C.label_as(_GRADIENTS, "parameter", [g for g in gradients if g is not None])
 
-    def bucket_sizes(self) -> list[int]:
-        """Returns the bytes of DistributedDataParallel's buckets. Only their sizes are public."""
-        sizes: set[int] = set()
+    def learn_buckets(self) -> list[int]:
+        """Returns the bytes of DistributedDataParallel's buckets so far. Only their sizes are public.
+
+        It asks while the model is there: the program may drop it before the recording ends.
+        """
         for module in self._living_roots():
             if not is_a(module, torch.nn.parallel.DistributedDataParallel):
                 continue
             logged = private_torch.read_buckets(module)
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
-                sizes |= {int(size) for size in re.findall(r"\d+", str(logged.get(key, "")))}
-        return sorted(sizes)
+                sizes = re.findall(r"\d+", str(logged.get(key, "")))
+                self._bucket_sizes.update(map(int, sizes))
+        return sorted(self._bucket_sizes)
 
     def sharding(self) -> dict[str, Any]:
         """Returns how the models are spread over the ranks of the job."""

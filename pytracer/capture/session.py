@@ -184,8 +184,10 @@ class Session:
             self.memory.called(calls)
         if steps:
             self.clocks.stepped(steps)
-            if self.memory.stepped(steps) and self.options.path is not None:
-                self._note_progress()
+            if self.memory.stepped(steps):
+                C.quietly(HOOKS.labels.learn_buckets)
+                if self.options.path is not None:
+                    self._note_progress()
 
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording and returns its Trace; None in a forked child, which records nothing.
@@ -238,7 +240,7 @@ class Session:
         labels = HOOKS.labels
         C.quietly(labels.label_everything)
         self._learned |= {
-            "ddp_buckets": C.quietly(labels.bucket_sizes) or [],
+            "ddp_buckets": C.quietly(labels.learn_buckets) or [],
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
         }
@@ -399,12 +401,15 @@ def _counted_by_cuda() -> dict[str, Any]:
     wanted = ("allocated_bytes", "requested_bytes", "active_bytes", "reserved_bytes")
     counters = {}
     for index in range(torch.cuda.device_count()):
+        before = C.read_clock()[0]
         stats = torch.cuda.memory_stats(index)
         counters[f"cuda:{index}"] = {
             f"{name}.{which}": stats.get(f"{name}.all.{which}", 0)
             for name in wanted
             for which in ("current", "peak")
         }
+        # Another thread may free blocks meanwhile and afterwards: the engine's, for example.
+        counters[f"cuda:{index}"] |= {"ticks.before": before, "ticks.after": C.read_clock()[0]}
         total = torch.cuda.get_device_properties(index).total_memory
         allowed = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(index)
         counters[f"cuda:{index}"]["limit_bytes"] = int(total * allowed)

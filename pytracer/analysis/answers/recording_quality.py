@@ -106,20 +106,40 @@ def differences(trace: Trace) -> Iterator[tuple[str, int, int]]:
     """Devices on which the live bytes by the events (first) differ from the allocator's (second).
 
     Without a snapshot at the beginning of a device's recording (the allocator reports no events)
-    there is nothing to compare.
+    there is nothing to compare. Nor is there if a block came or went while the counters were read.
     """
     if meta.of(trace).cuda_problem:
         return
     lives = lifetimes(trace)
-    alive = lives.completed < 0
     for device in devices.counted_devices(trace):
         expected = devices.counted(trace, device, "requested_bytes.current")
         if expected is None or device == "cpu":
             continue
         here = devices.on(trace, device, lives.place)
+        alive = _alive_when_counted(trace, device, here)
+        if alive is None:
+            continue
         total = int(lives.bytes[alive & here].sum())
         if total != expected:
             yield device, total, expected
+
+
+def _alive_when_counted(trace: Trace, device: str, here: Mask) -> Mask | None:
+    """The blocks that were alive as the counters were read; None if one of them changed meanwhile."""
+    lives, ticks = lifetimes(trace), trace.events.ticks
+    before, after = (
+        devices.counted(trace, device, f"ticks.{moment}") for moment in ("before", "after")
+    )
+    if before is None or after is None or not 0 <= before <= after < 2**64:
+        return lives.completed < 0  # an older file: they were read right before its end
+    changes = np.concatenate([lives.start[here], lives.completed[here]])
+    times = ticks[changes[changes >= 0]]
+    if ((times >= before) & (times <= after)).any():
+        return None
+    made = (lives.start < 0) | (ticks[np.maximum(lives.start, 0)] < before)
+    gone = (lives.completed >= 0) & (ticks[np.maximum(lives.completed, 0)] < before)
+    alive: Mask = made & ~gone
+    return alive
 
 
 # ---------------------------------------------------------------- mistakes
