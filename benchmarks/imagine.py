@@ -153,7 +153,7 @@ def of(name: str, config: str, **options: Any) -> Callable[[], nn.Module]:
 
 GPT2 = ("GPT2LMHeadModel", "GPT2Config")
 LLAMA = ("LlamaForCausalLM", "LlamaConfig")
-_llama = {
+LLAMA_SIZES = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 8,
@@ -162,7 +162,7 @@ _llama = {
     "vocab_size": 32000,
     "use_cache": False,
 }
-_gpt2 = {"use_cache": False, "n_layer": 6}
+GPT2_SIZES = {"use_cache": False, "n_layer": 6}
 
 TRANSFORMERS: dict[str, Program] = {
     "BERT, fp32, AdamW": trains(
@@ -174,22 +174,22 @@ TRANSFORMERS: dict[str, Program] = {
         fused,
         amp=True,
     ),
-    "GPT-2, AMP, AdamW": trains(of(*GPT2, **_gpt2), words(50257, 8, 512), amp=True),
-    "GPT-2, fp32, Adam in a loop": trains(of(*GPT2, **_gpt2), words(50257, 4, 512), loop),
+    "GPT-2, AMP, AdamW": trains(of(*GPT2, **GPT2_SIZES), words(50257, 8, 512), amp=True),
+    "GPT-2, fp32, Adam in a loop": trains(of(*GPT2, **GPT2_SIZES), words(50257, 4, 512), loop),
     "GPT-2, AMP, eager attention": trains(
-        of(*GPT2, **_gpt2, attn_implementation="eager"), words(50257, 4, 512), fused, amp=True
+        of(*GPT2, **GPT2_SIZES, attn_implementation="eager"), words(50257, 4, 512), fused, amp=True
     ),
     "GPT-2, AMP, checkpointed": trains(
-        of(*GPT2, **_gpt2), words(50257, 8, 512), fused, amp=True, checkpoint=True
+        of(*GPT2, **GPT2_SIZES), words(50257, 8, 512), fused, amp=True, checkpoint=True
     ),
     "Llama, bfloat16, SGD": trains(
-        of(*LLAMA, **_llama), words(32000, 4, 512), momentum, dtype=torch.bfloat16
+        of(*LLAMA, **LLAMA_SIZES), words(32000, 4, 512), momentum, dtype=torch.bfloat16
     ),
     "Llama, AMP, accumulation": trains(
-        of(*LLAMA, **_llama), words(32000, 4, 512), fused, amp=True, micro=2
+        of(*LLAMA, **LLAMA_SIZES), words(32000, 4, 512), fused, amp=True, micro=2
     ),
     "Llama, AMP, checkpointed": trains(
-        of(*LLAMA, **_llama), words(32000, 4, 1024), adamw, amp=True, checkpoint=True
+        of(*LLAMA, **LLAMA_SIZES), words(32000, 4, 1024), adamw, amp=True, checkpoint=True
     ),
     "T5, fp32, Adafactor": trains(
         of("T5ForConditionalGeneration", "T5Config", num_layers=6, decoder_start_token_id=0),

@@ -24,7 +24,9 @@ from torch import nn  # noqa: E402
 
 from benchmarks.imagine import (  # noqa: E402
     GPT2,
+    GPT2_SIZES,
     LLAMA,
+    LLAMA_SIZES,
     answer,
     apart,
     fused,
@@ -38,16 +40,6 @@ from benchmarks.imagine import (  # noqa: E402
 
 RANKS = 2
 STEPS = 3
-_llama = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "vocab_size": 32000,
-    "use_cache": False,
-}
-_gpt2 = {"use_cache": False, "n_layer": 6}
 Wrap = Callable[[nn.Module, torch.device], nn.Module]
 
 # ---------------------------------------------------------------- how they share the work
@@ -199,20 +191,20 @@ def pipeline() -> None:
 
 
 PROGRAMS: dict[str, Callable[[], None]] = {
-    "FSDP2, Llama, fp32": trains(of(*LLAMA, **_llama), fsdp2(), words(32000, 4, 512)),
-    "FSDP2, Llama, bfloat16": trains(of(*LLAMA, **_llama), mixed(), words(32000, 4, 512)),
+    "FSDP2, Llama, fp32": trains(of(*LLAMA, **LLAMA_SIZES), fsdp2(), words(32000, 4, 512)),
+    "FSDP2, Llama, bfloat16": trains(of(*LLAMA, **LLAMA_SIZES), mixed(), words(32000, 4, 512)),
     "FSDP2, Llama, bfloat16, checkpointed": trains(
-        of(*LLAMA, **_llama), mixed(), words(32000, 4, 1024), checkpoint=True
+        of(*LLAMA, **LLAMA_SIZES), mixed(), words(32000, 4, 1024), checkpoint=True
     ),
     "FSDP2, GPT-2, kept gathered": trains(
-        of(*GPT2, **_gpt2), mixed(reshard_after_forward=False), words(50257, 4, 512)
+        of(*GPT2, **GPT2_SIZES), mixed(reshard_after_forward=False), words(50257, 4, 512)
     ),
-    "DDP, GPT-2, AMP": trains(of(*GPT2, **_gpt2), ddp(), words(50257, 4, 512), amp=True),
+    "DDP, GPT-2, AMP": trains(of(*GPT2, **GPT2_SIZES), ddp(), words(50257, 4, 512), amp=True),
     "DDP, Llama, gradients in buckets": trains(
-        of(*LLAMA, **_llama), ddp(gradient_as_bucket_view=True), words(32000, 2, 512)
+        of(*LLAMA, **LLAMA_SIZES), ddp(gradient_as_bucket_view=True), words(32000, 2, 512)
     ),
     "DDP, GPT-2, accumulation": trains(
-        of(*GPT2, **_gpt2), ddp(), words(50257, 4, 512), amp=True, micro=2
+        of(*GPT2, **GPT2_SIZES), ddp(), words(50257, 4, 512), amp=True, micro=2
     ),
     "DDP, ResNet-50, AMP, buffers": trains(
         of("ResNetForImageClassification", "ResNetConfig", num_labels=1000),
@@ -221,7 +213,7 @@ PROGRAMS: dict[str, Callable[[], None]] = {
         amp=True,
     ),
     "tensor parallel, Llama, AMP": trains(
-        of(*LLAMA, **_llama), tensor_parallel, words(32000, 4, 512), amp=True, optimizer=loop
+        of(*LLAMA, **LLAMA_SIZES), tensor_parallel, words(32000, 4, 512), amp=True, optimizer=loop
     ),
     "pipeline, two unequal stages": pipeline,
 }

@@ -107,7 +107,6 @@ def three_layers() -> tuple[Ways, tuple[Any, Any]]:
 
 def count(library: Path) -> None:
     """Runs inside valgrind: each case in each mode, after steps that leave nothing new."""
-    import pytracer
 
     requests = ctypes.CDLL(str(library))
 
@@ -124,17 +123,23 @@ def count(library: Path) -> None:
             requests.end(f"{mode}, {name}".encode())
 
     for ways, targets in groups():
-        for mode, options in MODES.items():
-            if options is None:
+        in_each_mode(ways, targets, block)
+
+
+def in_each_mode(ways: Ways, targets: Any, block: Callable[[str, Ways], None]) -> None:
+    """Calls the block untraced, and in a trace of each mode."""
+    import pytracer
+
+    for mode, options in MODES.items():
+        if options is None:
+            block(mode, ways)
+        else:
+            with pytracer.trace(*targets, table=False, **options):
                 block(mode, ways)
-            else:
-                with pytracer.trace(*targets, table=False, **options):
-                    block(mode, ways)
 
 
 def clock() -> None:
     """Returns the process time of each case and mode in us: medians of blocks in turns."""
-    import pytracer
 
     found: dict[str, dict[str, list[float]]] = {
         mode: {name: [] for name in TIMES} for mode in MODES
@@ -152,12 +157,7 @@ def clock() -> None:
     all_groups = groups()
     for _ in range(BLOCKS):
         for ways, targets in all_groups:
-            for mode, options in MODES.items():
-                if options is None:
-                    block(mode, ways)
-                else:
-                    with pytracer.trace(*targets, table=False, **options):
-                        block(mode, ways)
+            in_each_mode(ways, targets, block)
     medians = {
         mode: {name: round(statistics.median(each), 2) for name, each in rows.items()}
         for mode, rows in found.items()
