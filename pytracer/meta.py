@@ -399,11 +399,11 @@ def _communication(document: Mapping[str, Any]) -> Communication:
     if not all(isinstance(column, list) for column in columns):
         columns = []
     rows = (Collective(*row) for row in zip(*columns, strict=False))
-    memory = {
-        _text(each.get("group")): size
-        for each in _objects(get("memory"))
-        if (size := _whole(each.get("bytes"))) is not None and 0 <= size < 2**63
-    }
+    memory: dict[str, int] = {}  # groups may have the same description
+    for each in _objects(get("memory")):
+        size, name = _whole(each.get("bytes")), _text(each.get("group"))
+        if size is not None and 0 <= size < 2**62:
+            memory[name] = memory.get(name, 0) + size
     return Communication(
         groups,
         tuple(row for row in rows if _is_collective(row, len(groups))),

@@ -270,7 +270,9 @@ def reading(when: str, torch_mib: int | None, device: dict[str, Any]) -> dict[st
     }
 
 
-def traced(*readings: dict[str, Any], problem: str = "") -> Trace:
+def traced(
+    *readings: dict[str, Any], problem: str = "", communicators: dict[str, int] | None = None
+) -> Trace:
     """40 MiB held by torch's allocator, of which 30 MiB less 100 bytes are tensors."""
     b = TraceBuilder()
     b.snapshot(device="cuda:0")
@@ -284,6 +286,8 @@ def traced(*readings: dict[str, Any], problem: str = "") -> Trace:
     b.alloc(10 * MIB, address=base + 32 * MIB, device="cuda:0")
     b.free(scratch, requested=True)
     b.meta["counters"] = {"end": {"cuda:0": {"allocated_bytes.current": 30 * MIB}}}
+    known = (communicators or {}).items()
+    b.meta["communication"] = {"memory": [{"group": name, "bytes": size} for name, size in known]}
     b.meta["device_memory"] = {
         "pid": PID,
         "problem": problem,
@@ -373,6 +377,18 @@ def test_where_cuda_was_up_before_the_processes_own_figure_is_taken() -> None:
     assert found["since: kernels loaded, NCCL, ..."] == 20 * MIB
     assert found["in no process's figure"] == 5 * MIB
     assert found.residual == 1 * MIB
+
+
+def test_communicators_that_tell_their_memory_have_a_row_of_their_own() -> None:
+    end = reading("end", 40, gpu(1268, own=538, others={7: 120}))
+    held = {"default_pg": 200 * MIB, "mesh_shard": 30 * MIB}
+    without = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end))
+    found = ledger.ledger(traced(BEFORE, AFTER_A_STEP, end, communicators=held))
+    assert_adds_up(found)
+    assert found["NCCL's communicators"] == 230 * MIB
+    assert found["mesh_shard"] == 30 * MIB
+    assert found[CONTEXT] == without[CONTEXT] - 230 * MIB
+    assert found.residual == without.residual
 
 
 def test_without_a_reading_in_between_the_processes_own_figure_closes_it() -> None:

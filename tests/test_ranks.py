@@ -590,3 +590,43 @@ def test_perfetto_shows_four_ranks_on_one_clock_and_joins_their_collectives(
             key = (group.name, group.ranks, one.sequence)
             joined[key] = joined.get(key, 0) + 1
     assert len(arrows) == sum(count - 1 for count in joined.values())
+
+
+# -------------------------------------------------------------------- what NCCL tells
+
+
+def test_a_communicators_memory_is_what_its_library_holds_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As NCCL 2.29.7 and later tell it; a suspended communicator has given a part back."""
+    import torch
+
+    from pytracer import private_torch
+    from pytracer.capture import communication
+
+    class Group:
+        group_desc = "mesh_shard"
+
+        def __init__(self, *, tells: bool = True, suspended: int = 0) -> None:
+            self._figures = {"suspend": 70, "suspended": suspended, "persist": 30, "total": 100}
+            self._tells = tells
+
+        def _get_backend(self, _: Any) -> "Group":
+            return self
+
+        def memory_stats(self) -> dict[str, int]:
+            if not self._tells:
+                raise RuntimeError("memory_stats() requires NCCL 2.29.7 or later")
+            return self._figures
+
+    class World:
+        pg_names: dict[Any, str]
+
+    World.pg_names = {Group(): "0", Group(suspended=1): "1", Group(tells=False): "2"}
+    monkeypatch.setattr(private_torch, "group_registry", World, raising=False)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    assert list(communication._memory()) == [
+        {"group": "mesh_shard", "bytes": 100},
+        {"group": "mesh_shard", "bytes": 30},
+    ]
