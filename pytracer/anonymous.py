@@ -38,8 +38,15 @@ def of(trace: Trace) -> Trace:
 def meta(document: Mapping[str, Any], root: str) -> dict[str, Any]:
     """Returns the meta of a trace that ran in `root`, without the machine."""
     kept = {key: value for key, value in document.items() if key not in _IDENTITY}
+    if isinstance(error := kept.get("ended_by"), str):
+        kept["ended_by"] = kind_of(error)
     plain: dict[str, Any] = _plain(kept, root, _Numbers())
     return {**plain, "anonymous": True}
+
+
+def kind_of(error: str) -> str:
+    """The class in "ValueError: text", because a text may name hosts and users."""
+    return error.partition(":")[0]
 
 
 class _Numbers:

@@ -194,7 +194,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         failed = error is not None and is_out_of_memory(error)
         if error is not None and self._session is not None:
             self._session.failed = failed
-            self._session.notes["ended_by"] = _in_words(error, anonymous=self._options.anonymous)
+            self._session.notes["ended_by"] = _in_words(error)
         try:
             self._cycles.end(error)
         except errors.CannotWrite as problem:
@@ -472,11 +472,11 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
 
 
-def _in_words(error: BaseException, *, anonymous: bool) -> str:
+def _in_words(error: BaseException) -> str:
     """The exception's kind and the first line of its text. Runs no code of the exception's own."""
     texts = BaseException.args.__get__(error)  # type: ignore[attr-defined]
     kind = type(error).__name__
-    if anonymous or not texts or type(texts[0]) is not str:
+    if not texts or type(texts[0]) is not str:
         return kind
     first = texts[0].strip().partition("\n")[0]
     return f"{kind}: {first[:_LONGEST_TEXT]}"

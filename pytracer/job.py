@@ -182,7 +182,13 @@ class Job(LoadedTrace):
     def anonymous(self) -> "Job":
         """Returns the same job without hosts, commands, folders and paths."""
         plain = (
-            replace(one, host="", program="", file=one.file and Path(one.file).name)
+            replace(
+                one,
+                host="",
+                program="",
+                error=anonymous.kind_of(one.error),
+                file=one.file and Path(one.file).name,
+            )
             for one in self._ranks.digests
         )
         return Job(Ranks(tuple(plain)), anonymous.of)

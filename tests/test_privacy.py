@@ -258,3 +258,17 @@ def test_an_anonymous_snapshot_and_chrome_trace_are_readable(house: Path, tmp_pa
     shy.export_memory_snapshot(tmp_path / "run.pickle")
     assert json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     assert pickle.loads((tmp_path / "run.pickle").read_bytes())["pytracer"]
+
+
+def test_an_exceptions_text_stays_at_home(tmp_path: Path) -> None:
+    """It may name hosts and users; the class remains."""
+    with (
+        pytest.raises(RuntimeError),
+        pytracer.trace(devices="cpu", table=False, anonymous=True) as t,
+    ):
+        raise RuntimeError("no route to node-17.example.com")
+    assert t.data.meta["ended_by"] == "RuntimeError"
+    with pytest.raises(RuntimeError), pytracer.trace(devices="cpu", table=False) as t:
+        raise RuntimeError("no route to node-17.example.com")
+    assert t.data.meta["ended_by"] == "RuntimeError: no route to node-17.example.com"
+    assert t.anonymous().data.meta["ended_by"] == "RuntimeError"
