@@ -720,7 +720,7 @@ def test_what_cannot_be_imagined_is_one_line_of_the_script(
 def test_the_batch_reaches_the_script_in_three_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    """And the largest one is the same."""
+    """And the largest one is the same: it fits by itself, and one more row does not."""
     source = """
 import os, sys, torch
 rows = 0
@@ -742,7 +742,12 @@ while True:
     command += ["train.py", *(["{batch}"] if way == "argument" else [])]
     assert main(command) == 0
     (card,) = json.loads(capsys.readouterr().out)["cards"]
-    assert card["largest_batch"] == 6
+    assert card["largest_batch"] == 4
+    for rows in (4, 5) if way == "argument" else ():
+        alone = ["imagine", "--json", "--on", "T4", "--capacity", "2GiB", "train.py", str(rows)]
+        main(alone)
+        (card,) = json.loads(capsys.readouterr().out)["cards"]
+        assert card["fits"] == (rows == 4)
 
 
 def test_without_a_place_for_the_batch_the_three_ways_are_named(

@@ -170,7 +170,7 @@ def test_a_folder_of_two_jobs_asks_for_one(tmp_path: Path, capsys: Any) -> None:
 
 def test_a_folder_without_traces_says_so(tmp_path: Path, capsys: Any) -> None:
     assert main(["summary", str(tmp_path)]) == errors.UnreadableTrace.exit_code
-    assert "has no trace" in capsys.readouterr().err
+    assert "a directory without a trace" in capsys.readouterr().err
 
 
 def test_a_budget_holds_for_every_rank_and_needs_every_file(ranks: Any, capsys: Any) -> None:
