@@ -27,17 +27,10 @@ class Clocks:
     def __init__(self, now: Callable[[], int] = time.time_ns) -> None:
         """Reads nothing yet. `now` is this host's clock."""
         self._now = now
-        self._steps = 0
         self._store: Any = None
         self._gave_up = False
         # The store's number, and this host's times before and after.
         self.readings: list[tuple[int, int, int]] = []
-
-    def stepped(self, steps: int) -> None:
-        """Counts training steps, and reads after 1, 2, 4, 8, ...: ranks are near each other then."""
-        self._steps += steps
-        if self._steps & (self._steps - 1) == 0:
-            self.read()
 
     def read(self) -> None:
         """Reads for up to five milliseconds, if this rank is the one of its host that does."""

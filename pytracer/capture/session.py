@@ -182,12 +182,11 @@ class Session:
         calls, steps = self._native.new_counts()
         if calls:
             self.memory.called(calls)
-        if steps:
-            self.clocks.stepped(steps)
-            if self.memory.stepped(steps):
-                C.quietly(HOOKS.labels.learn_buckets)
-                if self.options.path is not None:
-                    self._note_progress()
+        if steps and self.memory.stepped(steps):
+            self.clocks.read()  # ranks are near each other at the end of a step
+            C.quietly(HOOKS.labels.learn_buckets)
+            if self.options.path is not None:
+                self._note_progress()
 
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording and returns its Trace; None in a forked child, which records nothing.

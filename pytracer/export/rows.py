@@ -154,7 +154,7 @@ class Sink:
         self.rank = meta.of(trace).rank
         self.program = FIRST_PROCESS + PROCESSES_PER_RANK * self.rank
         self.devices = usage.devices(trace) or (usage.main_device(trace),)
-        self.end_ns = int(self.times(last_tick(trace)).max())
+        self.end_ns = int(self.times(usage.last_tick(trace)).max())
         self.room = options.max_events
 
     def share(self, part: int) -> int | None:
@@ -240,7 +240,7 @@ def _ends(trace: Trace) -> U64:
     tree = scopes.tree(trace)
     ended = tree.end != scopes.NEVER
     end = tree.end.copy()
-    end[0] = last_tick(trace)[0]
+    end[0] = usage.last_tick(trace)[0]
     if not ended[1:].all():
         end = end[scopes.nearest(tree.parent, ended)]
     return end
@@ -289,13 +289,6 @@ def _numbered(values: I64) -> tuple[U32, NDArray[np.intp]]:
         # Backwards, so that the first row of each number is the one that stays.
         firsts[part[::-1]] = np.arange(begin, begin + len(part))[::-1]
     return number, firsts
-
-
-def last_tick(trace: Trace) -> U64:
-    """The end of the trace, as an array of one element."""
-    columns = (trace.events.ticks, trace.scopes.ticks, trace.scope_ends.ticks)
-    last = [column.max() for column in columns if len(column)]
-    return np.array([max(last, default=0)], np.uint64)
 
 
 def or_none(values: NDArray[Any], missing: NDArray[np.bool_]) -> I64:

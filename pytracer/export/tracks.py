@@ -47,7 +47,6 @@ from pytracer.export.rows import (
     Sink,
     alike,
     largest,
-    last_tick,
     or_none,
 )
 from pytracer.recorded import Trace
@@ -566,7 +565,7 @@ def _step_bounds(trace: Trace) -> U64:
     bounds = np.concatenate([trace.events.ticks[:1], line.step_ends])
     training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
     if len(bounds) and (line.ticks[training] > bounds[-1]).any():
-        bounds = np.append(bounds, last_tick(trace))
+        bounds = np.append(bounds, usage.last_tick(trace))
     return bounds if len(trace.events.ticks) else bounds[:0]
 
 

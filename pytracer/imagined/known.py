@@ -140,7 +140,7 @@ class Known:
 
     @contextlib.contextmanager
     def grounding(self) -> Iterator[None]:
-        """Inside the block new tensors on the host have memory, and what is written there is known."""
+        """Gives memory to new tensors on the host inside the block, and knows the values written there."""
         self._grounds = True
         try:
             yield

@@ -19,7 +19,7 @@ from pytracer.analysis.facts import grouping, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.meta import ClockReading, Communication
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, U64, Mask
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
 
 FORMAT = 1  # of the rows
 _MOST_HOLDERS = 100  # further ones are added up, by category
@@ -365,7 +365,7 @@ def of(trace: Trace, rank: int | None = None, file: str = "") -> Digest:
         program=PurePath(facts.command.split()[0]).name if facts.command else "",
         error=facts.ended_by,
         began_unix_ns=trace.began_unix_ns,
-        ended_unix_ns=trace.began_unix_ns + int(trace.time_ns(_last_tick(trace))[0]),
+        ended_unix_ns=trace.began_unix_ns + int(trace.time_ns(usage.last_tick(trace))[0]),
         first_step=facts.first_step,
         peak=peak.bytes,
         peak_step=peak.step,
@@ -395,11 +395,6 @@ def of(trace: Trace, rank: int | None = None, file: str = "") -> Digest:
         entered=tuple(_entered(trace, facts.communication, rows)),
         clock_readings=facts.clock_readings,
     )
-
-
-def _last_tick(trace: Trace) -> U64:
-    ends = [table.ticks[-1:] for table in (trace.events, trace.scopes, trace.scope_ends)]
-    return np.array([max((int(each[0]) for each in ends if len(each)), default=0)], np.uint64)
 
 
 def _groups(communication: Communication) -> Iterator[GroupState]:

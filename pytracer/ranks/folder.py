@@ -1,13 +1,14 @@
 """Finds the files of a job's ranks in a folder, and makes a digest of each, one after another."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytracer import errors, meta, snapshot
 from pytracer.ranks import digest
 from pytracer.ranks.digest import Digest
+from pytracer.ranks.engines import Map
 from pytracer.recorded import Trace, load
 
 SUFFIXES = (".pytrace", ".pickle", ".pkl")
@@ -75,9 +76,6 @@ def digest_of(file: Path) -> Digest:
     # A snapshot of torch's does not have its rank, so its name decides.
     by_name = facts.world_size == 1 and named is not None
     return digest.of(trace, int(named[1]) if named and by_name else facts.rank, str(file))
-
-
-Map = Callable[[Callable[[Path], Digest], Iterable[Path]], Iterable[Digest]]
 
 
 def ranks_of(files: Iterable[Path], each: Map = map) -> "Ranks":

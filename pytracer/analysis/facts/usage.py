@@ -15,7 +15,7 @@ from pytracer.analysis.facts import lifetimes, phases, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import device_of_place
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I32, I64, KEYS, PHASES, Mask
+from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I32, I64, KEYS, PHASES, U64, Mask
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -294,3 +294,10 @@ def bytes_before(trace: Trace, which: Mask, groups: NDArray[Any], count: int) ->
     alloc = allocations(trace)
     before = which & (alloc.start < 0)
     return sums(groups[before], alloc.requested_bytes[before], count)
+
+
+def last_tick(trace: Trace) -> U64:
+    """The end of the trace, as an array of one element."""
+    columns = (trace.events.ticks, trace.scopes.ticks, trace.scope_ends.ticks)
+    last = [column.max() for column in columns if len(column)]
+    return np.array([max(last, default=0)], np.uint64)
