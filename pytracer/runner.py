@@ -44,6 +44,7 @@ class Plan:
     devices: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)  # of `trace`
     by_environment: bool = False  # the program was not started by `pytracer run`
+    is_child: bool = False  # a process that the program started: kept if it makes a step
     checkpoint: tuple[str, ...] = ()  # modules to checkpoint, to try a plan
     offload: tuple[str, ...] = ()  # modules to offload, to try a plan
     ranks: tuple[int, ...] = ()  # to record; () for all
@@ -58,7 +59,7 @@ class Plan:
 
     @property
     def records_this_rank(self) -> bool:
-        """Whether this process is to be recorded."""
+        """Whether this process is to be recorded, as far as its rank is known."""
         return not self.ranks or environment.rank() in self.ranks
 
     @property
@@ -72,27 +73,37 @@ class Plan:
         """The name of its files, without rank and suffix."""
         return self.output.stem if self.output else self.name
 
+    @property
+    def suffix(self) -> str:
+        """The end of its files' names."""
+        return (self.output.suffix if self.output else "") or ".pytrace"
+
     def last_file(self) -> Path | None:
         """The file of the steps watched last, for a rank of a job: it survives if the rank is killed."""
         if environment.world_size() == 1:
             return None
-        suffix = (self.output.suffix if self.output else "") or ".pytrace"
-        name = f"{self.stem}-last.rank{environment.rank()}{suffix}"
+        name = f"{self.stem}-last.rank{environment.rank()}{self.suffix}"
         return self.output.with_name(name) if self.output else Path(name)
 
     def file(self) -> Path:
         """Returns the path of the trace's file, one per rank."""
-        path = self.output or Path(f"{self.name}.pytrace")
+        path = self.output or Path(self.name)
         if path.name in ("", ".."):
             raise errors.UsageError(f"-o {path} is a folder: name a file, as in -o run.pytrace")
-        parts = [path.stem]
+        path = path.with_name(self.file_name())
+        return path if self.output or self.force else _unused(path)
+
+    def file_name(self) -> str:
+        """The name of this process's file, with the rank as far as it is known."""
+        parts = [self.stem]
         if environment.world_size() > 1:
             parts.append(f"rank{environment.rank()}")
+        elif self.is_child:
+            parts.append(f"process{os.getpid()}")
         restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         if restart != "0":
             parts.append(f"restart{restart}")
-        path = path.with_name(".".join(parts) + (path.suffix or ".pytrace"))
-        return path if self.output or self.force else _unused(path)
+        return ".".join(parts) + self.suffix
 
 
 def _unused(path: Path) -> Path:
@@ -318,19 +329,24 @@ class _Watcher(importlib.abc.MetaPathFinder):
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self._name, self._then = name, then
+        self._asks = False  # another watcher that this one asks would ask it in turn
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Returns the module's spec from the other finders."""
-        if fullname != self._name:
+        if fullname != self._name or self._asks:
             return None
         specs = (
             finder.find_spec(fullname, path, target)
             for finder in tuple(sys.meta_path)
             if finder is not self and hasattr(finder, "find_spec")
         )
-        spec = next((spec for spec in specs if spec is not None), None)
+        self._asks = True
+        try:
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self._asks = False
         if spec is not None and spec.loader is not None:
             self._await(spec.loader)
         return spec
@@ -344,7 +360,7 @@ class _Watcher(importlib.abc.MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module
+            vars(loader).pop("exec_module", None)
             execute(module)
             self.forget()
             self._then()
@@ -357,6 +373,8 @@ class _Watcher(importlib.abc.MetaPathFinder):
 
 class Teller(Protocol):
     """Takes messages for the user. The command line's class prints them."""
+
+    rank: int  # of this process
 
     def line(self, text: str) -> None:
         """Takes one line, on every rank."""
@@ -382,8 +400,8 @@ class Traced:
         """Records nothing until `begin`."""
         self._plan, self._path, self._tell = plan, path, tell
         self._file = _File(path.absolute())  # the program may change its working directory
-        last = plan.last_file()
-        self._last_file = last.absolute() if last is not None else None
+        self._plan_name = self._file_name = plan.file_name()
+        self._last_file: Path | None = None
         self._recording: Recording | None = None
         self._counter: Any = None  # of the program's steps
         self._peak: Any = None  # of the steps to keep
@@ -399,7 +417,7 @@ class Traced:
         self._owner = os.getpid()
         if self._plan.checkpoint or self._plan.offload:
             _change_when_called(self._plan)
-        if not self._plan.records_this_rank:
+        if environment.world_size() > 1 and not self._plan.records_this_rank:
             return
         recording = self._recording = Recording(
             self._trace,
@@ -407,7 +425,7 @@ class Traced:
             steps=self._plan.steps,
             watch=self._plan.watch,
             keep={"path": self._file.path, "max_events": self._plan.max_events},
-            watch_file=self._last_file,
+            watch_file=self._place_for_last_steps,
             ready=self._ready,
             problem=lambda text: self._tell.line(f"not recorded: {text}"),
             watched=self._watched,
@@ -416,6 +434,8 @@ class Traced:
 
         def stepped() -> None:
             if not self._forked():
+                if recording.steps_seen == 0:
+                    self._learn_rank()
                 recording.stepped()
 
         self._counter = Held()
@@ -430,11 +450,14 @@ class Traced:
             if well and self._plan.records_this_rank:
                 self._tell.line("the program never imported torch: nothing is recorded")
             return
+        self._learn_rank()
         self._counter.end()
         self._recording.end(error)
         self._tell.finish()
-        recorded = _has_tensors(self._recording.first)
-        self._file.settle(recorded=recorded)
+        recorded = self._is_wanted and _has_tensors(self._recording.first)
+        self._settle(recorded=recorded)
+        if not self._is_wanted:
+            return
         if recorded and error is not None:
             self._why = self._explanation(self._recording, error)
         elif self._later:
@@ -451,20 +474,46 @@ class Traced:
         """Whether this is a forked child: the recording and its file belong to the parent."""
         return self._owner != os.getpid()
 
+    def _learn_rank(self) -> None:
+        """Asks for the rank while the program knows it: it may start its ranks itself."""
+        if environment.world_size() > 1:
+            self._file_name, self._tell.rank = self._plan.file_name(), environment.rank()
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Whether the recording is kept. A process that the program started must have trained."""
+        ranks, steps = self._plan.ranks, self._recording.steps_seen if self._recording else 0
+        return (not ranks or self._tell.rank in ranks) and (not self._plan.is_child or steps > 0)
+
+    def _settle(self, *, recorded: bool) -> None:
+        """Finishes the file. Its name gets the rank that the program has learned meanwhile."""
+        self._file.settle(recorded=recorded)
+        if recorded and self._file_name != self._plan_name:
+            place = self._file.path.with_name(self._file_name)
+            self._file.rename(place if self._plan.force else _unused(place))
+            self._path = self._path.with_name(self._file.path.name)
+            self._plan_name = self._file_name
+
+    def _place_for_last_steps(self) -> Path | None:
+        """The absolute path of the plan's last file."""
+        last = self._plan.last_file()
+        self._last_file = None if last is None else self._file.path.with_name(last.name)
+        return self._last_file
+
     def _say_why_not(self, recording: "Recording") -> None:
         steps, skip = recording.steps_seen, self._plan.skip
         if steps < skip:
             self._tell.line(f"the program made {steps} steps of the {skip} to skip: no recording")
         elif recording.first is not None:  # otherwise the reason was shown at the begin
             where = f" on {self._plan.devices[0]}" if self._plan.devices else ""
-            self._tell.line(f"the program made no tensors{where}: nothing is recorded")
+            self._tell.line(f"this process made no tensors{where}: nothing of it is recorded")
 
     def _ready(self, traced: Any) -> None:
         """Finishes the file: the steps to keep are over, or the program is."""
-        if not _has_tensors(traced):
+        if not self._is_wanted or not _has_tensors(traced):
             return
-        self._file.settle(recorded=True)
-        if environment.rank() == 0 and self._plan.watch:
+        self._settle(recorded=True)
+        if self._tell.rank == 0 and self._plan.watch:
             from pytracer.analysis.facts import usage
 
             self._peak = usage.highest_of_all(traced.data)
@@ -521,8 +570,9 @@ class Traced:
         look = f"pytracer summary {shlex.quote(str(path))}"
         if not is_out_of_memory(error):
             later = f"\n{self._later}" if self._later else ""
-            if recording.watched and self._plan.last_file() is not None:
-                later += f"\nThe steps before the failure are in {self._plan.last_file()}"
+            if recording.watched and self._last_file is not None:
+                last = path.with_name(self._last_file.name)
+                later += f"\nThe steps before the failure are in {last}"
             return f"{kept}; look at it:  {look}{later}"
         page = recording.last.post_mortem()
         if not page:
@@ -587,6 +637,11 @@ class _File:
         if self.path.exists():
             self._before = self.path.with_name(f"{self.path.name}.before")
             self.path.replace(self._before)
+
+    def rename(self, path: Path) -> None:
+        """Gives the trace another path."""
+        self.path.replace(path)
+        self.path = path
 
     def settle(self, *, recorded: bool) -> None:
         """Removes the older file if the trace was recorded; else puts it back."""

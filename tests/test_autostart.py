@@ -74,6 +74,18 @@ def test_a_program_is_recorded_that_knows_nothing_of_it(tmp_path: Path, site: Pa
     assert "; steps=32 keeps it" in ran.stderr
 
 
+def test_it_may_be_installed_twice(tmp_path: Path, site: Path) -> None:
+    """For the user, and in an environment that also reads the user's packages."""
+    write(tmp_path, TRAIN, "step()\n")
+    (tmp_path / "second.pth").write_text(START.read_text())
+    ran = python(
+        *("-c", f"import site; site.addsitedir({str(tmp_path)!r}); import train"),
+        folder=tmp_path, site=site, PYTRACER="1",
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr.count("\npeak ")) == (0, 1), ran.stderr
+    assert [path.name for path in tmp_path.glob("*.pytrace")] == ["run.pytrace"]
+
+
 def test_it_is_told_what_to_record(tmp_path: Path, site: Path) -> None:
     write(tmp_path, TRAIN, "for _ in range(6): step()\n")
     asked = "path=out/run.pytrace, steps=2, skip=3, watch=0, stacks=1, json=out/run.json"
@@ -215,7 +227,13 @@ def test_commands_of_ours_do_what_they_are_asked_and_no_more(tmp_path: Path, sit
         (["python"], [""], "run"),
         (["python", "-m", "torch.distributed.run", "train.py"], ["-m"], None),
         (["python", "/bin/torchrun", "train.py"], ["/bin/torchrun", "train.py"], None),
-        (["python", "-c", "from multiprocessing.spawn import spawn_main"], ["-c"], None),
+        (
+            ["python", "-c", "from multiprocessing.spawn import spawn_main"],
+            ["train.py"],
+            "train.py",
+        ),
+        (["python", "-c", "from multiprocessing.resource_tracker import main"], ["-c"], None),
+        (["python", "/x/ray/_private/workers/default_worker.py", "--port=1"], ["-"], "ray"),
     ],
 )
 def test_a_program_gives_its_file_its_name_and_helpers_have_none(

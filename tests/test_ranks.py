@@ -480,13 +480,15 @@ def test_a_job_on_one_host_asks_no_clock(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_launchers_environments_name_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun (and accelerate, DeepSpeed, Lightning, Ray Train, which set the same), srun, mpirun."""
+    """torchrun (accelerate and DeepSpeed set the same), srun and mpirun."""
     from pytracer import environment
 
     names = {
         "torchrun": {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
         "srun": {"SLURM_PROCID": "3", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1"}
-        | {"SLURM_NTASKS_PER_NODE": "2"},
+        | {"SLURM_STEP_NUM_TASKS": "8", "SLURM_STEP_TASKS_PER_NODE": "2(x4)"},
+        "MPICH's mpirun": {"PMI_RANK": "3", "PMI_SIZE": "8"}
+        | {"MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
         "mpirun": {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
         | {"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
     }
@@ -497,6 +499,18 @@ def test_the_launchers_environments_name_the_rank(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setenv(name, value)
         assert (environment.rank(), environment.world_size()) == (3, 8)
         assert (environment.local_rank(), environment.local_world_size()) == (1, 2)
+
+
+def test_a_batch_script_of_slurm_is_no_rank_until_srun_starts_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from pytracer import environment
+
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_STEP_NUM_TASKS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}.items():
+        monkeypatch.setenv(name, value)
+    assert (environment.rank(), environment.world_size()) == (0, 1)
 
 
 # -------------------------------------------------------------------- every way to train

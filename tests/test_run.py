@@ -169,7 +169,7 @@ def test_a_program_that_makes_no_tensors_leaves_no_file_and_replaces_none(
           "torch.ones(3)\n")  # fmt: skip
     asked = python("-m", "pytracer", "run", *force, "train.py", "--help", folder=tmp_path)
     assert (asked.returncode, asked.stdout[:6]) == (0, "usage:")
-    assert asked.stderr == "pytracer: the program made no tensors: nothing is recorded\n"
+    assert asked.stderr == "pytracer: this process made no tensors: nothing of it is recorded\n"
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
     python("-m", "pytracer", "run", "train.py", folder=tmp_path)
     good = (tmp_path / "train.pytrace").read_bytes()
@@ -448,10 +448,9 @@ else:
     assert "nothing is recorded" not in ran.stderr
 
 
-def test_rank_0_names_the_other_ranks_files(monkeypatch) -> None:
-    assert cli_run._other_ranks("train.rank0.pytrace") == ""
-    monkeypatch.setenv("WORLD_SIZE", "4")
-    files, command = cli_run._other_ranks("train.rank0.pytrace").splitlines()[1:]
+def test_rank_0_names_the_other_ranks_files() -> None:
+    assert cli_run._other_ranks("train.rank0.pytrace", 1) == ""
+    files, command = cli_run._other_ranks("train.rank0.pytrace", 4).splitlines()[1:]
     assert "train.rank1.pytrace to train.rank3.pytrace" in files
     assert command == "  pytracer diff train.rank0.pytrace train.rank3.pytrace"
 
@@ -521,6 +520,13 @@ def test_under_accelerate_launch_too(tmp_path: Path) -> None:
         (["run", "-f", "-m", "a.b", "-f"], ["run", "-f"], ["-m", "a.b", "-f"]),
         (["run", "--steps=3", "--", "-a.py"], ["run", "--steps=3"], ["-a.py"]),
         (["run", "-h"], ["run", "-h"], []),
+        # deepspeed's launcher puts the rank before all arguments.
+        (
+            ["--local_rank=1", "run", "-f", "a.py", "-b"],
+            ["run", "-f"],
+            ["a.py", "--local_rank=1", "-b"],
+        ),
+        (["--local_rank=1", "run", "-m", "a.b"], ["run"], ["-m", "a.b", "--local_rank=1"]),
         (["summary", "-m", "x"], ["summary", "-m", "x"], []),
     ],
 )
@@ -582,7 +588,7 @@ def test_in_a_folder_that_is_gone_a_run_is_refused_in_a_line(tmp_path, monkeypat
         [
             {"RANK": "3", "WORLD_SIZE": "4"},
             {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4"},
-            {"SLURM_PROCID": "3", "SLURM_NTASKS": "4"},
+            {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"},
         ]
     ),
 )

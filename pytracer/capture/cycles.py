@@ -122,7 +122,7 @@ class Recording:
         steps: int | None,
         watch: bool,
         keep: dict[str, Any],
-        watch_file: Path | None = None,
+        watch_file: Callable[[], Path | None] = lambda: None,
         ready: Callable[[Any], None],
         problem: Callable[[str], None],
         watched: Callable[[Any, int], None] | None = None,
@@ -135,17 +135,18 @@ class Recording:
             steps: steps to keep; None for all.
             watch: whether to trace the steps after them, too.
             keep: more arguments of `make` for the steps to keep.
-            watch_file: where the watched steps are while they are recorded. It stays if the program
-                fails or is killed.
+            watch_file: returns the place of the watched steps while they are recorded. The file
+                stays if the program fails or is killed.
             ready: called with the trace of the steps to keep when it is whole.
             problem: called with a sentence when nothing can be recorded.
             watched: called with each watched trace before it is dropped, and with its first step.
         """
-        self._make, self._keep, self._watch_file = make, keep, watch_file
+        self._make, self._keep, self._place = make, keep, watch_file
         self._ready, self._problem, self._watched = ready, problem, watched
         windows = kept_then_watched(skip, steps, watch=watch)
         self._cycles = Cycles(windows, self._start, self._stop)
         self._watch: Any = None
+        self._watch_file: Path | None = None
         self.first: Any = None
 
     @property
@@ -188,6 +189,7 @@ class Recording:
                 self.first = self._enter(waits=True, **self._keep)
         elif (self.first if window == 1 else self._watch) is not None:
             self.drop_watched()
+            self._watch_file = self._watch_file or self._place()
             more = {} if self._watch_file is None else {"path": self._watch_file}
             # Nobody reads it unless the program fails: the GPU need not catch up.
             self._watch = self._enter(waits=False, **more)

@@ -14,7 +14,7 @@ import torch
 
 from pytracer import anonymous, environment, errors
 from pytracer._native import C, core, facts, no_tracker
-from pytracer.capture import communication, sharding
+from pytracer.capture import communication
 from pytracer.capture.clocks import Clocks
 from pytracer.capture.device_memory import DeviceMemory
 from pytracer.capture.frameworks import frameworks_of, notebook_cells
@@ -263,7 +263,7 @@ class Session:
 
     def _learn_rank(self) -> None:
         """Asks torch, because a program may spawn its ranks without a launcher's environment."""
-        told = C.quietly(sharding.place_in_job)
+        told = C.quietly(environment.place_in_group)
         if told is not None:
             self._rank, self._world_size = told
 

@@ -58,14 +58,6 @@ def of(roots: Iterable[torch.nn.Module], name_of: Callable[[torch.Tensor], str])
     }
 
 
-def place_in_job() -> tuple[int, int] | None:
-    """The process's rank and the number of ranks; None before the program has told torch."""
-    distributed = torch.distributed
-    if not distributed.is_available() or not distributed.is_initialized():
-        return None
-    return distributed.get_rank(), distributed.get_world_size()
-
-
 def _once(tensors: Iterable[torch.Tensor]) -> Iterable[torch.Tensor]:
     """The tensors, a shared one once."""
     return {id(tensor): tensor for tensor in tensors}.values()

@@ -84,6 +84,7 @@ _KEYS: Mapping[str, Callable[[str], Any]] = {
     "ranks": _ranks,
     "max_size": _size,
     "digests": Path,
+    "only": _one_of("children"),
 }
 
 
@@ -110,21 +111,42 @@ def asked(text: str) -> dict[str, Any]:
     return settings
 
 
+def for_children(settings: Mapping[str, Any]) -> str | None:
+    """The value of PYTRACER for processes that a recorded program starts; None if there is none.
+
+    They are recorded if they are ranks of a job, or train in a child of multiprocessing.
+    """
+    words = {"only": "children"}
+    for key, value in settings.items():
+        if isinstance(value, bool):
+            words[key] = str(int(value))
+        elif key == "ranks":
+            words[key] = "+".join(map(str, value))
+        else:
+            words[key] = str(value)
+    text = ",".join(f"{key}={word}" for key, word in words.items())
+    return text if text.count(",") == len(words) - 1 else None  # a file's name has a comma
+
+
 class Autostart:
     """Records this process, from its import of torch to its end."""
 
     def __init__(self) -> None:
         """Does nothing until `arm`."""
-        self._silent = False
+        self._is_armed = self._silent = False
         self._forget: Callable[[], None] = lambda: None
         self._traced: Any = None
 
     def arm(self) -> None:
-        """Starts the recording at the program's own `import torch`."""
-        if os.environ.get(NAME, "").strip().lower() in _OFF:
+        """Starts the recording at the program's own `import torch`.
+
+        Called by each `pytracer.pth` that Python reads: there may be one for the user as well.
+        """
+        if self._is_armed or os.environ.get(NAME, "").strip().lower() in _OFF:
             return
         from pytracer import runner
 
+        self._is_armed = True
         self._forget = runner.after_import("torch", self._begin)
 
     def disarm(self) -> None:
@@ -132,17 +154,19 @@ class Autostart:
         self._forget()
 
     def _begin(self) -> None:
-        program = _program(sys.orig_argv, sys.argv)
-        if program is None:
-            return
         try:
-            self._record(program, asked(os.environ.get(NAME, "1")))
+            settings = asked(os.environ.get(NAME, "1"))
+            program = _program(sys.orig_argv, sys.argv)
+            is_child = _is_child(sys.orig_argv)
+            only_children = "only" in settings and environment.world_size() == 1
+            if program is not None and (is_child or not only_children):
+                self._record(program, settings, is_child=is_child)
         except errors.PytracerError as problem:  # the program goes on without a recording
             if environment.rank() == 0:
                 text = str(problem).replace("overwrite=True", f"force=1 in {NAME}")
                 output.tell(f"pytracer: not recorded: {text}")
 
-    def _record(self, program: str, settings: dict[str, Any]) -> None:
+    def _record(self, program: str, settings: dict[str, Any], *, is_child: bool) -> None:
         from pytracer import runner
         from pytracer.capture.hooks import HOOKS
         from pytracer.cli.run import Teller
@@ -165,6 +189,7 @@ class Autostart:
             ranks=settings.get("ranks", ()),
             max_size=settings.get("max_size"),
             by_environment=True,
+            is_child=is_child,
         )
         path = plan.file()
         refuse_to_overwrite(path, overwrite=force)
@@ -178,7 +203,12 @@ class Autostart:
         self._traced.begin()
         # Python calls the last registered function first, so our end comes before the recordings'.
         HOOKS.await_exit()
-        atexit.register(self._end)
+        if is_child:  # Python does not end there as usual
+            import multiprocessing.util
+
+            multiprocessing.util.Finalize(None, self._end, exitpriority=0)
+        else:
+            atexit.register(self._end)
 
     def _end(self) -> None:
         """Called as Python ends. Python has kept the exception, if the program died of one."""
@@ -187,6 +217,16 @@ class Autostart:
             error = None
         self._traced.end(error, gave_up=self._silent)
         self._traced.say_why()
+
+
+# Python runs these for the processes that a program starts and may train in.
+_CHILDREN = ("from multiprocessing.spawn", "from multiprocessing.forkserver")
+_RAY_WORKER = "ray/_private/workers/default_worker.py"
+
+
+def _is_child(original: list[str]) -> bool:
+    """Whether a program that runs already started this process to work for it."""
+    return any(word.startswith(_CHILDREN) or word.endswith(_RAY_WORKER) for word in original)
 
 
 def _program(original: list[str], arguments: list[str]) -> str | None:
@@ -201,10 +241,14 @@ def _program(original: list[str], arguments: list[str]) -> str | None:
                 return None
             return module.removesuffix(".__main__").rpartition(".")[2]
         if word == "-c":
-            # multiprocessing's children and their helpers.
-            return None if next(words, "").startswith("from multiprocessing") else "run"
+            code = next(words, "")
+            if code.startswith(_CHILDREN):
+                break  # its arguments are now its parent's
+            return None if code.startswith("from multiprocessing") else "run"
         if word in ("-W", "-X", "--check-hash-based-pycs"):
             next(words, None)
+        elif word.endswith(_RAY_WORKER):
+            return "ray"
         elif not word.startswith("-"):
             break
     script = Path(arguments[0] if arguments and arguments[0] else "run")

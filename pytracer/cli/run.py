@@ -97,7 +97,29 @@ class Run(Command):
         except errors.PytracerError as error:
             output.tell(f"pytracer: {output.in_words(error)}")
             return error.exit_code
+        _record_children_too(plan, options)
         return prepared()
+
+
+def _record_children_too(plan: Any, options: argparse.Namespace) -> None:
+    """Passes the same options on to the ranks that the program may start itself, as Lightning does."""
+    if plan.checkpoint or plan.offload or options.stop:
+        return
+    settings = {
+        "path": plan.output.absolute() if plan.output else None,
+        "force": plan.force,
+        "steps": plan.steps if plan.steps is not None else "all",
+        "skip": plan.skip,
+        "watch": plan.watch,
+        "device": options.device,
+        "ranks": plan.ranks,
+        "max_size": plan.max_size,
+        "digests": options.digests.absolute() if options.digests else None,
+        **plan.options,
+    }
+    given = {key: value for key, value in settings.items() if value is not None and value != ()}
+    if value := autostart.for_children(given):
+        os.environ[autostart.NAME] = value
 
 
 def _add_file(parser: argparse.ArgumentParser) -> None:
@@ -239,12 +261,20 @@ _TAKE_A_VALUE = {
 }
 
 
+# What deepspeed's launcher puts in front of all arguments, for the training program to read.
+_LOCAL_RANK = re.compile(r"--local[_-]rank=\d+")
+
+
 def without_program(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits a command's own options from the program and the program's options.
 
     A program that is a module begins with "-m". Other commands have a program after "--verify --".
     """
     given = list(arguments)
+    if given and _LOCAL_RANK.fullmatch(given[0]):
+        own, program = without_program(given[1:])
+        at = 2 if program[:1] == ["-m"] else 1
+        return own, [*program[:at], given[0], *program[at:]]
     if given and given[0] not in _TAKE_A_VALUE and "--verify" in given and "--" in given:
         at = given.index("--")
         return given[:at], given[at + 1 :]
@@ -329,19 +359,19 @@ class Teller:
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
-        self._rank, self._json, self._every = environment.rank(), json_file, every
+        self.rank, self._json, self._every = environment.rank(), json_file, every
         self._stop = stop
         self._digests = digests.absolute() if digests is not None else None
         self._folders = [*filter(None, sys.path), str(Path(__file__).parents[2])]
         self._beside: subprocess.Popen[bytes] | None = None
         self._digest: subprocess.Popen[bytes] | None = None
         self._later: Callable[[], None] = lambda: None
-        if self._rank == 0 and json_file is not None:
+        if self.rank == 0 and json_file is not None:
             refuse_to_overwrite(json_file, overwrite=force)
 
     def line(self, text: str) -> None:
         """Prints one line."""
-        if self._rank == 0:
+        if self.rank == 0:
             output.tell(f"pytracer: {text}")
 
     def recorded(self, traced: Any, path: Path, file: Path, which: str) -> None:
@@ -350,9 +380,9 @@ class Teller:
         shown = Shown(str(path), str(file), caption, str(self._json or ""))
         if self._digests is not None:
             self._digest = self._beside_program(_WRITE_DIGEST, (str(file), str(self._digests)))
-        if self._rank == 0 and which and not self._stop:
+        if self.rank == 0 and which and not self._stop:
             self._show_beside(traced, shown, which)
-        elif self._rank == 0:
+        elif self.rank == 0:
             with output.patience("analysing"):
                 show(traced, shown)
         if self._stop and which:
@@ -397,11 +427,11 @@ class Teller:
 
     def page(self, text: str) -> None:
         """Prints a page about a failure. Ranks other than 0 print only its last line."""
-        if self._rank == 0:
+        if self.rank == 0:
             output.tell(f"\n{text}")
         else:
             last = text.splitlines()[-1]
-            output.tell(f"pytracer: rank {self._rank}: {' '.join(last.split())}")
+            output.tell(f"pytracer: rank {self.rank}: {' '.join(last.split())}")
 
 
 class Shown(NamedTuple):
@@ -449,12 +479,10 @@ def write_digest(fields: Sequence[str]) -> None:
         output.tell(f"pytracer: no digest: {problem}")
 
 
-def _other_ranks(name: str) -> str:
+def _other_ranks(name: str, ranks: int) -> str:
     """The lines about the files of the other ranks, if there are any."""
-    from pytracer import environment
-
     start, rank0, end = name.rpartition(".rank0")
-    others = range(1, environment.world_size()) if rank0 else range(0)
+    others = range(1, ranks) if rank0 else range(0)
     if not others:
         return ""
     first, last = (f"{start}.rank{rank}{end}" for rank in (others[0], others[-1]))
@@ -467,6 +495,7 @@ def _other_ranks(name: str) -> str:
 
 def show(traced: Any, shown: Shown) -> None:
     """Prints the table and the next commands in one write, so the program cannot print in between."""
+    from pytracer import meta
     from pytracer.analysis.facts import phases
     from pytracer.export.table import wants_color
 
@@ -474,10 +503,11 @@ def show(traced: Any, shown: Shown) -> None:
     if len(traced.data.events.ticks) and not len(phases.timeline(traced.data).step_ends):
         table += "\n\nNo optimizer step was seen, so everything was recorded to the end."
     file = shlex.quote(shown.name)
+    others = _other_ranks(shown.name, meta.of(traced.data).world_size)
     output.tell(
         f"\n{shown.caption}{table}\n\nWritten to {shown.name}. Look again with:\n"
         f"  pytracer summary {file}\n"
-        f"  pytracer export {file}    a timeline for Perfetto{_other_ranks(shown.name)}"
+        f"  pytracer export {file}    a timeline for Perfetto{others}"
     )
     try:
         json_file = Path(shown.json) if shown.json else None
