@@ -16,7 +16,7 @@ import pytest
 import pytracer
 from pytracer import errors
 from pytracer.cli import autostart
-from tests.test_run import TRAIN
+from tests.test_run import TRAIN, WITH_TORCH
 from tests.tiers import first_of
 
 ROOT = Path(__file__).parents[1]
@@ -84,6 +84,13 @@ def test_it_may_be_installed_twice(tmp_path: Path, site: Path) -> None:
     )  # fmt: skip
     assert (ran.returncode, ran.stderr.count("\npeak ")) == (0, 1), ran.stderr
     assert [path.name for path in tmp_path.glob("*.pytrace")] == ["run.pytrace"]
+
+
+def test_nothing_is_imported_before_the_program_asks(tmp_path: Path, site: Path) -> None:
+    """numpy and torch read variables that the program may set first."""
+    write(tmp_path, WITH_TORCH)
+    ran = python("train.py", folder=tmp_path, site=site, PYTRACER="1")
+    assert (ran.returncode, ran.stdout) == (0, "1 False 1.0\n"), ran.stderr
 
 
 def test_it_is_told_what_to_record(tmp_path: Path, site: Path) -> None:

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[1]
 # What a program can see of how it was run. It must be the same with and without us.
 WITH_TORCH = """
 import os, sys
-assert "torch" not in sys.modules, "torch was imported before the program asked for it"
+early = {"torch", "numpy", "pandas"} & sys.modules.keys()
+assert not early, f"{early} were imported before the program asked for them"
 os.environ["OMP_NUM_THREADS"] = "1"  # counts only if torch is not there yet
 import torch
 print(torch.get_num_threads(), torch.cuda.is_initialized(), torch.ones(1).item())

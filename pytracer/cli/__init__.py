@@ -24,7 +24,6 @@ from pytracer.cli import (
     predict,
     run,
     show,
-    watch,
 )
 from pytracer.cli.command import Command, Parser
 from pytracer.version import __version__
@@ -33,7 +32,7 @@ COMMANDS: tuple[Command, ...] = (
     show.Demo(),
     show.Summary(),
     run.Run(),
-    watch.Watch(),
+    show.Watch(),
     check.Check(),
     predict.Fits(),
     predict.WhatIf(),

@@ -5,7 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from pytracer import errors, health
+from pytracer import errors
 from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
 
@@ -108,6 +108,8 @@ def _next_commands(options: argparse.Namespace, loaded: Any, *, grew: bool) -> l
 
 def _require_whole(file: Path, loaded: Any) -> None:
     """Refuses an incomplete trace, because the lost events may have exceeded the budget."""
+    from pytracer import health  # imports numpy, which `pytracer run` leaves to the program
+
     lost = loaded.health().index
     if any(name in health.OF_FILES for name in lost):
         raise errors.UnreadableTrace(

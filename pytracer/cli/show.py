@@ -1,4 +1,4 @@
-"""Commands that show: demo, summary, diff, ledger, doctor."""
+"""Commands that show: demo, summary, watch, diff, ledger, doctor."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pytracer import errors, meta
+from pytracer import errors
 from pytracer.cli import jobs, output
 from pytracer.cli.command import Command
 from pytracer.units import size_text
@@ -126,6 +126,8 @@ class Summary(Command):
         print(table)
         if options.words:
             print(f"\n{words.legend(shown_categories(loaded.peak), columns())}")
+        from pytracer import meta
+
         if meta.of(loaded.data).failed:
             print(f"\n{loaded.post_mortem(columns())}")
         output.note_damage(options.file, loaded)
@@ -165,6 +167,26 @@ def _holders(options: argparse.Namespace) -> int:
     if "line" in keys and table["line"].isna().all():
         output.tell("\nNo line was recorded: pytracer run --stacks records them.")
     return 0
+
+
+class Watch(Command):
+    """Show a recording while it runs.
+
+    Shows a trace that is still being written: categories now and at the peak, steps, growth,
+    modules, lines, the device's other users. q leaves. If the output is no terminal, or TERM is
+    dumb, it prints a line for each step.
+    """
+
+    name = "watch"
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
+
+    def run(self, options: argparse.Namespace) -> int:
+        from pytracer.cli import watch
+
+        watch.watch(options.file)
+        return 0
 
 
 class Diff(Command):

@@ -4,7 +4,6 @@ The watcher only reads the growing file. So it slows the training down only by i
 core, and it can begin and end at any time, over ssh too.
 """
 
-import argparse
 import contextlib
 import os
 import select
@@ -22,7 +21,6 @@ from typing import IO, Any
 
 from pytracer import driver, errors
 from pytracer.cli import output
-from pytracer.cli.command import Command
 from pytracer.export import live
 from pytracer.export.table import Paint, wants_color
 from pytracer.units import size_text
@@ -34,27 +32,14 @@ _HOME, _TO_LINE_END, _TO_SCREEN_END = "\x1b[H", "\x1b[K", "\x1b[J"
 _MOST_PROGRAM_BYTES = 4096  # the end of the program's output, which has its last line
 
 
-class Watch(Command):
-    """Show a recording while it runs.
-
-    Shows a trace that is still being written: categories now and at the peak, steps, growth,
-    modules, lines, the device's other users. q leaves. If the output is no terminal, or TERM is
-    dumb, it prints a line for each step.
-    """
-
-    name = "watch"
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
-
-    def run(self, options: argparse.Namespace) -> int:
-        following = live.Following(options.file)
-        if has_screen(sys.stdout):
-            Screen(following).show()
-            print(_closing_line(following))
-        else:
-            print_steps(following, lambda text: print(text, flush=True))
-        return 0
+def watch(path: Path) -> None:
+    """Shows the file while a program writes it."""
+    following = live.Following(path)
+    if has_screen(sys.stdout):
+        Screen(following).show()
+        print(_closing_line(following))
+    else:
+        print_steps(following, lambda text: print(text, flush=True))
 
 
 def has_screen(stream: Any) -> bool:

@@ -16,6 +16,8 @@ _DEPTHS = ("*", "*/*")  # a job may have a folder per host
 _RANK = re.compile(r"rank[_-]?(\d{1,9})", re.IGNORECASE)
 # Attempts and last steps of the same job.
 _LATER = re.compile(r"\.restart\d+|-oom|-last")
+# A process that a program started, and that has not become a rank.
+_NO_RANK = re.compile(r"\.process\d+\.")
 
 
 def files_of(path: str | Path) -> list[Path]:
@@ -35,6 +37,7 @@ def files_of(path: str | Path) -> list[Path]:
         raise errors.UnreadableTrace(
             f"{path} is a directory without a trace: no file there ends in .pytrace"
         )
+    files = [file for file in files if not _NO_RANK.search(file.name)] or files
     jobs = sorted({_job_of(file) for file in files})
     # A job may have a folder per host, but no file twice.
     if len(jobs) == 1 and len({file.name for file in files}) < len(files):
