@@ -16,4 +16,8 @@ void pause();
 // Removes it from the calling thread. Other threads remove it at their next operator.
 void forget();
 
+// Once, as recording begins and ends: has torch leave us out where `Outermost` in reads.cpp says.
+// Without it all is recorded as well, at a higher price.
+void leave_out_inner_operators(bool on);
+
 }  // namespace pytracer::reads
