@@ -115,6 +115,49 @@ class Outermost {
 
 PYTRACER_STATIC_TLS thread_local constinit Outermost outermost;
 
+// A call of an outermost module that has few operators. Our callback is left out of torch's answer
+// for each of them, since to stop torch costs as much as to do so 40 times.
+class ShortCall {
+ public:
+  // False if an earlier call of this module had too many.
+  bool begin(const void* module) {
+    bool may_be = torch_asks_us.load(std::memory_order_relaxed) &&
+                  long_at(module).load(std::memory_order_relaxed) != module;
+    module_ = may_be ? module : nullptr;
+    operators_ = 0;
+    return may_be;
+  }
+
+  bool is_open() const { return module_ != nullptr; }
+
+  // Counts an operator. Returns whether the call turns out to be long, which ends this.
+  bool is_too_long() {
+    if (++operators_ <= kMost) {
+      return false;
+    }
+    long_at(module_).store(module_, std::memory_order_relaxed);
+    module_ = nullptr;
+    return true;
+  }
+
+  void end() { module_ = nullptr; }
+
+ private:
+  static constexpr uint32_t kMost = 40;
+
+  // Modules of which a call was long, by their addresses. One that takes another's place here, or
+  // its address, costs a little time.
+  static std::atomic<const void*>& long_at(const void* module) {
+    static std::array<std::atomic<const void*>, 256> modules;
+    return modules[reinterpret_cast<uintptr_t>(module) / 16 % modules.size()];
+  }
+
+  const void* module_ = nullptr;
+  uint32_t operators_ = 0;
+};
+
+PYTRACER_STATIC_TLS thread_local constinit ShortCall short_call;
+
 // Rows of the label table, of one recording.
 struct Rows {
   uint32_t generation = 0;
@@ -223,7 +266,11 @@ std::optional<at::StepCallbacks> listeners_but_us(at::RecordScope scope) {
       all->callbacks_.size() != (ops::records_operators() ? 2 : 1)) {
     return all;
   }
-  outermost.meet_another();
+  if (!short_call.is_open()) {
+    outermost.meet_another();
+  } else if (short_call.is_too_long()) {
+    enable(false);
+  }
   if (all->callbacks_.size() == 1) {
     all.reset();
   } else {
@@ -234,7 +281,7 @@ std::optional<at::StepCallbacks> listeners_but_us(at::RecordScope scope) {
 }
 
 std::optional<at::StepCallbacks> who_listens(at::RecordScope scope) {
-  if (outermost.leaves_out()) [[unlikely]] {
+  if (outermost.leaves_out() || short_call.is_open()) [[unlikely]] {
     return listeners_but_us(scope);
   }
   return at::getStepCallbacksUnlessEmpty(scope);
@@ -263,6 +310,7 @@ void listen() {
   }
   listening = true;
   outermost.forget();
+  short_call.end();
   if (handle == at::INVALID_CALLBACK_HANDLE) {
     handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                             .needsInputs(true)
@@ -273,12 +321,17 @@ void listen() {
   }
 }
 
-void pause() {
-  if (listening) {
-    listening = false;
-    outermost.forget();
+void pause(const void* module) {
+  bool had_paused = !listening && !short_call.is_open();
+  short_call.end();
+  if (had_paused) {
+    return;
+  }
+  listening = false;
+  outermost.forget();
+  Recorder::get().forget_reads(Recorder::this_thread());
+  if (module == nullptr || !short_call.begin(module)) {
     enable(false);
-    Recorder::get().forget_reads(Recorder::this_thread());
   }
 }
 
@@ -286,6 +339,7 @@ void forget() {
   listening = false;
   enabled = false;
   outermost.forget();
+  short_call.end();
   if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
     handle = at::INVALID_CALLBACK_HANDLE;

@@ -10,9 +10,10 @@
 
 namespace pytracer::reads {
 
-// Begins or pauses on the calling thread. Doing either twice is harmless.
+// Begins or pauses on the calling thread. Doing either twice is harmless. It pauses for a call of
+// this outermost module, or for something longer.
 void listen();
-void pause();
+void pause(const void* module = nullptr);
 // Removes it from the calling thread. Other threads remove it at their next operator.
 void forget();
 
