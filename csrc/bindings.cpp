@@ -491,7 +491,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("label"),
           py::arg("gradient_label"),
           py::arg("instead") = false)
-      .def("label", &labels::Watched::label)
+      .def("label", [](labels::Watched& watched) { return watched.label(); })
       .def("label_gradients", &labels::Watched::label_gradients);
   py::class_<Moments, std::shared_ptr<Moments>>(m, "Moments")
       .def(py::init<>())
