@@ -2,6 +2,7 @@
 
     python benchmarks/imagine_ranks.py --out benchmarks/results      # needs two GPUs and NCCL
     python benchmarks/imagine_ranks.py                               # without GPUs: imagines only
+    sh benchmarks/on_gpu.sh OUT imagine_ranks                        # builds first
 
 Each program runs on two real GPUs, traced, and then imagined: each rank alone, in a process that
 sees no GPU.

@@ -1,10 +1,17 @@
 #!/bin/sh
 # Builds and proves everything that needs a GPU, and leaves what it measured in a folder:
 #   sh benchmarks/on_gpu.sh OUT [PART...]
-# Parts, by default all: tests alone overhead ledger cost gemm conformance attribution confirm. Each keeps
-# what it has as it goes. Conformance and confirm go on where they were stopped.
+# Parts, by default all that need one GPU: tests alone overhead ledger cost gemm conformance attribution
+# confirm. Each keeps what it has as it goes. Conformance and confirm go on where they were stopped.
+#
+# One GPU:  sh benchmarks/on_gpu.sh OUT overhead      6 minutes: each case in each mode, beside peers
+#           sh benchmarks/on_gpu.sh OUT host_bound    6 minutes: where the host is the limit, without peers
+# Two GPUs: sh benchmarks/on_gpu.sh OUT ddp           4 minutes: the case of overhead.py with two ranks
+#           sh benchmarks/on_gpu.sh OUT ranks         14 ways, each 60 s at most; `WAYS="fsdp2 ddp"` for some
+#           sh benchmarks/on_gpu.sh OUT imagine_ranks
+# Before its first part each builds, which takes about 2 minutes.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|ledger|cost|gemm|conformance|attribution|confirm]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -14,10 +21,19 @@ echo "== build"
 "$python" -m pytracer doctor | tee "$out/doctor.txt"
 
 status=0
+one_gpu=gpt2-gpu-bound,gpt2-host-bound,bert-large,resnet50,compiled-gpt2,generate,reinforcement
 # Those that time the GPU, or read the device as a whole, run by themselves.
 tests() { PYTRACER_TIER=ci "$python" -m pytest -q -p no:benchmark -n 8 -m "cuda and not alone" tests; }
 alone() { PYTRACER_TIER=ci "$python" -m pytest -q -p no:benchmark -m "cuda and alone" tests; }
-overhead() { "$python" benchmarks/overhead.py --out "$out"; }
+overhead() { "$python" benchmarks/overhead.py --out "$out" --minutes 6 --cases "$one_gpu"; }
+host_bound() {
+    "$python" benchmarks/overhead.py --out "$out" --minutes 6 --no-peers \
+        --cases gpt2-host-bound,bert-large,compiled-gpt2,resnet50,reinforcement,generate
+}
+ddp() { "$python" benchmarks/overhead.py --out "$out" --minutes 4 --cases ddp; }
+# shellcheck disable=SC2086 - several words
+ranks() { "$python" benchmarks/ranks.py --out "$out" ${WAYS:+--ways $WAYS}; }
+imagine_ranks() { "$python" benchmarks/imagine_ranks.py --out "$out"; }
 ledger() { "$python" benchmarks/ledger.py --out "$out"; }
 cost() { "$python" benchmarks/cost.py --out "$out"; }
 gemm() { "$python" benchmarks/gemm.py --out "$out"; }

@@ -4,6 +4,9 @@
     python benchmarks/overhead.py --cases tiny-cpu --minutes 3
     python benchmarks/overhead.py --cases ddp            # two processes on two GPUs
     python benchmarks/overhead.py --modes category default --out DIR  # a JSON file per case
+    sh benchmarks/on_gpu.sh OUT overhead                 # all cases of one GPU: 6 minutes and a build
+    sh benchmarks/on_gpu.sh OUT host_bound               # those that wait for the host: the same
+    sh benchmarks/on_gpu.sh OUT ddp                      # on two GPUs: 4 minutes and a build
 
 How it measures:
 

@@ -1,5 +1,6 @@
 """Makes the tables of docs/ranks.md from the results of ranks.py and many_ranks.py."""
 
+import statistics
 from typing import Any
 
 Document = dict[str, Any]
@@ -106,6 +107,26 @@ def _same(ranks: list[Document]) -> str:
 def _ratio(ranks: list[Document]) -> str:
     ratios = [one["step_ratio"]["median"] for one in ranks if "step_ratio" in one]
     return f"{max(ratios):.3f}" if ratios else "–"
+
+
+def recordings(document: Document) -> str:
+    """What it takes a rank to begin and to end a recording, in milliseconds of CPU time."""
+    lines = ["| ms of CPU time | plain step | begin | first two steps, longer by | end |"]
+    lines.append("|---|" + "---:|" * 4)
+    for way in document["ways"]:
+        timed = [one["step_ratio"] for one in way.get("ranks", ()) if "step_ratio" in one]
+        if not timed:
+            continue
+        step = max(statistics.median(one["plain_s"]) for one in timed)
+        parts = [
+            max(one["recording_s"][part]["process"] for one in timed)
+            for part in ("begin", "first_steps_longer", "end")
+        ]
+        figures = " | ".join(f"{1000 * seconds:.1f}" for seconds in (step, *parts))
+        lines.append(f"| `{way['way']}` | {figures} |")
+    what = "Medians, of the rank that takes most; a plain step in milliseconds of the wall's clock."
+    where = f"A tiny model, 2 ranks with gloo; {document['device']}, torch {document['torch']}"
+    return "\n".join([*lines, "", f"{what} {where}, {document['taken']}."])
 
 
 def many(document: Document) -> str:

@@ -2,8 +2,13 @@
 
     python benchmarks/ranks.py --out benchmarks/results            # two GPUs or more
     python benchmarks/ranks.py --device cpu --ways ddp fsdp2       # gloo, a tiny model
+    WAYS="fsdp2 ddp" sh benchmarks/on_gpu.sh OUT ranks             # builds first; 60 s a way at most
 
-Each way (`programs/parallel.py`) runs untraced, traced, and then both in turns for the time of a step. `benchmarks/ranks_tables.py` makes the tables of docs/ranks.md.
+Each way (`programs/parallel.py`) runs untraced, traced, and then both in turns for the time of a step. A
+block has five steps and the last three are timed: a recording reads the graphs of its first two. What
+these two take longer, and what it takes to begin and to end, has figures of its own (`recording_s`).
+`fsdp2_offloaded` is not timed and has 4 of the model's 22 layers, since the host computes its steps.
+`benchmarks/rank_tables.py` makes the tables of docs/ranks.md.
 """
 
 import argparse
@@ -84,7 +89,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--size", choices=["tiny", "large"])
     parser.add_argument("--ways", nargs="*", choices=parallel.WAYS, default=list(parallel.WAYS))
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=int, default=60, help="the most for one way")
     parser.add_argument("--at-once", type=int, default=4, help="ways in one pair of processes")
     parser.add_argument("--keep", type=Path, help="a folder for the traces")

@@ -240,6 +240,32 @@ def synchronisation_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
 
 
+def owners_table(document: dict[str, Any]) -> str:
+    """Whose code runs the instructions that tracing adds, and the functions with most of them."""
+    now = document["now"]
+    columns = [
+        (name, mode) for name in ("whole step", "reinforcement loop") for mode in now["functions"]
+    ]
+    heads = " | ".join(f"{name}, {mode}" for name, mode in columns)
+    lines = [f"| thousands of instructions added | {heads} |", "|---|" + len(columns) * "---:|"]
+
+    def row(title: str, counts: list[int]) -> str:
+        return f"| {title} | " + " | ".join(f"{count / 1000:,.0f}" for count in counts) + " |"
+
+    plain = now["owners"]["plain"]
+    for owner in plain["whole step"]:
+        counts = [now["owners"][mode][name][owner] - plain[name][owner] for name, mode in columns]
+        lines.append(row(f"in {owner}", counts))
+    of_loop = {mode: now["functions"][mode]["reinforcement loop"] for mode in now["functions"]}
+    said = [
+        f"With `{mode}` the loop's largest are "
+        + ", ".join(f"`{name}` ({count / 1000:,.0f}, {owner})" for owner, name, count in rows[:8])
+        + "."
+        for mode, rows in of_loop.items()
+    ]
+    return "\n".join([*lines, "", *said])
+
+
 def exports_table(document: dict[str, Any]) -> str:
     """What each format takes in a process of its own that reads, analyses and writes the file."""
     lines = ["| | file, MB | processor seconds | most memory, GB |", "|---|---:|---:|---:|"]
@@ -405,12 +431,17 @@ def main() -> int:
     for path in RESULTS.glob("synchronisation-cpu.json"):
         text = synchronisation_table(json.loads(path.read_text()))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "synchronisation", text)
+        text = owners_table(json.loads(path.read_text()))
+        after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "owners", text)
     for path in RESULTS.glob("exports-cpu.json"):
         text = exports_table(json.loads(path.read_text()))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)
     for path in sorted(RESULTS.glob("ranks-nvidia-*.json"))[:1]:
         text = rank_tables.ways(json.loads(path.read_text()))
         after[RANKS_PAGE] = between(after[RANKS_PAGE], "ranks", text)
+    for path in RESULTS.glob("ranks-cpu.json"):
+        text = rank_tables.recordings(json.loads(path.read_text()))
+        after[RANKS_PAGE] = between(after[RANKS_PAGE], "recordings", text)
     for path in RESULTS.glob("many-ranks-cpu.json"):
         text = rank_tables.many(json.loads(path.read_text()))
         after[RANKS_PAGE] = between(after[RANKS_PAGE], "many-ranks", text)

@@ -35,7 +35,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "category": {"detail": "category"},
     "default": {},
 }
-BLOCKS = 60  # for the clock
+BLOCKS = 24  # for the clock
 # Instructions that may be added: a tenth above what was measured on torch 2.13 and Python 3.11.
 MOST = {
     "category": {
@@ -66,23 +66,34 @@ extern "C" void end(const char* label) {
 """
 
 
+# Whose code it is, by parts of a binary's path; the last has all others.
+OWNERS: dict[str, tuple[str, ...]] = {
+    "pytracer": ("/pytracer/_C",),
+    "torch": ("/libtorch", "/libc10"),
+    "Python": ("/libpython", "/python"),
+    "C library": ("",),
+}
+FUNCTIONS = 12  # the most in the results
+
 Ways = dict[str, Callable[[], Any]]
-Counts = dict[str, dict[str, int]]  # by mode and case
+Group = tuple[Ways, tuple[Any, Any]]
+Function = tuple[str, str]  # the path of its binary, and its name
 
 
-def groups() -> list[tuple[Ways, tuple[Any, Any]]]:
-    """Returns the cases that are traced together, and the model and optimizer of each group."""
-    import torch
+def groups() -> list[Callable[[], Group]]:
+    """Returns what makes each group: the cases that are traced together, their model and optimizer."""
+    return [three_layers, reinforcement]
 
+
+def reinforcement() -> Group:
     sys.path[:0] = [str(ROOT)]  # behind an older checkout, whose pytracer is imported already
     from benchmarks import models
 
-    torch.set_num_threads(1)
     loop = models.actor_and_critic("cpu")
-    return [three_layers(), ({LOOP: loop.step}, (loop.model, loop.optimizer))]
+    return {LOOP: loop.step}, (loop.model, loop.optimizer)
 
 
-def three_layers() -> tuple[Ways, tuple[Any, Any]]:
+def three_layers() -> Group:
     import torch
 
     torch.manual_seed(0)
@@ -105,8 +116,9 @@ def three_layers() -> tuple[Ways, tuple[Any, Any]]:
     return dict(zip(TIMES, each, strict=False)), (model, optimizer)
 
 
-def count(library: Path) -> None:
-    """Runs inside valgrind: each case in each mode, after steps that leave nothing new."""
+def count(library: Path, group: int) -> None:
+    """Runs inside valgrind: each case of a group in each mode, after steps that leave nothing new."""
+    import torch
 
     requests = ctypes.CDLL(str(library))
 
@@ -122,8 +134,9 @@ def count(library: Path) -> None:
                 way()
             requests.end(f"{mode}, {name}".encode())
 
-    for ways, targets in groups():
-        in_each_mode(ways, targets, block)
+    torch.set_num_threads(1)
+    ways, targets = groups()[group]()
+    in_each_mode(ways, targets, block)
 
 
 def in_each_mode(ways: Ways, targets: Any, block: Callable[[str, Ways], None]) -> None:
@@ -154,7 +167,10 @@ def clock() -> None:
                 way()
             found[mode][name].append((time.process_time() - began) / TIMES[name] * 1e6)
 
-    all_groups = groups()
+    import torch
+
+    torch.set_num_threads(1)
+    all_groups = [make() for make in groups()]
     for _ in range(BLOCKS):
         for ways, targets in all_groups:
             in_each_mode(ways, targets, block)
@@ -174,60 +190,109 @@ def timed(checkout: Path) -> dict[str, dict[str, float]]:
     return found
 
 
-def measure(checkout: Path, folder: Path) -> dict[str, Counts]:
+def measure(checkout: Path, folder: Path) -> dict[str, Any]:
     """Returns the instructions of one call, by mode and case: all, and those of our own code."""
     (folder / "requests.cpp").write_text(REQUESTS)
     library = folder / "requests.so"
     build = ["g++", "-shared", "-fPIC", "-O1", "-o", str(library), str(folder / "requests.cpp")]
     subprocess.run(build, check=True)
     command = ["valgrind", "--tool=callgrind", "--instr-atstart=no", "--combine-dumps=no"]
-    command += [f"--callgrind-out-file={folder}/counts", "--smc-check=none"]
-    command += [sys.executable, str(Path(__file__).resolve()), "--inside", str(library)]
+    inside = [sys.executable, str(Path(__file__).resolve()), "--inside", str(library), "--group"]
     environment = {**os.environ, "PYTHONPATH": str(checkout), "PYTHONHASHSEED": "0"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    runs = []
+    for group in range(len(groups())):  # at the same time: counts do not depend on the time
+        files = [f"--callgrind-out-file={folder}/counts.{group}", "--smc-check=none"]
+        runs.append(
+            subprocess.Popen(
+                [*command, *files, *inside, str(group)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    said = [run.communicate()[1] for run in runs]
     found = counts_in(folder)
     if any(len(each) != len(TIMES) for each in found["instructions"].values()):
-        raise SystemExit(f"valgrind counted too little:\n{done.stderr[-3000:]}")
+        raise SystemExit("valgrind counted too little:\n" + "\n".join(said)[-3000:])
     return found
 
 
-def counts_in(folder: Path) -> dict[str, Counts]:
-    """Reads callgrind's files."""
-    found: dict[str, Counts] = {
-        kind: {mode: {} for mode in MODES} for kind in ("instructions", "ours")
-    }
+def counts_in(folder: Path) -> dict[str, Any]:
+    """Reads callgrind's files: instructions in all, of our own code, by owner and by function."""
+    read: dict[str, dict[str, Counter[Function]]] = {mode: {} for mode in MODES}
     for file in folder.glob("counts*"):
         text = file.read_text()
-        label = re.search(r"Client Request: (\w+), ([\w ]+)", text)
-        if not label:
-            continue
-        mode, name = label[1], label[2]
-        by_object = instructions_by_object(text)
-        ours = sum(count for path, count in by_object.items() if "/pytracer/_C" in path)
-        found["instructions"][mode][name] = sum(by_object.values()) // TIMES[name]
-        found["ours"][mode][name] = ours // TIMES[name]
+        if label := re.search(r"Client Request: (\w+), ([\w ]+)", text):
+            counts = instructions_by_function(text)
+            read[label[1]][label[2]] = Counter(
+                {function: count // TIMES[label[2]] for function, count in counts.items()}
+            )
+    owners = {
+        mode: {name: by_owner(rows[name]) for name in TIMES if name in rows}
+        for mode, rows in read.items()
+    }
     return {
-        kind: {
-            mode: {name: counts[name] for name in TIMES if name in counts}
-            for mode, counts in rows.items()
-        }
-        for kind, rows in found.items()
+        "instructions": {
+            mode: {name: sum(each.values()) for name, each in rows.items()}
+            for mode, rows in owners.items()
+        },
+        "ours": {
+            mode: {name: each["pytracer"] for name, each in rows.items()}
+            for mode, rows in owners.items()
+        },
+        "owners": owners,
+        "functions": {
+            mode: {name: most_added(rows[name], read["plain"][name]) for name in rows}
+            for mode, rows in read.items()
+            if mode != "plain"
+        },
     }
 
 
-def instructions_by_object(text: str) -> Counter[str]:
-    """Returns the instructions in each binary, without those of the functions that it calls."""
-    paths: dict[str, str] = {}  # by callgrind's numbers: a path stands only where it is first met
-    counts: Counter[str] = Counter()
-    path, is_of_call = "", False
+def by_owner(counts: Counter[Function]) -> dict[str, int]:
+    totals = dict.fromkeys(OWNERS, 0)
+    for (path, _), count in counts.items():
+        totals[owner_of(path)] += count
+    return totals
+
+
+def owner_of(path: str) -> str:
+    return next(owner for owner, parts in OWNERS.items() if any(part in path for part in parts))
+
+
+def most_added(counts: Counter[Function], plain: Counter[Function]) -> list[tuple[str, str, int]]:
+    """The owner, name and added instructions of the functions that add most."""
+    more = Counter({function: counts[function] - plain[function] for function in counts})
+    return [
+        (
+            owner_of(path),
+            re.sub(r"\(anonymous namespace\)::|[(\[].*| const$|'\d+$", "", name),
+            count,
+        )
+        for (path, name), count in more.most_common(FUNCTIONS)
+    ]
+
+
+def instructions_by_function(text: str) -> Counter[Function]:
+    """Returns the instructions in each function, without those of the functions that it calls."""
+    # By callgrind's numbers: a path or name stands only where it is first met.
+    paths: dict[str, str] = {}
+    names: dict[str, str] = {}
+    counts: Counter[Function] = Counter()
+    path, name, is_of_call = "", "", False
     for line in text.splitlines():
-        if binary := re.match(r"c?ob=\((\d+)\)(?: (.*))?", line):
-            paths.setdefault(binary[1], binary[2] or "")
-            path = paths[binary[1]] if line[0] == "o" else path
+        if met := re.match(r"(c?)(ob|fn)=\((\d+)\)(?: (.*))?", line):
+            known = paths if met[2] == "ob" else names
+            known.setdefault(met[3], met[4] or "")
+            if not met[1] and met[2] == "ob":
+                path = known[met[3]]
+            elif not met[1]:
+                name = known[met[3]]
         elif line.startswith("calls="):
             is_of_call = True  # the next line has what the called function took
         elif line and line[0] in "0123456789+-*":
-            counts[path] += 0 if is_of_call else int(line.split()[1])
+            counts[path, name] += 0 if is_of_call else int(line.split()[1])
             is_of_call = False
     return counts
 
@@ -257,13 +322,14 @@ def print_rows(document: dict[str, Any]) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--group", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--clock", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--before", type=Path)
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
     if options.inside:
-        count(options.inside)
+        count(options.inside, options.group)
         return 0
     if options.clock:
         clock()

@@ -18,6 +18,7 @@
 #include "torch/phase_times.h"
 #include "torch/private_torch.h"
 #include "torch/quietly.h"
+#include "torch/reads.h"
 #include "torch/session.h"
 #include "torch/workspaces.h"
 
@@ -406,6 +407,7 @@ PYBIND11_MODULE(_C, m) {
         [](bool on) { on ? ops::install(ops::Detail::kOp) : ops::uninstall(); });
   m.def("quietly", &call_quietly);
   m.def("forbid_quiet_passes", &ops::forbid_quiet_passes);
+  m.def("leave_out_inner_operators", &reads::leave_out_inner_operators);
   m.def("private_torch", [] {
     py::list checks;
     for (const private_torch::Check& check : private_torch::check()) {
@@ -489,7 +491,7 @@ PYBIND11_MODULE(_C, m) {
           py::arg("label"),
           py::arg("gradient_label"),
           py::arg("instead") = false)
-      .def("label", &labels::Watched::label)
+      .def("label", [](labels::Watched& watched) { return watched.label(); })
       .def("label_gradients", &labels::Watched::label_gradients);
   py::class_<Moments, std::shared_ptr<Moments>>(m, "Moments")
       .def(py::init<>())

@@ -147,6 +147,7 @@ ROLES = (
     "buffer",
     "batch",
     "copy_or_activation",  # without operators, a weight's 16-bit copy and an activation look alike
+    "barrier",  # the byte that torch keeps of the last barrier
 )
 ROLE = {name: number for number, name in enumerate(ROLES)}
 

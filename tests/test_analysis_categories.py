@@ -69,6 +69,32 @@ def test_one_block_behind_several_gradients_is_a_bucket() -> None:
     assert verdict(b, block) == ("gradients", "bucket")
 
 
+def barriers(blocks: int, backend: str) -> TraceBuilder:
+    """Blocks of one byte from before the trace, in a job of this backend."""
+    b = TraceBuilder()
+    for _ in range(blocks):
+        b.seed(1, device="cuda")
+    b.seed(2, device="cuda")
+    b.label(b.seed(1, device="cuda"), "functional", "from_before")
+    group = {"name": "0", "description": "default_pg", "backend": backend, "ranks": [0, 1]}
+    b.meta["communication"] = {"groups": [group]}
+    with b.module("model"):
+        pass
+    return b
+
+
+@pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
+def test_the_only_byte_from_before_is_the_last_barriers(backend: str) -> None:
+    expected = [("communication", "barrier"), ("unknown", ""), ("functional", "from_before")]
+    assert verdicts(barriers(1, backend).trace()) == expected
+
+
+@pytest.mark.parametrize(("blocks", "backend"), [(2, "nccl"), (1, "gloo")])
+def test_bytes_that_may_be_something_else_stay_unknown(blocks: int, backend: str) -> None:
+    said = verdicts(barriers(blocks, backend).trace())
+    assert said[:blocks] == [("unknown", "")] * blocks
+
+
 def test_what_is_handed_to_the_model_is_input() -> None:
     b = TraceBuilder()
     batch = b.alloc(100)

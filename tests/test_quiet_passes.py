@@ -326,6 +326,36 @@ def test_what_an_operator_reads_is_known_each_time_it_runs(detail: str) -> None:
 
 
 @pytest.mark.parametrize("detail", DETAILS)
+def test_operators_left_out_inside_of_others_change_nothing_that_is_said(detail: str) -> None:
+    """The reference has torch tell of each operator inside of an outermost one."""
+    model, optimizer = small()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            chances = torch.distributions.Categorical(logits=model(torch.rand(32, 64)))
+            chosen = chances.sample()[:, None] + torch.rand(64, 32).T.sum(1).reshape(32, 1).int()
+        raw = torch.rand(32, 1, 64)
+        mixed = torch.bmm(raw, torch.rand(64, 64).expand(32, 64, 64))[:, 0]
+        out = model(mixed).softmax(1).gather(1, chosen % 64)
+        (out - torch.rand(32, 1)).square().mean().backward()
+        optimizer.step()
+
+    def said(leave_out: bool) -> list[dict[Any, int]]:
+        torch.manual_seed(0)
+        with trace(model, optimizer, table=False, detail=detail) as t:
+            C.leave_out_inner_operators(leave_out)
+            for _ in range(STEPS):
+                step()
+        return [said_of(t.allocations(), number) for number in range(1, STEPS)]
+
+    step()
+    reference = said(False)
+    assert any("inputs" in row for row in reference[-1])
+    assert said(True) == reference
+
+
+@pytest.mark.parametrize("detail", DETAILS)
 def test_an_annotation_that_a_checkpoint_runs_again_is_recorded(detail: str) -> None:
     model, _ = small()
     x = torch.randn(32, 64)

@@ -84,6 +84,7 @@ class AppendLog {
     uint64_t words[kWords];
     std::memcpy(words, &row, sizeof(Row));
     uint64_t* slot = chunk + (position % kChunkRows) * kWords;
+#pragma GCC unroll 4  // then the row stays in registers
     for (size_t i = 0; i < kWords; ++i) {
       if (i != kReadyWord<Row>) {
         __atomic_store_n(slot + i, words[i], __ATOMIC_RELAXED);

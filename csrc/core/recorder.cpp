@@ -143,12 +143,30 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
                                      thread.number_});
   if (position == AppendLog<Event>::kRefused) {
     lose(action);
+  } else if (action < Action::kLabel) {
+    change_at(address).store(position, std::memory_order_relaxed);
+    if (action == Action::kSnapshot) {
+      labels_from_.store(position, std::memory_order_relaxed);
+    }
   }
   return position;
 } catch (const std::exception&) {  // no memory for a name or a thread's state
 
   lose(action);
   return AppendLog<Event>::kRefused;
+}
+
+// The change is read first: one that happens meanwhile makes the next call record the label again.
+void Recorder::record_label(uint16_t place,
+                            uint64_t address,
+                            uint32_t label,
+                            Labelled& before) noexcept {
+  uint64_t last_change = change_at(address).load(std::memory_order_relaxed);
+  if (before.address != address || before.last_change != last_change ||
+      before.position == AppendLog<Event>::kRefused ||
+      before.position < labels_from_.load(std::memory_order_relaxed)) {
+    before = {record(Action::kLabel, place, address, label), address, last_change};
+  }
 }
 
 uint16_t Recorder::place(const Place& place) {
@@ -183,6 +201,7 @@ uint32_t Recorder::begin_session(uint64_t max_events) {
   uint64_t room = std::min(max_events, AppendLog<Event>::kMostRows);
   Positions limit{events.size() + room, scopes.size() + room, scope_ends.size() + room};
   sessions_[id] = {start, start, limit, losses(), false, {}};
+  labels_from_.store(start.events, std::memory_order_relaxed);
   set_limits();
   recording.store(true, std::memory_order_seq_cst);
   return id;

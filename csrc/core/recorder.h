@@ -176,6 +176,18 @@ class Recorder {
 
   static void forget_reads(ThreadState& thread) { thread.read_count_ = 0; }
 
+  // A label that a block got. It says where the block was, and which event made or freed a block
+  // there last: until the next one, the block and its label stay.
+  struct Labelled {
+    uint64_t position = AppendLog<Event>::kRefused;
+    uint64_t address = 0;
+    uint64_t last_change = 0;
+  };
+
+  // Records a label of the block that begins at this address, unless that would only say again
+  // what `before` says. Keep one `before` for each holder of a block and label.
+  void record_label(uint16_t place, uint64_t address, uint32_t label, Labelled& before) noexcept;
+
   // Counts an event that cannot be recorded.
   void lose(Action action) noexcept {
     lost_events[static_cast<size_t>(action)].fetch_add(1, std::memory_order_relaxed);
@@ -310,6 +322,15 @@ class Recorder {
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
   std::atomic<const NodeSource*> node_source_{nullptr};
+  // By a hash of addresses: the position of the last event that made or freed a block there.
+  std::array<std::atomic<uint64_t>, 4096> changes_{};
+  // Earlier labels do not count: a session has begun since, or a device's recording.
+  std::atomic<uint64_t> labels_from_{0};
+
+  std::atomic<uint64_t>& change_at(uint64_t address) {
+    return changes_[(address * 0x9E3779B97F4A7C15) >> 52];
+  }
+
   std::atomic<ThreadState*> forward_thread_{nullptr};  // the first that made nodes; mostly the only
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
   std::vector<std::unique_ptr<ThreadState>> threads_;

@@ -216,7 +216,7 @@ PyObject* module_call(PyObject* function, PyObject* const* args, size_t flags, P
   }
   bool root = Recorder::this_thread().outside_of_modules();
   if (root) {
-    reads::pause();
+    reads::pause(args[0]);
     if (!at_moment(
             [&](Moments& now) { return now.before_root(args[0], args + 1, count - 1, names); })) {
       return nullptr;

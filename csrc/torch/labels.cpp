@@ -1,6 +1,5 @@
 #include "labels.h"
 
-#include "../core/recorder.h"
 #include "calls.h"
 #include "cpu_allocator.h"
 #include "devices.h"
@@ -121,7 +120,24 @@ bool record(const at::Tensor& tensor, uint32_t label) {
 
 namespace {
 
-void record_all(const at::Tensor& tensor, uint32_t label) {
+// Whether the tensor has one block, which begins where its storage does.
+bool is_one_block(const at::Tensor& tensor) {
+  if (tensor.layout() != c10::kStrided || !tensor.has_storage() ||
+      tensor.key_set().has(c10::DispatchKey::Python)) {
+    return false;
+  }
+  const auto& data = private_torch::data_of(tensor);
+  return data.get() == data.get_context() && !data.device().is_meta();
+}
+
+// What the block is known as need not be said again.
+void record_all(const at::Tensor& tensor, uint32_t label, Recorder::Labelled& before) {
+  if (is_one_block(tensor)) {
+    if (Block block = block_of(tensor); block.address != 0) {
+      Recorder::get().record_label(block.place, block.address, label, before);
+    }
+    return;
+  }
   if (!labels::record(tensor, label) && tensor.key_set().has(c10::DispatchKey::Python)) {
     auto whole = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
     look::each_part(whole.ptr(),
@@ -250,9 +266,13 @@ size_t Watched::each(LabelOne label_one) {
   return gone + unknown;
 }
 
-size_t Watched::label() {
-  return each(
-      [](const at::Tensor& tensor, const Entry& entry) { record_all(tensor, entry.label); });
+size_t Watched::label(bool again) {
+  return each([again](const at::Tensor& tensor, Entry& entry) {
+    if (again) {
+      entry.labelled = {};
+    }
+    record_all(tensor, entry.label, entry.labelled);
+  });
 }
 
 bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
@@ -260,7 +280,7 @@ bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
   if (gradient.defined()) {
     adopt_cpu(gradient, /*also_known=*/!entry.gradient_met);
     entry.gradient_met = true;
-    record_all(gradient, entry.gradient_label);
+    record_all(gradient, entry.gradient_label, entry.gradient_labelled);
   }
   return gradient.defined();
 }
@@ -280,6 +300,9 @@ size_t Watched::label_gradients_of(const std::vector<py::object>& tensors) {
     }
     Entry& entry = entries_[known->second];
     if (find(entry, last).ptr() == tensor.ptr()) {
+      if (labelled == 0) {
+        entry.gradient_labelled = {};  // a step has an event of its own
+      }
       labelled += label_gradient(THPVariable_Unpack(tensor.ptr()), entry) ? 1 : 0;
     }
   }

@@ -2,6 +2,8 @@
 // looked at, never held.
 #pragma once
 
+#include "../core/recorder.h"
+
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Tensor.h>
@@ -63,8 +65,9 @@ class Watched {
            uint32_t gradient_label,
            bool instead);
   // Labels the blocks of the tensors that are in these places now, or of their gradients. Returns
-  // the number of places that are empty now, or have an unknown tensor.
-  size_t label();
+  // the number of places that are empty now, or have an unknown tensor. What a block is known as
+  // already is recorded `again` only if asked for.
+  size_t label(bool again = false);
   // Does nothing if several threads train: see calls::may_read_gradients. Gradients may be views of
   // memory from before the trace: that becomes visible here.
   size_t label_gradients();
@@ -79,6 +82,8 @@ class Watched {
     PyObject* tensor;  // the last tensor there: an identity, not to be followed
     uint32_t label;
     uint32_t gradient_label;
+    Recorder::Labelled labelled{};
+    Recorder::Labelled gradient_labelled{};
     bool gradient_met = false;
     bool stands_in = false;  // no parameter, but in the place of one
   };

@@ -233,7 +233,7 @@ bool Moments::before_step(PyObject* optimizer) {
       one->state = is_new ? identity_of_state(optimizer) : one->state;  // has its labels
     }
     if (watched.label_gradients_of(parameters_of(optimizer)) == 0) {
-      watched.label();  // so that a step that does nothing has an event, too
+      watched.label(/*again=*/true);  // so that a step that does nothing has an event, too
     }
     if (has_engines && !tell(all_listeners().label_engines)) {
       return false;

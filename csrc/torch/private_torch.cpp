@@ -119,7 +119,6 @@ using Relocation = ElfW(Rela);
 using Symbol = ElfW(Sym);
 
 constexpr char kLibrary[] = "libtorch_cpu.so";
-constexpr char kFunction[] = "_ZN3c108demangleB5cxx11EPKc";
 
 // Where a loaded library keeps the tables by which it finds its imports.
 struct Imports {
@@ -152,9 +151,15 @@ Imports imports_of(const Dynamic* dynamic) {
   return imports;
 }
 
+struct Wanted {
+  const char* function;
+  void* entry;
+};
+
 // Called for each loaded library; stops at libtorch_cpu. Skips an entry that the loader has made
 // read-only.
 int find_entry(dl_phdr_info* library, size_t /*size*/, void* result) {
+  auto* wanted = static_cast<Wanted*>(result);
   const char* file = std::strrchr(library->dlpi_name, '/');
   if (std::strcmp(file != nullptr ? file + 1 : library->dlpi_name, kLibrary) != 0) {
     return 0;
@@ -180,22 +185,30 @@ int find_entry(dl_phdr_info* library, size_t /*size*/, void* result) {
     const Symbol& symbol = imports.symbols[ELF64_R_SYM(entry.r_info)];
     uintptr_t address = library->dlpi_addr + entry.r_offset;
     bool writable = address < read_only || address >= read_only_end;
-    if (writable && std::strcmp(imports.texts + symbol.st_name, kFunction) == 0) {
-      *static_cast<Demangle**>(result) = reinterpret_cast<Demangle*>(address);
+    if (writable && std::strcmp(imports.texts + symbol.st_name, wanted->function) == 0) {
+      wanted->entry = reinterpret_cast<void*>(address);
       break;
     }
   }
   return 1;
 }
 
+void* entry_of(const char* function) {
+  Wanted wanted{function, nullptr};
+  dl_iterate_phdr(&find_entry, &wanted);
+  return wanted.entry;
+}
+
 }  // namespace
 
 Demangle* demangle_entry() {
-  static Demangle* const entry = [] {
-    Demangle* result = nullptr;
-    dl_iterate_phdr(&find_entry, static_cast<void*>(&result));
-    return result;
-  }();
+  static auto* const entry = static_cast<Demangle*>(entry_of("_ZN3c108demangleB5cxx11EPKc"));
+  return entry;
+}
+
+Listeners* listeners_entry() {
+  static auto* const entry =
+      static_cast<Listeners*>(entry_of("_ZN2at27getStepCallbacksUnlessEmptyENS_11RecordScopeE"));
   return entry;
 }
 
@@ -373,6 +386,9 @@ std::vector<Check> check() {
   add("cublas_handle_stream_to_workspace", "the workspaces of cuBLAS", &problem_with_workspaces);
   add("c10::demangle in libtorch_cpu.so", "names of nodes at less cost", [] {
     return unless(demangle_entry() != nullptr, "the library has no entry that may be written");
+  });
+  add("at::getStepCallbacksUnlessEmpty in libtorch_cpu.so", "reads at less cost", [] {
+    return unless(listeners_entry() != nullptr, "the library has no entry that may be written");
   });
   add("the table of at::CUDAHooksInterface", "imagined runs", &imagined::problem_with_hooks);
 

@@ -23,6 +23,7 @@
 #include <pybind11/pybind11.h>
 
 #include <ATen/core/Tensor.h>
+#include <ATen/record_function.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/util/intrusive_ptr.h>
@@ -30,6 +31,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <shared_mutex>
 #include <string>
 #include <tuple>
@@ -162,6 +164,11 @@ std::vector<Workspaces*> workspaces();
 // demangles each node's name through it.
 using Demangle = std::string (*)(const char*);
 Demangle* demangle_entry();
+
+// The same for the function that tells the dispatcher who listens to an operator. Each operator
+// calls it.
+using Listeners = std::optional<at::StepCallbacks> (*)(at::RecordScope);
+Listeners* listeners_entry();
 
 // ------------------------------------------------------------------ at run time
 

@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "labels.h"
 #include "ops.h"
+#include "private_torch.h"
 
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <optional>
 
 namespace pytracer::reads {
 
@@ -30,10 +32,14 @@ void enable(bool on) {
   }
 }
 
+// Torch asks through our function who listens to an operator.
+std::atomic<bool> torch_asks_us{false};
+
 // The outermost operator that runs now. The operators inside of it say nothing here, but torch's
 // telling of them, with their arguments, costs 1,000 instructions each, and `multinomial` has 39.
-// To stop torch and to let it go on costs 1,600. So inside of an operator of torch's that had more
-// than a few the last time, torch is stopped. How many it had is remembered by its name's address.
+// So inside of an operator of torch's our callback is left out of torch's answer to who listens,
+// which leaves 130 instructions. To stop torch and to let it go on costs 1,500: that is done in an
+// operator that had many others the last time. How many is remembered by its name's address.
 class Outermost {
  public:
   void begin(const at::RecordFunction& fn) {
@@ -43,21 +49,28 @@ class Outermost {
     record_ = &fn;
     name_ = fn.name();
     inside_ = 0;
+    if (std::strncmp(name_, "aten::", 6) != 0) {
+      return;
+    }
     uint64_t last = met().load(std::memory_order_relaxed);
     uint64_t inside = last >> kBits == word(0) >> kBits ? last & kMostInside : 0;
-    uint64_t many = ops::records_operators() ? 8 : 3;  // ops.h hears of them in any case
-    if (inside >= many && std::strncmp(name_, "aten::", 6) == 0) {
+    if (inside >= many()) {
       enable(false);
+    } else {
+      leaves_out_ = torch_asks_us.load(std::memory_order_relaxed);
     }
   }
 
   void meet_another() { ++inside_; }
 
+  // Whether our callback is to be left out for an operator that begins now.
+  bool leaves_out() const { return leaves_out_; }
+
   void end(const at::RecordFunction& fn) {
     if (record_ != &fn) {
       return;
     }
-    record_ = nullptr;
+    forget();
     if (enabled) {
       met().store(word(inside_), std::memory_order_relaxed);
     } else {
@@ -65,11 +78,23 @@ class Outermost {
     }
   }
 
-  void forget() { record_ = nullptr; }
+  void forget() {
+    record_ = nullptr;
+    leaves_out_ = false;
+  }
 
  private:
   static constexpr int kBits = 16;  // addresses have 48
   static constexpr uint64_t kMostInside = (uint64_t{1} << kBits) - 1;
+
+  // From so many inner operators on it is cheaper to stop torch. If operators are recorded, torch
+  // tells of the inner ones in any case.
+  static uint64_t many() {
+    if (torch_asks_us.load(std::memory_order_relaxed)) {
+      return ops::records_operators() ? kMostInside + 1 : 12;
+    }
+    return ops::records_operators() ? 8 : 3;
+  }
 
   // The operator's name with how many were inside of it.
   uint64_t word(uint64_t inside) const {
@@ -85,9 +110,53 @@ class Outermost {
   const at::RecordFunction* record_ = nullptr;
   const char* name_ = nullptr;
   uint64_t inside_ = 0;
+  bool leaves_out_ = false;
 };
 
 PYTRACER_STATIC_TLS thread_local constinit Outermost outermost;
+
+// A call of an outermost module that has few operators. Our callback is left out of torch's answer
+// for each of them, since to stop torch costs as much as to do so 40 times.
+class ShortCall {
+ public:
+  // False if an earlier call of this module had too many.
+  bool begin(const void* module) {
+    bool may_be = torch_asks_us.load(std::memory_order_relaxed) &&
+                  long_at(module).load(std::memory_order_relaxed) != module;
+    module_ = may_be ? module : nullptr;
+    operators_ = 0;
+    return may_be;
+  }
+
+  bool is_open() const { return module_ != nullptr; }
+
+  // Counts an operator. Returns whether the call turns out to be long, which ends this.
+  bool is_too_long() {
+    if (++operators_ <= kMost) {
+      return false;
+    }
+    long_at(module_).store(module_, std::memory_order_relaxed);
+    module_ = nullptr;
+    return true;
+  }
+
+  void end() { module_ = nullptr; }
+
+ private:
+  static constexpr uint32_t kMost = 40;
+
+  // Modules of which a call was long, by their addresses. One that takes another's place here, or
+  // its address, costs a little time.
+  static std::atomic<const void*>& long_at(const void* module) {
+    static std::array<std::atomic<const void*>, 256> modules;
+    return modules[reinterpret_cast<uintptr_t>(module) / 16 % modules.size()];
+  }
+
+  const void* module_ = nullptr;
+  uint32_t operators_ = 0;
+};
+
+PYTRACER_STATIC_TLS thread_local constinit ShortCall short_call;
 
 // Rows of the label table, of one recording.
 struct Rows {
@@ -118,7 +187,7 @@ void each_tensor(const c10::IValue& value, Visit visit) {
   };
   if (value.isTensor()) {
     visit_one(value.toTensor());
-  } else if (value.isTensorList()) {
+  } else if (value.isList() && value.isTensorList()) {  // the first asks without a call
     for (const c10::IValue& one : value.toListRef()) {
       visit_one(one.toTensor());
     }
@@ -127,16 +196,20 @@ void each_tensor(const c10::IValue& value, Visit visit) {
 
 bool has_graph(const at::RecordFunction& fn) {
   bool found = false;
-  for (const c10::IValue& value : fn.inputs()) {
-    each_tensor(value, [&](const at::Tensor& tensor) { found = found || tensor.requires_grad(); });
+  if (c10::GradMode::is_enabled()) {
+    for (const c10::IValue& value : fn.inputs()) {
+      each_tensor(value,
+                  [&](const at::Tensor& tensor) { found = found || tensor.requires_grad(); });
+    }
   }
-  return found && c10::GradMode::is_enabled();
+  return found;
 }
 
 void note(const at::RecordFunction& fn, ThreadState& thread) {
   Recorder& recorder = Recorder::get();
   recorder.forget_reads(thread);
   bool used = has_graph(fn);
+  const Rows& numbers = rows();
   for (const c10::IValue& value : fn.inputs()) {
     each_tensor(value, [&](const at::Tensor& tensor) {
       if (tensor.requires_grad()) {
@@ -144,9 +217,9 @@ void note(const at::RecordFunction& fn, ThreadState& thread) {
       }
       if (used) {
         labels::adopt_cpu(tensor, /*also_known=*/false);
-        labels::record(tensor, rows().used);
+        labels::record(tensor, numbers.used);
       } else if (labels::Block block = labels::block_of(tensor); block.address != 0) {
-        recorder.will_read(thread, block.place, block.address, rows().read);
+        recorder.will_read(thread, block.place, block.address, numbers.read);
       }
     });
   }
@@ -185,7 +258,49 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
   outermost.end(fn);
 }
 
+// Torch's answer, without our callback in it. It stays as it is if anybody else listens, who may
+// want the arguments, too.
+std::optional<at::StepCallbacks> listeners_but_us(at::RecordScope scope) {
+  std::optional<at::StepCallbacks> all = at::getStepCallbacksUnlessEmpty(scope);
+  if (!all || scope != at::RecordScope::FUNCTION || all->callbacks_.back().start_ != &enter ||
+      all->callbacks_.size() != (ops::records_operators() ? 2 : 1)) {
+    return all;
+  }
+  if (!short_call.is_open()) {
+    outermost.meet_another();
+  } else if (short_call.is_too_long()) {
+    enable(false);
+  }
+  if (all->callbacks_.size() == 1) {
+    all.reset();
+  } else {
+    all->callbacks_.pop_back();
+    all->needs_inputs_ = false;
+  }
+  return all;
+}
+
+std::optional<at::StepCallbacks> who_listens(at::RecordScope scope) {
+  if (outermost.leaves_out() || short_call.is_open()) [[unlikely]] {
+    return listeners_but_us(scope);
+  }
+  return at::getStepCallbacksUnlessEmpty(scope);
+}
+
 }  // namespace
+
+void leave_out_inner_operators(bool on) {
+  private_torch::Listeners* entry = private_torch::listeners_entry();
+  bool asks = on && entry != nullptr;
+  torch_asks_us.store(asks, std::memory_order_relaxed);
+  if (asks) {
+    __atomic_store_n(entry, &who_listens, __ATOMIC_RELEASE);
+  } else if (entry != nullptr && __atomic_load_n(entry, __ATOMIC_ACQUIRE) == &who_listens) {
+    __atomic_store_n(entry,
+                     static_cast<private_torch::Listeners>(&at::getStepCallbacksUnlessEmpty),
+                     __ATOMIC_RELEASE);
+  }
+}
 
 void listen() {
   // Inside a backward pass (a hook that steps, another pass) torch sets the thread's callbacks, and
@@ -195,6 +310,7 @@ void listen() {
   }
   listening = true;
   outermost.forget();
+  short_call.end();
   if (handle == at::INVALID_CALLBACK_HANDLE) {
     handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&enter, &leave)
                                             .needsInputs(true)
@@ -205,12 +321,17 @@ void listen() {
   }
 }
 
-void pause() {
-  if (listening) {
-    listening = false;
-    outermost.forget();
+void pause(const void* module) {
+  bool had_paused = !listening && !short_call.is_open();
+  short_call.end();
+  if (had_paused) {
+    return;
+  }
+  listening = false;
+  outermost.forget();
+  Recorder::get().forget_reads(Recorder::this_thread());
+  if (module == nullptr || !short_call.begin(module)) {
     enable(false);
-    Recorder::get().forget_reads(Recorder::this_thread());
   }
 }
 
@@ -218,6 +339,7 @@ void forget() {
   listening = false;
   enabled = false;
   outermost.forget();
+  short_call.end();
   if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);
     handle = at::INVALID_CALLBACK_HANDLE;

@@ -10,10 +10,15 @@
 
 namespace pytracer::reads {
 
-// Begins or pauses on the calling thread. Doing either twice is harmless.
+// Begins or pauses on the calling thread. Doing either twice is harmless. It pauses for a call of
+// this outermost module, or for something longer.
 void listen();
-void pause();
+void pause(const void* module = nullptr);
 // Removes it from the calling thread. Other threads remove it at their next operator.
 void forget();
+
+// Once, as recording begins and ends: has torch leave us out where `Outermost` in reads.cpp says.
+// Without it all is recorded as well, at a higher price.
+void leave_out_inner_operators(bool on);
 
 }  // namespace pytracer::reads

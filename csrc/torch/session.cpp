@@ -171,6 +171,7 @@ std::string apply() {
   std::optional<Wants> wants = wanted_by_all();
   if (!wants) {
     reads::forget();
+    reads::leave_out_inner_operators(false);
     calls::uninstall();
     saved_tensors::uninstall();
     python_stacks::uninstall();
@@ -184,6 +185,7 @@ std::string apply() {
     return {};
   }
   ops::install(wants->detail);
+  reads::leave_out_inner_operators(true);
   wants->stacks ? python_stacks::install() : python_stacks::uninstall();
   std::string problem;
   if (wants->cpu) {

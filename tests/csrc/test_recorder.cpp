@@ -246,6 +246,47 @@ TEST(a_request_larger_than_a_row_can_hold_is_the_most_it_can) {
   CHECK_EQ(r.events.bytes, std::vector<uint64_t>{kMostBytes});
 }
 
+constexpr uint64_t kBlock = 0x4000;
+
+TEST(a_label_is_recorded_again_only_if_the_block_may_be_another) {
+  Recorder::Labelled before;
+  auto label = [&](uint64_t address = kBlock) {
+    uint64_t events = Recorder::get().events.size();
+    Recorder::get().record_label(kCpuPlace, address, 1, before);
+    return Recorder::get().events.size() > events;
+  };
+  Recorded recorded;
+  alloc(kBlock);
+  CHECK(label());
+  CHECK(!label());
+  release(kBlock);
+  alloc(kBlock);
+  CHECK(label());
+  CHECK(label(kBlock + 0x1000));  // the tensor has moved
+  CHECK(!label(kBlock + 0x1000));
+  Recorder::get().record(Action::kSeed, kCpuPlace, kBlock + 0x1000, 8);
+  CHECK(label(kBlock + 0x1000));
+  Recorder::get().record(Action::kSnapshot, kCpuPlace, 0, 0);  // earlier rows do not count
+  CHECK(label(kBlock + 0x1000));
+  {
+    Recorded another;
+    CHECK(label(kBlock + 0x1000));
+    CHECK(!label(kBlock + 0x1000));
+  }
+  CHECK(!label(kBlock + 0x1000));
+}
+
+TEST(a_label_that_was_refused_is_recorded_as_soon_as_there_is_room) {
+  Recorder::Labelled before;
+  Recorded small(1);
+  alloc(0x4000);
+  Recorder::get().record_label(kCpuPlace, 0x4000, 1, before);
+  CHECK_EQ(Recorder::get().events.size(), uint64_t{1});
+  Recorded large;
+  Recorder::get().record_label(kCpuPlace, 0x4000, 1, before);
+  CHECK_EQ(Recorder::get().events.size(), uint64_t{2});
+}
+
 TEST(an_op_that_allocates_nothing_leaves_no_row) {
   Recorded session;
   op("aten::view", -1, -1, [] {});

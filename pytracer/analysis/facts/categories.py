@@ -30,7 +30,8 @@ The rules, first match wins. A label is what the capture saw a block hold, at an
 |                 | or made in forward and freed inside an autograd node (saved)                 |
 | workspaces      | the second block of a matrix product that outlives the trace                 |
 | communication   | a label; or made inside an op or annotation of a collective, or by a thread  |
-|                 | of gloo's; or DDP's bucket                                                   |
+|                 | of gloo's; or DDP's bucket; or, in a job with NCCL, the only block of one    |
+|                 | byte from before the trace without a label (barrier)                         |
 | graph_pools     | its place is a private pool                                                  |
 | activations     | made in forward and alive when its backward began; without a backward, alive |
 |                 | when the call that made it with grad mode on was over (held)                 |
@@ -216,6 +217,7 @@ def _choose_by_origin(trace: Trace, facts: "_Facts", out: Categories, label_role
     out.choose(collective != 0, "communication", collective)
     out.choose(_by_a_backend(trace), "communication", ROLE["collective"])
     out.choose(_ddp_buckets(trace, facts), "communication", ROLE["bucket"])
+    out.choose(_last_barrier(trace, facts), "communication", ROLE["barrier"])
     out.choose(_in_graph_pool(trace, facts), "graph_pools", ROLE["graph"])
 
 
@@ -603,6 +605,19 @@ def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
     bare |= (moments.made_phase == MISSING) & (facts.label == 0)
     is_bucket: Mask = bare & np.isin(facts.lives.bytes, meta.of(trace).ddp_buckets)
     return is_bucket
+
+
+def _last_barrier(trace: Trace, facts: _Facts) -> Mask:
+    """The byte of a barrier before the trace: torch keeps one tensor per process, in C++ only.
+
+    It is told by its size, so nothing is said where several blocks of one byte have no label.
+    """
+    groups = meta.of(trace).communication.groups
+    on_gpu = trace.places.device_type[facts.lives.place] == DEVICE_TYPES.index("cuda")
+    one_byte: Mask = on_gpu & (facts.lives.bytes == 1) & (facts.label == 0)
+    one_byte &= facts.moments.made_phase == MISSING
+    is_known = np.count_nonzero(one_byte) == 1 and any("nccl" in one.backend for one in groups)
+    return one_byte if is_known else np.zeros_like(one_byte)
 
 
 def _made_by_ddp_itself(trace: Trace, facts: _Facts) -> Mask:
