@@ -8,7 +8,7 @@ from pathlib import PurePath
 from pytracer import environment
 
 _INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
+_LAYER = re.compile(r"(?<![^.])(\d+|\[\d+\])(?![^.])")
 _MOST_NUMBERS = 8
 _LONG_LINE = 40
 
@@ -39,8 +39,13 @@ def layers_alike(path: str) -> str:
     return _LAYER.sub("*", path)
 
 
+def is_bare(path: str) -> bool:
+    """Whether it is the path of a Sequential's child, `[0]`, or a pattern of several."""
+    return layers_alike(path) == "*"
+
+
 def numbers_text(paths: Iterable[str]) -> str:
-    """Children of a Sequential, which have only numbers as names: `[0, 2, 4]`."""
-    numbers = sorted(map(int, set(paths)))
+    """Children of a Sequential, which have only numbers as names, `[0]` and `[2]`: `[0, 2]`."""
+    numbers = sorted({int(path.strip("[]")) for path in paths})
     whole = len(numbers) <= _MOST_NUMBERS
     return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"

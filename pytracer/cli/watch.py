@@ -37,9 +37,12 @@ _MOST_PROGRAM_BYTES = 4096  # the end of the program's output, which has its las
 class Watch(Command):
     """Show a recording while it runs.
 
-    Shows a trace that is still being written: categories now and at the peak, steps, growth,
-    modules, lines, the device's other users. q leaves. If the output is no terminal, or TERM is
-    dumb, it prints a line for each step.
+    Shows a trace that is still being written: categories now and at the peak,
+    steps, growth, modules, lines, the device's other users. q leaves. If the
+    output is no terminal, or TERM is dumb, it prints a line for each step.
+
+      pytracer watch train.pytrace                from another terminal
+      pytracer watch train.pytrace | tee steps.txt
     """
 
     name = "watch"
