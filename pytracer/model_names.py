@@ -40,10 +40,8 @@ class Roots(NamedTuple):
         return (model, inside) if self.several and self.has(model) else ("", path)
 
     def whole(self, path: str, model: str = "") -> str:
-        """The path as it is shown. With several models its class is the first's, or this one."""
-        if not self.several:
-            return _BARE.sub(r"[\1]", path, count=1) if _BARE.match(path) else path
-        if not path or self.has(path.partition(".")[0]):
+        """The path, with the model's class if there are several: the first's, or this one's."""
+        if not self.several or not path or self.has(path.partition(".")[0]):
             return path
         return f"{model or self.models[0]}.{in_code(path)}"
 
@@ -60,58 +58,62 @@ def roots_of(document: Mapping[str, Any]) -> Roots:
     return Roots(models, frozenset(name for name, has in known if has is not True))
 
 
+def module_text(path: str) -> str:
+    """A module's path as it is shown, from its path in code: [0] for 0."""
+    return _BARE.sub(r"[\1]", path, count=1) if _BARE.match(path) else path
+
+
 def in_code(path: str) -> str:
-    """The path as `get_submodule` wants it: 0 for [0]."""
+    """A module's path as `get_submodule` wants it: 0 for [0]."""
     return _SPELLED_BARE.sub(r"\1", path, count=1) if path.startswith("[") else path
 
 
 def spelled(
     roots: Roots, strings: tuple[str, ...], scopes: schema.Scopes, labels: schema.Labels
 ) -> tuple[tuple[str, ...], schema.Scopes, schema.Labels]:
-    """The tables with the paths as they are shown. Each text is looked at once."""
-    other = {
-        row: shown for row, text in enumerate(strings) if (shown := _shown(roots, text)) != text
-    }
-    if not other:
-        return strings, scopes, labels
-    texts = list(strings)
-    row_of = {text: row for row, text in enumerate(texts)}
-    differs = np.zeros(len(texts), np.bool_)
-    differs[list(other)] = True
+    """The tables with the paths as they are shown. Each text is looked at once.
 
-    def respelled(rows: NDArray[Any], which: NDArray[np.bool_]) -> NDArray[Any]:
+    A parameter of the only model keeps the name that `named_parameters()` gives it: `0.weight`.
+    """
+    texts, row_of = list(strings), {text: row for row, text in enumerate(strings)}
+
+    def replaced(rows: NDArray[Any], which: NDArray[np.bool_], shown: list[str]) -> NDArray[Any]:
+        differs = np.array([new != old for new, old in zip(shown, strings, strict=True)], np.bool_)
         here = which & (rows < len(differs))
         here[here] = differs[rows[here]]
         if not here.any():
             return rows
         new = np.arange(len(differs), dtype=rows.dtype)
         for row in np.flatnonzero(np.bincount(rows[here])).tolist():
-            new[row] = row_of.setdefault(other[row], len(texts))
-            texts.extend([other[row]] if new[row] == len(texts) else ())
+            new[row] = row_of.setdefault(shown[row], len(texts))
+            texts.extend([shown[row]] if new[row] == len(texts) else ())
         result = rows.copy()
         result[here] = new[rows[here]]
         result.flags.writeable = False
         return result
 
-    names = np.isin(labels.category, _WITH_PARAMETERS_NAME)
-    names |= labels.role == row_of.get("attribute", len(texts))
-    scopes = scopes._replace(
-        name=respelled(scopes.name, scopes.kind == schema.SCOPE_KIND["module"])
-    )
-    labels = labels._replace(name=respelled(labels.name, names))
+    names = [_named(roots, text) for text in strings]
+    modules = scopes.kind == schema.SCOPE_KIND["module"]
+    scopes = scopes._replace(name=replaced(scopes.name, modules, list(map(module_text, names))))
+    if roots.several:
+        named = np.isin(labels.category, _WITH_PARAMETERS_NAME)
+        named |= labels.role == row_of.get("attribute", len(strings))
+        labels = labels._replace(name=replaced(labels.name, named, names))
     return tuple(texts), scopes, labels
 
 
-def _shown(roots: Roots, text: str) -> str:
+def _named(roots: Roots, text: str) -> str:
     return text if text.startswith(_NO_MODULE) else roots.whole(text)
 
 
 def spelled_document(roots: Roots, document: Mapping[str, Any]) -> dict[str, Any]:
     """The trace's document with the names of parameters as they are shown."""
     shown = dict(document)
+    if not roots.several:
+        return shown
     if isinstance(renamed := shown.get("renamed"), dict):
         shown["renamed"] = {
-            key: _shown(roots, name) if isinstance(name, str) else name
+            key: _named(roots, name) if isinstance(name, str) else name
             for key, name in renamed.items()
         }
     sharding = shown.get("sharding")
@@ -125,4 +127,4 @@ def spelled_document(roots: Roots, document: Mapping[str, Any]) -> dict[str, Any
 
 def _parameter(roots: Roots, row: Any) -> Any:
     has_name = isinstance(row, dict) and isinstance(row.get("name"), str)
-    return {**row, "name": _shown(roots, row["name"])} if has_name else row
+    return {**row, "name": _named(roots, row["name"])} if has_name else row

@@ -18,7 +18,7 @@ CSRC = ROOT / "csrc"
 # What each module or room may import from pytracer, inside functions too. Anything not listed is
 # forbidden, and a new module is a new line here.
 WORDS = {"errors", "files", "frames", "health", "names", "schema", "units", "version"}
-FACTS = {"analysis.facts", "meta", "recorded", "sanitized"}
+FACTS = {"analysis.facts", "meta", "model_names", "recorded", "sanitized"}
 ALLOCATOR = {"analysis.allocator", *FACTS}
 ANSWERS = {"analysis.answers", *ALLOCATOR}
 FORECASTS = {"analysis.forecasts", *ANSWERS}
@@ -52,7 +52,7 @@ MAY_IMPORT = {
         "recorded",
     },
     # What happened; where it lay; what people ask; what would be.
-    "analysis.facts": {*WORDS, "_native", "meta", "recorded", "sanitized"},
+    "analysis.facts": {*WORDS, "_native", "meta", "model_names", "recorded", "sanitized"},
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
     "analysis.forecasts": {*WORDS, *ANSWERS, "cost"},

@@ -56,7 +56,7 @@ def summary(options: argparse.Namespace) -> int:
         return 0
     print(found.table())
     if options.words:
-        print(f"\n{words.legend(width=columns())}")
+        print(f"\n{words.legend(width=columns(), of_jobs=True)}")
     folder = shlex.quote(str(options.file))
     print(f"\nWhy it differs:  pytracer diff {folder}", file=sys.stderr)
     print(f"On one page:     pytracer report {folder}", file=sys.stderr)

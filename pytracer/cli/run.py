@@ -459,8 +459,8 @@ def _other_ranks(name: str) -> str:
     first, last = (f"{start}.rank{rank}{end}" for rank in (others[0], others[-1]))
     files = first if len(others) == 1 else f"{first} to {last}"
     return (
-        f"\nThe other ranks write {files}. Compare two with:\n"
-        f"  pytracer diff {shlex.quote(name)} {shlex.quote(last)}"
+        f"\nThe other ranks write {files}. Compare all with:\n"
+        f"  pytracer summary {shlex.quote(f'{start}.rank*{end}')}"
     )
 
 

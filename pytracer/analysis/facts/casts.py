@@ -32,6 +32,7 @@ from pytracer import sanitized
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.phases import FORWARD, RECOMPUTE, Moments
 from pytracer.analysis.facts.scopes import MODULE, OP, Tree
+from pytracer.model_names import module_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64, Mask
 
@@ -264,7 +265,7 @@ def _called(trace: Trace, tree: Tree) -> set[str]:
 
 def _user(weight: str, called: set[str]) -> str:
     """The module that a weight belongs to; if that is never called, the nearest one above."""
-    path = weight.rpartition(".")[0]
+    path = module_text(weight).rpartition(".")[0]
     while path and path not in called:
         path = path.rpartition(".")[0]
     return path

@@ -47,7 +47,7 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
-from pytracer.model_names import Roots, in_code
+from pytracer.model_names import Roots, in_code, module_text
 from pytracer.names import first_layer, layers_alike
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, PHASE, ROLE, Mask
@@ -161,7 +161,7 @@ def _code(imports: Lines, modules: Iterable[str], roots: Roots, body: Lines) -> 
     by_model: dict[str, list[str]] = {}
     for path in modules:
         model, inside = roots.split(path)
-        by_model.setdefault(model, []).append(f'"{in_code(inside)}"')
+        by_model.setdefault(model, []).append(f'"{inside}"')
     lines = list(imports)
     for model, names in by_model.items():
         lines += ["", f"for name in [{', '.join(names)}]:"]
@@ -310,8 +310,9 @@ class _Work:
     def _again(self, name: str, calls: NDArray[np.intp], made: int) -> float:
         """Its forward's share of a step's time; `made` is the bytes it allocates in all steps."""
         costs = per_module.per_call(self.trace)
-        if name in costs:
-            took = costs[name].forward_ms * costs[name].calls * 1e6
+        cost = costs.get(module_text(name))
+        if cost is not None:
+            took = cost.forward_ms * cost.calls * 1e6
             return took / max(measurements.measured(self.trace).busy_ns, 1)
         if self.device == "cpu":
             return self.forward_share * self._ticks(calls) / self.forward_ticks
@@ -370,7 +371,7 @@ class _Work:
         calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
         forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
         calls = calls[forward]
-        names = [self.trace.strings[row] for row in tree.name[calls]]
+        names = [in_code(self.trace.strings[row]) for row in tree.name[calls]]
         result: dict[str, list[int]] = {}
         for call, name in zip(calls.tolist(), names, strict=True):
             is_layer = first_layer(name) == name and layers_alike(name) != name
@@ -684,7 +685,7 @@ class _Work:
     def warnings(self, best: Plan) -> Iterator[str]:
         """Reasons why a second forward would differ from the first."""
         chosen = np.zeros(len(self.tree.kind), np.bool_)
-        names = set(best.modules)
+        names = set(map(module_text, best.modules))
         calls = np.flatnonzero(self.tree.kind == MODULE)
         mine = [self.trace.strings[row] in names for row in self.tree.name[calls]]
         chosen[calls[mine]] = True
