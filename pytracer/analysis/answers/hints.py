@@ -207,6 +207,27 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
             f"{kind}(..., fused=True) avoids them, and is faster.",
             saved,
         )
+    elif scopes.scopes_named(now.trace, lambda text: text.startswith("aten::_foreach"))[
+        steps != 0
+    ].any():
+        saved = _without(now, scratch & ~_largest_of_each_op(now, scratch))
+        yield Hint(
+            f"The peak is in the step of {kind}, with temporaries for all parameters at once: "
+            f"{kind}(..., foreach=False) makes them for one after the other, which saves "
+            f"{size_text(saved)} and is slower.",
+            saved,
+        )
+
+
+def _largest_of_each_op(now: _Situation, scratch: Mask) -> Mask:
+    """What a step needs for one parameter: of each operator the largest block."""
+    alloc = allocations(now.trace)
+    blocks = np.flatnonzero(scratch & now.at_peak)
+    blocks = blocks[np.argsort(alloc.requested_bytes[blocks], kind="stable")]
+    largest = dict(zip(alloc.op[blocks].tolist(), blocks.tolist(), strict=True))
+    kept = np.zeros(len(scratch), np.bool_)
+    kept[list(largest.values())] = True
+    return kept
 
 
 @dataclass(frozen=True)
