@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import PurePath
 
 from pytracer import environment
@@ -32,6 +32,18 @@ def first_layer(path: str) -> str:
     """A module's path up to its first number, or all of it."""
     first = _LAYER.search(path)
     return path[: first.end()] if first else path
+
+
+def called_layer(path: str, called: Container[str]) -> str:
+    """The outermost module at or below the path's layer that is called, or all of the path.
+
+    A layer that is a ModuleList is never called itself, but its members are.
+    """
+    end = len(first_layer(path))
+    while path[:end] not in called and end < len(path):
+        further = path.find(".", end + 1)
+        end = further if further >= 0 else len(path)
+    return path[:end]
 
 
 def layers_alike(path: str) -> str:

@@ -48,7 +48,7 @@ from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
 from pytracer.model_names import Roots, in_code, module_text
-from pytracer.names import first_layer, layers_alike
+from pytracer.names import called_layer, layers_alike
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, PHASE, ROLE, Mask
 from pytracer.units import parse_size
@@ -372,9 +372,10 @@ class _Work:
         forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
         calls = calls[forward]
         names = [in_code(self.trace.strings[row]) for row in tree.name[calls]]
+        called = set(names)
         result: dict[str, list[int]] = {}
         for call, name in zip(calls.tolist(), names, strict=True):
-            is_layer = first_layer(name) == name and layers_alike(name) != name
+            is_layer = called_layer(name, called) == name and layers_alike(name) != name
             is_child = "." not in roots.split(name)[1] and tree.module[tree.parent[call]] != 0
             if name and (is_layer or is_child):
                 result.setdefault(name, []).append(call)
