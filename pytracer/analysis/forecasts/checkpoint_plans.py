@@ -30,6 +30,7 @@ orders propose plans: most bytes for the least time first, from the first layer 
 last layer on. If there are few candidates, all plans are tried.
 """
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 ONE = Roots()  # one model: its paths have no class
 Lines = tuple[str, ...]
 
+_LONGEST_LIST = 60  # characters of a list on one line of code
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
 _FORWARD = 1 / 3  # of a step, if its phases were not timed
@@ -164,7 +166,10 @@ def _code(imports: Lines, modules: Iterable[str], roots: Roots, body: Lines) -> 
         by_model.setdefault(model, []).append(f'"{inside}"')
     lines = list(imports)
     for model, names in by_model.items():
-        lines += ["", f"for name in [{', '.join(names)}]:"]
+        listed = ", ".join(names)
+        if len(listed) > _LONGEST_LIST:
+            listed = f"\n{textwrap.indent(textwrap.fill(f'{listed},', _LONGEST_LIST), '    ')}\n"
+        lines += ["", f"for name in [{listed}]:"]
         lines += [f"    # model: your {model}"] if model else []
         lines += body
     return "\n".join(lines)
