@@ -8,6 +8,7 @@ document. Costs are a table of their own: see `cost/measurements.py`.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
+from pytracer.model_names import Roots, roots_of
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import PHASES
 
@@ -192,6 +193,7 @@ class Meta(NamedTuple):
     allocator_settings: Mapping[str, Any]  # as torch lists them
     counters: Mapping[str, Mapping[str, Mapping[str, int]]]  # by moment, device and name
     ddp_buckets: tuple[int, ...]
+    roots: Roots
     frozen_modules: frozenset[str]
     renamed: Mapping[str, str]
     device_memory: DeviceMemory
@@ -240,6 +242,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         allocator_settings=_settings(get("allocator_settings")),
         counters=_counters(get("counters")),
         ddp_buckets=_each(int, get("ddp_buckets")),
+        roots=roots_of(document),
         frozen_modules=frozenset(_each(str, get("frozen_modules"))),
         renamed=_values(str, get("renamed")),
         device_memory=_device_memory(_mapping(get("device_memory"))),

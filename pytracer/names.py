@@ -2,13 +2,13 @@
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import PurePath
 
 from pytracer import environment
 
 _INSTALLED = re.compile(r"^.*/(site|dist)-packages/")
-_LAYER = re.compile(r"(?<![^.])\d+(?![^.])")
+_LAYER = re.compile(r"(?<![^.])(\d+|\[\d+\])(?![^.])")
 _MOST_NUMBERS = 8
 _LONG_LINE = 40
 
@@ -34,13 +34,30 @@ def first_layer(path: str) -> str:
     return path[: first.end()] if first else path
 
 
+def called_layer(path: str, called: Container[str]) -> str:
+    """The outermost module at or below the path's layer that is called, or all of the path.
+
+    A layer that is a ModuleList is never called itself, but its members are.
+    """
+    end = len(first_layer(path))
+    while path[:end] not in called and end < len(path):
+        further = path.find(".", end + 1)
+        end = further if further >= 0 else len(path)
+    return path[:end]
+
+
 def layers_alike(path: str) -> str:
     """The path with a star for each layer's number: alike in all layers of a stack."""
     return _LAYER.sub("*", path)
 
 
+def is_bare(path: str) -> bool:
+    """Whether it is the path of a Sequential's child, `[0]`, or a pattern of several."""
+    return layers_alike(path) == "*"
+
+
 def numbers_text(paths: Iterable[str]) -> str:
-    """Children of a Sequential, which have only numbers as names: `[0, 2, 4]`."""
-    numbers = sorted(map(int, set(paths)))
+    """Children of a Sequential, which have only numbers as names, `[0]` and `[2]`: `[0, 2]`."""
+    numbers = sorted({int(path.strip("[]")) for path in paths})
     whole = len(numbers) <= _MOST_NUMBERS
     return f"[{', '.join(map(str, numbers)) if whole else f'{numbers[0]} ... {numbers[-1]}'}]"

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
-from pytracer import errors, schema
+from pytracer import errors, model_names, schema
 from pytracer._native import core
 from pytracer.files import unfinished
 
@@ -55,13 +55,13 @@ class Trace:
         meta = _parse_meta(columns["meta"])
         if meta is None:
             losses["unreadable_meta"] = 1
-        return cls(
-            **{name: _table(name, columns) for name in schema.TABLES},
-            strings=tuple(columns["strings"]),
-            losses=losses,
-            meta=meta or {},
-            file_report=report,
+        tables = {name: _table(name, columns) for name in schema.TABLES}
+        roots = model_names.roots_of(meta or {})
+        strings, tables["scopes"], tables["labels"] = model_names.spelled(
+            roots, tuple(columns["strings"]), tables["scopes"], tables["labels"]
         )
+        meta = model_names.spelled_document(roots, meta or {})
+        return cls(**tables, strings=strings, losses=losses, meta=meta, file_report=report)
 
     def to_columns(self) -> dict[str, Any]:
         """Returns the columns for the native side: the reverse of `from_columns`."""

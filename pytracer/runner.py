@@ -591,26 +591,34 @@ class Traced:
 
 
 def _change_when_called(plan: Plan) -> None:
-    """Checkpoints and offloads modules of the first called model that has all of them.
+    """Checkpoints and offloads modules of called models, as the code of a plan does.
 
-    It changes them as the code of a plan does.
+    Paths without a class belong to the first called model that has all of them.
     """
     from functools import partial
 
     from torch.nn.modules.module import register_module_forward_pre_hook
     from torch.utils.checkpoint import checkpoint
 
+    from pytracer.model_names import in_code
     from pytracer.offload import offload
 
+    left = {*plan.checkpoint, *plan.offload}
+
     def called(model: Any, _: Any) -> None:
-        modules = dict(model.named_modules())
-        if not modules.keys() >= {*plan.checkpoint, *plan.offload}:
-            return
-        hook.remove()
-        for name in plan.checkpoint:
-            modules[name].forward = partial(checkpoint, modules[name].forward, use_reentrant=False)
-        for name in plan.offload:
-            offload(modules[name])
+        modules, own = dict(model.named_modules()), f"{type(model).__name__}."
+        inside = {path: in_code(path.removeprefix(own)) for path in left}
+        has = {path for path in left if inside[path] in modules}
+        plain = {path for path in left if inside[path] == in_code(path)}
+        has -= plain if plain - has else set()
+        left.difference_update(has)
+        for path in has & {*plan.checkpoint}:
+            module = modules[inside[path]]
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        for path in has & {*plan.offload}:
+            offload(modules[inside[path]])
+        if not left:
+            hook.remove()
 
     hook = register_module_forward_pre_hook(called)
 

@@ -345,7 +345,7 @@ def test_models_of_one_class_do_not_share_names() -> None:
             (first(x).sum() + second(x).sum() + Net()(x).sum()).backward()
     rows = t.allocations()
     names = rows[rows.category == "weights"].name.dropna().unique()
-    models = ("", "Net#2.", "Net#3.")
+    models = ("Net.", "Net#2.", "Net#3.")
     assert {*names} == {f"{model}body.{part}" for model in models for part in ("weight", "bias")}
     assert {"Net", "Net#2", "Net#3"} <= {*rows.module.dropna()}
 

@@ -18,7 +18,7 @@ CSRC = ROOT / "csrc"
 # What each module or room may import from pytracer, inside functions too. Anything not listed is
 # forbidden, and a new module is a new line here.
 WORDS = {"errors", "files", "frames", "health", "names", "schema", "units", "version"}
-FACTS = {"analysis.facts", "meta", "recorded", "sanitized"}
+FACTS = {"analysis.facts", "meta", "model_names", "recorded", "sanitized"}
 ALLOCATOR = {"analysis.allocator", *FACTS}
 ANSWERS = {"analysis.answers", *ALLOCATOR}
 FORECASTS = {"analysis.forecasts", *ANSWERS}
@@ -36,8 +36,9 @@ MAY_IMPORT = {
     "private_torch": {"errors"},
     "ranges": set(),
     "_native": {"_C", "_core", "errors", "version"},
-    "recorded": {*WORDS, "_native"},
-    "meta": {"recorded", "schema"},
+    "model_names": {"schema"},
+    "recorded": {*WORDS, "_native", "model_names"},
+    "meta": {"model_names", "recorded", "schema"},
     "sanitized": {"meta", "recorded", "schema"},
     "anonymous": {"_native", "recorded"},
     "snapshot": {*WORDS, "_native", "ranges", "recorded"},
@@ -51,7 +52,7 @@ MAY_IMPORT = {
         "recorded",
     },
     # What happened; where it lay; what people ask; what would be.
-    "analysis.facts": {*WORDS, "_native", "meta", "recorded", "sanitized"},
+    "analysis.facts": {*WORDS, "_native", "meta", "model_names", "recorded", "sanitized"},
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
     "analysis.forecasts": {*WORDS, *ANSWERS, "cost"},

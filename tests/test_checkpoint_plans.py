@@ -1,5 +1,6 @@
 """Checkpoint plans: what is predicted of a plan is what happens when it is run."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -132,7 +133,48 @@ def logits_of_the_step_before(chosen: tuple[str, ...] = ()) -> trace:
     return t
 
 
+class ListsInLists(nn.Module):
+    """As U-Nets have them: a level is a ModuleList, which is never called itself."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.downs = nn.ModuleList(nn.ModuleList([Block(width), Block(width)]) for _ in range(3))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for first, second in self.downs:
+            x = second(first(x))
+        return self.head(x)
+
+
+def lists_in_lists(chosen: tuple[str, ...] = ()) -> trace:
+    torch.manual_seed(0)
+    return run(ListsInLists(64), torch.randn(8, 32, 64), chosen)
+
+
+class Stages(nn.Module):
+    """Stacks of layers that keep nothing but their results, which the next layer reads."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Sequential(*self._stage(width))
+        self.second = nn.Sequential(*self._stage(width))
+
+    def _stage(self, width: int) -> list[nn.Module]:
+        return [layer for _ in range(3) for layer in (nn.Linear(width, width), nn.ReLU())]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+def stages(chosen: tuple[str, ...] = ()) -> trace:
+    torch.manual_seed(0)
+    return run(Stages(256), torch.randn(512, 256), chosen)
+
+
 PROGRAMS: list[Program] = [
+    lists_in_lists,
+    stages,
     transformer,
     autocast,
     convolutions,
@@ -151,6 +193,25 @@ def test_the_peak_of_a_plan_is_the_peak_of_the_run(program: Program) -> None:
     for plan in (frontier[0], frontier[-1]):
         measured = program(plan.modules).peak.bytes
         assert plan.peak == pytest.approx(measured, rel=0.005)
+
+
+def test_a_plan_and_a_hint_name_modules_that_are_called() -> None:
+    t = lists_in_lists()
+    plan = t.checkpoint_plan(1)
+    assert plan.modules
+    assert all(re.fullmatch(r"downs\.\d\.\d", name) for name in plan.modules)
+    assert "downs.*.* hold" in " ".join(str(t).split())
+    assert set(stages().checkpoint_plan(1).frontier[-1].modules) <= {"first", "second"}
+    assert max(map(len, plan.code.splitlines())) <= 80
+
+
+def test_layers_that_keep_only_their_results_are_told_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    with trace(model, devices="cpu", table=False) as t:
+        model(torch.randn(32, 64)).mean().backward()
+    with pytest.raises(errors.UsageError, match=r"more than its own result.*_sequential"):
+        t.checkpoint_plan(1)
 
 
 # What torch counted on an H200, of eight encoder layers with these checkpointed: allocated and reserved.

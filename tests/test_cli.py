@@ -5,6 +5,8 @@ import errno
 import json
 import os
 import platform
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -83,6 +85,31 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     # Later versions of Python lay it out differently.
     if command in ("summary", "diff", "export") and sys.version_info < (3, 13):
         same_as_golden(f"help-{command}", out)
+
+
+HELPS = [(command.name,) for command in cli.COMMANDS]
+HELPS += [("gemm", what) for what in ("sweep", "find-peak", "advise")]
+
+
+@pytest.mark.parametrize("command", HELPS, ids=" ".join)
+def test_the_help_of_every_command_teaches_it_by_examples_that_work(
+    command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, _ = run(capsys, *command, "--help")
+    assert code == 0
+    assert max(map(len, out.splitlines())) <= 80
+    begin = f"  pytracer {command[0]}"
+    # What follows two spaces explains the example; what follows a bar is another program.
+    examples = [
+        re.split(r"  | \| ", line.strip())[0] for line in out.splitlines() if line.startswith(begin)
+    ]
+    assert len(examples) >= 2
+    for example in examples:
+        words = shlex.split(example)[1:]
+        arguments, _ = cli.run.without_program(words)
+        parser, _ = cli._parsers()
+        options, unknown = parser.parse_known_args(arguments)
+        assert (options.command, unknown) == (command[0], []), example
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,7 @@ def test_a_child_of_a_sequential_is_shown_as_the_table_shows_it() -> None:
     lines = render(found).splitlines()
     assert "   +1.00 MiB  grew    [0]  0" in lines
     assert "   +1.00 MiB  grew    h.0  0" in lines
-    assert {row.key[0] for row in found.rows} == {"0", "h.0"}  # programs read the name itself
+    assert {row.key[0] for row in found.rows} == {"[0]", "h.0"}
     rows = difference_lines(differences(after, before))
     assert [row.split()[0] for row in rows[rows.index("modules") + 1 :]] == ["[0]", "h.0"]
 

@@ -226,7 +226,7 @@ def test_growth_without_lines_says_that_it_is_a_module_that_made_it() -> None:
         for _ in range(5):
             history.append(program.model(program.batch).detach())
             program.step()
-    assert "made in module 2:" in rows_of(t)["growth"]["evidence"]
+    assert "made in module [2]:" in rows_of(t)["growth"]["evidence"]
 
 
 def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.report import irregular
+from programs.notebook_hosts import COLAB, VS_CODE, put_in_by_a_script
 from pytracer import LoadedTrace, load
 from pytracer.analysis.answers import findings, hints
 from pytracer.analysis.facts import usage
@@ -524,26 +525,6 @@ def test_in_a_notebook_it_runs_in_a_sandbox(tab: Any, tmp_path: Path) -> None:
     frame.locator("html[data-ready]").wait_for(state="attached", timeout=60_000)
     status = frame.locator(".status").get_attribute("data-bytes")
     assert int(status) == load(RECORDED).peak.bytes
-
-
-# VS Code's notebooks render HTML inside this policy (`notebook.experimental.enableCsp`), and Colab in
-# a sandboxed frame of another origin. Both put the output in by a script of theirs.
-VS_CODE = (
-    "default-src 'none'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' "
-    "'unsafe-inline'; img-src 'self' https: http: data:; font-src 'self' https:; connect-src https:; "
-    "child-src https: data:;"
-)
-COLAB = "allow-downloads allow-forms allow-modals allow-popups allow-scripts"
-
-
-def put_in_by_a_script(output: str, policy: str = "") -> str:
-    meta = f'<meta http-equiv="Content-Security-Policy" content="{policy}">' if policy else ""
-    text = json.dumps(output).replace("<", "\\u003c")
-    return (
-        f"<!DOCTYPE html><html><head><meta charset=utf-8>{meta}</head>"
-        "<body style='background:#1e1e1e;color:#cccccc'><div id=output></div>"
-        f"<script>document.getElementById('output').innerHTML = {text}</script></body></html>"
-    )
 
 
 @pytest.mark.parametrize("host", ["vs code", "colab"])

@@ -453,7 +453,7 @@ def test_rank_0_names_the_other_ranks_files() -> None:
     assert cli_run._other_ranks("train.rank0.pytrace", 1) == ""
     files, command = cli_run._other_ranks("train.rank0.pytrace", 4).splitlines()[1:]
     assert "train.rank1.pytrace to train.rank3.pytrace" in files
-    assert command == "  pytracer diff train.rank0.pytrace train.rank3.pytrace"
+    assert command == "  pytracer summary 'train.rank*.pytrace'"
 
 
 def assert_each_rank_has_a_file_and_rank_0_talks(

@@ -1,14 +1,16 @@
 """The one screen, exactly as people see it, at fixed widths."""
 
+import inspect
 import re
 import textwrap
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 from hypothesis import given
 
 from pytracer.analysis.facts import usage
-from pytracer.export import words
+from pytracer.export import job_text, table, words
 from pytracer.export.table import render
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
@@ -228,6 +230,19 @@ def test_every_word_on_the_screen_is_explained() -> None:
     assert max(len(line) for line in legend.splitlines()) <= 72
     for word in ("functional", "workspaces", "own_peak", "scopes", "events"):
         assert re.search(rf"^  {word} ", legend, re.MULTILINE)
+
+
+def test_every_label_of_every_kind_of_screen_is_explained() -> None:
+    explained = {line[2:18].strip() for line in words.legend(of_jobs=True).splitlines()}
+    told = ("imagined", "empty", "file", "steps", "also")  # a sentence that explains itself
+    for text in _sources(table, job_text):
+        assert text in explained or text in told, f"{text!r} is on a screen and not in --words"
+
+
+def _sources(*modules: ModuleType) -> set[str]:
+    """The labels that these modules write before a paragraph."""
+    label = re.compile(r'(?:paragraph|_listed)\(\s*"([^"]+)"|_most\([^"]*"([^"]+)"')
+    return {a or b for module in modules for a, b in label.findall(inspect.getsource(module))}
 
 
 def test_beside_a_table_only_its_own_categories_are_explained() -> None:

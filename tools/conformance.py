@@ -32,6 +32,8 @@ DOCUMENT = ROOT / "docs" / "conformance.md"
 HEAD = """\
 # Conformance
 
+Are the categories right?
+
 This page lists architectures and ways to train them. Each is traced and compared with expectations that
 are computed without pytracer's analysis. Formulas give the bytes of weights, gradients, optimizer state
 and inputs. A slow reference that follows autograd in Python gives the activations. `tests/conformance/`

@@ -28,6 +28,9 @@ class Listening(Protocol):
     def count_and_read_memory(self) -> None:
         """Counts calls of the model and optimizer steps, and reads the device if that is due."""
 
+    def note_models(self) -> None:
+        """Writes that there are several models into the file, because paths then need a class."""
+
     def end_at_exit(self) -> None:
         """Ends the session, because the interpreter exits."""
 
@@ -82,7 +85,12 @@ class Hooks:
 
     def name_of_module(self, module: torch.nn.Module) -> str:
         """Returns the module's path in the user's model. Called once per module."""
-        return self.labels.name_of_module(module)
+        models = self.labels.model_count
+        name = self.labels.name_of_module(module)
+        if self.labels.model_count > max(models, 1):
+            for session in self.sessions():
+                C.quietly(session.note_models)
+        return name
 
     def look_again(self) -> None:
         """Learns names again: a parameter was replaced or removed."""

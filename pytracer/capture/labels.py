@@ -53,7 +53,10 @@ class Labels:
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._most_modules = 1024  # beyond this, modules that are gone are forgotten
         self._roots: list[_Root] = []
-        self._had_root = False
+        # By name, whether it has parameters. In the first that has, paths are as its user writes
+        # them. In all others the class precedes; readers complete the first's (model_names.py).
+        self.root_names: dict[str, bool] = {}
+        self._first_model = ""
         self._engines = deepspeed.Engines()
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self._parameter_names: dict[int, str] = {}
@@ -67,6 +70,11 @@ class Labels:
         self._has_16_bits = False  # a module has 16-bit parameters: optimizers may have masters
 
     # ---------------------------------------------------------------- modules
+
+    @property
+    def model_count(self) -> int:
+        """How many names of models with parameters there are."""
+        return sum(self.root_names.values())
 
     def name_of_module(self, module: torch.nn.Module) -> str:
         """Returns the module's path in the user's model. Called once per module."""
@@ -90,12 +98,13 @@ class Labels:
 
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
-        # Paths in the first model are as its user writes them. In a second one, its class precedes.
         has_parameters = next(parameters_of([module]), None) is not None
-        number = self._number_of(type(module)) if has_parameters else ""
-        prefix = f"{type(module).__name__}{number}." if self._had_root else ""
-        self._had_root = True
-        root = _Root(weakref.ref(module), prefix, number, type(module))
+        name = self._name_of_root(_unwrapped(module), has_parameters=has_parameters)
+        if has_parameters and not self._first_model:
+            self._first_model = name
+        prefix = "" if name == self._first_model else f"{name}."
+        self.root_names[name] = self.root_names.get(name, False) or has_parameters
+        root = _Root(weakref.ref(module), prefix, name)
         self._roots.append(root)
         self._walk(root)
         if has_parameters:
@@ -106,15 +115,20 @@ class Labels:
         adopt(tensor for _, _, tensor in held)
         self._label_held(held)
 
-    def _number_of(self, kind: type[torch.nn.Module]) -> str:
-        """What tells a model from the living ones of its class: "", "#2", "#3".
+    def _name_of_root(self, model: torch.nn.Module, *, has_parameters: bool) -> str:
+        """Returns the class, with a number if the class has another living model: "Net#2".
 
-        A model that is made anew in each step has the same name each time.
+        A model that is made anew in each step has the same name each time. One that ran before
+        without its wrapper keeps its name.
         """
+        kind = type(model).__name__
         self._living_roots()
-        used = {root.number for root in self._roots if root.kind is kind}
-        numbers = itertools.chain([""], (f"#{n}" for n in itertools.count(2)))
-        return next(number for number in numbers if number not in used)
+        taken = {root.name for root in self._roots}
+        if not has_parameters or kind not in taken:
+            return kind
+        same = (root.name for root in self._roots if root.module() is model)
+        free = (f"{kind}#{number}" for number in itertools.count(2))
+        return next(same, None) or next(name for name in free if name not in taken)
 
     def look_again(self) -> None:
         """Learns the names again: modules come and go, and parameters are replaced."""
@@ -124,10 +138,10 @@ class Labels:
     def _walk(self, root: "_Root") -> None:
         if (whole := root.module()) is None:
             return
-        parallel, prefix = root.kind.__name__ in _PARALLEL_WRAPPERS, root.prefix
+        parallel, prefix = type(whole).__name__ in _PARALLEL_WRAPPERS, root.prefix
         for raw_path, module in named_modules_of(whole):
             path = _clean(raw_path, parallel)
-            name = prefix + path if path else type(_unwrapped(module)).__name__ + root.number
+            name = prefix + path if path else root.name
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             attributes = C.attributes_of(module)
@@ -313,8 +327,7 @@ class _Root(NamedTuple):
 
     module: weakref.ref[torch.nn.Module]
     prefix: str  # of the names inside: "Critic.", "Net#2."
-    number: str  # what tells it from others of its class: "#2"
-    kind: type[torch.nn.Module]
+    name: str  # "Critic", "Net#2"
 
 
 class _Optimizer:

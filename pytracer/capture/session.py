@@ -127,6 +127,7 @@ class Session:
         self._counters: dict[str, Any] = {}
         self._learned: dict[str, Any] = {
             "ddp_buckets": [],
+            "roots": {},
             "frozen_modules": [],
             "renamed": {},
             "variables": [],
@@ -188,6 +189,12 @@ class Session:
             if self.options.path is not None:
                 self._note_progress()
 
+    def note_models(self) -> None:
+        """Writes the models' names into the file, as soon as there is a second one."""
+        if self.options.path is not None:
+            self._learned["roots"] = HOOKS.labels.root_names
+            self._native.note(self._meta())
+
     def stop(self, *, wait: bool = True) -> Trace | None:
         """Ends the recording and returns its Trace; None in a forked child, which records nothing.
 
@@ -240,6 +247,7 @@ class Session:
         C.quietly(labels.label_everything)
         self._learned |= {
             "ddp_buckets": C.quietly(labels.learn_buckets) or [],
+            "roots": labels.root_names,
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
         }
@@ -258,6 +266,7 @@ class Session:
 
     def _note_progress(self) -> None:
         """Writes what is known so far into the file: a killed process leaves it."""
+        self._learned["roots"] = HOOKS.labels.root_names
         self._learn_about_job()
         self._native.note(self._meta())
 

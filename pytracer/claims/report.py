@@ -21,6 +21,7 @@ from pytracer.units import size_text
 Document = Mapping[str, Any]
 
 _TITLE = "The anatomy of training, re-measured"
+_QUESTION = "Do published claims about training hold on my machine?"
 _WIDTH = 80
 
 
@@ -140,7 +141,7 @@ def write(path: Path, page: str, *, overwrite: bool) -> None:
 
 def markdown_page(document: Document) -> str:
     """The page as Markdown."""
-    lines = [f"# {_TITLE}", "", _made_on(document), ""]
+    lines = [f"# {_TITLE}", "", _QUESTION, "", _made_on(document), ""]
     lines += ["| | verdict | the documents | here |", "|---|---|---|---|"]
     for row in document["claims"]:
         here = ". ".join(each for each in (row["measured"], _because(row)) if each)

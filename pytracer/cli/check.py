@@ -14,6 +14,10 @@ class Check(Command):
     """Compare a saved trace with a budget; exit code 3 if it is exceeded.
 
     Sizes are written 40GiB (of 1024), 1.5GB (of 1000), 5000B.
+
+      pytracer check train.pytrace --max-peak 20GiB
+      pytracer check train.pytrace --max activations=10GiB --max-growth 0
+      pytracer check train.pytrace --baseline main.pytrace --max-increase 5%
     """
 
     name = "check"

@@ -37,7 +37,7 @@ class Command:
     """A command: subclasses are listed in `pytracer.cli.COMMANDS`.
 
     - The docstring's first paragraph is the line in `pytracer --help`.
-    - The rest of it heads `pytracer NAME --help`.
+    - The rest of it heads `pytracer NAME --help`. It has examples, and lines of at most 79 signs.
     - `add_arguments` declares the options, and `run` answers them.
     """
 
@@ -55,7 +55,11 @@ class Command:
         """Adds the command's parser to argparse's subparsers."""
         line, page = self.texts()
         parser = commands.add_parser(
-            self.name, help=line, description=page or None, **self.parser_options
+            self.name,
+            help=line,
+            description=page or None,
+            formatter_class=argparse.RawDescriptionHelpFormatter,  # examples keep their lines
+            **self.parser_options,
         )
         self.add_arguments(parser)
         parser.set_defaults(run=self.run)

@@ -19,7 +19,16 @@ _LIMITS = ("max_events", "full")
 
 
 class Export(Command):
-    """Write a saved trace for a viewer, a notebook or a browser."""
+    """Write a saved trace for a viewer, a notebook or a browser.
+
+    The name of the output chooses the format:
+
+      pytracer export train.pytrace                      for https://ui.perfetto.dev
+      pytracer export train.pytrace -o train.json.gz     the same as Chrome's JSON
+      pytracer export train.pytrace -o train.pickle      for pytorch.org/memory_viz
+      pytracer export train.pytrace --format parquet     tables, for pandas or SQL
+      pytracer export run/ -o job.pftrace                all ranks on one clock
+    """
 
     name = "export"
 
@@ -147,7 +156,14 @@ def _named(options: argparse.Namespace, given: Sequence[Path]) -> "list[report.N
 
 
 class Report(Command):
-    """Write one offline page that shows every allocation."""
+    """Write one offline page that shows every allocation.
+
+    The page is one file without any link to a network. Open it in a browser:
+
+      pytracer report train.pytrace                       writes train.html
+      pytracer report train.pytrace --source --fits 24GiB
+      pytracer report before.pytrace after.pytrace -o both.html
+    """
 
     name = "report"
 

@@ -36,7 +36,7 @@ class Imagine(Command):
       pytracer imagine --on H100 --ranks 64 train.py       one rank of 64
       pytracer imagine --hf FOLDER --batch 8 --seq 2048 --bf16 --shard fsdp2:64
       pytracer imagine --largest-batch --on T4,A10 train.py --batch-size {batch}
-      pytracer imagine --on T4=0.35,A10=0.75 train.py      and the cheapest, by prices
+      pytracer imagine --on T4=0.35,A10=0.75 train.py      the cheapest, by price
 
     Options for pytracer come before the script; only --on may also follow it. All
     other options after the script are the script's own. The script runs in a
@@ -47,7 +47,6 @@ class Imagine(Command):
 
     name = "imagine"
     parser_options: ClassVar[Mapping[str, Any]] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
         "usage": "pytracer imagine [options] (SCRIPT | -m MODULE | --hf FOLDER) [arguments]",
         "allow_abbrev": False,
     }

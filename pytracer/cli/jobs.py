@@ -3,9 +3,9 @@
 import argparse
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pytracer import errors
 from pytracer.cli import output
@@ -56,7 +56,7 @@ def summary(options: argparse.Namespace) -> int:
         return 0
     print(found.table())
     if options.words:
-        print(f"\n{words.legend(width=columns())}")
+        print(f"\n{words.legend(width=columns(), of_jobs=True)}")
     folder = shlex.quote(str(options.file))
     print(f"\nWhy it differs:  pytracer diff {folder}", file=sys.stderr)
     print(f"On one page:     pytracer report {folder}", file=sys.stderr)
@@ -249,17 +249,15 @@ def report(options: argparse.Namespace) -> Sequence[Any]:
 class Query(Command):
     """Ask a job's digests in SQL, with DuckDB.
 
-    Works on a folder of ranks, and on the dataset that `pytracer export` makes of it. The tables
-    are ranks, steps, categories, step_categories, owners, findings, ledger and facts.
+    Works on a folder of ranks, and on the dataset that `pytracer export` makes of
+    it. The tables are ranks, steps, categories, step_categories, owners, findings,
+    ledger and facts.
 
-      pytracer query run/ 'SELECT rank, peak, status FROM ranks ORDER BY peak DESC LIMIT 5'
-      pytracer query job.parquet 'SELECT rank, module, bytes FROM owners ORDER BY bytes DESC'
+      pytracer query run/ 'SELECT rank, peak FROM ranks ORDER BY peak DESC LIMIT 5'
+      pytracer query job.parquet 'SELECT rank, module, bytes FROM owners'
     """
 
     name = "query"
-    parser_options: ClassVar[Mapping[str, Any]] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter
-    }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("folder", type=Path, help="a folder of ranks, or a dataset of them")

@@ -11,7 +11,14 @@ from pytracer.cli.command import Command
 
 
 class Gemm(Command):
-    """Which matrix shapes this device likes, and the gain from padding yours."""
+    """Which matrix shapes this device likes, and the gain from padding yours.
+
+    Times products here, or those of a traced model's layers:
+
+      pytracer gemm find-peak             the highest rate here, by dtype
+      pytracer gemm sweep                 products of many sizes and alignments
+      pytracer gemm advise train.pytrace  which size to pad, and the gain
+    """
 
     name = "gemm"
 
@@ -63,7 +70,14 @@ def _traced_model(options: argparse.Namespace) -> Any:
 
 
 class Cost(Command):
-    """The cost of each part, forward and backward, beside the textbook's ratios."""
+    """The cost of each part, forward and backward, beside the textbook's ratios.
+
+    Reads traces that were recorded with `trace(cost=True)`.
+
+      pytracer cost train.pytrace                 by class of operator
+      pytracer cost train.pytrace --by module     layers that are alike together
+      pytracer cost --measure-peaks               this device's highest rates
+    """
 
     name = "cost"
 
@@ -125,7 +139,14 @@ def _measure_peaks() -> dict[str, Any]:
 
 
 class Confirm(Command):
-    """Published claims about training memory, measured again on this machine."""
+    """Published claims about training memory, measured again on this machine.
+
+    Runs an experiment for each claim, and says whether it holds here:
+
+      pytracer confirm --list             the claims, and what judges each
+      pytracer confirm --quick            the scaled-down set, on any CPU
+      pytracer confirm --html claims.html
+    """
 
     name = "confirm"
 

@@ -14,8 +14,13 @@ class Fits(Command):
     """Whether a traced run fits on a card, the first failure, the setting that helps; exit code 3 if
     it does not fit.
 
-    Replays the recorded requests through a model of CUDA's allocator. Sizes are written 24GiB
-    (of 1024), 24GB (of 1000), 5000B.
+    Replays the recorded requests through a model of CUDA's allocator. Sizes are
+    written 24GiB (of 1024), 24GB (of 1000), 5000B.
+
+      pytracer fits train.pytrace                    the smallest card that it fits
+      pytracer fits train.pytrace --on RTX4090
+      pytracer fits train.pytrace --on 16GiB --plan  and what to checkpoint for it
+      pytracer fits train.pytrace --on 16GiB --verify -- train.py --epochs 1
     """  # noqa: D205 - the line in the list of commands is long
 
     name = "fits"
@@ -181,8 +186,11 @@ def _document(prediction: Any) -> dict[str, Any]:
 class WhatIf(Command):
     """The peak with another batch or length, from traces of the program with small ones.
 
-    Learns how each allocation grows. Two traces with different batches are enough for most
-    programs, three for all laws; for --seq also one with another length.
+    Learns how each allocation grows. Two traces with different batches are enough
+    for most programs, three for all laws; for --seq also one with another length.
+
+      pytracer what-if batch2.pytrace batch4.pytrace --batch 32
+      pytracer what-if batch2.pytrace batch4.pytrace long.pytrace --seq 4096
     """
 
     name = "what-if"

@@ -21,8 +21,8 @@ class Run(Command):
 
     Runs a script as Python would, with its arguments, and records its memory:
 
-      pytracer run train.py --lr 0.1              its first 5 steps, into train.pytrace
-                                                  (the next time into train.1.pytrace)
+      pytracer run train.py --lr 0.1              5 steps, in train.pytrace
+                                                  (the next in train.1.pytrace)
       pytracer run -o run.pytrace -m my.training  a module, as python -m
       pytracer run --steps 50 --stacks train.py   more steps, and Python lines
       torchrun --nproc-per-node 8 -m pytracer run train.py      one file per rank
@@ -43,7 +43,6 @@ class Run(Command):
 
     name = "run"
     parser_options: ClassVar[Mapping[str, Any]] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
         "usage": "pytracer run [options] (SCRIPT | -m MODULE) [arguments]",
         "allow_abbrev": False,  # without_program knows the whole words only
     }
@@ -488,8 +487,8 @@ def _other_ranks(name: str, ranks: int) -> str:
     first, last = (f"{start}.rank{rank}{end}" for rank in (others[0], others[-1]))
     files = first if len(others) == 1 else f"{first} to {last}"
     return (
-        f"\nThe other ranks write {files}. Compare two with:\n"
-        f"  pytracer diff {shlex.quote(name)} {shlex.quote(last)}"
+        f"\nThe other ranks write {files}. Compare all with:\n"
+        f"  pytracer summary {shlex.quote(f'{start}.rank*{end}')}"
     )
 
 

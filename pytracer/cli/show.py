@@ -4,9 +4,8 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from pytracer import errors
 from pytracer.cli import jobs, output
@@ -18,7 +17,13 @@ _DEMO_FILE = Path("pytracer-demo.pytrace")
 
 
 class Demo(Command):
-    """Trace a small transformer's training steps and show the table."""
+    """Trace a small transformer's training steps and show the table.
+
+    Trains it here for a few steps, and prints the screen as for your own program:
+
+      pytracer demo                       on the GPU if there is one
+      pytracer demo --device cpu --steps 5
+    """
 
     name = "demo"
 
@@ -65,18 +70,15 @@ class Summary(Command):
     Shows the memory at the peak: by category, the modules and lines that held
     most, the bytes that the allocator adds, the duration of a step, and one hint.
 
-      pytracer summary run.pytrace                the screen
-      pytracer summary run.pytrace --words        and an explanation of its words
-      pytracer summary run.pytrace --by module,op who holds memory, without Python
-      pytracer summary snapshot.pickle            torch's own memory history
-      pytracer summary run/                       all ranks of a job, compared
+      pytracer summary run.pytrace                 the screen
+      pytracer summary run.pytrace --words         and an explanation of its words
+      pytracer summary run.pytrace --by module,op  who holds memory
+      pytracer summary snapshot.pickle             torch's own memory history
+      pytracer summary run/                        all ranks of a job, compared
       pytracer summary run.pytrace --json | jq .peak.bytes
     """
 
     name = "summary"
-    parser_options: ClassVar[Mapping[str, Any]] = {
-        "formatter_class": argparse.RawDescriptionHelpFormatter,
-    }
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -172,9 +174,12 @@ def _holders(options: argparse.Namespace) -> int:
 class Watch(Command):
     """Show a recording while it runs.
 
-    Shows a trace that is still being written: categories now and at the peak, steps, growth,
-    modules, lines, the device's other users. q leaves. If the output is no terminal, or TERM is
-    dumb, it prints a line for each step.
+    Shows a trace that is still being written: categories now and at the peak,
+    steps, growth, modules, lines, the device's other users. q leaves. If the
+    output is no terminal, or TERM is dumb, it prints a line for each step.
+
+      pytracer watch train.pytrace                from another terminal
+      pytracer watch train.pytrace | tee steps.txt
     """
 
     name = "watch"
@@ -190,7 +195,16 @@ class Watch(Command):
 
 
 class Diff(Command):
-    """Show what changed between two traces, or two steps of one."""
+    """Show what changed between two traces, or two steps of one.
+
+    The largest change comes first. Rows that only moved to another line or layer
+    are counted, and not listed.
+
+      pytracer diff before.pytrace after.pytrace
+      pytracer diff before.pytrace after.pytrace --by module
+      pytracer diff train.pytrace --steps 2,18       what grew between two steps
+      pytracer diff run-monday/ run-friday/          two jobs of many ranks
+    """
 
     name = "diff"
 
@@ -253,7 +267,15 @@ def _two_steps(text: str) -> tuple[int, int]:
 
 
 class Ledger(Command):
-    """Show a device's bytes row by row, from tensors to nvidia-smi's figure."""
+    """Show a device's bytes row by row, from tensors to nvidia-smi's figure.
+
+    Adds the context of CUDA, other processes and the driver's reserve to what
+    torch holds. The residual is the part that nobody explains.
+
+      pytracer ledger                     the devices as they are now
+      pytracer ledger train.pytrace       at the end of a recording
+      pytracer ledger train.pytrace --at peak --probe
+    """
 
     name = "ledger"
 
@@ -351,7 +373,13 @@ def _calibrate(*, as_json: bool) -> int:
 
 
 class Doctor(Command):
-    """Check what works here, and what to do about the rest."""
+    """Check what works here, and what to do about the rest.
+
+    Records small programs whose answer is known, and compares:
+
+      pytracer doctor                     each line that fails says what to do
+      pytracer doctor --calibrate         and measure this GPU for pytracer imagine
+    """
 
     name = "doctor"
 

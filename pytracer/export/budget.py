@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.answers.budgets import Difference, Exceeded, seldom_growth
-from pytracer.export.diff import module_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY_ORDER
 from pytracer.units import size_text
@@ -54,7 +53,7 @@ def difference_lines(rows: Sequence[Difference]) -> list[str]:
     lines += [_difference(row, row.name) for row in rows if row.kind != "module"]
     if modules:
         lines.append("modules")
-    return [*lines, *(_difference(row, f"  {module_text(row.name)[-31:]}") for row in modules)]
+    return [*lines, *(_difference(row, f"  {row.name[-31:]}") for row in modules)]
 
 
 def _difference(row: Difference, name: str) -> str:

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from pytracer.analysis.answers import diff_rows
 from pytracer.analysis.answers.diff import Diff, Side
 from pytracer.analysis.answers.diff_rows import Change, Changes
-from pytracer.names import numbers_text
 from pytracer.units import size_text
 
 _MOST_ROWS = 6  # each takes one line or two
@@ -118,16 +117,11 @@ def _texts(diff: Diff, change: Change) -> list[str]:
 def _text(key: str, text: str, change: Change) -> str:
     if key == "line" and change.old_line:
         return f"{text} (was {change.old_line})"
-    shown = module_text(text) if key == "module" else text
+    shown = text
     if key in diff_rows.LAYERED and change.layers > 1 and ("*" in text or text.startswith("[")):
         # A pattern with two numbers, as in `h.*.mlp.*`, counts more than layers.
         shown += f" ({change.layers:,} {'layers' if text.count('*') < 2 else 'modules'})"
     return shown
-
-
-def module_text(name: str) -> str:
-    """The name of a module. A child of a Sequential is a number, shown as `[0]` as in the table."""
-    return numbers_text([name]) if name.isdecimal() else name
 
 
 def _short(text: str, width: int) -> str:

@@ -8,6 +8,7 @@ from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export.table import cut_in_front, paragraph
+from pytracer.model_names import module_text
 from pytracer.names import short_line
 from pytracer.units import size_text
 
@@ -164,9 +165,9 @@ def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
         answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
     lines = [*paragraph("plan", answer, width)]
     if chosen.modules:
-        lines += paragraph("modules", ", ".join(chosen.modules), width)
+        lines += paragraph("modules", ", ".join(map(module_text, chosen.modules)), width)
     if chosen.offloaded:
-        text = f"{', '.join(chosen.offloaded)}, with {size_text(chosen.pinned)} pinned on the host"
+        text = f"{', '.join(map(module_text, chosen.offloaded))}, with {size_text(chosen.pinned)} pinned on the host"
         lines += paragraph("offload", text, width)
     for warning in plan.warnings:
         lines += paragraph("warning", warning, width)

@@ -18,7 +18,8 @@ from pytracer._native import core
 from pytracer.analysis.facts import owners
 from pytracer.export.table import Paint, category_color, cut_in_front
 from pytracer.meta import Meta, read as read_meta
-from pytracer.names import layers_alike, short_line, short_path
+from pytracer.model_names import module_text
+from pytracer.names import is_bare, layers_alike, short_line, short_path
 from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
 from pytracer.units import size_text, time_text
 
@@ -157,7 +158,8 @@ class Following:
         """The modules that held most at the last step's peak. Equal layers count as one."""
         sums: dict[str, int] = {}
         for path, amount in self._follower.modules():
-            name = layers_alike(path)
+            shown = module_text(self.meta.roots.whole(path))
+            name = shown if is_bare(shown) else layers_alike(shown)
             sums[name] = sums.get(name, 0) + amount
         return _highest(sums)
 

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from pytracer import sanitized
+from pytracer import meta, sanitized
 from pytracer.analysis.allocator import ledger
 from pytracer.analysis.answers import (
     breakdown,
@@ -90,7 +90,7 @@ def page(traces: Sequence[Named], *, source: bool = False, most: int = packed.MO
             {
                 **_facts(each, device, strings, pack),
                 **pack.facts,
-                "aligned": _aligned(traces[0].trace, each.trace),
+                "aligned": _aligned([one.trace for one in traces], each.trace),
             }
             for each, device, pack in parts
         ],
@@ -215,11 +215,13 @@ def _facts(
     }
 
 
-def _aligned(first: Trace, trace: Trace) -> dict[str, dict[str, str]]:
-    """The names of a trace that mean the same as others in the page's first trace."""
+def _aligned(traces: Sequence[Trace], trace: Trace) -> dict[str, dict[str, str]]:
+    """The names of a trace that mean the same as others in the page's other trace."""
+    first, own = traces[0], meta.of(trace).roots
+    others = next((meta.of(one).roots for one in traces if one is not trace), own)
     everything = np.ones(len(allocations(trace)), np.bool_)
     modules = grouping.group(trace, "module", everything).names
-    bare = dict(zip(modules, diff.comparable("module", modules), strict=True))
+    bare = dict(zip(modules, diff.comparable("module", modules, own, others), strict=True))
     lines = {}
     if trace is not first and usage.devices(first) and usage.devices(trace):
         moved = diff_rows.moved_lines(diff.diff(first, trace, ("module", "op", "line")))

@@ -177,12 +177,13 @@ def _times(now: Overview, width: int) -> Iterator[str]:
 
 
 def _listed(title: str, items: list[str], width: int) -> Iterator[str]:
-    """As many of the first items as fit on one line."""
+    """As many of the first items as fit on one line, or two long ones on two lines."""
     shown = items[:_MOST_HOLDERS]
     while len(shown) > 1 and _MARGIN + len(", ".join(shown)) > width:
         shown.pop()
-    if shown:
-        yield f"{title:<{_MARGIN}}{cut_in_front(', '.join(shown), width - _MARGIN)}"
+    lines = [", ".join(shown)] if len(shown) > 1 else items[:2]
+    for head, line in zip((title, ""), lines, strict=False):
+        yield f"{head:<{_MARGIN}}{cut_in_front(line, width - _MARGIN)}"
 
 
 def _advice(now: Overview, width: int) -> Iterator[str]:

@@ -14,22 +14,56 @@ _MEANING = {
     "batch": "sequences in a step",
     "seq": "tokens in a sequence",
 }
+_COMMANDS = {
+    "sweep": (
+        "time products of many sizes and alignments",
+        """Times products of matrices, and shows which sizes and alignments are fast:
+
+  pytracer gemm sweep --n 4088:4104 --plot widths.svg
+  pytracer gemm sweep --m 8192 --around waves --dtype bf16
+""",
+    ),
+    "find-peak": (
+        "measure the highest rate of this device, by dtype",
+        """Times the sizes that are usually fastest, and shows the highest rate:
+
+  pytracer gemm find-peak
+  pytracer gemm find-peak --dtype bf16 --seconds 20
+""",
+    ),
+    "advise": (
+        "find the size of a model to pad, and the gain",
+        """Times the products of a model's layers, and sizes near to them:
+
+  pytracer gemm advise train.pytrace
+  pytracer gemm advise --model gpt2 --vocab 50257 --step-ms 120
+""",
+    ),
+}
 _SIZES = "4096, or 4096,8192, or 4088:4104, or 4088:4104:4"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Adds sweep, find-peak and advise to a parser."""
     commands = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    _add_sweep(commands)
-    peak = commands.add_parser(
-        "find-peak", help="measure the highest rate of this device, by dtype"
+    _add_sweep(_command(commands, "sweep"))
+    _add_timing(_command(commands, "find-peak"), "all that the device has")
+    _add_advise(_command(commands, "advise"))
+
+
+def _command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str
+) -> argparse.ArgumentParser:
+    line, examples = _COMMANDS[name]
+    return commands.add_parser(
+        name,
+        help=line,
+        description=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    _add_timing(peak, "all that the device has")
-    _add_advise(commands)
 
 
-def _add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    sweep = commands.add_parser("sweep", help="time products of many sizes and alignments")
+def _add_sweep(sweep: argparse.ArgumentParser) -> None:
     for name in ("m", "n", "k"):
         sweep.add_argument(f"--{name}", help=f"sizes: {_SIZES} (default 4096; on a CPU 512)")
     sweep.add_argument("--batch", type=int, default=1, help="number of products in one call (bmm)")
@@ -45,8 +79,7 @@ def _add_sweep(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     _add_timing(sweep, "all that the device has")
 
 
-def _add_advise(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    advise = commands.add_parser("advise", help="find the size of a model to pad, and the gain")
+def _add_advise(advise: argparse.ArgumentParser) -> None:
     advise.add_argument("file", type=Path, nargs="?", help="a .pytrace file")
     advise.add_argument("--model", help=f"one of {', '.join(MODELS)}")
     for name in ("vocab", "hidden", "ffn", "layers", "batch", "seq"):

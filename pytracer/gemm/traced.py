@@ -18,6 +18,7 @@ from pytracer.analysis.answers.training_steps import step_rows
 from pytracer.analysis.facts import phases
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import main_device
+from pytracer.model_names import module_text
 from pytracer.names import layers_alike, numbers_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, ROLE
@@ -145,7 +146,8 @@ def _weights(trace: Trace) -> dict[str, _Weight]:
         size = re.fullmatch(r"(\d+)x(\d+)", trace.strings[labels.shape[i]])
         itemsize = _ITEMSIZES.get(trace.strings[labels.dtype[i]])
         if size and itemsize and trace.strings[labels.role[i]] == "parameter":
-            weights[trace.strings[labels.name[i]]] = _Weight(int(size[1]), int(size[2]), itemsize)
+            name = module_text(trace.strings[labels.name[i]])
+            weights[name] = _Weight(int(size[1]), int(size[2]), itemsize)
     return weights
 
 
@@ -154,7 +156,7 @@ def _copied_itemsize(trace: Trace, weights: dict[str, _Weight]) -> dict[str, int
     rows, labels = allocations(trace), sanitized.labels(trace)
     itemsizes = {}
     for i in np.flatnonzero(rows.role == ROLE["autocast_copy"]):
-        name = trace.strings[labels.name[rows.label[i]]]
+        name = module_text(trace.strings[labels.name[rows.label[i]]])
         weight = weights.get(name)
         if weight is not None:
             size = int(rows.requested_bytes[i]) // (weight.out * weight.inner)

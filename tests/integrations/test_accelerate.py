@@ -14,6 +14,16 @@ accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+def test_a_prompt_shows_the_options_of_memory_trace() -> None:
+    import inspect
+
+    from pytracer.integrations.accelerate import MemoryTrace
+
+    shown = inspect.signature(MemoryTrace).parameters
+    assert {"steps", "skip", "path", "watch", "table", "writer", "log"} <= set(shown)
+    assert "write the trace there" in str(MemoryTrace.__doc__)
+
+
 def test_steps_are_the_optimizers_also_where_gradients_accumulate(tmp_path, capsys) -> None:
     from pytracer.integrations.accelerate import MemoryTrace
 

@@ -18,6 +18,7 @@ from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import grouping, phases, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import At
+from pytracer.model_names import Roots
 from pytracer.recorded import Trace
 from pytracer.schema import WRAPPER_LEVELS
 
@@ -109,7 +110,9 @@ def diff(
     wanted = steps or (None, None)
     old_moment = _moment(before, at, wanted[0], names[0])
     new_moment = _moment(after, at, wanted[1], names[1])
-    first, second = _by_key(before, keys, old_moment), _by_key(after, keys, new_moment)
+    roots = meta.of(before).roots, meta.of(after).roots
+    first = _by_key(before, keys, old_moment, roots[1])
+    second = _by_key(after, keys, new_moment, roots[0])
     if "line" in keys:
         first = _with_lines_of(first, second, keys.index("line"))
     rows = []
@@ -180,11 +183,14 @@ def _has_lines(trace: Trace) -> bool:
     return bool(allocations(trace).line.any())
 
 
-def _by_key(trace: Trace, keys: tuple[str, ...], position: int) -> _Rows:
-    """Bytes and blocks per key, at a moment."""
+def _by_key(trace: Trace, keys: tuple[str, ...], position: int, others: Roots) -> _Rows:
+    """Bytes and blocks per key, at a moment. `others` are the models of the other side."""
     which = usage.alive_at(trace, position) & usage.on_device(trace)
     groups = [grouping.group(trace, key, which) for key in keys]
-    texts = [comparable(key, group.names) for key, group in zip(keys, groups, strict=True)]
+    own = meta.of(trace).roots
+    texts = [
+        comparable(key, group.names, own, others) for key, group in zip(keys, groups, strict=True)
+    ]
     table = np.column_stack([group.codes for group in groups])
     distinct, row = np.unique(table, axis=0, return_inverse=True)
     row = row.reshape(-1)
@@ -231,12 +237,20 @@ def _ends(path: str) -> list[str]:
     return ["/".join(parts[i:]) for i in range(len(parts))]
 
 
-def comparable(key: str, names: list[str]) -> list[str]:
-    """The names without the parts that differ between runs, such as wrappers of modules."""
+def comparable(key: str, names: list[str], own: Roots, others: Roots) -> list[str]:
+    """The names without the parts that differ between runs, such as wrappers of modules.
+
+    If only the other side has several models, the paths get the class of its model of this name, or
+    else of its first.
+    """
     if key == "module":
         parts = [[p for p in name.split(".") if p not in WRAPPER_LEVELS] for name in names]
         # DistributedDataParallel calls its wrapped module "module".
         if parts and all(path[:1] == ["module"] for path in parts):
             parts = [path[1:] for path in parts]
-        return [".".join(path) for path in parts]
+        paths = [".".join(path) for path in parts]
+        if own.several or not others.several:
+            return paths
+        same = next((name for name in own.models if name in others.models), "")
+        return [path if own.has(path) else others.whole(path, same) for path in paths]
     return names

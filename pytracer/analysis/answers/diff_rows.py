@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import NamedTuple, TypeAlias
 
 from pytracer.analysis.answers.diff import Diff, Row, by_change
-from pytracer.names import layers_alike, numbers_text
+from pytracer.names import is_bare, layers_alike, numbers_text
 
 LAYERED = ("module", "name")  # keys with numbers of layers
 _MOST_APART = 8  # children of a Sequential that keep their own rows, as in the table
@@ -92,7 +92,7 @@ def moved_lines(diff: Diff) -> dict[str, str]:
 def _folded(diff: Diff) -> tuple[_Side, _Side]:
     """Both sides, with rows that differ only in the numbers of layers together."""
     layered = [diff.keys.index(key) for key in LAYERED if key in diff.keys]
-    bare = {row.key[i] for row in diff.rows for i in layered if row.key[i].isdecimal()}
+    bare = {row.key[i] for row in diff.rows for i in layered if is_bare(row.key[i])}
     apart = bare if len(bare) <= _MOST_APART else set()
     before: _Side = {}
     after: _Side = {}
@@ -131,7 +131,7 @@ def _row(keys: _Key, key: _Key, before: _Members, after: _Members) -> tuple[Row,
 
 def _pattern(names: set[str]) -> str:
     """The names as one, with a star for each number in which they differ."""
-    if len(names) > 1 and all(name.isdecimal() for name in names):
+    if len(names) > 1 and all(map(is_bare, names)):
         return numbers_text(names)
     levels = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(parts[0] if len(set(parts)) == 1 else "*" for parts in levels)

@@ -10,7 +10,7 @@ from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.names import first_layer, layers_alike, numbers_text, short_line
+from pytracer.names import called_layer, layers_alike, numbers_text, short_line
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
@@ -207,6 +207,27 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
             f"{kind}(..., fused=True) avoids them, and is faster.",
             saved,
         )
+    elif scopes.scopes_named(now.trace, lambda text: text.startswith("aten::_foreach"))[
+        steps != 0
+    ].any():
+        saved = _without(now, scratch & ~_largest_of_each_op(now, scratch))
+        yield Hint(
+            f"The peak is in the step of {kind}, with temporaries for all parameters at once: "
+            f"{kind}(..., foreach=False) makes them for one after the other, which saves "
+            f"{size_text(saved)} and is slower.",
+            saved,
+        )
+
+
+def _largest_of_each_op(now: _Situation, scratch: Mask) -> Mask:
+    """What a step needs for one parameter: of each operator the largest block."""
+    alloc = allocations(now.trace)
+    blocks = np.flatnonzero(scratch & now.at_peak)
+    blocks = blocks[np.argsort(alloc.requested_bytes[blocks], kind="stable")]
+    largest = dict(zip(alloc.op[blocks].tolist(), blocks.tolist(), strict=True))
+    kept = np.zeros(len(scratch), np.bool_)
+    kept[list(largest.values())] = True
+    return kept
 
 
 @dataclass(frozen=True)
@@ -367,7 +388,8 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     totals: dict[str, int] = {}
     members: dict[str, set[str]] = {}
     rows = grouping.holders(trace, "module", which)
-    names = [first_layer(row.name) if depth else row.name for row in rows]
+    called = scopes.called_modules(trace)
+    names = [called_layer(row.name, called) if depth else row.name for row in rows]
     bare = {name for name in names if layers_alike(name) == "*"}
     for row, name in zip(rows, names, strict=True):
         pattern = layers_alike(name)
@@ -383,11 +405,13 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
 
 def not_recomputed(trace: Trace, which: Mask) -> Mask:
     """These allocations without those of layers that already run their forward a second time."""
-    layers = _recomputed_layers(trace)
+    layers, called = _recomputed_layers(trace), scopes.called_modules(trace)
     result = which.copy()
     if layers:
         groups = grouping.group(trace, "module", which)
-        again = np.array([first_layer(name) in layers for name in groups.names] + [False], np.bool_)
+        again = np.array(
+            [called_layer(name, called) in layers for name in groups.names] + [False], np.bool_
+        )
         result[which] = ~again[groups.codes]  # code -1, no module, is the last
     return result
 
@@ -396,4 +420,5 @@ def _recomputed_layers(trace: Trace) -> set[str]:
     """The layers that checkpointing runs again, anywhere in the trace."""
     alloc = allocations(trace)
     modules = np.unique(alloc.module[alloc.phase == PHASE["recompute"]])
-    return {first_layer(trace.strings[module]) for module in modules if module}
+    called = scopes.called_modules(trace)
+    return {called_layer(trace.strings[module], called) for module in modules if module}

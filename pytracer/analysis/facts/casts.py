@@ -22,6 +22,7 @@ A saved-tensor hook may pack a saved tensor in another type. That is never such 
 """
 
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +32,8 @@ from numpy.typing import NDArray
 from pytracer import sanitized
 from pytracer.analysis.facts import scopes
 from pytracer.analysis.facts.phases import FORWARD, RECOMPUTE, Moments
-from pytracer.analysis.facts.scopes import MODULE, OP, Tree
+from pytracer.analysis.facts.scopes import OP, Tree
+from pytracer.model_names import module_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, SCOPE_AUTOCAST, SCOPE_GRAD, U8, U32, U64, Mask
 
@@ -248,7 +250,7 @@ def _of_own_module(trace: Trace, tree: Tree, weight: U32, call: U32) -> Mask:
     For a weight of no called module, that is an outermost call.
     """
     labels, strings = sanitized.labels(trace), trace.strings
-    called = _called(trace, tree)
+    called = scopes.called_modules(trace)
     outermost = tree.module[tree.parent[call]] == 0
     users = {row: _user(strings[labels.name[row]], called) for row in np.unique(weight).tolist()}
     rows = zip(weight.tolist(), tree.name[call].tolist(), outermost.tolist(), strict=True)
@@ -258,13 +260,9 @@ def _of_own_module(trace: Trace, tree: Tree, weight: U32, call: U32) -> Mask:
     )
 
 
-def _called(trace: Trace, tree: Tree) -> set[str]:
-    return {trace.strings[name] for name in np.unique(tree.name[tree.kind == MODULE])}
-
-
-def _user(weight: str, called: set[str]) -> str:
+def _user(weight: str, called: Container[str]) -> str:
     """The module that a weight belongs to; if that is never called, the nearest one above."""
-    path = weight.rpartition(".")[0]
+    path = module_text(weight).rpartition(".")[0]
     while path and path not in called:
         path = path.rpartition(".")[0]
     return path
@@ -385,7 +383,7 @@ def _halves_of_parameters(
     inside an attention), it is the nearest module above.
     """
     labels, strings = sanitized.labels(trace), trace.strings
-    called = _called(trace, tree)
+    called = scopes.called_modules(trace)
     result: dict[tuple[str, int], list[int]] = {}
     for row in np.flatnonzero(labels.category == CATEGORY["weights"]):
         is_float = strings[labels.dtype[row]] == "float32"

@@ -12,6 +12,7 @@ from pytracer.analysis.facts import owners, scopes
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import pool_text
 from pytracer.analysis.facts.usage import sums
+from pytracer.model_names import module_text
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, Mask
 
@@ -160,7 +161,7 @@ def _holding_modules(
     def path(number: int) -> str:
         if number < count:
             return trace.strings[number]
-        return trace.strings[number - count].rpartition(".")[0] or root
+        return module_text(trace.strings[number - count]).rpartition(".")[0] or root
 
     return numbers, path
 

@@ -131,6 +131,14 @@ def tree(trace: Trace) -> Tree:
     )
 
 
+@once_per_trace
+def called_modules(trace: Trace) -> frozenset[str]:
+    """The paths of all modules that were called."""
+    all_scopes = tree(trace)
+    names = np.unique(all_scopes.name[all_scopes.kind == MODULE])
+    return frozenset(trace.strings[row] for row in names)
+
+
 def outermost_op(tree: Tree) -> U32:
     """Per scope, the outermost op of those nested around it: the one that the program called."""
     inner = (tree.kind == OP) & (tree.kind[tree.parent] == OP)

@@ -30,6 +30,7 @@ orders propose plans: most bytes for the least time first, from the first layer 
 last layer on. If there are few candidates, all plans are tried.
 """
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import errors, frames
+from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import replay
 from pytracer.analysis.answers import training_steps
 from pytracer.analysis.facts import phases, scopes, usage
@@ -47,7 +48,8 @@ from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
-from pytracer.names import first_layer, layers_alike
+from pytracer.model_names import Roots, in_code, module_text
+from pytracer.names import called_layer, layers_alike
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORY, I64, PHASE, ROLE, Mask
 from pytracer.units import parse_size
@@ -55,6 +57,10 @@ from pytracer.units import parse_size
 if TYPE_CHECKING:
     import pandas as pd
 
+ONE = Roots()  # one model: its paths have no class
+Lines = tuple[str, ...]
+
+_LONGEST_LIST = 60  # characters of a list on one line of code
 _ALL_PLANS_OF = 8  # candidates: 256 plans
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
 _FORWARD = 1 / 3  # of a step, if its phases were not timed
@@ -94,6 +100,7 @@ class CheckpointPlan:
     notes: tuple[str, ...]  # why the answer is not exact
     _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
     verified: Verified | None = None  # None: not verified
+    roots: Roots = ONE  # the models, for the code
 
     def __str__(self) -> str:
         """The answer as text."""
@@ -118,9 +125,9 @@ class CheckpointPlan:
         """Code to paste where the model is made; "" if the plan has no modules."""
         parts = []
         if self.modules:
-            parts.append(code_of(self.modules))
+            parts.append(code_of(self.modules, self.roots))
         if self.offloaded:
-            parts.append(code_of_offload(self.offloaded))
+            parts.append(code_of_offload(self.offloaded, self.roots))
         return "\n\n".join(parts)
 
     def table(self) -> "pd.DataFrame":
@@ -128,32 +135,44 @@ class CheckpointPlan:
         return frames.of_rows({**vars(plan), "count": len(plan.modules)} for plan in self.frontier)
 
 
-def code_of(modules: Iterable[str]) -> str:
+def code_of(modules: Iterable[str], roots: Roots = ONE) -> str:
     """Code that checkpoints these modules with torch's own checkpoint."""
-    names = ", ".join(f'"{name}"' for name in modules)
-    return "\n".join(
+    return _code(
+        ("from functools import partial", "from torch.utils.checkpoint import checkpoint"),
+        modules,
+        roots,
         (
-            "from functools import partial",
-            "from torch.utils.checkpoint import checkpoint",
-            "",
-            f"for name in [{names}]:",
             "    module = model.get_submodule(name)",
             "    module.forward = partial(checkpoint, module.forward, use_reentrant=False)",
-        )
+        ),
     )
 
 
-def code_of_offload(modules: Iterable[str]) -> str:
+def code_of_offload(modules: Iterable[str], roots: Roots = ONE) -> str:
     """Code that offloads these modules with `pytracer.offload`, which needs nothing but torch."""
-    names = ", ".join(f'"{name}"' for name in modules)
-    return "\n".join(
-        (
-            "from pytracer.offload import offload",
-            "",
-            f"for name in [{names}]:",
-            "    offload(model.get_submodule(name))",
-        )
+    return _code(
+        ("from pytracer.offload import offload",),
+        modules,
+        roots,
+        ("    offload(model.get_submodule(name))",),
     )
+
+
+def _code(imports: Lines, modules: Iterable[str], roots: Roots, body: Lines) -> str:
+    """A loop over the modules of each model. Of several models, a comment names each one's class."""
+    by_model: dict[str, list[str]] = {}
+    for path in modules:
+        model, inside = roots.split(path)
+        by_model.setdefault(model, []).append(f'"{inside}"')
+    lines = list(imports)
+    for model, names in by_model.items():
+        listed = ", ".join(names)
+        if len(listed) > _LONGEST_LIST:
+            listed = f"\n{textwrap.indent(textwrap.fill(f'{listed},', _LONGEST_LIST), '    ')}\n"
+        lines += ["", f"for name in [{listed}]:"]
+        lines += [f"    # model: your {model}"] if model else []
+        lines += body
+    return "\n".join(lines)
 
 
 def plan(
@@ -178,10 +197,7 @@ def plan(
         )
     work = _Work(trace, name)
     if not work.units:
-        raise errors.UsageError(
-            "no module of this trace keeps activations for a backward, so there is nothing to "
-            "checkpoint: record whole training steps, with the model's modules"
-        )
+        raise errors.UsageError(work.why_no_units())
     judged = {chosen: work.judge(*chosen, size) for chosen in work.proposals(host)}
     now = judged[(), ()]
     fitting = [each for each in judged.values() if each.fits]
@@ -199,6 +215,7 @@ def plan(
         warnings=tuple(work.warnings(best)),
         notes=tuple(replay.notes(trace, name)),
         _render=render,
+        roots=meta.of(trace).roots,
     )
 
 
@@ -298,8 +315,9 @@ class _Work:
     def _again(self, name: str, calls: NDArray[np.intp], made: int) -> float:
         """Its forward's share of a step's time; `made` is the bytes it allocates in all steps."""
         costs = per_module.per_call(self.trace)
-        if name in costs:
-            took = costs[name].forward_ms * costs[name].calls * 1e6
+        cost = costs.get(module_text(name))
+        if cost is not None:
+            took = cost.forward_ms * cost.calls * 1e6
             return took / max(measurements.measured(self.trace).busy_ns, 1)
         if self.device == "cpu":
             return self.forward_share * self._ticks(calls) / self.forward_ticks
@@ -319,31 +337,58 @@ class _Work:
     def _units(self) -> dict[str, _Unit]:
         kept = self.own & (self.alloc.category == CATEGORY["activations"])
         kept &= self.alloc.phase == PHASE["forward"]
-        by_name = self._calls_by_name()
-        units = {}
+        layers, stacks = self._calls_by_name()
         floor = _WORTH * int(self.size[kept].sum())
+        units = dict(self._worthwhile(layers, floor))
+        # A stack is a choice only if none of its layers is: they keep no more than their results.
+        bare = {s: c for s, c in stacks.items() if not any(u.startswith(f"{s}.") for u in units)}
+        units |= dict(self._worthwhile(bare, floor))
+        first_call = {name: its[0] for name, its in (layers | bare).items()}
+        return dict(sorted(units.items(), key=lambda each: first_call[each[0]]))
+
+    def _worthwhile(
+        self, by_name: dict[str, NDArray[np.intp]], floor: float
+    ) -> Iterator[tuple[str, _Unit]]:
         for name, calls in by_name.items():
             unit = self._unit(name, calls)
             if unit is not None and unit.dropped * self.steps > floor / 4:
-                units[name] = unit
-        return units
+                yield name, unit
 
-    def _calls_by_name(self) -> dict[str, NDArray[np.intp]]:
-        """The forward calls of each candidate: a layer of a stack, or a child of the model."""
+    def why_no_units(self) -> str:
+        """The reason why no module can be checkpointed, and what to do."""
+        kept = self.own & (self.alloc.category == CATEGORY["activations"])
+        backward = bool((self.tree.kind == NODE).any())
+        if kept.any() and backward and bool((self.tree.kind == MODULE).any()):
+            return (
+                "no module of this trace keeps more than its own result, which the next one reads, so "
+                "checkpointing single modules saves nothing: checkpoint several together, as "
+                "torch.utils.checkpoint.checkpoint_sequential does"
+            )
+        return (
+            "no module of this trace keeps activations for a backward, so there is nothing to "
+            "checkpoint: record whole training steps, with the model's modules"
+        )
+
+    def _calls_by_name(self) -> tuple[dict[str, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
+        """The forward calls of each layer of a stack or child of a model, and of the stacks."""
+        roots = meta.of(self.trace).roots
         tree = self.tree
         calls = np.flatnonzero((tree.kind == MODULE) & (tree.end != NEVER))
         forward = phases.scope_phases(self.trace)[calls] == PHASE["forward"]
         calls = calls[forward]
-        names = [self.trace.strings[row] for row in tree.name[calls]]
+        names = [in_code(self.trace.strings[row]) for row in tree.name[calls]]
+        called = set(names)
         result: dict[str, list[int]] = {}
         for call, name in zip(calls.tolist(), names, strict=True):
-            is_layer = first_layer(name) == name and layers_alike(name) != name
-            is_child = "." not in name and tree.module[tree.parent[call]] != 0
+            is_layer = called_layer(name, called) == name and layers_alike(name) != name
+            is_child = "." not in roots.split(name)[1] and tree.module[tree.parent[call]] != 0
             if name and (is_layer or is_child):
                 result.setdefault(name, []).append(call)
         # A stack that is itself called, such as a Sequential, is less of a choice than its layers.
-        outside = {o for o in result if any(name.startswith(f"{o}.") for name in result)}
-        return {name: np.array(result[name]) for name in result if name not in outside}
+        stacks = {o for o in result if any(name.startswith(f"{o}.") for name in result)}
+        calls_of = {name: np.array(its) for name, its in result.items()}
+        layers = {name: its for name, its in calls_of.items() if name not in stacks}
+        return layers, {name: its for name, its in calls_of.items() if name in stacks}
 
     def _unit(self, name: str, calls: NDArray[np.intp]) -> _Unit | None:
         tree, trace = self.tree, self.trace
@@ -646,7 +691,7 @@ class _Work:
     def warnings(self, best: Plan) -> Iterator[str]:
         """Reasons why a second forward would differ from the first."""
         chosen = np.zeros(len(self.tree.kind), np.bool_)
-        names = set(best.modules)
+        names = set(map(module_text, best.modules))
         calls = np.flatnonzero(self.tree.kind == MODULE)
         mine = [self.trace.strings[row] in names for row in self.tree.name[calls]]
         chosen[calls[mine]] = True
