@@ -25,8 +25,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`make test` leaves to the longer tiers what is marked `ci`."""
-    left = {item for item in items if TIER == "test" and item.get_closest_marker("ci")}
+    """`make test` leaves to the longer tiers what is marked `ci`, and both what is marked `nightly`."""
+    longer = {"test": ("ci", "nightly"), "ci": ("nightly",), "nightly": ()}[TIER]
+    left = {item for item in items if any(map(item.get_closest_marker, longer))}
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]

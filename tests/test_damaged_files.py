@@ -59,7 +59,7 @@ def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed
 @pytest.mark.slow
 def test_a_damaged_file_is_refused_or_says_so_or_has_the_same_totals(tmp_path: Path) -> None:
     """Of every kind, through every view, command and export."""
-    count = by_tier(50, 300, 600)  # tools/mutations.py: 10,000
+    count = by_tier(50, 150, 600)  # tools/mutations.py: 10,000
     report = mutations.run(tmp_path, first=0, count=count, processes=2)
     assert report.problems == []
     assert report.tried == count

@@ -20,6 +20,7 @@ from pytracer import errors
 from pytracer.cli import main
 from pytracer.export.fits_text import on_a_card
 from pytracer.imagined import cards, search
+from tests.tiers import first_of
 
 
 class Words(nn.Module):
@@ -716,7 +717,9 @@ def test_what_cannot_be_imagined_is_one_line_of_the_script(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("way", ["argument", "environment", "variable"])
+@pytest.mark.parametrize(
+    "way", first_of(["argument", "environment", "variable"], later=pytest.mark.nightly)
+)
 def test_the_batch_reaches_the_script_in_three_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:

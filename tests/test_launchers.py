@@ -16,7 +16,6 @@ import pytest
 import pytracer
 from pytracer import meta
 from tests.test_autostart import ROOT, START
-from tests.tiers import TIER
 
 # Trains one small model with DistributedDataParallel, in a group of two ranks.
 TRAIN = """
@@ -105,7 +104,6 @@ TorchTrainer(train, scaling_config=share).fit()
 
 RUN = ("-m", "pytracer", "run", "--steps", "3", "train.py")
 SELF_STARTED = pytest.mark.parametrize("way", ["PYTRACER=", "pytracer run"])
-nightly = pytest.mark.skipif(TIER != "nightly", reason="make nightly")
 
 Launch = Callable[..., None]
 
@@ -172,7 +170,7 @@ def test_ranks_that_lightning_starts_are_recorded(way: str, launch: Launch) -> N
     launch(BY_LIGHTNING, *command, **variables)
 
 
-@nightly
+@pytest.mark.nightly
 def test_under_deepspeeds_launcher(launch: Launch) -> None:
     """The launcher gives each rank an option --local_rank, which is the program's."""
     pytest.importorskip("deepspeed")
@@ -191,14 +189,14 @@ def works(*command: str) -> bool:
     return subprocess.run(command, capture_output=True, timeout=20, check=False).returncode == 0
 
 
-@nightly
+@pytest.mark.nightly
 def test_under_slurms_srun(launch: Launch) -> None:
     if not works("sinfo"):
         pytest.skip("needs SLURM")
     launch(TRAIN + BY_NUMBER, "srun", "-n", "2", "--overcommit", sys.executable, *RUN)
 
 
-@nightly
+@pytest.mark.nightly
 def test_under_mpirun(launch: Launch) -> None:
     if not works("mpirun", "--version"):
         pytest.skip("needs Open MPI")
@@ -206,7 +204,7 @@ def test_under_mpirun(launch: Launch) -> None:
     launch(TRAIN + BY_NUMBER, "mpirun", *options, sys.executable, *RUN)
 
 
-@nightly
+@pytest.mark.nightly
 def test_workers_of_ray_train_are_recorded(launch: Launch) -> None:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("needs Ray")

@@ -541,8 +541,7 @@ def each_way() -> list[Any]:
 
     here = [name for name, way in WAYS.items() if not way.needs]
     first = (_FOUR_RANKS, "pipeline_interleaved")
-    later = pytest.mark.skipif(by_tier(0, 0, 1) == 0, reason="make nightly")
-    return [pytest.param(name, marks=[] if name in first else later) for name in here]
+    return [pytest.param(name, marks=[] if name in first else pytest.mark.nightly) for name in here]
 
 
 @pytest.mark.ci

@@ -12,11 +12,13 @@ if TIER not in TIERS:
     raise SystemExit(f"PYTRACER_TIER={TIER} is none of the tiers: it is one of {', '.join(TIERS)}")
 
 
-def first_of(values: Iterable[Any], count: int = 1) -> list[Any]:
-    """Parameters of which `make test` has the first, and `.ci/run` all."""
+def first_of(
+    values: Iterable[Any], count: int = 1, *, later: pytest.MarkDecorator = pytest.mark.ci
+) -> list[Any]:
+    """Parameters of which the shorter tiers have the first; the others are in the tier `later`."""
     known = list(values)
-    later = (one if isinstance(one, tuple) else (one,) for one in known[count:])
-    return known[:count] + [pytest.param(*each, marks=pytest.mark.ci) for each in later]
+    others = (one if isinstance(one, tuple) else (one,) for one in known[count:])
+    return known[:count] + [pytest.param(*each, marks=later) for each in others]
 
 
 def by_tier(test: int, ci: int, nightly: int) -> int:

@@ -1322,9 +1322,12 @@ def rows() -> list[Any]:
 
 
 def _later(name: str, mode: str) -> list[Any]:
-    """Compiling takes many seconds: `make test` does it in one mode, and not with the slowest."""
-    later = mode != "default" or name == "compiled_llama_stays_compiled"
-    return [pytest.mark.ci] if name.startswith("compiled") and later else []
+    """Compiling takes many seconds: only `make nightly` does it in each mode."""
+    if not name.startswith("compiled"):
+        return []
+    if mode != "default":
+        return [pytest.mark.nightly]
+    return [pytest.mark.ci] if name == "compiled_llama_stays_compiled" else []
 
 
 @pytest.mark.parametrize(("name", "device", "mode"), rows())

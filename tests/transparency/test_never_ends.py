@@ -345,11 +345,11 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
 ) -> None:
     """The program gets that very KeyboardInterrupt, nothing stays hooked, the next trace works.
 
-    `make test` takes every eighth line, `.ci/run` every fourth, and `make nightly` each time that
+    `make test` takes every eighth line, `.ci/run` every sixth, and `make nightly` each time that
     a line runs, which takes an hour. A look has so many lines that the first two take fewer.
     """
     times = by_tier(times, times, 0)
-    shares = by_tier(96, 32, 2) if name == "a look meanwhile" else by_tier(16, 8, 2)
+    shares = by_tier(96, 64, 2) if name == "a look meanwhile" else by_tier(16, 12, 2)
     with ExitStack() as stack:
         halves = [
             stack.enter_context(
@@ -359,7 +359,7 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
         ]
         results = [half.finish(timeout=7200) for half in halves]
 
-    assert sum(count for count, _ in results) > by_tier(4, 8, 20)
+    assert sum(count for count, _ in results) > by_tier(4, 5, 20)
     problems = results[0][1] | results[1][1]
     assert not problems, "\n".join(f"{line}: {found}" for line, found in sorted(problems.items()))
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.tiers import first_of
 from tools import transparency_page
 from tools.public_programs import MODES, PROGRAMS, UNTRACED, difference, observed
 
@@ -28,7 +29,7 @@ WITH_TESTS = {"accelerate", "lightning", "transformers"}
 
 @pytest.mark.ci
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", first_of(MODES, later=pytest.mark.nightly))
 @pytest.mark.parametrize(
     "name", [name for name, program in PROGRAMS.items() if WITH_TESTS.issuperset(program.needs)]
 )

@@ -37,8 +37,8 @@ def rows() -> list[Any]:
 
 
 def _later(program: Program, mode: str) -> list[Any]:
-    """A process of its own takes seconds: `make test` runs it in one mode."""
-    return [pytest.mark.ci] if program.fresh and mode != AUTO else []
+    """A process of its own takes seconds: only `make nightly` runs it in each mode."""
+    return [pytest.mark.nightly] if program.fresh and mode != AUTO else []
 
 
 @pytest.mark.parametrize(("program", "device", "mode"), rows())
