@@ -244,7 +244,10 @@ def owners_table(document: dict[str, Any]) -> str:
     """Whose code runs the instructions that tracing adds, and the functions with most of them."""
     now = document["now"]
     columns = [
-        (name, mode) for name in ("whole step", "reinforcement loop") for mode in now["functions"]
+        (name, mode)
+        for name in ("whole step", "reinforcement loop")
+        for mode in now["functions"]
+        if name in now["functions"][mode]
     ]
     heads = " | ".join(f"{name}, {mode}" for name, mode in columns)
     lines = [f"| thousands of instructions added | {heads} |", "|---|" + len(columns) * "---:|"]
@@ -253,7 +256,7 @@ def owners_table(document: dict[str, Any]) -> str:
         return f"| {title} | " + " | ".join(f"{count / 1000:,.0f}" for count in counts) + " |"
 
     plain = now["owners"]["plain"]
-    for owner in plain["whole step"]:
+    for owner in plain[columns[0][0]]:
         counts = [now["owners"][mode][name][owner] - plain[name][owner] for name, mode in columns]
         lines.append(row(f"in {owner}", counts))
     of_loop = {mode: now["functions"][mode]["reinforcement loop"] for mode in now["functions"]}
