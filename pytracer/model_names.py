@@ -26,13 +26,14 @@ _NO_MODULE = ("param_groups[", "optimizers[")  # parameters that no module has
 class Roots(NamedTuple):
     """The outermost modules of a program, by name: a class, with a number if it is not alone."""
 
-    models: tuple[str, ...] = ()  # those with parameters; paths in the first were recorded plain
+    models: tuple[str, ...] = ()  # those with parameters
     others: frozenset[str] = frozenset()  # a loss, an activation
+    plain: str = ""  # the first of all: paths in it were recorded without its class
 
     @property
     def several(self) -> bool:
-        """Whether paths need their model's class."""
-        return len(self.models) > 1
+        """Whether paths need their model's class. A loss beside a model does not count."""
+        return len(self.models) > 1 or (self.models != () and self.plain not in self.models)
 
     def split(self, path: str) -> tuple[str, str]:
         """The model and the path inside it. The model is "" if the path does not have it."""
@@ -40,10 +41,10 @@ class Roots(NamedTuple):
         return (model, inside) if self.several and self.has(model) else ("", path)
 
     def whole(self, path: str, model: str = "") -> str:
-        """The path, with the model's class if there are several: the first's, or this one's."""
+        """The path, with a class if there are several models: of this one, or of the first."""
         if not self.several or not path or self.has(path.partition(".")[0]):
             return path
-        return f"{model or self.models[0]}.{in_code(path)}"
+        return f"{model or self.plain}.{in_code(path)}"
 
     def has(self, name: str) -> bool:
         """Whether an outermost module has this name."""
@@ -53,9 +54,9 @@ class Roots(NamedTuple):
 def roots_of(document: Mapping[str, Any]) -> Roots:
     """The outermost modules that a trace's document lists."""
     listed = document.get("roots")
-    known = listed.items() if isinstance(listed, dict) else ()
-    models = tuple(name for name, has_parameters in known if has_parameters is True)
-    return Roots(models, frozenset(name for name, has in known if has is not True))
+    known = listed if isinstance(listed, dict) else {}
+    models = tuple(name for name, has_parameters in known.items() if has_parameters is True)
+    return Roots(models, frozenset(known) - {*models}, next(iter(known), ""))
 
 
 def module_text(path: str) -> str:

@@ -103,6 +103,20 @@ def test_a_loss_is_no_second_model() -> None:
     assert paths(alone) <= {"Generator", "MSELoss", "body", "body.0", "body.1", "body.2"}
 
 
+def test_a_model_without_parameters_is_plain_if_it_is_alone_and_has_its_class_beside_another() -> (
+    None
+):
+    scaling = nn.Sequential(nn.Tanh(), nn.Softplus())
+    model = Generator()
+    x = torch.randn(32, WIDTH, requires_grad=True)
+    with trace(table=False, devices="cpu") as alone:
+        scaling(x).mean().backward()
+    with trace(table=False, devices="cpu") as both:
+        model(scaling(x)).mean().backward()
+    assert "[0]" in paths(alone)
+    assert {"Sequential.0", "Generator.body.0"} <= paths(both)
+
+
 def test_a_model_that_runs_with_and_without_its_wrapper_is_one() -> None:
     model = Generator()
     wrapped = nn.DataParallel(model)
@@ -173,7 +187,7 @@ def test_the_models_of_an_unchanged_gan_do_not_differ(several: trace, tmp_path: 
 def test_the_code_of_a_plan_says_which_model_it_is_for() -> None:
     from pytracer.analysis.forecasts.checkpoint_plans import code_of
 
-    roots = model_names.Roots(("Generator", "Critic"))
+    roots = model_names.Roots(("Generator", "Critic"), plain="Generator")
     code = code_of(("Generator.body", "Critic.h.0", "Critic.h.1"), roots)
     assert 'for name in ["body"]:\n    # model: your Generator' in code
     assert 'for name in ["h.0", "h.1"]:\n    # model: your Critic' in code

@@ -53,10 +53,9 @@ class Labels:
         self._modules: dict[int, tuple[weakref.ref[torch.nn.Module], str]] = {}
         self._most_modules = 1024  # beyond this, modules that are gone are forgotten
         self._roots: list[_Root] = []
-        # By name, whether it has parameters. In the first that has, paths are as its user writes
-        # them. In all others the class precedes; readers complete the first's (model_names.py).
+        # By name, whether it has parameters. In the first, paths are as its user writes them. In all
+        # others the class precedes; readers complete the first's where they must (model_names.py).
         self.root_names: dict[str, bool] = {}
-        self._first_model = ""
         self._engines = deepspeed.Engines()
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
         self._parameter_names: dict[int, str] = {}
@@ -100,9 +99,7 @@ class Labels:
         """Learns the names of a model's modules and tensors."""
         has_parameters = next(parameters_of([module]), None) is not None
         name = self._name_of_root(_unwrapped(module), has_parameters=has_parameters)
-        if has_parameters and not self._first_model:
-            self._first_model = name
-        prefix = "" if name == self._first_model else f"{name}."
+        prefix = "" if name == next(iter(self.root_names), name) else f"{name}."
         self.root_names[name] = self.root_names.get(name, False) or has_parameters
         root = _Root(weakref.ref(module), prefix, name)
         self._roots.append(root)

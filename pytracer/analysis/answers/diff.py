@@ -251,6 +251,6 @@ def comparable(key: str, names: list[str], own: Roots, others: Roots) -> list[st
         paths = [".".join(path) for path in parts]
         if own.several or not others.several:
             return paths
-        same = next((name for name in own.models if name in others.models), "")
+        same = next((name for name in own.models if name in others.models), others.models[0])
         return [path if own.has(path) else others.whole(path, same) for path in paths]
     return names

@@ -25,6 +25,7 @@ from pytracer.cost import measurements, table as cost_table
 from pytracer.gemm import shapes
 from pytracer.gemm.device import pick
 from pytracer.gemm.timer import Settings, Timer
+from pytracer.names import is_bare
 
 # ---------------------------------------------------------------------- what the experiments share
 
@@ -82,7 +83,7 @@ def layer_cost(lab: Lab) -> dict[str, Any]:
             net.zero_grad()
 
         rows_by_name = _cost_rows(lab, label, step, net)
-        first, *inner = (rows_by_name[name] for name in sorted(rows_by_name) if name[-1:].isdigit())
+        first, *inner = (rows_by_name[name] for name in sorted(rows_by_name) if is_bare(name))
         figures[f"{label}_first_flop_ratio"] = _or_nan(first.flop_ratio)
         figures[f"{label}_first_time_ratio"] = _or_nan(first.time_ratio)
         figures[f"{label}_flop_ratios"] = sorted({_or_nan(row.flop_ratio) for row in inner})
@@ -148,7 +149,7 @@ def activation_cost(lab: Lab) -> dict[str, Any]:
             net.zero_grad()
 
         rows_by_name = _cost_rows(lab, label, step, net)
-        row = next(rows_by_name[name] for name in rows_by_name if name[-1:] == "0")
+        row = next(rows_by_name[name] for name in rows_by_name if is_bare(name))
         figures[f"{label}_byte_ratio"] = _or_nan(row.byte_ratio)
         figures[f"{label}_time_ratio"] = _or_nan(row.time_ratio)
         figures[f"{label}_bytes_per_s"] = _or_nan(row.bytes_per_s)
