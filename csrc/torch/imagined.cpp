@@ -112,11 +112,13 @@ struct AtMost {
   AtMost& operator=(const AtMost&) = delete;
 
   ~AtMost() {
-    std::lock_guard lock(memory->mutex);
-    memory->most.free(number, bytes);
+    if (memory != nullptr) {
+      std::lock_guard lock(memory->mutex);
+      memory->most.free(number, bytes);
+    }
   }
 
-  std::shared_ptr<Memory> memory;
+  std::shared_ptr<Memory> memory;  // null: the block never ends
   uint32_t number;
   uint64_t bytes;
 };
@@ -241,6 +243,9 @@ bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
 
 void Device::keep(uint64_t bytes, uint32_t label) {
   std::unique_ptr<Held> held = begin(*memory_, bytes);
+  if (held->at_most != nullptr) {
+    held->at_most->memory.reset();
+  }
   std::lock_guard lock(memory_->mutex);
   memory_->record(Action::kLabel, recorded(held->model_address), label, held->stream);
 }

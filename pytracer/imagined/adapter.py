@@ -191,7 +191,7 @@ class _Watching(TorchDispatchMode):
         """A copy to the host waits for the card."""
         source = args[0] if func is aten._to_copy.default else args[1]
         blocks = not (kwargs.get("non_blocking") or args[2:3] == (True,))
-        if blocks and self._is_ours(source) and not self._is_ours(result):
+        if blocks and self._is_ours(source) and result.fake_device.type == CPU:
             self._job.shelf.synchronized()
 
     def _is_ours(self, one: Any) -> bool:

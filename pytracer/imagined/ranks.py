@@ -241,7 +241,7 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
 
     def grounded(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            with known.grounding():
+            with known.grounding(), job.shelf.waiting():
                 return original(*args, **options)
 
         return call
