@@ -2,6 +2,7 @@
 
     python benchmarks/imagine_ranks.py --out benchmarks/results      # needs two GPUs and NCCL
     python benchmarks/imagine_ranks.py                               # without GPUs: imagines only
+    python benchmarks/imagine_ranks.py --again FILE.json             # imagines again what FILE measured
 
 Each program runs on two real GPUs, traced, and then imagined: each rank alone, in a process that
 sees no GPU.
@@ -29,9 +30,11 @@ from benchmarks.imagine import (  # noqa: E402
     LLAMA_SIZES,
     answer,
     apart,
+    bounds,
     fused,
     gpus,
     images,
+    imagined_again,
     loop,
     of,
     words,
@@ -255,6 +258,7 @@ def imagined(name: str, rank: int, port: int) -> dict[str, Any]:
     return {
         "requested": counters["requested_bytes.peak"],
         "reserved": counters["reserved_bytes.peak"],
+        **bounds(t),
         **_of_trace(t),
     }
 
@@ -323,7 +327,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
     parser.add_argument("--at-once", type=int, default=4, help="programs that run at the same time")
+    parser.add_argument("--again", type=Path, help="imagine again, beside what this file measured")
     options = parser.parse_args()
+    if options.again:
+        imagined_again(
+            options.again, lambda name: {"imagined": run_ranks("imagined", name)}, _judge
+        )
+        return
     names = [name for name in PROGRAMS if options.only in name]
     ways = ["imagined", "real"] if gpus() >= RANKS else ["imagined"]
     rows: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -335,11 +345,16 @@ def main() -> None:
             row[way] = done.result()
             if len(row) < len(ways):
                 continue
-            if "real" in row:
-                row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
-            for rank in range(RANKS):
-                print(line(name, rank, row), flush=True)
+            _judge(name, row)
             _keep(options.out, rows)
+
+
+def _judge(name: str, row: dict[str, Any]) -> None:
+    """Adds the errors to the row, and prints a line for each rank."""
+    if "real" in row:
+        row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
+    for rank in range(RANKS):
+        print(line(name, rank, row), flush=True)
 
 
 def _keep(folder: Path | None, rows: dict[str, dict[str, Any]]) -> None:
