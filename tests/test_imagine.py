@@ -503,6 +503,7 @@ def test_a_random_number_is_known_to_be_neither_below_0_nor_above_1() -> None:
         assert not torch.rand([]) < 0.0
         assert torch.rand([]) < 1.0
         assert not (torch.randint(1000, (2, 8)).to("cuda") < 0).any()
+        assert not (torch.stack([torch.randint(9, (8,)), torch.randint(9, (8,))]) < 0).any()
         assert not torch.isnan(torch.randn(3, device="cuda").sum())
         with pytest.raises(errors.CannotImagine, match="decides"):
             bool(torch.rand([]) < 0.5)
