@@ -179,7 +179,7 @@ def pipeline() -> None:
     model = Stage((3, 5)[rank], width).to(device)
     updates = torch.optim.AdamW(model.parameters(), fused=True)
     x = torch.randn(16, 512, width, device=device)
-    like = torch.empty(4, 512, width, device=device)
+    like = torch.empty(4, 512, width, device=device, requires_grad=True)  # as torch 2.13 asks
     stage = PipelineStage(model, rank, RANKS, device, input_args=like, output_args=like)
     del like
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
