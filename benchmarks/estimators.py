@@ -6,6 +6,10 @@
 - torch's MemTracker runs the step under FakeTensorMode. torch has no backward pass for fake CUDA
   tensors without a driver, so the step runs on fake tensors of the host.
 - DeepSpeed's estimator adds up the states of ZeRO-2, here on one GPU without offload.
+- kitsune (torch-kitsune) runs the forward pass on one shape of inputs, and adds states by formulas.
+  It knows Adam and SGD: for Adafactor it is asked for AdamW.
+
+`--only kitsune` asks one of them, and adds its answers to the newest file.
 """
 
 import argparse
@@ -103,6 +107,19 @@ def mem_tracker(name: str) -> int:
     return int(snapshot[torch.device("cpu")]["Total"])
 
 
+def kitsune(name: str) -> int:
+    """The prediction of torch-kitsune."""
+    from kitsune.predict import predict_memory  # type: ignore[import-not-found]
+
+    model, batch, optimizer = parts(name, "cpu")
+    inputs = next(iter(batch().values()))
+    known = "sgd" if isinstance(optimizer, torch.optim.SGD) else "adamw"
+    predicted = predict_memory(
+        model, tuple(inputs.shape[1:]), len(inputs), optimizer=known, training=True
+    )
+    return int(predicted.total_bytes)
+
+
 def pytracer(name: str) -> int:
     """An imagined run."""
     found: int = imagine.imagined(name)["requested"]
@@ -114,6 +131,7 @@ ESTIMATORS: dict[str, Callable[[str], int]] = {
     "torch MemTracker": mem_tracker,
     "accelerate estimate-memory": accelerate,
     "DeepSpeed's estimator": deepspeed,
+    "kitsune": kitsune,
 }
 
 
@@ -130,7 +148,11 @@ def main() -> None:
     """Runs the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--only", choices=ESTIMATORS, help="ask this one, and add its answers")
     options = parser.parse_args()
+    if options.only:
+        _add(options.only, options.out or RESULTS)
+        return
     rows: dict[str, dict[str, Any]] = {}
     for name, real in measured().items():
         rows[name] = {"measured": real}
@@ -138,6 +160,16 @@ def main() -> None:
             rows[name][title] = asked(ask, name)
         print(name, rows[name], flush=True)
     imagine.write(options.out, "imagine-peers", {"programs": rows})
+
+
+def _add(title: str, folder: Path) -> None:
+    """Asks one estimator, and adds its answers to those of the others."""
+    path = folder / "imagine-peers-cpu.json"
+    document = json.loads(path.read_text())
+    for name, row in document["programs"].items():
+        row[title] = asked(ESTIMATORS[title], name)
+        print(name, row[title], flush=True)
+    path.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

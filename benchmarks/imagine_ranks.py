@@ -3,6 +3,7 @@
     python benchmarks/imagine_ranks.py --out benchmarks/results      # needs two GPUs and NCCL
     python benchmarks/imagine_ranks.py                               # without GPUs: imagines only
     sh benchmarks/on_gpu.sh OUT imagine_ranks                        # builds first
+    python benchmarks/imagine_ranks.py --again FILE.json             # imagines again what FILE measured
 
 Each program runs on two real GPUs, traced, and then imagined: each rank alone, in a process that
 sees no GPU.
@@ -30,9 +31,11 @@ from benchmarks.imagine import (  # noqa: E402
     LLAMA_SIZES,
     answer,
     apart,
+    bounds,
     fused,
     gpus,
     images,
+    imagined_again,
     loop,
     of,
     words,
@@ -177,7 +180,7 @@ def pipeline() -> None:
     model = Stage((3, 5)[rank], width).to(device)
     updates = torch.optim.AdamW(model.parameters(), fused=True)
     x = torch.randn(16, 512, width, device=device)
-    like = torch.empty(4, 512, width, device=device)
+    like = torch.empty(4, 512, width, device=device, requires_grad=True)  # as torch 2.13 asks
     stage = PipelineStage(model, rank, RANKS, device, input_args=like, output_args=like)
     del like
     schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
@@ -256,6 +259,7 @@ def imagined(name: str, rank: int, port: int) -> dict[str, Any]:
     return {
         "requested": counters["requested_bytes.peak"],
         "reserved": counters["reserved_bytes.peak"],
+        **bounds(t),
         **_of_trace(t),
     }
 
@@ -324,7 +328,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default="", help="programs whose name has this")
     parser.add_argument("--at-once", type=int, default=4, help="programs that run at the same time")
+    parser.add_argument("--again", type=Path, help="imagine again, beside what this file measured")
     options = parser.parse_args()
+    if options.again:
+        imagined_again(
+            options.again, lambda name: {"imagined": run_ranks("imagined", name)}, _judge
+        )
+        return
     names = [name for name in PROGRAMS if options.only in name]
     ways = ["imagined", "real"] if gpus() >= RANKS else ["imagined"]
     rows: dict[str, dict[str, Any]] = {name: {} for name in names}
@@ -336,11 +346,16 @@ def main() -> None:
             row[way] = done.result()
             if len(row) < len(ways):
                 continue
-            if "real" in row:
-                row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
-            for rank in range(RANKS):
-                print(line(name, rank, row), flush=True)
+            _judge(name, row)
             _keep(options.out, rows)
+
+
+def _judge(name: str, row: dict[str, Any]) -> None:
+    """Adds the errors to the row, and prints a line for each rank."""
+    if "real" in row:
+        row["errors"] = list(map(errors_of, row["real"], row["imagined"]))
+    for rank in range(RANKS):
+        print(line(name, rank, row), flush=True)
 
 
 def _keep(folder: Path | None, rows: dict[str, dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 Document = dict[str, Any]
 GIB = 1 << 30
+_EXACT = 5e-6  # what the tables show as +0.000%
 
 
 def models(document: Document) -> str:
@@ -18,7 +19,7 @@ def models(document: Document) -> str:
         f"Measured on {machine['device']}, torch {machine['torch']}, cuDNN {machine['cudnn']}, "
         f"{machine['date'][:10]}."
     )
-    return "\n".join([*lines, "", measured])
+    return "\n".join([*lines, "", measured + _again(machine)])
 
 
 def _row(name: str, ways: Document) -> list[str]:
@@ -29,16 +30,27 @@ def _row(name: str, ways: Document) -> list[str]:
         why = textwrap.shorten(first, 110, placeholder=" ...")
         size = f"{real['requested'] / GIB:.2f} GiB" if "requested" in real else ""
         return [name, size, "", "", why.replace("|", "/"), ""]
-    errors = [f"{imagined[what] / real[what] - 1:+.3%}" for what in ("requested", "reserved")]
-    if imagined.get("peak_at_most"):
-        most = imagined["peak_at_most"] / real["requested"] - 1
-        errors[0] = f"{imagined['requested'] / real['requested'] - 1:+.3%} to {most:+.1%}"
+    errors = _errors(real, imagined)
     category, off = _worst(real, imagined)
     same = (
         "not run" if "peak" not in alone else "equal" if _told(alone) == _told(imagined) else "no"
     )
     worst = f"{category} {off:.2%}" if off >= 5e-5 else "none"
     return [name, f"{real['requested'] / GIB:.2f} GiB", *errors, worst, same]
+
+
+def _errors(real: Document, imagined: Document) -> list[str]:
+    """The errors of the peak and of reserved bytes: one number, or what they are between."""
+    cells = []
+    for what, most in (("requested", "peak_at_most"), ("reserved", "reserved_at_most")):
+        low = imagined[what] / real[what] - 1
+        cell = f"{low:+.3%}"
+        if imagined.get(most):
+            high = imagined[most] / real[what] - 1
+            holds = low <= _EXACT and high >= -_EXACT
+            cell += f" to {high:+.1%}{'' if holds else ', outside'}"
+        cells.append(cell)
+    return cells
 
 
 def _worst(real: Document, imagined: Document) -> tuple[str, float]:
@@ -70,17 +82,16 @@ def ranks(document: Document) -> str:
             worst, off = max(errors["by_category"].items(), key=lambda one: abs(one[1]))
             category = f"{worst} {abs(off):.2%}" if abs(off) >= 5e-5 else "none"
             peak = row["real"][rank]["requested"] / GIB
-            lines.append(
-                f"| {name} | {rank} | {peak:.2f} GiB | {errors['requested']:+.3%} | "
-                f"{errors['reserved']:+.3%} | {category} |"
-            )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}.",
-        ]
-    )
+            cells = " | ".join(_errors(row["real"][rank], row["imagined"][rank]))
+            lines.append(f"| {name} | {rank} | {peak:.2f} GiB | {cells} | {category} |")
+    measured = f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}."
+    return "\n".join([*lines, "", measured + _again(machine)])
+
+
+def _again(machine: Document) -> str:
+    """When the runs were imagined, if that was after they were measured."""
+    again = machine.get("imagined_again")
+    return f" Imagined with torch {again['torch']}, {again['date'][:10]}." if again else ""
 
 
 def scratch(document: Document) -> str:

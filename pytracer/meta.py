@@ -100,7 +100,9 @@ class Imagined(NamedTuple):
     compiled: tuple[str, ...] = ()  # functions that the program compiles: they ran as they are
     ranks: int = 1
     rank: int = 0
-    peak_at_most: int | None = None  # with cuDNN's scratch, if that may make the peak higher
+    # With cuDNN's scratch and what NCCL keeps, if that may make the peak higher.
+    peak_at_most: int | None = None
+    reserved_at_most: int | None = None
     scratch_at_most: int = 0
 
 
@@ -368,6 +370,7 @@ def _imagined(value: Any) -> Imagined | None:
         ranks=_whole(value.get("ranks")) or 1,
         rank=_whole(value.get("rank")) or 0,
         peak_at_most=_whole(value.get("peak_at_most")),
+        reserved_at_most=_whole(value.get("reserved_at_most")),
         scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
     )
 

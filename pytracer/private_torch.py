@@ -43,6 +43,7 @@ process_groups: Any
 profiler_is_on: Callable[[], bool]
 python_function: type
 read_buckets: Callable[[Any], dict[str, Any]]
+broadcast_coalesced: Any
 reducer: Any
 reducers_log: Any
 subclasses: Any
@@ -126,6 +127,7 @@ NAMES = {
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data",
         "recognizing DistributedDataParallel's buckets",
     ),
+    "broadcast_coalesced": Private("torch.distributed:_broadcast_coalesced", _IMAGINE),
     "reducer": Private("torch.distributed:Reducer", _IMAGINE),
     "reducers_log": Private("torch.distributed:Logger", _IMAGINE),
     "subclasses": Private("torch._subclasses:", _IMAGINE),

@@ -97,6 +97,12 @@ class Views:
 
         return breakdown.by(self.data, keys, at=at)
 
+    def peaks(self) -> "pd.DataFrame":
+        """Returns one row per kind of work: the peak of training, evaluation and generation."""
+        from pytracer.analysis.answers import peaks
+
+        return peaks.peaks(self.data)
+
     def steps(self) -> "pd.DataFrame":
         """Returns one row per training step: its peak, its growth and the times of its phases.
 

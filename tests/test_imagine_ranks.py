@@ -258,3 +258,92 @@ def test_each_stream_has_blocks_of_its_own() -> None:
 
     assert reserved(aside=False) == 64 << 20
     assert reserved(aside=True) == 128 << 20
+
+
+# ---------------------------------------------------------------- what NCCL keeps
+
+MIB = 1 << 20
+
+
+def bytes_of(program: Callable[[Any], None]) -> tuple[int, int]:
+    """The peak and the upper bound in MiB, of a program that then makes another 4 MiB."""
+    with pytracer.imagine("H100", ranks=2) as t:
+        dist.init_process_group("nccl")
+        one = torch.ones(MIB, device="cuda")
+        program(one)
+        torch.empty(MIB, device="cuda")
+    most = t.data.meta["imagined"].get("peak_at_most", t.peak.bytes)
+    return t.peak.bytes // MIB, most // MIB
+
+
+def exchange(one: torch.Tensor, *, wait: bool = False) -> torch.Tensor:
+    result = torch.empty(MIB, device="cuda")
+    work = dist.all_to_all_single(result, one, async_op=True)
+    if wait:
+        work.wait()
+    return result
+
+
+def another() -> None:
+    dist.all_reduce(torch.ones(1, device="cuda"))
+
+
+def step() -> None:
+    weight = torch.ones(1, device="cuda", requires_grad=True)
+    weight.grad = torch.ones(1, device="cuda")
+    torch.optim.SGD([weight]).step()
+
+
+def test_a_collective_keeps_its_tensors_until_somebody_waits() -> None:
+    """If nobody does: at least until the next one, and at most for two steps."""
+    kept: list[torch.Tensor] = []
+
+    def program(*then: Callable[[], None], wait: bool = False) -> Callable[[Any], None]:
+        def run(one: torch.Tensor) -> None:
+            kept[:] = [exchange(one + 1, wait=wait)]  # the sum dies here
+            for each in then:
+                each()
+
+        return run
+
+    assert bytes_of(program(wait=True)) == (12, 12)
+    assert bytes_of(program()) == (16, 16)
+    assert bytes_of(program(another)) == (12, 16)
+    assert bytes_of(program(another, step)) == (12, 16)
+    assert bytes_of(program(another, step, step)) == (12, 12)
+    kept.clear()
+
+
+def test_what_is_sent_may_be_in_use_until_the_program_waits_for_the_card() -> None:
+    """By reading a number, by a copy to the host, or in so many words."""
+
+    def program(wait: Callable[[torch.Tensor], object]) -> Callable[[Any], None]:
+        def run(one: torch.Tensor) -> None:
+            dist.send(one + 1, 1)
+            wait(one)
+
+        return run
+
+    assert bytes_of(program(lambda one: None)) == (8, 12)
+    for wait in (
+        lambda one: float(one[0]),
+        lambda one: one[:1].cpu(),
+        lambda one: torch.cuda.synchronize(),
+    ):
+        assert bytes_of(program(wait)) == (8, 8)
+
+
+def test_the_bounds_are_in_the_table_and_decide_whether_it_surely_fits() -> None:
+    """A card between the two may do."""
+    from pytracer.export.fits_text import on_a_card
+
+    with pytracer.imagine("H100", ranks=2) as t:
+        dist.init_process_group("nccl")
+        for _ in range(4):
+            dist.send(torch.ones(32 * MIB, device="cuda"), 1)
+    imagined = t.data.meta["imagined"]
+    assert imagined["peak_at_most"] == 4 * t.peak.bytes == 4 * 128 * MIB
+    assert imagined["reserved_at_most"] == 4 * t.replay().peak_reserved
+    assert "With what NCCL may keep the peak is at most 512 MiB" in " ".join(t.table().split())
+    assert on_a_card(t.fits("256MiB")).startswith("may fit")
+    assert on_a_card(t.fits("1GiB")).startswith("fits")

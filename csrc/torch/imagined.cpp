@@ -30,12 +30,48 @@ uint64_t recorded(uint64_t address) {
 
 }  // namespace
 
+// One way that the blocks may lie: the allocator's model, and the bytes that it was asked for.
+struct Placement {
+  Placement(AllocatorRules rules, AllocatorModel::Segments segments)
+      : model(std::move(rules), std::move(segments)) {}
+
+  struct Place {
+    uint32_t number;
+    uint64_t address;
+  };
+
+  Place allocate(uint64_t bytes, uint64_t stream) {
+    if (spare.empty()) {
+      spare.push_back(numbers++);
+    }
+    uint32_t number = spare.back();
+    spare.pop_back();
+    uint64_t address = model.allocate(number, bytes, stream);
+    requested += bytes;
+    peak_requested = std::max(peak_requested, requested);
+    return {number, address};
+  }
+
+  void free(uint32_t number, uint64_t bytes) {
+    model.free(number);
+    requested -= bytes;
+    spare.push_back(number);
+  }
+
+  AllocatorModel model;
+  std::vector<uint32_t> spare;  // numbers whose allocations are gone
+  uint32_t numbers = 0;
+  uint64_t requested = 0;
+  uint64_t peak_requested = 0;
+};
+
 struct Memory : std::enable_shared_from_this<Memory> {
   Memory(DeviceType of, AllocatorRules given)
       : type(of),
         segments{given.expandable_segments ? Action::kSegmentMap : Action::kSegmentAlloc,
                  given.expandable_segments ? Action::kSegmentUnmap : Action::kSegmentFree},
-        model(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
+        most(given, [](bool, uint64_t, uint64_t) {}),
+        sure(std::move(given), [this](bool taken, uint64_t address, uint64_t bytes) {
           if (has_segments()) {
             uint64_t of = taken ? stream : streams.at(address);
             taken ? void(streams[address] = of) : void(streams.erase(address));
@@ -63,11 +99,28 @@ struct Memory : std::enable_shared_from_this<Memory> {
   std::mutex mutex;                      // a leaf: tensors die on any thread
   uint64_t stream = 0;                   // that new blocks are for
   std::map<uint64_t, uint64_t> streams;  // by segment
-  AllocatorModel model;
-  std::vector<uint32_t> spare;  // numbers whose allocations are gone
-  uint32_t numbers = 0;
-  uint64_t requested = 0;
-  uint64_t peak_requested = 0;
+  Placement most;                        // with all that the card may take beside what is sure
+  Placement sure;                        // what is recorded
+};
+
+// A block's place where the most is taken.
+struct AtMost {
+  AtMost(std::shared_ptr<Memory> of, uint32_t number_there, uint64_t size)
+      : memory(std::move(of)), number(number_there), bytes(size) {}
+
+  AtMost(const AtMost&) = delete;  // its end is the block's end
+  AtMost& operator=(const AtMost&) = delete;
+
+  ~AtMost() {
+    if (memory != nullptr) {
+      std::lock_guard lock(memory->mutex);
+      memory->most.free(number, bytes);
+    }
+  }
+
+  std::shared_ptr<Memory> memory;  // null: the block never ends
+  uint32_t number;
+  uint64_t bytes;
 };
 
 namespace {
@@ -79,6 +132,7 @@ struct Held {
   uint64_t model_address;
   uint64_t bytes;
   uint64_t stream;
+  std::shared_ptr<AtMost> at_most;
 };
 
 void end(void* context) {
@@ -91,28 +145,22 @@ void end(void* context) {
   uint64_t address = recorded(held->model_address);
   memory.record(Action::kFreeRequested, address, held->bytes, held->stream);
   memory.record(Action::kFreeCompleted, address, held->bytes, held->stream);
-  memory.model.free(held->number);
-  memory.requested -= held->bytes;
-  memory.spare.push_back(held->number);
-}
+  memory.sure.free(held->number, held->bytes);
+}  // and then, without the lock, its place at most
 
 // Zero bytes have an owner, too: the storage may grow.
 std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
+  std::shared_ptr<Memory> shared = memory.shared_from_this();
   if (bytes == 0) {
-    return std::unique_ptr<Held>(new Held{memory.shared_from_this(), 0, 0, 0, 0});
+    return std::unique_ptr<Held>(new Held{std::move(shared), 0, 0, 0, 0, nullptr});
   }
   std::lock_guard lock(memory.mutex);
-  if (memory.spare.empty()) {
-    memory.spare.push_back(memory.numbers++);
-  }
-  uint32_t number = memory.spare.back();
-  memory.spare.pop_back();
-  uint64_t address = memory.model.allocate(number, bytes, memory.stream);
+  auto [number, address] = memory.sure.allocate(bytes, memory.stream);
   memory.record(Action::kAlloc, recorded(address), bytes, memory.stream);
-  memory.requested += bytes;
-  memory.peak_requested = std::max(memory.peak_requested, memory.requested);
+  auto at_most =
+      std::make_shared<AtMost>(shared, memory.most.allocate(bytes, memory.stream).number, bytes);
   return std::unique_ptr<Held>(
-      new Held{memory.shared_from_this(), number, address, bytes, memory.stream});
+      new Held{std::move(shared), number, address, bytes, memory.stream, std::move(at_most)});
 }
 
 const Held* held_by(const c10::DataPtr& data) {
@@ -195,8 +243,23 @@ bool Device::take_over(const at::Tensor& result, const at::Tensor& before) {
 
 void Device::keep(uint64_t bytes, uint32_t label) {
   std::unique_ptr<Held> held = begin(*memory_, bytes);
+  if (held->at_most != nullptr) {
+    held->at_most->memory.reset();
+  }
   std::lock_guard lock(memory_->mutex);
   memory_->record(Action::kLabel, recorded(held->model_address), label, held->stream);
+}
+
+std::shared_ptr<AtMost> Device::hold(const at::Tensor& tensor) {
+  const Held* held = held_by(private_torch::data_of(*tensor.storage().unsafeGetStorageImpl()));
+  return held == nullptr ? nullptr : held->at_most;
+}
+
+void Device::take_at_most(uint64_t bytes) {
+  std::lock_guard lock(memory_->mutex);
+  if (bytes != 0) {
+    memory_->most.free(memory_->most.allocate(bytes, memory_->stream).number, bytes);
+  }
 }
 
 void Device::open() {
@@ -219,20 +282,23 @@ void Device::use(uint64_t stream) {
 
 void Device::trim() {
   std::lock_guard lock(memory_->mutex);
-  memory_->model.trim();
+  memory_->sure.model.trim();
+  memory_->most.model.trim();
 }
 
 Device::Counters Device::counters() const {
   std::lock_guard lock(memory_->mutex);
-  const ReplayResult& counted = memory_->model.counted();
-  return {memory_->requested,
+  const ReplayResult& counted = memory_->sure.model.counted();
+  return {memory_->sure.requested,
           counted.allocated,
           counted.active,
           counted.reserved,
-          memory_->peak_requested,
+          memory_->sure.peak_requested,
           counted.peak_allocated,
           counted.peak_active,
-          counted.peak_reserved};
+          counted.peak_reserved,
+          memory_->most.peak_requested,
+          memory_->most.model.counted().peak_reserved};
 }
 
 namespace {

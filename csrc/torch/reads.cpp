@@ -1,6 +1,7 @@
 #include "reads.h"
 
 #include "../core/recorder.h"
+#include "imagined.h"
 #include "labels.h"
 #include "ops.h"
 #include "private_torch.h"
@@ -177,11 +178,19 @@ const Rows& rows() {
   return found;
 }
 
-// Visits torch's own tensors only: to ask a subclass in Python would run Python.
+// Whether it is torch's own tensor, or an imagined one: to ask another subclass would run Python.
+bool can_be_asked(const at::Tensor& tensor) {
+  if (!tensor.key_set().has(c10::DispatchKey::Python)) {
+    return true;
+  }
+  return imagined::is_imagining() && tensor.has_storage() &&
+         imagined::block_of(private_torch::data_of(tensor)).address != 0;
+}
+
 template <class Visit>
 void each_tensor(const c10::IValue& value, Visit visit) {
   auto visit_one = [&](const at::Tensor& tensor) {
-    if (tensor.defined() && !tensor.key_set().has(c10::DispatchKey::Python)) {
+    if (tensor.defined() && can_be_asked(tensor)) {
       visit(tensor);
     }
   };

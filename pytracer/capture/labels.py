@@ -439,7 +439,11 @@ def contents(cache: Any) -> Any:
         return cache
     attributes = C.attributes_of(cache)
     layers = attributes.get("layers")
-    return [C.attributes_of(layer) for layer in layers] if type(layers) is list else attributes
+    if type(layers) is list:
+        return [C.attributes_of(layer) for layer in layers]
+    # One for the words and one for what they look at, as T5 and Whisper have.
+    inner = [contents(one) for one in attributes.values() if "layers" in C.attributes_of(one)]
+    return [attributes, *inner]
 
 
 def adopt(tensors: Iterable[torch.Tensor | None]) -> None:

@@ -378,11 +378,12 @@ def _document(answer: _Answer) -> dict[str, Any]:
             "with": None if fits.helps is None else fits.helps.settings,
             "peak": peak.bytes,
             "by_category": dict(peak.by_category),
+            "peaks": {kind: one.bytes for kind, one in fits.by_kind.items()},
             "peak_reserved": fits.replay.peak_reserved,
             "beside": card.beside,
             "stand_ins": run["stand_ins"],
         }
-        further = ("ranks", "rank", "peak_at_most", "scratch_at_most")
+        further = ("ranks", "rank", "peak_at_most", "reserved_at_most", "scratch_at_most")
         document |= {name: run[name] for name in further if name in run}
     return document
 

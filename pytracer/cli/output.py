@@ -161,6 +161,7 @@ def summary_document(loaded: Any) -> dict[str, Any]:
             "phase": peak.phase,
             "by_category": dict(peak.by_category),
         },
+        "peaks": json.loads(loaded.peaks().reset_index().to_json(orient="records")),
         "categories": json.loads(loaded.summary().reset_index().to_json(orient="records")),
         "meta": dict(loaded.data.meta),
         "findings": json.loads(loaded.findings().to_json(orient="records")),

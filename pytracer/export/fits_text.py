@@ -21,6 +21,9 @@ def render(fits: Fits, width: int = 80) -> str:
     """The page, without a line break at its end."""
     lines = [*paragraph("fits", _answer(fits), width)]
     lines += paragraph("beside", _beside(fits), width)
+    if len(fits.by_kind) > 1:
+        kinds = (f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items())
+        lines += paragraph("peaks", ", ".join(kinds), width)
     if fits.replay.failed is not None:
         lines += _failure(fits.replay.failed, width)
         lines += _holders(fits.holders, width)
@@ -65,21 +68,23 @@ def on_a_card(fits: Fits) -> str:
     reserved, failed = size_text(fits.replay.peak_reserved), fits.replay.failed
     beside = f"{size_text(fits.beside)} beside torch's allocator"
     beside = beside if fits.beside else f"beside {NOT_MEASURED}"
-    if failed is None and fits.scratch:
-        most = fits.replay.peak_reserved + fits.scratch
+    kinds = [f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items()]
+    peaks = f"; peaks: {', '.join(kinds)}" if len(kinds) > 1 else ""
+    if failed is None and fits.uncertain:
+        most = fits.replay.peak_reserved + fits.uncertain
         is_safe = fits.card is None or fits.beside + most <= fits.card
         start = "fits" if is_safe else "may fit"
-        return f"{start}: torch reserves {reserved}, at most {size_text(most)} with cuDNN's scratch; {beside}"
+        return f"{start}: torch reserves {reserved}, at most {size_text(most)}{peaks}; {beside}"
     if failed is None:
-        return f"fits: torch reserves {reserved}; {beside}"
+        return f"fits: torch reserves {reserved}{peaks}; {beside}"
     failure = (
         f"an allocation of {size_text(failed.bytes)} fails when torch has reserved "
         f"{size_text(failed.reserved)}"
     )
     if fits.helps is not None:
-        return f"fits with {fits.helps.settings}; without, {failure}; {beside}"
+        return f"fits with {fits.helps.settings}; without, {failure}{peaks}; {beside}"
     needs = f"the run needs a card of {size_text(fits.smallest_card)}"
-    return f"does not fit: {failure}; {needs}; {beside}"
+    return f"does not fit: {failure}; {needs}{peaks}; {beside}"
 
 
 def _failure(failed: FailedRequest, width: int) -> Iterator[str]:

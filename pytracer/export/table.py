@@ -10,6 +10,7 @@ from typing import TextIO
 from pytracer import health
 from pytracer.analysis.answers.overview import Overview, overview
 from pytracer.analysis.facts.usage import Peak
+from pytracer.meta import Imagined
 from pytracer.names import short_line
 from pytracer.recorded import Trace
 from pytracer.schema import ALWAYS_SHOWN, CATEGORY, CATEGORY_TABLE
@@ -37,6 +38,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         "",
         *_holders(now, width),
         *_allocator(now, width),
+        *_kinds(now, width),
         *_times(now, width),
         *_advice(now, width),
         *_file(now, width),
@@ -58,12 +60,20 @@ def _imagined(now: Overview, width: int) -> list[str]:
         text += ". torch.compile was not followed: compiled code is counted as eager"
     if imagined.peak_at_most is not None:
         most = size_text(imagined.peak_at_most)
-        text += f". Only cuDNN knows its scratch: with it the peak is at most {most}"
+        text += f". With {unknown(imagined)} the peak is at most {most}"
     lines = [str(row.get("line")) for row in imagined.stand_ins]
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
         text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
     return paragraph("imagined", text, width)
+
+
+def unknown(imagined: Imagined) -> str:
+    """What only the card knows of this run."""
+    parts = ["cuDNN's scratch"] if imagined.scratch_at_most else []
+    if imagined.ranks > 1:
+        parts.append("what NCCL may keep")
+    return " and ".join(parts or ["what only the card knows"])
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -164,6 +174,13 @@ def _allocator(now: Overview, width: int) -> Iterator[str]:
         parts.append(f"caches {size_text(held.reserved - held.allocated)} of it")
     if parts:
         yield from paragraph("allocator", ", ".join(parts), width)
+
+
+def _kinds(now: Overview, width: int) -> Iterator[str]:
+    """The peaks of a program that does more than one kind of work."""
+    if now.by_kind:
+        each = (f"{kind} {size_text(amount)}" for kind, amount in now.by_kind.items())
+        yield from paragraph("peaks", ", ".join(each), width)
 
 
 def _times(now: Overview, width: int) -> Iterator[str]:

@@ -31,11 +31,14 @@ from pytracer.private_torch import (
     without_modes,
 )
 
+CPU = "cpu"
 aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
 _WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
+_COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
+_STEP = "Optimizer.step#"
 
 
 class Fakes:
@@ -74,7 +77,8 @@ class Fakes:
         """Puts the calling thread onto the imagined device, and undoes everything at the end."""
         _begin_engine()
         with contextlib.ExitStack() as stack:
-            for patch in _patches(self._reads, self._known, self._memory):
+            synchronized = self._job.shelf.synchronized
+            for patch in _patches(self._reads, self._known, self._memory, synchronized):
                 stack.enter_context(patch)
             guard = C.ImaginedGuard()
             stack.callback(lambda: holder.clear())
@@ -131,6 +135,8 @@ class _Watching(TorchDispatchMode):
         if func is aten.is_pinned.default:
             return self._known.is_pinned(args[0])
         if func.namespace == "profiler":  # the name of a scope, such as an optimizer's step
+            if args and str(args[0]).startswith(_STEP):
+                self._job.shelf.stepped()
             with without_modes():
                 return func(*args, **given)
         if func is aten.scaled_dot_product_attention.default:  # in inference mode
@@ -150,6 +156,8 @@ class _Watching(TorchDispatchMode):
                 f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
                 "register one with torch.library.register_fake"
             ) from None
+        if func in _COPIES:
+            self._copied(func, args, given, result)
         self._known.ran(func, args, given, result)
         self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
@@ -178,6 +186,13 @@ class _Watching(TorchDispatchMode):
             return result
         count = isinstance(problem, DynamicOutputShapeException)
         raise errors.CannotImagine(_needs(func, "a count of them" if count else "values")) from None
+
+    def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """A copy to the host waits for the card."""
+        source = args[0] if func is aten._to_copy.default else args[1]
+        blocks = not (kwargs.get("non_blocking") or args[2:3] == (True,))
+        if blocks and self._is_ours(source) and result.fake_device.type == CPU:
+            self._job.shelf.synchronized()
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.fake_device.type == self._device
@@ -228,7 +243,7 @@ def _stand_in(tensor: torch.Tensor) -> Any:
 
 
 def _patches(
-    reads: Reads, known: Known, memory: Any
+    reads: Reads, known: Known, memory: Any, synchronized: Callable[[], None]
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Yields the patches of torch's attributes one by one."""
     resize = torch.UntypedStorage.resize_
@@ -249,10 +264,25 @@ def _patches(
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
     yield replaced(torch.nn.Module, "_apply", _apply(torch.nn.Module._apply))
     for name, method in _methods(reads, known).items():
-        yield replaced(FakeTensor, name, method)
+        waits = name in _WAIT_FOR_THE_CARD
+        yield replaced(FakeTensor, name, _telling(method, synchronized) if waits else method)
     yield listed(private_torch.foreach_types_of_optimizers, FakeTensor)
     yield listed(private_torch.foreach_types_of_norms, FakeTensor)
     yield replaced(torch.amp.GradScaler, "_maybe_opt_step", _step)
+
+
+_WAIT_FOR_THE_CARD = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "numpy")
+
+
+def _telling(method: Callable[..., Any], tell: Callable[[], None]) -> Callable[..., Any]:
+    """The method, which also tells that the program waited for the card."""
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        if self.fake_device.type != CPU:
+            tell()
+        return method(self, *args, **options)
+
+    return call
 
 
 class _NoTensor:

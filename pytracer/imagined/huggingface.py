@@ -1,5 +1,6 @@
 """A training step of a Hugging Face model from its configuration alone: no script, no weights."""
 
+import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -60,8 +61,7 @@ def train(order: Order, steps: int) -> None:
 
 
 def _model_of(folder: str) -> tuple[Any, Callable[[Any], Any]]:
-    import transformers
-
+    transformers = _package("transformers", "--hf")
     if not (Path(folder) / "config.json").is_file():
         raise errors.UsageError(f"--hf {folder}: there is no config.json in this folder")
     try:
@@ -83,6 +83,14 @@ def _model_of(folder: str) -> tuple[Any, Callable[[Any], Any]]:
         if getattr(part, "use_cache", False):
             part.use_cache = False
     return config, kind
+
+
+def _package(name: str, option: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise errors.UsageError(f"{option} needs {package}: pip install {package}") from None
 
 
 # ---------------------------------------------------------------- what it trains on
@@ -149,8 +157,7 @@ def _labels(kind: Any, config: Any, whole: Any, batch: int, length: int) -> Any:
 
 
 def _with_lora(model: Any, rank: int) -> Any:
-    import peft
-
+    peft = _package("peft", "--lora")
     return peft.get_peft_model(model, peft.LoraConfig(r=rank, target_modules="all-linear"))
 
 
@@ -191,13 +198,8 @@ def _optimizer(name: str, model: Any) -> Any:
 
     trained = [one for one in model.parameters() if one.requires_grad]
     if name == "adamw8bit":
-        try:
-            from torchao.optim import AdamW8bit  # type: ignore[import-untyped]
-        except ImportError:
-            raise errors.UsageError(
-                "--optimizer adamw8bit needs torchao: pip install torchao"
-            ) from None
-        return AdamW8bit(trained, lr=1e-4)
+        torchao = _package("torchao.optim", "--optimizer adamw8bit")
+        return torchao.AdamW8bit(trained, lr=1e-4)
     makers: dict[str, Callable[[Any], Any]] = {
         "adamw": lambda given: torch.optim.AdamW(given, lr=1e-4, fused=True),
         "adamw-loop": lambda given: torch.optim.AdamW(given, lr=1e-4, foreach=False),

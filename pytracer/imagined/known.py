@@ -45,7 +45,15 @@ _NO_VALUES = frozenset(
 )
 
 
-_COPIES = frozenset((aten._to_copy.default, aten.clone.default))
+_COPIES = frozenset(
+    (
+        aten._to_copy.default,
+        aten.clone.default,
+        aten.cat.default,
+        aten.stack.default,
+        aten.repeat.default,
+    )
+)
 _GUESSED, _ASSUMED = "guessed", "assumed"
 _NEVER = frozenset((aten.isnan.default, aten.isinf.default))  # of any number
 _UNIFORM = frozenset((aten.rand.default, aten.rand.generator, aten.rand_like.default))
@@ -255,9 +263,10 @@ class Known:
         written = given if func._schema.is_mutable else []
         for one in (*fresh, *written):
             self._guesses[one.untyped_storage()] = kind
-        least = self._least.get(given[0].untyped_storage()) if func in _COPIES else None
-        if least is not None:
-            self._least[fresh[0].untyped_storage()] = least
+        if func in _COPIES:
+            each = [self._least.get(one.untyped_storage()) for one in given]
+            if None not in each:
+                self._least[fresh[0].untyped_storage()] = min(each)
 
     def _mirror(self, tensor: Any, value: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

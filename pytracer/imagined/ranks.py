@@ -20,6 +20,7 @@ import torch.distributed as dist
 from pytracer import errors, private_torch
 from pytracer.imagined.known import Known
 from pytracer.imagined.patches import replaced
+from pytracer.imagined.shelf import Shelf
 from pytracer.imagined.standins import where
 from pytracer.private_torch import tree_iter, without_modes
 
@@ -42,6 +43,7 @@ class Job:
     meshes: list[dict[str, Any]] = field(default_factory=list)  # those that the program made
     buckets: set[int] = field(default_factory=set)  # bytes of DDP's
     talks: bool = False  # one rank sends to another, so ranks differ
+    shelf: Shelf = field(default_factory=Shelf)
 
     def document(self) -> dict[str, Any]:
         """What the trace keeps of it."""
@@ -90,6 +92,7 @@ def placed(job: Job, known: Known) -> Iterator[None]:
             ),
             *_of_objects(),
             *_of_ddp(known, job),
+            *_of_waits(job.shelf),
         ):
             stack.enter_context(replaced(owner, name, replacement))
         yield
@@ -101,9 +104,10 @@ def placed(job: Job, known: Known) -> Iterator[None]:
 def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
     """The result of an operator of `torch.ops.c10d`, which no backend runs."""
     job.talks = job.talks or func in _POINT_TO_POINT
-    outputs = [one for one in tree_iter(args[0]) if isinstance(one, torch.Tensor)]
+    outputs = _tensors(args[0])
+    _shelve(func, args, outputs, job.shelf)
     if func in _GATHERS:
-        given = [one for one in tree_iter(args[1]) if isinstance(one, torch.Tensor)]
+        given = _tensors(args[1])
         _like_nccl(func, outputs, given)
         known.repeat(outputs, given)
     elif func not in _KEEP_VALUES:
@@ -118,6 +122,23 @@ def collective(func: Any, args: tuple[Any, ...], known: Known, job: Job) -> Any:
 _GATHERS = frozenset((c10d.allgather_.default, c10d._allgather_base_.default))
 _POINT_TO_POINT = frozenset((c10d.send.default, c10d.recv_.default, c10d.recv_any_source_.default))
 _KEEP_VALUES = frozenset((c10d.broadcast_.default, c10d.send.default, c10d.barrier.default))
+
+
+def _tensors(value: Any) -> list[Any]:
+    return [one for one in tree_iter(value) if isinstance(one, torch.Tensor)]
+
+
+def _shelve(func: Any, args: tuple[Any, ...], outputs: list[Any], shelf: Shelf) -> None:
+    """Keeps the tensors as long as NCCL's process group does."""
+    shelf.begins()
+    if func in _POINT_TO_POINT:
+        shelf.sent(outputs)
+        return
+    names = [one.name for one in func._schema.arguments]
+    at = names.index("async_op") if "async_op" in names else len(names)
+    is_async = args[at] if at < len(args) else at < len(names)  # its default is true
+    if is_async:
+        shelf.stash(_tensors(args[:2]), outputs)
 
 
 def _like_nccl(func: Any, outputs: list[Any], given: list[Any]) -> None:
@@ -220,7 +241,7 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
 
     def grounded(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **options: Any) -> Any:
-            with known.grounding():
+            with known.grounding(), job.shelf.waiting():
                 return original(*args, **options)
 
         return call
@@ -251,6 +272,29 @@ def _of_ddp(known: Known, job: Job) -> Iterator[tuple[Any, str, Any]]:
     yield private_torch.reducers_log, "set_runtime_stats_and_log", lambda self: None
     if torch.backends.cuda.is_built():  # then it measures times with the device's clock
         yield private_torch.reducer, "prepare_for_forward", lambda self: None
+
+
+def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
+    """Where the program waits for a collective, or for the card."""
+    wait, synchronize = dist.Work.wait, torch.cuda.synchronize
+    coalesced = private_torch.broadcast_coalesced
+
+    def wait_and_tell(work: Any, *args: Any, **options: Any) -> Any:
+        result = wait(work, *args, **options)
+        shelf.waited(_tensors(work.get_future().value()))
+        return result
+
+    def synchronize_and_tell(*args: Any, **options: Any) -> None:
+        synchronize(*args, **options)
+        shelf.synchronized()
+
+    def broadcast(*args: Any, **options: Any) -> Any:
+        with shelf.waiting():
+            return coalesced(*args, **options)
+
+    yield dist.Work, "wait", wait_and_tell
+    yield torch.cuda, "synchronize", synchronize_and_tell
+    yield dist, "_broadcast_coalesced", broadcast
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from pytracer.imagined import (
     standins,
     surface,
 )
-from pytracer.imagined.adapter import Fakes, is_fake
+from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from pytracer.analysis.forecasts.fits import Fits
-
-CPU = "cpu"
 
 
 class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
@@ -161,6 +159,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         stack.callback(library._destroy)
         recurrent.place(library, is_fake)
         self._scratch = scratch.Taken(device)
+        self._job.shelf.hold = device.hold
         self._workspaces = Workspaces(self.card, device)
         sums = reductions.Reductions(self.card)
 

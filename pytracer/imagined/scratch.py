@@ -32,19 +32,17 @@ class Scratch:
 
 
 class Taken:
-    """The scratch of a run: takes the least, and keeps the highest peak that the most would make."""
+    """The scratch of a run: takes the least, and where the most is taken the most."""
 
     def __init__(self, device: Any) -> None:
         """`device`: the imagined device."""
         self._device = device
-        self._highest = 0
         self._largest = 0
 
     def take(self, scratch: Scratch) -> None:
         """Takes the scratch for a moment."""
         self.hold(scratch.least)
-        now = self._device.counters()["requested_bytes.current"]
-        self._highest = max(self._highest, now + scratch.most)
+        self._device.take_at_most(scratch.most)
         self._largest = max(self._largest, scratch.most)
 
     def hold(self, *amounts: int) -> None:
@@ -54,11 +52,15 @@ class Taken:
             self._device.back(blocks)
 
     def document(self) -> dict[str, int]:
-        """The bounds, or nothing if the peak is certain."""
-        peak = self._device.counters()["requested_bytes.peak"]
-        if self._highest <= peak:
-            return {}
-        return {"peak_at_most": self._highest, "scratch_at_most": self._largest}
+        """The upper bounds, as far as they are above what is sure."""
+        counters = self._device.counters()
+        peak, reserved = self._device.peaks_at_most()
+        bounds: dict[str, int] = {}
+        if peak > counters["requested_bytes.peak"]:
+            bounds |= {"peak_at_most": peak, "scratch_at_most": self._largest}
+        if reserved > counters["reserved_bytes.peak"]:
+            bounds["reserved_at_most"] = reserved
+        return bounds
 
 
 def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> Scratch:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pytracer import meta
 from pytracer.analysis.allocator.blocks import DeviceBytes, device_bytes
-from pytracer.analysis.answers import hints, recording_quality, training_steps
+from pytracer.analysis.answers import hints, peaks, recording_quality, training_steps
 from pytracer.analysis.facts import grouping, usage
 from pytracer.recorded import Trace
 
@@ -16,6 +16,7 @@ class Overview:
     peak: usage.Peak
     when: str  # the step and phase of the peak; "" before the first event
     other_devices: dict[str, int]  # their peaks in bytes
+    by_kind: dict[str, int]  # the peaks of training, evaluation and generation, if several
     modules: list[hints.Repeated]  # the holders, the layers of a stack as one
     lines: list[grouping.Holder]
     memory: DeviceBytes
@@ -39,6 +40,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         peak=peak,
         when="" if peak.phase is None else training_steps.when(trace, peak),
         other_devices={name: usage.peak(trace, name).bytes for name in others},
+        by_kind=_by_kind(trace, peak.device),
         modules=hints.repeated_modules(trace, alive, depth=False),
         lines=grouping.holders(trace, "line", alive),
         memory=device_bytes(trace, alive, peak.position, peak.device),
@@ -51,3 +53,8 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         scopes=len(trace.scopes.ticks),
         meta=noted,
     )
+
+
+def _by_kind(trace: Trace, device: str) -> dict[str, int]:
+    each = {kind: peak.bytes for kind, peak in peaks.by_kind(trace, device).items()}
+    return each if len(each) > 1 else {}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import frames, meta
+from pytracer.analysis.answers import peaks
 from pytracer.analysis.facts import device_times, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import Peak
@@ -35,7 +36,7 @@ def when(trace: Trace, peak: Peak) -> str:
         return f"{name}, between phases"
     stretch = line.stretch_at(trace.events.ticks[peak.position : peak.position + 1])
     evaluates = peak.phase == "forward" and not line.of_training[stretch].all()
-    return f"{name}, in {'evaluation' if evaluates else peak.phase}"
+    return f"{name}, in {peaks.kind_at(trace, peak.position) if evaluates else peak.phase}"
 
 
 def updates_by_hand(trace: Trace) -> bool:

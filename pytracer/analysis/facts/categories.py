@@ -647,6 +647,19 @@ def _functional_roles(trace: Trace, facts: _Facts, label_role: U32) -> U32:
     return np.where(made, role, 0).astype(np.uint32)
 
 
+def handed_caches(trace: Trace) -> U64:
+    """When caches that were handed to a call were made, and when they were handed."""
+    labels, events = sanitized.labels(trace), trace.events
+    caches = scopes.names_where(trace, "kv_cache".__eq__)[labels.role]
+    position = np.flatnonzero(events.action == ACTION["label"])
+    row = sanitized.within(events.bytes[position], len(caches)).astype(np.intp)
+    handed = position[caches[row]]
+    block = lifetimes(trace).allocation_of_event[handed]
+    start = lifetimes(trace).start[block[block >= 0]]
+    ticks: U64 = np.concatenate([events.ticks[start[start >= 0]], events.ticks[handed]])
+    return ticks
+
+
 def _kv_cache(trace: Trace) -> int:
     """The number of the role that the capture gives to caches, 0 if no block has it."""
     rows = [row for row, text in enumerate(trace.strings) if text == "kv_cache"]

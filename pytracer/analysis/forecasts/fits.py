@@ -13,8 +13,9 @@ from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
 from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
-from pytracer.analysis.answers import postmortem
-from pytracer.analysis.facts import usage
+from pytracer.analysis.answers import peaks, postmortem
+from pytracer.analysis.facts import devices, usage
+from pytracer.analysis.facts.usage import Peak
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.names import layers_alike
 from pytracer.recorded import Trace
@@ -34,9 +35,9 @@ _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
     "context, kernels and libraries; an H200 has 744 MiB."
 )
-_CUDNN = (
-    "cuDNN's scratch is known only on the card. The answer is without it; the table and the line per "
-    "card have the most that it may take."
+_UNCERTAIN = (
+    "cuDNN's scratch, and what NCCL keeps for a while, are known only on the card. The answer is "
+    "without them; the table and the line per card have the most that they may take."
 )
 _NCCL = (
     "NCCL's own buffers are not counted: it takes 0.2 to 1 GiB of the card beside torch's allocator, "
@@ -67,7 +68,8 @@ class Fits:
     choices: tuple[Choice, ...]  # settings, least memory first
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
-    scratch: int = 0  # bytes that cuDNN may take beside, at most: not known in an imagined run
+    uncertain: int = 0  # what torch may reserve beside, at most: not known in an imagined run
+    by_kind: dict[str, Peak] = field(default_factory=dict)  # the peak of each kind of work
     verified: Verified | None = None  # None: not verified
 
     def __bool__(self) -> bool:
@@ -120,15 +122,19 @@ def fits(
         smallest_card=replayed.smallest_room + beside,
         holders=_holders(trace, replayed),
         choices=tuple(allocator_advice.choices(trace, name, left)),
-        notes=(*replayed.notes, *notes, *([_CUDNN] if _scratch(trace) else [])),
-        scratch=_scratch(trace),
+        notes=(*replayed.notes, *notes, *([_UNCERTAIN] if _uncertain(trace) else [])),
+        uncertain=_uncertain(trace),
+        by_kind=peaks.by_kind(trace, name),
         _render=render,
     )
 
 
-def _scratch(trace: Trace) -> int:
+def _uncertain(trace: Trace) -> int:
     imagined = meta.of(trace).imagined
-    return 0 if imagined is None or imagined.peak_at_most is None else imagined.scratch_at_most
+    if imagined is None or imagined.reserved_at_most is None:
+        return 0
+    sure = devices.counted(trace, usage.main_device(trace), "reserved_bytes.peak", "end")
+    return max(imagined.reserved_at_most - (sure or 0), 0)
 
 
 def room(trace: Trace, on: int | str, device: str) -> int:

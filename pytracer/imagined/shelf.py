@@ -1,0 +1,83 @@
+"""Tensors that NCCL's process group keeps after the program has let them go.
+
+By the rules of torch's ProcessGroupNCCL.cpp:
+
+- A collective that is not waited for at once keeps its tensors until `work.wait()`. If nobody calls
+  it, as DistributedDataParallel does not, a thread must first see that the collective has ended. It
+  looks ten times a second. Then the next collective lets go.
+- What is sent or received is in use until the card is done with it. Until the program next waits for
+  the card, nobody knows when that is.
+
+So the end of such a block is an interval. At the earliest it is what the run does; at the latest it
+is what `hold` keeps.
+"""
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_STEPS = 2  # within which the thread has looked for certain
+
+
+@dataclass
+class _Stash:
+    first: Any  # a weak reference to the collective's first output
+    tensors: list[Any]  # for the earliest end
+    at_most: list[Any]  # for the latest
+    steps: int = 0
+
+
+class Shelf:
+    """What the process group keeps."""
+
+    def __init__(self) -> None:
+        """Keeps nothing yet."""
+        self.hold: Callable[[Any], Any] | None = None  # keeps a tensor's block at the latest
+        self._stashes: list[_Stash] = []
+        self._sent: list[Any] = []
+        self._waits = False
+
+    def begins(self) -> None:
+        """A collective begins: those that are done let go."""
+        for stash in self._stashes:
+            stash.tensors.clear()
+
+    def stash(self, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Keeps the tensors of a collective that runs beside the program."""
+        if self.hold is None or self._waits or not outputs:
+            return
+        first, at_most = weakref.ref(outputs[0]), [self.hold(one) for one in tensors]
+        self._stashes.append(_Stash(first, list(tensors), at_most))
+
+    def waited(self, outputs: Sequence[Any]) -> None:
+        """The program waited for the collective with these outputs."""
+        for at, stash in reversed(list(enumerate(self._stashes))):
+            if outputs and stash.first() is outputs[0]:
+                del self._stashes[at]
+                return
+
+    def sent(self, tensors: Sequence[Any]) -> None:
+        """Keeps what is sent or received."""
+        if self.hold is not None:
+            self._sent += [self.hold(one) for one in tensors]
+
+    def synchronized(self) -> None:
+        """The program waited for the card."""
+        self._sent.clear()
+
+    def stepped(self) -> None:
+        """An optimizer stepped."""
+        for stash in self._stashes:
+            stash.steps += 1
+        self._stashes = [stash for stash in self._stashes if stash.steps < _STEPS]
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """In the block torch's C++ waits for its collectives itself."""
+        self._waits, before = True, self._waits
+        try:
+            yield
+        finally:
+            self._waits = before
