@@ -269,7 +269,7 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
 
 // Torch's answer, without our callback in it. It stays as it is if anybody else listens, who may
 // want the arguments, too.
-std::optional<at::StepCallbacks> listeners_but_us(at::RecordScope scope) {
+[[gnu::noinline]] std::optional<at::StepCallbacks> listeners_but_us(at::RecordScope scope) {
   std::optional<at::StepCallbacks> all = at::getStepCallbacksUnlessEmpty(scope);
   if (!all || scope != at::RecordScope::FUNCTION || all->callbacks_.back().start_ != &enter ||
       all->callbacks_.size() != (ops::records_operators() ? 2 : 1)) {
