@@ -5,7 +5,7 @@ By the rules of torch's ProcessGroupNCCL.cpp:
 - A collective that is not waited for at once keeps its tensors until `work.wait()`. If nobody calls
   it, as DistributedDataParallel does not, a thread must first see that the collective has ended. It
   looks ten times a second. Then the next collective lets go.
-- What is sent or received is in use until the card is done with it. Until the program next waits for
+- A sent or received tensor is in use until the card is done with it. Until the program next waits for
   the card, nobody knows when that is.
 
 So the end of such a block is an interval. At the earliest it is what the run does; at the latest it
