@@ -464,7 +464,7 @@ PYBIND11_MODULE(_C, m) {
       .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
       .def("hold",
            [](imagined::Device& device, py::handle tensor) {
-             using Kept = std::shared_ptr<imagined::AtMost>;
+             using Kept = std::shared_ptr<imagined::MostBlock>;
              auto kept = std::make_unique<Kept>(device.hold(tensor_of(tensor)));
              return py::capsule(kept.release(), [](void* it) { delete static_cast<Kept*>(it); });
            })

@@ -104,14 +104,14 @@ struct Memory : std::enable_shared_from_this<Memory> {
 };
 
 // A block's place where the most is taken.
-struct AtMost {
-  AtMost(std::shared_ptr<Memory> of, uint32_t number_there, uint64_t size)
+struct MostBlock {
+  MostBlock(std::shared_ptr<Memory> of, uint32_t number_there, uint64_t size)
       : memory(std::move(of)), number(number_there), bytes(size) {}
 
-  AtMost(const AtMost&) = delete;  // its end is the block's end
-  AtMost& operator=(const AtMost&) = delete;
+  MostBlock(const MostBlock&) = delete;  // its end is the block's end
+  MostBlock& operator=(const MostBlock&) = delete;
 
-  ~AtMost() {
+  ~MostBlock() {
     if (memory != nullptr) {
       std::lock_guard lock(memory->mutex);
       memory->most.free(number, bytes);
@@ -132,7 +132,7 @@ struct Held {
   uint64_t model_address;
   uint64_t bytes;
   uint64_t stream;
-  std::shared_ptr<AtMost> at_most;
+  std::shared_ptr<MostBlock> at_most;
 };
 
 void end(void* context) {
@@ -158,7 +158,7 @@ std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
   auto [number, address] = memory.sure.allocate(bytes, memory.stream);
   memory.record(Action::kAlloc, recorded(address), bytes, memory.stream);
   auto at_most =
-      std::make_shared<AtMost>(shared, memory.most.allocate(bytes, memory.stream).number, bytes);
+      std::make_shared<MostBlock>(shared, memory.most.allocate(bytes, memory.stream).number, bytes);
   return std::unique_ptr<Held>(
       new Held{std::move(shared), number, address, bytes, memory.stream, std::move(at_most)});
 }
@@ -250,7 +250,7 @@ void Device::keep(uint64_t bytes, uint32_t label) {
   memory_->record(Action::kLabel, recorded(held->model_address), label, held->stream);
 }
 
-std::shared_ptr<AtMost> Device::hold(const at::Tensor& tensor) {
+std::shared_ptr<MostBlock> Device::hold(const at::Tensor& tensor) {
   const Held* held = held_by(private_torch::data_of(*tensor.storage().unsafeGetStorageImpl()));
   return held == nullptr ? nullptr : held->at_most;
 }

@@ -17,7 +17,7 @@
 namespace pytracer::imagined {
 
 struct Memory;
-struct AtMost;
+struct MostBlock;
 
 // The block behind a pointer of ours; address 0 for any other pointer.
 struct Block {
@@ -55,7 +55,7 @@ class Device {
   void keep(uint64_t bytes, uint32_t label);
   // While the result lives, the tensor's block is in use where the most is taken: the card may need
   // it after the program has let it go. Null if it has no block.
-  std::shared_ptr<AtMost> hold(const at::Tensor& tensor);
+  std::shared_ptr<MostBlock> hold(const at::Tensor& tensor);
   // The card takes at most so many bytes more, for a moment.
   void take_at_most(uint64_t bytes);
   // New blocks are for this stream from here on. 0 is the default stream.
