@@ -501,6 +501,7 @@ def test_run_live_without_a_terminal_prints_lines(script: Path, tmp_path: Path) 
 def test_run_live_is_for_one_process(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["run", "--live", "train.py"]) == 2
     assert "pytracer watch train.rank0.pytrace" in capsys.readouterr().err

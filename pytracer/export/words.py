@@ -17,6 +17,8 @@ OTHERS = {
     "h.0, h.1, ...; [0] is a Sequential's child. With several models their class precedes: "
     "Critic.body",
     "lines": "the program's own lines that made most of it (stacks=True)",
+    "peaks": "the peak of each kind of work, where a program does several. generation: calls "
+    "without backward that pass a cache on; evaluation: other calls without backward; training",
     "allocator": "bytes that are no tensor's, of the allocator's own",
     "rounds up": "bytes that the allocator adds to requests, to make multiples of 512 bytes",
     "reserves": "bytes that the allocator holds from the driver, as nvidia-smi sees them",
