@@ -39,6 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.ci
 def test_flop_ratios_and_sums_are_in_the_file(measured: dict[str, Any]) -> None:
     assert [each["flop_ratio"] for each in measured["shapes"]] == [2, 1]
     assert len(measured["operators"]) == 10
@@ -50,6 +51,7 @@ def test_flop_ratios_and_sums_are_in_the_file(measured: dict[str, Any]) -> None:
     assert model["sum_of_rows_ns"] == model["busy_ns"]
 
 
+@pytest.mark.ci
 def test_the_tables_have_a_line_of_everything(measured: dict[str, Any]) -> None:
     for part, results in (("shapes", 2), ("operators", 10), ("models", 3), ("phases", 0)):
         text = getattr(cost_tables, part)(measured)
@@ -59,6 +61,7 @@ def test_the_tables_have_a_line_of_everything(measured: dict[str, Any]) -> None:
     assert "61.0 %" in cost_tables.summary(measured)
 
 
+@pytest.mark.ci
 def test_what_the_file_has_is_not_measured_again(measured: dict[str, Any], tmp_path: Path) -> None:
     again = report(tmp_path / "again.json")
     again.resume(measured)

@@ -96,6 +96,7 @@ def test_the_buckets_of_ddp_are_communication_and_no_activations(trained) -> Non
     assert found["at_peak"]["unknown"] == 0
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_buckets_are_known_though_the_model_is_gone_before_the_trace_ends(trained) -> None:
     found = trained("dropped")
@@ -103,6 +104,7 @@ def test_buckets_are_known_though_the_model_is_gone_before_the_trace_ends(traine
     assert found["most"]["functional"] < found["parameters"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_buckets_beside_the_gradients_have_a_hint_and_others_have_none(trained) -> None:
     assert "gradient_as_bucket_view=True" in trained("buckets")["table"]
@@ -127,6 +129,7 @@ def test_fsdp_has_its_shards_and_what_it_gathers_as_weights(trained) -> None:
     assert found["at_peak"]["unknown"] == 0
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_weights_that_fsdp_keeps_for_backward_are_no_activations(trained) -> None:
     """Autograd saves them, as it does any weight."""
@@ -135,6 +138,7 @@ def test_weights_that_fsdp_keeps_for_backward_are_no_activations(trained) -> Non
     assert found["most"]["activations"] < found["parameters"]
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
     found = trained("first_fsdp", ranks=2)

@@ -282,6 +282,7 @@ def test_a_file_that_cannot_be_made_is_told_at_once(tmp_path: Path) -> None:
     assert (tmp_path / "run.pytrace").read_text() == "somebody's"
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_programs_own_exception_is_not_hidden_by_a_full_disk(tmp_path: Path) -> None:
     ended = limited(
@@ -348,6 +349,7 @@ def test_interrupted_by_control_c_the_file_is_whole(tmp_path: Path) -> None:
     assert np.count_nonzero(loaded.data.events.action == schema.ACTION["alloc"]) == 10
 
 
+@pytest.mark.ci
 def test_threads_that_train_for_long_do_not_meet_in_each_others_gradients() -> None:
     """A gradient that another thread's engine or zero_grad() is ending must not be looked at."""
     program = """

@@ -468,6 +468,7 @@ def assert_each_rank_has_a_file_and_rank_0_talks(
     assert ran.stderr.count("\npeak ") == 1
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_under_torchrun_each_rank_has_a_file_and_rank_0_talks(tmp_path: Path) -> None:
     write(tmp_path, "ddp.py", """

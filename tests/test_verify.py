@@ -107,6 +107,7 @@ def test_what_if_is_held_against_the_program_with_that_batch(
     assert wrong.figures[0].error < -0.2
 
 
+@pytest.mark.ci
 def test_each_verification_is_a_line_with_what_it_holds_for(
     folder: Path, recordings: dict[int, Path]
 ) -> None:
@@ -128,6 +129,7 @@ def test_the_program_ends_with_the_steps_of_the_trace(
     assert small.what_if(larger, batch=12, verify=["train.py", "12", "100000000"]).verified
 
 
+@pytest.mark.ci
 def test_the_command_shows_both_side_by_side(
     folder: Path, recordings: dict[int, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

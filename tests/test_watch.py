@@ -189,6 +189,7 @@ def test_a_flush_is_shown_whole_or_not_at_all(trained: Path, tmp_path: Path) -> 
     assert len(seen) > 3
 
 
+@pytest.mark.ci
 def test_memory_does_not_grow_with_the_recording(script: Path, tmp_path: Path) -> None:
     """Many steps take no more than a few do; docs/watch.md has the figures of 10,000."""
     code = (

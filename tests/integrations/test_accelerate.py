@@ -82,6 +82,7 @@ def test_a_failure_in_the_block_is_explained(tmp_path, capsys, monkeypatch) -> N
     assert list(tmp_path.glob("pytracer-oom-*.pytrace"))
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_the_launcher_runs_a_script_that_knows_nothing_of_us(tmp_path) -> None:
     (tmp_path / "train.py").write_text(

@@ -811,6 +811,7 @@ q
 """
 
 
+@pytest.mark.ci
 def test_a_session_of_pdb_reads_the_same(tmp_path: Path) -> None:
     untraced = script(tmp_path, TO_DEBUG, UNTRACED, "-m", "pdb", stdin=SESSION)
     assert "(Pdb)" in untraced[1]

@@ -1322,12 +1322,16 @@ def rows() -> list[Any]:
 
 
 def _later(name: str, mode: str) -> list[Any]:
-    """Compiling takes many seconds: only `make nightly` does it in each mode."""
+    """Compiling takes many seconds: only `make nightly` does it in each mode, and for a Llama."""
     if not name.startswith("compiled"):
         return []
     if mode != "default":
         return [pytest.mark.nightly]
-    return [pytest.mark.ci] if name == "compiled_llama_stays_compiled" else []
+    longest = {
+        "compiled_bert_stays_compiled": pytest.mark.ci,
+        "compiled_llama_stays_compiled": pytest.mark.nightly,
+    }
+    return [longest[name]] if name in longest else []
 
 
 @pytest.mark.parametrize(("name", "device", "mode"), rows())

@@ -364,7 +364,7 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     assert not problems, "\n".join(f"{line}: {found}" for line, found in sorted(problems.items()))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ctrl_c_while_dynamo_is_imported_arrives_and_leaves_nothing(tmp_path: Path) -> None:
     """The first optimizer of a process imports it, for seconds. What torch leaves is torch's."""

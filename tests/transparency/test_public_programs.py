@@ -27,12 +27,19 @@ def untraced(name: str) -> dict[str, Any]:
 WITH_TESTS = {"accelerate", "lightning", "transformers"}
 
 
+def rows() -> list[Any]:
+    """The programs whose packages are there. Only `make nightly` compiles one for a minute."""
+    names = [name for name, program in PROGRAMS.items() if WITH_TESTS.issuperset(program.needs)]
+    return [
+        pytest.param(name, marks=[pytest.mark.nightly] if name.startswith("compiled") else [])
+        for name in names
+    ]
+
+
 @pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", first_of(MODES, later=pytest.mark.nightly))
-@pytest.mark.parametrize(
-    "name", [name for name, program in PROGRAMS.items() if WITH_TESTS.issuperset(program.needs)]
-)
+@pytest.mark.parametrize("name", rows())
 def test_a_public_program_is_the_same_under_a_trace(name: str, mode: str) -> None:
     missing = PROGRAMS[name].missing
     if missing:
