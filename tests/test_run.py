@@ -456,6 +456,17 @@ def test_rank_0_names_the_other_ranks_files() -> None:
     assert command == "  pytracer summary 'train.rank*.pytrace'"
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_a_program_without_a_launcher_passes_its_options_on(ranks, tmp_path) -> None:
+    """It may start ranks of its own. What a rank starts are helpers, and these stay unrecorded."""
+    write(tmp_path, "train.py", "import os; print(os.environ.get('PYTRACER'))")
+    ran = python("-m", "pytracer", "run", "--steps", 3, "train.py", folder=tmp_path,
+                 RANK="0", WORLD_SIZE=str(ranks))  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    asked = ran.stdout.strip()
+    assert asked == "None" if ranks > 1 else {"only=children", "steps=3"} <= {*asked.split(",")}
+
+
 def assert_each_rank_has_a_file_and_rank_0_talks(
     ran: subprocess.CompletedProcess[str], folder: Path
 ) -> None:

@@ -101,8 +101,13 @@ class Run(Command):
 
 
 def _record_children_too(plan: Any, options: argparse.Namespace) -> None:
-    """Passes the same options on to the ranks that the program may start itself, as Lightning does."""
-    if plan.checkpoint or plan.offload or options.stop:
+    """Passes the same options on to the ranks that the program may start itself, as Lightning does.
+
+    A rank that a launcher started has no ranks below it: its processes are helpers.
+    """
+    from pytracer import environment
+
+    if environment.world_size() > 1 or plan.checkpoint or plan.offload or options.stop:
         return
     settings = {
         "path": plan.output.absolute() if plan.output else None,
