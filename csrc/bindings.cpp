@@ -519,13 +519,18 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Stopwatch, std::shared_ptr<Stopwatch>>(m, "Stopwatch");
   m.def("cuda_stopwatch", [] { return device_stopwatch(DeviceType::kCuda); });
   py::class_<PhaseTimes, std::shared_ptr<PhaseTimes>>(m, "PhaseTimes")
-      .def(py::init([](const py::object& stopwatch, size_t pending, size_t calls, size_t kept) {
-             PhaseTimes::Limits limits{pending, calls, kept};
+      .def(py::init([](const py::object& stopwatch,
+                       size_t pending,
+                       size_t calls,
+                       size_t others,
+                       size_t kept) {
+             PhaseTimes::Limits limits{pending, calls, others, kept};
              return std::make_shared<PhaseTimes>(stopwatch_of(stopwatch), limits);
            }),
            py::arg("stopwatch"),
            py::arg("pending"),
            py::arg("calls"),
+           py::arg("others"),
            py::arg("kept"))
       .def("root_entered", [](PhaseTimes& t, py::handle module) { t.root_entered(module.ptr()); })
       .def("root_left", &PhaseTimes::root_left)

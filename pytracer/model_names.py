@@ -46,6 +46,10 @@ class Roots(NamedTuple):
             return path
         return f"{model or self.plain}.{in_code(path)}"
 
+    def shown(self, path: str) -> str:
+        """A recorded module's path as it is shown. A name in parentheses is no path."""
+        return path if path.startswith("(") else module_text(_named(self, path))
+
     def has(self, name: str) -> bool:
         """Whether an outermost module has this name."""
         return name in self.models or name in self.others
@@ -93,10 +97,10 @@ def spelled(
         result.flags.writeable = False
         return result
 
-    names = [_named(roots, text) for text in strings]
     modules = scopes.kind == schema.SCOPE_KIND["module"]
-    scopes = scopes._replace(name=replaced(scopes.name, modules, list(map(module_text, names))))
+    scopes = scopes._replace(name=replaced(scopes.name, modules, list(map(roots.shown, strings))))
     if roots.several:
+        names = [_named(roots, text) for text in strings]
         named = np.isin(labels.category, _WITH_PARAMETERS_NAME)
         named |= labels.role == row_of.get("attribute", len(strings))
         labels = labels._replace(name=replaced(labels.name, named, names))

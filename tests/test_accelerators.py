@@ -103,7 +103,7 @@ assert C.has_device_tracker("cuda") and not C.has_device_tracker("cpu")
 
 def recorded(come_up):
     session = C.Held().session()
-    phases = C.PhaseTimes(None, pending=1, calls=1, kept=1)
+    phases = C.PhaseTimes(None, pending=1, calls=1, others=1, kept=1)
     begun = session.begin(100, False, False, True, False, False, phases)
     assert begun == "", begun
     come_up()

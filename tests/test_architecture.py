@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "analysis.allocator": {*WORDS, *FACTS, "_native", "ranges"},
     "analysis.answers": {*WORDS, *ALLOCATOR},
     "analysis.forecasts": {*WORDS, *ANSWERS, "cost"},
-    "cost": {*WORDS, "private_torch", "_native", "recorded"},
+    "cost": {*WORDS, "private_torch", "_native", "meta", "model_names", "recorded"},
     "gemm": {*WORDS, "private_torch", *ANSWERS, "_native"},
     # Many ranks as one job: a digest of each, and what their comparison shows.
     "ranks": {*WORDS, *ANSWERS, "snapshot"},

@@ -340,7 +340,7 @@ def test_checkpointing_makes_it_three_times(reentrant: bool) -> None:
     x = torch.randn(4, 16, requires_grad=True)
     with trace(model, cost=True) as t:
         checkpoint(model, x, use_reentrant=reentrant).sum().backward()
-    row = row_of(t, "0")
+    row = row_of(t, "[0]")
     assert row.forward_flops == row.recompute_flops == 2 * 4 * 16 * 16
     assert row.flop_ratio == 3
 
@@ -568,7 +568,7 @@ def test_layers_alike_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["cost", path, "--by", "module"]) == 0
     assert "\n[0, 1, 2] " in capsys.readouterr().out
     assert main(["cost", path, "--by", "module", "--each"]) == 0
-    assert "\n2 " in capsys.readouterr().out
+    assert "\n[2] " in capsys.readouterr().out
 
 
 def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

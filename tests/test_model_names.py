@@ -15,6 +15,7 @@ from hypothesis import given, strategies as st
 from torch import nn
 
 from pytracer import load, model_names, trace
+from pytracer.cost import per_module
 from pytracer.export.live import Following
 from pytracer.reading import LoadedTrace, Views
 from pytracer.recorded import Trace
@@ -125,6 +126,19 @@ def test_a_model_that_runs_with_and_without_its_wrapper_is_one() -> None:
         wrapped(torch.randn(8, WIDTH)).mean().backward()
     assert "body.0" in paths(t)
     assert not any("#2" in path or "DataParallel." in path for path in paths(t))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_costs_have_the_names_of_the_other_tables(alone: bool) -> None:
+    """Otherwise neither a checkpoint plan nor a Chrome trace finds a module's cost."""
+    models: list[nn.Module] = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    models += [] if alone else [Generator()]
+    with trace(cost=True, table=False, devices="cpu") as t:
+        sum(model(torch.randn(32, WIDTH)).mean() for model in models).backward()  # type: ignore[union-attr]
+    costs = {name for name in t.cost("module").index if not name.startswith("(")}
+    assert ("[0]" if alone else "Sequential.0") in costs
+    assert costs <= paths(t)
+    assert costs <= {*per_module.per_call(t.data)}
 
 
 def test_a_saved_a_streamed_and_a_loaded_trace_have_the_same_names(

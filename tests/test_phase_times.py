@@ -158,8 +158,62 @@ def test_calls_without_a_backward_last_as_long_as_they_do(device: Device) -> Non
     assert measured(t) == [("forward", 1), *STEP, ("forward", 1), ("forward", 1)]
 
 
+def test_a_teacher_inside_a_forward_is_part_of_it(device: Device) -> None:
+    """It has no time of its own, which would count twice, unless no backward follows."""
+    with trace(MODEL, devices="cpu") as t:
+        for trains in (True, False):
+            out = MODEL(X)
+            with torch.no_grad():
+                MODEL(X)
+            if trains:
+                out.sum().backward()
+    assert measured(t) == [("forward", 4), ("backward", 1), ("forward", 1), ("forward", 1)]
+
+
+def test_a_program_that_trains_is_not_slowed_by_the_times_of_its_evaluations(
+    device: Device,
+) -> None:
+    """Of a hundred calls between two steps the first four are timed, and every forward."""
+    optimizer = sgd()
+    with trace(MODEL, devices="cpu") as t:
+        for _ in range(3):
+            with torch.no_grad():
+                for _ in range(100):
+                    MODEL(X)
+            train(MODEL, optimizer)
+    begins, later = [("forward", 1)] * 100, [("forward", 1)] * 4
+    assert measured(t) == [*begins, *STEP, *later, *STEP, *later, *STEP]
+    assert list(t.steps().device_forward_ns) == [2000] * 3
+
+
+def test_every_call_of_a_program_that_only_evaluates_is_timed(device: Device) -> None:
+    with trace(MODEL, devices="cpu") as t, torch.no_grad():
+        for _ in range(100):
+            MODEL(X)
+    assert measured(t) == [("forward", 1)] * 100
+
+
+def test_a_closure_that_evaluates_much_still_ends_the_optimizers_time(device: Device) -> None:
+    optimizer = sgd()
+
+    def closure() -> torch.Tensor:
+        with torch.no_grad():
+            for _ in range(10):
+                MODEL(X)
+        loss = MODEL(X).sum()
+        loss.backward()
+        return loss
+
+    with trace(MODEL, devices="cpu") as t:
+        train(MODEL, optimizer)
+        optimizer.step(closure)  # type: ignore[arg-type]
+    first = [("optimizer", 1), ("forward", 1)]
+    calls = [("forward", 1)] * 4
+    assert measured(t) == [*STEP, *first, *calls, ("forward", 2), ("backward", 1), ("optimizer", 1)]
+
+
 def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs() -> None:
-    """A teacher without grad ends before the student, whose forward began before it."""
+    """A teacher without grad ends before the forward that it is part of, and is not read early."""
     device = Device()
     times, student = PhaseTimes(device), nn.Linear(2, 2)
 
@@ -185,8 +239,8 @@ def test_a_look_between_two_models_ends_takes_no_event_that_a_forward_needs() ->
     times.finish(wait=True)
     document = times.document()
     assert document is not None
-    assert len(document["phase"]) == 12
-    assert document["device_ns"] == document["device_ns"][:4] * 3
+    assert len(document["phase"]) == 9
+    assert document["device_ns"] == document["device_ns"][:3] * 3
 
 
 def test_a_module_that_holds_its_parent_is_looked_at_once() -> None:

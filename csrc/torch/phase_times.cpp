@@ -129,7 +129,7 @@ void PhaseTimes::root_entered(PyObject* module) {
     std::optional<int> found = stopwatch_->device_of(parameter.ptr());
     device_ = found ? found : device_;
   }
-  call_ = border();
+  call_ = times_this_call() ? border() : std::nullopt;
   if (optimizer_) {  // a closure: the step goes on after its backward
     pair(kOptimizer, optimizer_, call_);
     optimizer_.reset();
@@ -145,7 +145,7 @@ void PhaseTimes::root_left() {
   if (!left) {
     return;
   }
-  if (!c10::GradMode::is_enabled()) {
+  if (calls_.empty() && !c10::GradMode::is_enabled()) {  // otherwise it is part of a forward
     pair(kForward, call, left);
     return;
   }
@@ -166,6 +166,8 @@ void PhaseTimes::backward_begins(PyObject* outputs) {
     });
   }
   backward_ = border();
+  trains_ = trains_ || call_ || !calls_.empty();
+  others_ = 0;
   pair(kForward, calls_.empty() ? call_ : MaybeBorder(calls_.front().first), backward_);
   calls_.clear();
   call_.reset();
@@ -225,6 +227,11 @@ bool PhaseTimes::listens() {
   unsigned long here = PyThread_get_thread_ident();
   thread_ = thread_ != 0 ? thread_ : here;
   return thread_ == here;
+}
+
+bool PhaseTimes::times_this_call() {
+  bool may_begin_a_forward = calls_.empty() && c10::GradMode::is_enabled();
+  return !trains_ || optimizer_ || may_begin_a_forward || ++others_ <= limits_.others;
 }
 
 PhaseTimes::MaybeBorder PhaseTimes::border() {

@@ -10,7 +10,10 @@
 //
 // A phase is a pair of borders, one where it begins and one where it ends, by the rules of
 // pytracer/analysis/facts/phases.py. A forward with a backward lasts until the backward begins, so
-// the loss belongs to it. A call of a model without a backward lasts until the call ends.
+// the loss belongs to it. A call of a model without a backward lasts until the call ends. Such calls
+// come in hundreds, in evaluations and when a policy plays, and the table leaves them out if the
+// program trains. So once it has trained, only the first few calls after a backward are timed, and
+// each that may begin a forward.
 //
 // The GIL guards it all.
 #pragma once
@@ -56,6 +59,7 @@ class PhaseTimes {
   struct Limits {
     size_t pending;  // pairs that wait; beyond this, those that the device has passed are read
     size_t calls;    // calls of models since the last backward; with more, a forward begins later
+    size_t others;   // calls after a backward that are timed although they begin no forward
     size_t kept;     // pairs in a trace
   };
 
@@ -114,6 +118,7 @@ class PhaseTimes {
   using MaybeBorder = std::optional<Border>;
 
   bool listens();
+  bool times_this_call();
   MaybeBorder border();
   void pair(uint8_t phase, const MaybeBorder& begin, const MaybeBorder& end);
   void read_passed();
@@ -137,6 +142,8 @@ class PhaseTimes {
   MaybeBorder backward_;
   MaybeBorder optimizer_;
   bool stepping_ = false;
+  bool trains_ = false;  // a backward has followed a call
+  size_t others_ = 0;    // calls since the last backward that began no forward
 };
 
 }  // namespace pytracer

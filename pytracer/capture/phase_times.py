@@ -16,6 +16,7 @@ from pytracer._native import C
 
 _MOST_PENDING = 512  # pairs not read yet; beyond this, pairs that the device has passed are read
 _MOST_CALLS = 256  # calls since the last backward; beyond this, the forward begins later
+_MOST_OTHERS = 4  # calls after a backward that are timed although they begin no forward
 _MOST_KEPT = 300_000  # pairs in a trace: enough for 100,000 steps
 _LONGEST_WAIT = 10.0  # seconds to wait for the device at the end: a collective may hang
 
@@ -41,7 +42,13 @@ class PhaseTimes(C.PhaseTimes):
 
     def __init__(self, stopwatch: Stopwatch | C.Stopwatch | None) -> None:
         """Measures nothing without a stopwatch: for the CPU, the host's clock is right."""
-        super().__init__(stopwatch, pending=_MOST_PENDING, calls=_MOST_CALLS, kept=_MOST_KEPT)
+        super().__init__(
+            stopwatch,
+            pending=_MOST_PENDING,
+            calls=_MOST_CALLS,
+            others=_MOST_OTHERS,
+            kept=_MOST_KEPT,
+        )
 
     def finish(self, *, wait: bool) -> None:
         """Reads the last events as the trace ends. `wait`: for the device, at most 10 seconds."""

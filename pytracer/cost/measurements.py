@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytracer import errors
+from pytracer import errors, meta
+from pytracer.model_names import Roots
 from pytracer.recorded import Trace, once_per_trace
 
 CLASSES = (
@@ -75,18 +76,18 @@ def measured(trace: Trace) -> Measured:
             "this trace has no costs: record with trace(cost=True), and read them after the block"
         )
     try:
-        return _checked(document)
+        return _checked(document, meta.of(trace).roots)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError):
         raise errors.UnreadableTrace("the costs in this trace are damaged") from None
 
 
-def _checked(document: Mapping[str, Any]) -> Measured:
+def _checked(document: Mapping[str, Any], roots: Roots) -> Measured:
     strings, columns = document["strings"], document["columns"]
     if not all(isinstance(text, str) for text in (*strings, *columns)):
         raise TypeError
     if len(document["rows"]) > _ROWS_LIMIT:
         raise ValueError
-    records = tuple(_record(columns, row, strings) for row in document["rows"])
+    records = tuple(_record(columns, row, strings, roots) for row in document["rows"])
     if sum(record.time_ns for record in records) != document["busy_ns"]:
         raise ValueError
     peaks = document.get("peaks")
@@ -100,20 +101,23 @@ def _checked(document: Mapping[str, Any]) -> Measured:
         str(document.get("matmul_precision", "highest")),
         peaks if isinstance(peaks, dict) else None,
         tuple(
-            (_text(strings, module), _whole(calls), _text(strings, parent))
+            (_module(strings, module, roots), _whole(calls), _module(strings, parent, roots))
             for module, calls, parent in document.get("modules", ())
         ),
     )
 
 
-_TEXTS = ("module", "phase", "op", "pair", "node", "class", "shapes", "dtype")
+_TEXTS = ("phase", "op", "pair", "node", "class", "shapes", "dtype")
 _COUNTS = ("calls", "time_ns", "host_ns", "launches")
 _AMOUNTS = ("flops", "other_flops", "bytes", "kernel_bytes")
 
 
-def _record(columns: Sequence[str], row: Sequence[Any], strings: Sequence[str]) -> Record:
+def _record(
+    columns: Sequence[str], row: Sequence[Any], strings: Sequence[str], roots: Roots
+) -> Record:
     values = dict(zip(columns, row, strict=True))
     texts = {name: _text(strings, values[name]) for name in _TEXTS}
+    texts["module"] = _module(strings, values["module"], roots)
     if texts["phase"] not in PHASES or texts["class"] not in CLASSES:
         raise ValueError
     counts = {name: _whole(values[name]) for name in _COUNTS}
@@ -130,6 +134,10 @@ def _record(columns: Sequence[str], row: Sequence[Any], strings: Sequence[str]) 
 
 def _text(strings: Sequence[str], number: Any) -> str:
     return strings[_whole(number)]
+
+
+def _module(strings: Sequence[str], number: Any, roots: Roots) -> str:
+    return roots.shown(_text(strings, number))
 
 
 def _whole(number: Any) -> int:
