@@ -6,12 +6,13 @@
 #
 # One GPU:  sh benchmarks/on_gpu.sh OUT overhead      6 minutes: each case in each mode, beside peers
 #           sh benchmarks/on_gpu.sh OUT host_bound    6 minutes: where the host is the limit, without peers
-# Two GPUs: sh benchmarks/on_gpu.sh OUT ddp           4 minutes: the case of overhead.py with two ranks
+# Two GPUs: sh benchmarks/on_gpu.sh OUT halves        8 minutes: as overhead, half of the cases on each GPU
+#           sh benchmarks/on_gpu.sh OUT ddp           4 minutes: the case of overhead.py with two ranks
 #           sh benchmarks/on_gpu.sh OUT ranks         14 ways, each 60 s at most; `WAYS="fsdp2 ddp"` for some
 #           sh benchmarks/on_gpu.sh OUT imagine_ranks
 # Before its first part each builds, which takes about 2 minutes.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -29,6 +30,20 @@ overhead() { "$python" benchmarks/overhead.py --out "$out" --minutes 6 --cases "
 host_bound() {
     "$python" benchmarks/overhead.py --out "$out" --minutes 6 --no-peers \
         --cases gpt2-host-bound,bert-large,compiled-gpt2,resnet50,reinforcement,generate
+}
+# Each half has a GPU and half of the CPU's cores. Peers run beside the cases of the first half.
+halves() {
+    cores=$(($(nproc) / 2))
+    half 0 "0-$((cores - 1))" gpt2-gpu-bound 1 &
+    first=$!
+    half 1 "$cores-$((2 * cores - 1))" bert-large,resnet50,reinforcement,generate 6.7 --no-peers &
+    wait "$first" && half 0 "0-$((cores - 1))" gpt2-host-bound,compiled-gpt2 5.6 && wait
+}
+half() { # half GPU CORES CASES MINUTES [OPTION]...
+    gpu=$1 cores=$2 cases=$3 minutes=$4
+    shift 4
+    CUDA_VISIBLE_DEVICES=$gpu taskset -c "$cores" "$python" benchmarks/overhead.py --out "$out" \
+        --minutes "$minutes" --cases "$cases" "$@"
 }
 ddp() { "$python" benchmarks/overhead.py --out "$out" --minutes 4 --cases ddp; }
 # shellcheck disable=SC2086 - several words
