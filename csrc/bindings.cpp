@@ -508,7 +508,9 @@ PYBIND11_MODULE(_C, m) {
   py::class_<Moments, std::shared_ptr<Moments>>(m, "Moments")
       .def(py::init<>())
       .def_readonly("watched", &Moments::watched)
-      .def_readwrite("has_engines", &Moments::has_engines);
+      .def_readwrite("has_engines", &Moments::has_engines)
+      .def("add_reducer",
+           [](Moments& moments, py::handle module) { moments.add_reducer(module.ptr()); });
   py::class_<GraphWalks>(m, "GraphWalks")
       .def(py::init<>())
       .def("is_due", &GraphWalks::is_due, py::arg("structure"), py::arg("must") = false)

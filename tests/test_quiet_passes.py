@@ -4,13 +4,13 @@ The recording must say the same of it, and a pass that runs more is never quiet:
 kind, and not the first after a thousand others.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 from torch.utils.checkpoint import checkpoint
 
 from programs.conformance.models import MODELS
@@ -35,8 +35,10 @@ def traced(
     return t, quiet
 
 
-def said_of(frame: pd.DataFrame, step: int) -> dict[Any, int]:
-    rows = frame[frame.step == step][SAYS].astype(object).fillna("")
+def said_of(frame: pd.DataFrame, step: int, *, but: str = "") -> dict[Any, int]:
+    rows = (
+        frame[frame.step == step][[name for name in SAYS if name != but]].astype(object).fillna("")
+    )
     counts: dict[Any, int] = rows.value_counts(sort=False).to_dict()
     return counts
 
@@ -44,6 +46,106 @@ def said_of(frame: pd.DataFrame, step: int) -> dict[Any, int]:
 def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)).to(device)
     return model, torch.optim.AdamW(model.parameters())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "t5", "experts"])
+def test_a_pass_with_a_hook_says_what_it_says_when_torch_tells_of_every_operator(
+    name: str, device: str
+) -> None:
+    """Torch tells of none inside a node that runs no Python, unless somebody else listens."""
+    torch.manual_seed(0)
+    with torch.device(device):
+        recipe = MODELS[name]("tiny")
+    model = recipe.model.to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0)
+    torch.manual_seed(1)
+    batch = recipe.batch(device)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss = recipe.loss(model(*batch.inputs), batch.target)
+        loss.register_hook(lambda gradient: gradient * 1)
+        loss.backward()
+        optimizer.step()
+
+    step()
+    t, quiet = traced(step, model, optimizer)
+    assert quiet == 0
+    C.listen_to_operators(True)
+    try:
+        told, _ = traced(step, model, optimizer)
+    finally:
+        C.listen_to_operators(False)
+    for number in range(1, STEPS - 1):
+        assert said_of(t.allocations(), number) == said_of(told.allocations(), number)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()
+
+
+class TestDataParallel:
+    """DistributedDataParallel's hooks are torch's own, but for one that sends its buckets."""
+
+    @pytest.mark.parametrize("views", [False, True], ids=["buckets", "views"])
+    def test_its_quiet_pass_says_what_one_with_operators_says(
+        self, views: bool, group: None
+    ) -> None:
+        model, _ = small()
+        parallel = nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=views)
+        optimizer = torch.optim.AdamW(parallel.parameters())
+        steps = iter(range(STEPS + 2))
+
+        def step() -> None:
+            optimizer.zero_grad()
+            loss = parallel(torch.randn(8, 64)).square().mean()
+            if next(steps) <= 3:  # with a hook, which may run anything
+                loss.register_hook(lambda gradient: None)
+            loss.backward()
+            optimizer.step()
+
+        step()
+        step()  # it makes new buckets
+        t, quiet = traced(step, parallel, optimizer)
+        assert quiet == STEPS - 2
+        frame = t.allocations()
+        # What a hook makes counts as its node's, as all that a node makes does.
+        with_operators = said_of(frame, 1, but="op")
+        assert with_operators
+        for later in range(2, STEPS - 1):
+            assert said_of(frame, later, but="op") == with_operators
+
+    def test_no_pass_is_quiet_with_a_hook_that_sends_its_buckets(self, group: None) -> None:
+        parallel = nn.parallel.DistributedDataParallel(small()[0])
+        made: list[torch.Tensor] = []
+
+        def send(_: object, bucket: distributed.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            made.append(bucket.buffer().clone())
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+            future.set_result(bucket.buffer())
+            return future
+
+        def step() -> None:
+            parallel(torch.randn(8, 64)).sum().backward()
+
+        step()
+        parallel.register_comm_hook(None, send)
+        _, quiet = traced(step, parallel)
+        assert len(made) == STEPS
+        assert quiet == 0
+
+    def test_a_wrapper_that_is_not_known_is_not_trusted(self, group: None) -> None:
+        """Its module is called and it is not: nobody can say whether it has such a hook."""
+        model, _ = small()
+        parallel = nn.parallel.DistributedDataParallel(model)
+        parallel(torch.randn(8, 64)).sum().backward()
+        _, quiet = traced(lambda: model(torch.randn(8, 64)).sum().backward(), model)
+        assert quiet == 0
 
 
 @pytest.mark.parametrize("device", DEVICES)

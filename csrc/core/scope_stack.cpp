@@ -159,7 +159,7 @@ uint32_t Recorder::open_scope(ThreadState& thread) {
     return 0;
   }
   size_t innermost = frames.size() - 1;
-  if (thread.node_ == NodeKind::kPlain) {
+  if (thread.node_ >= NodeKind::kPlain) {
     innermost -= operators_of_node(frames);
   }
   while (innermost > 0 && frames[innermost].scope == 0 && is_factory(frames[innermost]) &&

@@ -30,6 +30,7 @@ enum class NodeKind : uint8_t {
   kWithGrad,  // evaluated with grad mode on: it makes a graph of its own
   kPython,    // a Function that the program wrote: it may run anything
   kPlain,     // one of torch's own: it computes gradients; its operators all count as the node
+  kBare,      // plain, and no Python can run in it: nothing but its operators happens in it
 };
 
 // Whether an operator is torch's own (`aten::mul`, `detach`), and neither a collective
@@ -92,6 +93,11 @@ class ThreadState {
   bool inside_node() const { return inside(ScopeKind::kNode); }
 
   NodeKind node() const { return node_; }
+
+  // In the node itself, and in nothing that it has entered.
+  bool in_bare_node() const {
+    return node_ == NodeKind::kBare && frames_.back().kind == ScopeKind::kNode;
+  }
 
   bool inside_step() const { return inside(ScopeKind::kOptimizer); }
 

@@ -264,6 +264,12 @@ bool may_run_more_than_nodes(PyObject* args, PyObject* kwargs) {
   return private_torch::compiles_backward();
 }
 
+// Whether a pass over such a graph runs only torch's own code.
+bool runs_no_python(const graph::Look& look) {
+  std::shared_ptr<Moments> now = look.is_reduced ? moments::current() : nullptr;
+  return look.is_plain && (!look.is_reduced || (now && now->reducers_run_no_python()));
+}
+
 PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   auto forward = [&] { return engine_calls.original()(self, args, kwargs); };
   if (!recording.load(std::memory_order_relaxed) || is_only_looked_at()) {
@@ -279,7 +285,9 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   outermost = outermost && outputs != nullptr;
   graph::Look look;
   if (outermost) {
-    reads::pause();
+    // Not only paused: the engine copies the thread's callbacks for each node, which costs 150
+    // instructions even if they are disabled.
+    reads::forget();
     look = graph::look_at(outputs, ops::records_operators() ? UINT64_MAX : nodes_before);
     // Without operators, only the graph tells what a backward pass made for a later one.
     bool must_be_read = made_a_graph && !ops::records_operators();
@@ -297,8 +305,8 @@ PyObject* engine_call(PyObject* self, PyObject* args, PyObject* kwargs) {
       Recorder::mark_forward(thread, look.first_number, at::RecordFunction::currentThreadId());
     }
     Recorder::get().open_current(thread);
-    bool may_be_quiet =
-        look.is_plain && backward_thread != kSeveral && !may_run_more_than_nodes(args, kwargs);
+    bool may_be_quiet = runs_no_python(look) && backward_thread != kSeveral &&
+                        !may_run_more_than_nodes(args, kwargs);
     ops::QuietBackward quiet(may_be_quiet);
     gradients::Watch watch(look.may_drop_gradients);
     result = forward();

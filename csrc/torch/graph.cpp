@@ -30,11 +30,6 @@ bool is_torchs_own(const std::type_info& type) {
   return it->second;
 }
 
-bool has_hooks(Node& node) {
-  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
-         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
-}
-
 // Whether a Python hook receives the accumulated gradient. DDP's hooks are C++, and leave gradients
 // where they are.
 bool has_gradient_hook(Node& node) {
@@ -47,6 +42,15 @@ bool has_gradient_hook(Node& node) {
   return std::any_of(node.post_hooks().begin(), node.post_hooks().end(), [](const auto& hook) {
     return private_torch::is_python_hook(typeid(*hook));
   });
+}
+
+// Whether all hooks of the node are DistributedDataParallel's own, which reduces its gradient.
+bool is_only_reduced(Node& node) {
+  return node.next_edges().empty() && node.tensor_pre_hooks().empty() && node.pre_hooks().empty() &&
+         node.tensor_post_acc_grad_hooks() == nullptr &&
+         std::all_of(node.post_hooks().begin(), node.post_hooks().end(), [](const auto& hook) {
+           return private_torch::is_lambda_hook(typeid(*hook));
+         });
 }
 
 bool is_fsdps(PyTypeObject* type) {
@@ -131,7 +135,9 @@ class Looking {
         found_.may_drop_gradients = found_.may_drop_gradients || is_fsdps(kind);
       }
     } else if (has_hooks(node)) {
-      found_.is_plain = false;
+      bool reduced = is_only_reduced(node);
+      found_.is_reduced = found_.is_reduced || reduced;
+      found_.is_plain = found_.is_plain && reduced;
       found_.may_drop_gradients = found_.may_drop_gradients || has_gradient_hook(node);
     }
     for (const auto& edge : node.next_edges()) {
@@ -154,6 +160,11 @@ class Looking {
 };
 
 }  // namespace
+
+bool has_hooks(Node& node) {
+  return !node.tensor_pre_hooks().empty() || !node.pre_hooks().empty() ||
+         !node.post_hooks().empty() || node.tensor_post_acc_grad_hooks() != nullptr;
+}
 
 Look look_at(PyObject* outputs, uint64_t since) {
   return Looking(since).at(outputs);

@@ -2,6 +2,7 @@
 
 #include "calls.h"
 #include "look.h"
+#include "private_torch.h"
 #include "quietly.h"
 #include "session.h"
 
@@ -148,6 +149,26 @@ bool GraphWalks::is_due_by_itself(uint64_t structure) {
   }
   uint64_t met = ++met_[structure];
   return met <= 2 || (met >= 16 && is_power_of_four(met));
+}
+
+void Moments::add_reducer(PyObject* module) {
+  std::erase_if(reducers_, [](const auto& known) { return !referred_to(known); });
+  reducers_.push_back(reference_to(module));
+}
+
+bool Moments::reducers_run_no_python() {
+  static PyObject* const hooks = interned(private_torch::kCommunicationHooks);
+  bool some = false;
+  for (const py::object& known : reducers_) {
+    if (py::object module = referred_to(known)) {
+      py::object listed = attribute(module.ptr(), hooks);
+      if (!listed || !PyList_Check(listed.ptr()) || PyList_GET_SIZE(listed.ptr()) > 0) {
+        return false;
+      }
+      some = true;
+    }
+  }
+  return some;
 }
 
 bool Moments::before_root(PyObject* module,

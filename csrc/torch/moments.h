@@ -61,6 +61,11 @@ class Moments {
   labels::Watched watched;
   bool has_engines = false;
 
+  // A DistributedDataParallel, held by a weak reference.
+  void add_reducer(PyObject* module);
+  // Whether some are there, and none has a hook of the program's that sends its buckets.
+  bool reducers_run_no_python();
+
   bool before_root(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
   bool after_root();
   bool before_backward(PyObject* outputs, uint64_t structure, bool must);
@@ -92,6 +97,7 @@ class Moments {
                    pybind11::list& caches);
 
   GraphWalks walks_;
+  std::vector<pybind11::object> reducers_;
   std::unordered_map<PyObject*, uint64_t> entries_;  // of outermost modules, by identity
   std::unordered_map<PyObject*, CachePositions> cache_positions_;  // by classes
   std::vector<std::shared_ptr<Optimizer>> optimizers_;

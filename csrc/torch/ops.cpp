@@ -2,6 +2,7 @@
 
 #include "../core/recorder.h"
 #include "calls.h"
+#include "graph.h"
 #include "node_names.h"
 #include "private_torch.h"
 #include "saved_tensors.h"
@@ -9,6 +10,7 @@
 #include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <atomic>
@@ -40,6 +42,31 @@ bool has_prefix(const char* text, const char* prefix, size_t length) {
   return std::strncmp(text, prefix, length) == 0;
 }
 
+bool nobody_else_listens() {
+  auto listeners = [](at::RecordScope scope) {
+    return at::getStepCallbacks(scope).callbacks_.size();
+  };
+  if (detail == Detail::kOp) {
+    return listeners(at::RecordScope::FUNCTION) == 1;
+  }
+  return listeners(at::RecordScope::FUNCTION) == 0 && listeners(at::RecordScope::USER_SCOPE) == 1;
+}
+
+// Whether a plain node runs no Python, in which anybody might begin to listen or call a collective:
+// no hook, no mode and no tensor of a subclass.
+bool is_bare(torch::autograd::Node& node) {
+  if (!private_torch::is_torchs_node(typeid(node)) || graph::has_hooks(node) ||
+      c10::impl::TorchDispatchModeTLS::any_modes_set()) {
+    return false;
+  }
+  for (uint32_t i = 0; i < node.num_inputs(); ++i) {
+    if (node.input_metadata(i).is_tensor_subclass()) {
+      return false;
+    }
+  }
+  return nobody_else_listens();
+}
+
 // This scope does not carry the node's number. The BACKWARD_FUNCTION scope would, but to name each
 // node once more costs more than all the rest. The engine's current node is set by now, and has the
 // number.
@@ -53,6 +80,8 @@ void enter_node(Recorder& recorder,
     kind = NodeKind::kWithGrad;
   } else if (!node || private_torch::is_python_node(typeid(*node))) {
     kind = NodeKind::kPython;
+  } else if (is_bare(*node)) {
+    kind = NodeKind::kBare;
   }
   int64_t sequence = node ? static_cast<int64_t>(node->sequence_nr()) : -1;
   uint64_t forward_thread = node ? node->thread_id() : 0;
@@ -80,16 +109,6 @@ Node describe_quiet_node() {
 }
 
 constexpr NodeSource kQuietNodes{&quiet_node, &describe_quiet_node};
-
-bool nobody_else_listens() {
-  auto listeners = [](at::RecordScope scope) {
-    return at::getStepCallbacks(scope).callbacks_.size();
-  };
-  if (detail == Detail::kOp) {
-    return listeners(at::RecordScope::FUNCTION) == 1;
-  }
-  return listeners(at::RecordScope::FUNCTION) == 0 && listeners(at::RecordScope::USER_SCOPE) == 1;
-}
 
 // Goes with torch's record of the annotation: the thread that ends it learns which one began it.
 struct Entered final : at::ObserverContext {

@@ -10,10 +10,10 @@
 //
 // A phase is a pair of borders, one where it begins and one where it ends, by the rules of
 // pytracer/analysis/facts/phases.py. A forward with a backward lasts until the backward begins, so
-// the loss belongs to it. A call of a model without a backward lasts until the call ends. Such calls
-// come in hundreds, in evaluations and when a policy plays, and the table leaves them out if the
-// program trains. So once it has trained, only the first few calls after a backward are timed, and
-// each that may begin a forward.
+// the loss belongs to it. A call of a model without a backward lasts until the call ends. Such
+// calls come in hundreds, in evaluations and when a policy plays, and the table leaves them out if
+// the program trains. So once it has trained, only the first few calls after a backward are timed,
+// and each that may begin a forward.
 //
 // The GIL guards it all.
 #pragma once

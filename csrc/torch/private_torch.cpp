@@ -391,6 +391,11 @@ std::vector<Check> check() {
     return unless(listeners_entry() != nullptr, "the library has no entry that may be written");
   });
   add("the table of at::CUDAHooksInterface", "imagined runs", &imagined::problem_with_hooks);
+  add("DistributedDataParallel._comm_hooks", "quiet backward passes of its models", [] {
+    py::object kind = py::module_::import("torch.nn.parallel").attr("DistributedDataParallel");
+    py::object names = kind.attr("register_comm_hook").attr("__code__").attr("co_names");
+    return unless(names.contains(kCommunicationHooks), "the method does not add to it");
+  });
 
   py::dict program;
   std::string problem = problem_of([&] {

@@ -70,15 +70,30 @@ inline bool is_custom_node(const std::type_info& type) {
          std::strstr(type.name(), "7CppNode") != nullptr;
 }
 
+inline constexpr const char* kAutogradPrefix = "N5torch8autograd";
+inline constexpr size_t kAutogradPrefixLength = 16;
+
 // Whether the node is one of torch's own; jit's nodes lie in another namespace.
 inline bool is_torchs_node(const std::type_info& type) {
-  return std::strncmp(type.name(), "N5torch8autograd", 16) == 0 && !is_custom_node(type);
+  const char* name = type.name();
+  const char* inside = name + kAutogradPrefixLength;
+  return std::strncmp(name, kAutogradPrefix, kAutogradPrefixLength) == 0 &&
+         std::strncmp(inside, "6PyNode", 7) != 0 && std::strncmp(inside, "7CppNode", 8) != 0;
 }
 
 // Whether the hook on a node is in Python.
 inline bool is_python_hook(const std::type_info& type) {
   return std::strstr(type.name(), "PyFunction") != nullptr;
 }
+
+// Whether the hook on a node is a lambda in C++: torch has one on each parameter that
+// DistributedDataParallel reduces.
+inline bool is_lambda_hook(const std::type_info& type) {
+  return std::strcmp(type.name(), "N5torch8autograd5utils14LambdaPostHookE") == 0;
+}
+
+// Where DistributedDataParallel lists the hooks in Python that are to send its buckets.
+inline constexpr const char* kCommunicationHooks = "_comm_hooks";
 
 // The Python object of a PyNode: a member up to some release of torch, a method from there on.
 template <class PyNode>

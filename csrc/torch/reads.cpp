@@ -289,7 +289,17 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
   return all;
 }
 
+// The operators of a bare node have no rows of their own, so torch need not tell us of them. Ours
+// is the only callback: see ops.cpp.
+bool counts_as_its_node(at::RecordScope scope) {
+  return this_thread_state != nullptr && this_thread_state->in_bare_node() &&
+         scope == at::RecordScope::FUNCTION && !c10::GradMode::is_enabled();
+}
+
 std::optional<at::StepCallbacks> who_listens(at::RecordScope scope) {
+  if (counts_as_its_node(scope)) {
+    return std::nullopt;
+  }
   if (outermost.leaves_out() || short_call.is_open()) [[unlikely]] {
     return listeners_but_us(scope);
   }
@@ -348,6 +358,7 @@ void forget() {
   listening = false;
   enabled = false;
   outermost.forget();
+  Recorder::get().forget_reads(Recorder::this_thread());
   short_call.end();
   if (handle != at::INVALID_CALLBACK_HANDLE) {
     at::removeCallback(handle);

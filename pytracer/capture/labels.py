@@ -107,6 +107,8 @@ class Labels:
         if has_parameters:
             # Gradients of earlier steps: they may be freed before the next backward pass.
             self._watched.label_gradients()
+        if is_a(module, torch.nn.parallel.DistributedDataParallel):
+            self.moments.add_reducer(module)
         held = self._engines.add(module)
         self.moments.has_engines = self._engines.were_met
         adopt(tensor for _, _, tensor in held)
