@@ -85,6 +85,10 @@ def ranks(document: Document) -> str:
             cells = " | ".join(_errors(row["real"][rank], row["imagined"][rank]))
             lines.append(f"| {name} | {rank} | {peak:.2f} GiB | {cells} | {category} |")
     measured = f"Measured on {machine['device']}, torch {machine['torch']}, {machine['date'][:10]}."
+    earlier = [name for name, row in document["programs"].items() if "taken" in row]
+    if earlier:
+        days = sorted({document["programs"][name]["taken"] for name in earlier})
+        measured += f" {'; '.join(earlier)}: {', '.join(days)}."
     return "\n".join([*lines, "", measured + _again(machine)])
 
 

@@ -41,9 +41,12 @@ def ways(document: Document) -> str:
     lines += [f"| {' | '.join(row)} |" for row in rows]
     left = [f"{way['way']} ({way['problem']})" for way in document["ways"] if _needs_more(way)]
     failed = [way["way"] for way in document["ways"] if "problem" in way and not _needs_more(way)]
-    machine = f"torch {document['torch']}, NCCL {document['nccl']}, {document['taken']}"
+    machine = f"torch {document['torch']}, NCCL {document['nccl']}"
     ranks = f"{document['devices'] or 2} ranks, {whole / 1e9:.2f} billion parameters"
     notes = [f"{ranks}; {document['device']}, {machine}."]
+    for day in sorted({way["taken"] for way in document["ways"] if "taken" in way}):
+        names = [f"`{way['way']}`" for way in document["ways"] if way.get("taken") == day]
+        notes.append(f"{day}: {', '.join(names)}.")
     if left:
         notes.append(f"Not run: {', '.join(left)}.")
     if failed:

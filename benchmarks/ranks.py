@@ -67,11 +67,12 @@ def _started(ways: list[parallel.Way], folder: str, options: argparse.Namespace)
 
 
 def _row(way: parallel.Way, folder: Path, problem: str) -> dict[str, Any]:
+    """The row says when it was taken: a file may have rows of several days."""
     ranks = [json.loads(file.read_text()) for file in sorted(folder.glob("rank*.json"))]
     failed = next((one["problem"] for one in ranks if "problem" in one), "")
     if failed or len(ranks) < way.ranks:
         return {"way": way.name, "problem": failed or problem}
-    return {"way": way.name, "ranks": ranks}
+    return {"way": way.name, "taken": dt.date.today().isoformat(), "ranks": ranks}
 
 
 def unfit(way: parallel.Way, options: argparse.Namespace) -> str:

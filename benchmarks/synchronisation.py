@@ -4,11 +4,13 @@
 
 The points are those of a training step of three linear layers: an outermost module call, forward
 with backward, an optimizer step, and the whole step (zero_grad, forward, loss, backward, clip,
-step). A loop of reinforcement learning calls its tiny networks 18 times between two steps. All of
-it runs in one thread, on the CPU, in the steady state, where valgrind counts the same each
-time. The exit code is 1 if tracing adds more than the limit. `--before` is an older checkout of
-this project, built in place, to compare with; `--profile` keeps callgrind's files, for
-callgrind_annotate.
+step). A loop of reinforcement learning calls its tiny networks 18 times between two steps. A
+transformer has GPT-2's 12 layers, but so narrow that there is next to nothing to compute; it
+trains by itself, with a hook on its loss, and in DistributedDataParallel. All of it runs in one
+thread, on the CPU, in the steady state, where valgrind counts the same each time. The exit code
+is 1 if tracing adds more than the limit. `--before` is an older checkout of this project, built
+in place, to compare with; without it, what is known of one stays; `--profile` keeps callgrind's
+files, for callgrind_annotate.
 """
 
 import argparse
@@ -56,7 +58,7 @@ MOST = {
 }
 LOOP = "reinforcement loop"
 TIMES = {"module call": 200, "forward and backward": 20, "optimizer step": 20, "whole step": 20}
-TIMES |= {LOOP: 12}
+TIMES |= {LOOP: 12, "narrow transformer": 4, "with a hook": 4, "DistributedDataParallel": 4}
 REQUESTS = """
 #include <valgrind/callgrind.h>
 extern "C" void begin() { CALLGRIND_START_INSTRUMENTATION; CALLGRIND_ZERO_STATS; }
@@ -85,7 +87,7 @@ Function = tuple[str, str]  # the path of its binary, and its name
 
 def groups() -> list[Callable[[], Group]]:
     """Returns what makes each group: the cases that are traced together, their model and optimizer."""
-    return [three_layers, reinforcement]
+    return [three_layers, reinforcement, transformer, with_a_hook, data_parallel]
 
 
 def reinforcement() -> Group:
@@ -94,6 +96,54 @@ def reinforcement() -> Group:
 
     loop = models.actor_and_critic("cpu")
     return {LOOP: loop.step}, (loop.model, loop.optimizer)
+
+
+def transformer() -> Group:
+    model, optimizer, loss = narrow()
+    return {"narrow transformer": lambda: train(optimizer, loss(model))}, (model, optimizer)
+
+
+def with_a_hook() -> Group:
+    """Someone else's code may run in the backward pass."""
+    model, optimizer, loss = narrow()
+
+    def step() -> None:
+        found = loss(model)
+        found.register_hook(lambda gradient: None)
+        train(optimizer, found)
+
+    return {"with a hook": step}, (model, optimizer)
+
+
+def data_parallel() -> Group:
+    import torch
+    from torch import distributed
+
+    model, optimizer, loss = narrow()
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    whole = torch.nn.parallel.DistributedDataParallel(model)
+    return {"DistributedDataParallel": lambda: train(optimizer, loss(whole))}, (whole, optimizer)
+
+
+def train(optimizer: Any, loss: Any) -> None:
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+
+
+def narrow() -> tuple[Any, Any, Callable[[Any], Any]]:
+    """Returns a transformer, its optimizer and what computes a loss by it."""
+    import torch
+
+    sys.path[:0] = [str(ROOT)]  # behind an older checkout, whose pytracer is imported already
+    from benchmarks import models
+
+    torch.manual_seed(0)
+    config = models.Config(vocabulary=64, context=64, width=16, layers=12, heads=2)
+    model = models.Transformer(config)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    ids, targets = torch.randint(64, (2, 1, 8))
+    return model, optimizer, lambda called: called(ids, targets)
 
 
 def three_layers() -> Group:
@@ -352,6 +402,8 @@ def main() -> int:
         print_rows(found[name])
     import torch
 
+    if options.out.exists() and "before" not in found:
+        found["before"] = json.loads(options.out.read_text()).get("before", {})
     document = {
         "tool": "benchmarks/synchronisation.py",
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),

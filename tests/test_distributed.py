@@ -8,6 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import distributed, nn
+
+from pytracer import trace
 
 # One rank over gloo is enough for what belongs to whom, but for the first FSDP: alone it shards
 # nothing.
@@ -102,6 +106,30 @@ def test_buckets_are_known_though_the_model_is_gone_before_the_trace_ends(traine
     found = trained("dropped")
     assert found["most"]["communication"] >= 4 * found["parameters"]
     assert found["most"]["functional"] < found["parameters"]
+
+
+def test_three_steps_are_enough_to_know_the_buckets_of_a_model_that_is_gone() -> None:
+    """It makes new buckets in its second step, and tells their sizes in its third."""
+
+    def program() -> set[int]:
+        layers = (nn.Linear(300 + 20 * i, 320 + 20 * i) for i in range(6))
+        model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers), bucket_cap_mb=1)
+        for _ in range(3):
+            model(torch.randn(4, 300)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        told = model._get_ddp_logging_data()
+        assert told["bucket_sizes"] != told["rebuilt_bucket_sizes"]
+        return {int(size) for size in told["rebuilt_bucket_sizes"].split(", ")}
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with trace(table=False, devices="cpu") as t:
+            sizes = program()
+    finally:
+        distributed.destroy_process_group()
+    assert sizes <= set(t.data.meta["ddp_buckets"])
+    rows = t.allocations()
+    assert sizes <= set(rows[rows.category == "communication"].requested_bytes)
 
 
 @pytest.mark.ci

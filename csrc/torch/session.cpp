@@ -235,8 +235,10 @@ bool Listening::called() {
   return steps == 0 && std::has_single_bit(calls);
 }
 
+// The third step, too: DistributedDataParallel says in it how large its new buckets are.
 bool Listening::stepped() {
-  return std::has_single_bit(++steps);
+  ++steps;
+  return steps == 3 || std::has_single_bit(steps);
 }
 
 Session::~Session() {

@@ -183,9 +183,10 @@ class Session:
         calls, steps = self._native.new_counts()
         if calls:
             self.memory.called(calls)
+        if steps:
+            C.quietly(HOOKS.labels.learn_buckets)  # the third step is the first that knows all
         if steps and self.memory.stepped(steps):
             self.clocks.read()  # ranks are near each other at the end of a step
-            C.quietly(HOOKS.labels.learn_buckets)
             if self.options.path is not None:
                 self._note_progress()
 
