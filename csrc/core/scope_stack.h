@@ -96,7 +96,7 @@ class ThreadState {
 
   // In the node itself, and in nothing that it has entered.
   bool in_bare_node() const {
-    return node_ == NodeKind::kBare && frames_.back().kind == ScopeKind::kNode;
+    return node_ == NodeKind::kBare && !frames_.empty() && frames_.back().kind == ScopeKind::kNode;
   }
 
   bool inside_step() const { return inside(ScopeKind::kOptimizer); }
