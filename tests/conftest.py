@@ -2,6 +2,7 @@
 
 import os
 import random
+import sys
 
 import hypothesis
 import numpy as np
@@ -9,6 +10,11 @@ import pytest
 import torch
 
 from tests.tiers import TIER
+
+# Hundreds of processes import pytracer and these tests. Each would compile them again, where the
+# environment says that Python is to keep no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # The same examples on every run, and no deadline: the machine may be busy with something else.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
