@@ -33,13 +33,13 @@ from tests.tiers import first_of
 from tests.transparency import workload
 from tests.transparency.observe import (
     MODES,
-    ROOT,
     UNTRACED,
     Block,
     Program,
     assert_unchanged,
     observe,
 )
+from tests.transparency.processes import ROOT
 
 PROGRAM = workload.__file__
 OURS = f"{Path(pytracer.__file__).parent}{os.sep}"
