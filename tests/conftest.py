@@ -1,5 +1,6 @@
 """What every test gets: fixed seeds, and a skip with its reason where there is no GPU."""
 
+import gc
 import os
 import random
 import sys
@@ -37,6 +38,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _heap() -> None:
+    """Collections within tests skip what is there already: the libraries, a second's worth of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
