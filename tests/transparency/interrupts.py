@@ -273,7 +273,6 @@ def interrupted(name: str, times: int, share: int, shares: int) -> tuple[int, di
     """
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
-    torch.optim.SGD([torch.ones(1, requires_grad=True)])  # torch._dynamo is imported by now
     if name == "a look meanwhile":
         import pandas as pd  # noqa: F401 - its import, too, would take most of the time
     places = each_line(places_of(PROGRAMS[name]), times)

@@ -58,6 +58,7 @@ class Program:
     devices: tuple[str, ...] = ("cpu", "cuda")
     own_block: bool = False  # takes the block and decides what is traced; else all of it is
     fresh: bool = False  # in processes of its own
+    imports: str = "torch"  # what there is imported by then; an optimizer imports torch._dynamo
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
     needs: str = ""  # a package that need not be there
@@ -120,11 +121,14 @@ def untraced_and_traced(
     key = program.run, device
     untraced = _UNTRACED.get(key)
     if program.fresh:
+
+        def running(mode: str) -> Running:
+            return Running(folder, observe, program, device, mode, imports=program.imports)
+
         with contextlib.ExitStack() as stack:  # side by side
-            other = stack.enter_context(Running(folder, observe, program, device, mode))
+            other = stack.enter_context(running(mode))
             if untraced is None:
-                one = stack.enter_context(Running(folder, observe, program, device, UNTRACED))
-                untraced = _UNTRACED[key] = one.finish()
+                untraced = _UNTRACED[key] = stack.enter_context(running(UNTRACED)).finish()
             return untraced, other.finish()
     if untraced is None:
         untraced = observe(program, device, UNTRACED)

@@ -1,6 +1,7 @@
 """Functions in processes of their own, each forked from one that has imported torch and run nothing.
 
-The import takes longer than what most of them do.
+The import takes longer than what most of them do. An optimizer imports torch._dynamo, which takes
+as long again: there may be a parent that has done that, too.
 """
 
 import atexit
@@ -24,20 +25,23 @@ LOOK_S = 0.005  # how long nobody asks whether a process has ended
 class Running:
     """A function that runs in a process of its own, with arguments that can be pickled."""
 
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
+    def __init__(
+        self, folder: Path, function: Callable[..., Any], *arguments: Any, imports: str = "torch"
+    ) -> None:
         descriptor, file = tempfile.mkstemp(dir=folder)
         os.close(descriptor)
         self._file = Path(file)
         self._file.write_bytes(pickle.dumps((function, arguments)))
         self._ended = Path(f"{file}.ended")
-        _ask("run", file)
+        self._parent = _parent(imports)
+        _ask(self._parent, "run", file)
 
     def __enter__(self) -> "Running":
         return self
 
     def __exit__(self, *_: object) -> None:
         if not self._ended.exists():
-            _ask("kill", str(self._file))
+            _ask(self._parent, "kill", str(self._file))
             self._wait(10)
 
     def finish(self, timeout: float = 120) -> Any:
@@ -52,7 +56,7 @@ class Running:
     def _wait(self, seconds: float) -> None:
         limit = time.monotonic() + seconds
         while not self._ended.exists() and time.monotonic() < limit:
-            assert _parent().poll() is None, "the process that starts the others has ended"
+            assert self._parent.poll() is None, "the process that starts the others has ended"
             time.sleep(LOOK_S)
 
 
@@ -63,10 +67,10 @@ def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) ->
 
 
 @functools.cache
-def _parent() -> "subprocess.Popen[bytes]":
-    imports = "import tests.transparency.observe, tests.transparency.processes as processes"
+def _parent(imports: str) -> "subprocess.Popen[bytes]":
+    code = f"import tests.transparency.observe, {imports}; tests.transparency.processes.serve()"
     parent = subprocess.Popen(
-        [sys.executable, "-c", f"{imports}; processes.serve()"],
+        [sys.executable, "-c", code],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.PIPE,
@@ -76,10 +80,9 @@ def _parent() -> "subprocess.Popen[bytes]":
     return parent
 
 
-def _ask(what: str, file: str) -> None:
-    pipe = _parent().stdin
-    assert pipe is not None
-    pipe.write(f"{what} {file}\n".encode())
+def _ask(parent: "subprocess.Popen[bytes]", what: str, file: str) -> None:
+    assert parent.stdin is not None
+    parent.stdin.write(f"{what} {file}\n".encode())
 
 
 # -------------------------------------------------------------------------- in the parent

@@ -351,7 +351,12 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     with ExitStack() as stack:
         processes = [
             stack.enter_context(
-                Running(tmp_path, interrupts.interrupted, name, times, share, shares)
+                Running(
+                    tmp_path,
+                    interrupts.interrupted,
+                    *(name, times, share, shares),
+                    imports="torch._dynamo",
+                )
             )
             for share in range(by_tier(1, 2, 2))
         ]
