@@ -17,6 +17,10 @@ from tests.tiers import TIER
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# Beside another worker, threads of torch's would wait for cores, and spin while they do.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
+
 # The same examples on every run, and no deadline: the machine may be busy with something else.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
 # HYPOTHESIS_PROFILE=search looks for new ones, and for longer.
