@@ -476,7 +476,7 @@ def ends(program: str, mode: str, path: Path) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END, 2))
+@pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END))
 def test_a_trace_that_is_open_when_the_process_ends_says_nothing(name: str, tmp_path: Path) -> None:
     """The exit status and both outputs are those of the untraced program; its file is whole."""
     path = tmp_path / "run.pytrace"
