@@ -72,7 +72,8 @@ def _parent(imports: str) -> "subprocess.Popen[bytes]":
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # Where an import asks for CUDA, the children of one that the driver has answered have none.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
         stdin=subprocess.PIPE,
         bufsize=0,
     )
