@@ -1,7 +1,9 @@
 """What every test gets: fixed seeds, and a skip with its reason where there is no GPU."""
 
+import gc
 import os
 import random
+import sys
 
 import hypothesis
 import numpy as np
@@ -9,6 +11,15 @@ import pytest
 import torch
 
 from tests.tiers import TIER
+
+# Hundreds of processes import pytracer and these tests. Each would compile them again, where the
+# environment says that Python is to keep no bytecode.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+# Beside another worker, threads of torch's would wait for cores, and spin while they do.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 # The same examples on every run, and no deadline: the machine may be busy with something else.
 hypothesis.settings.register_profile("same", deadline=None, derandomize=True)
@@ -31,6 +42,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if item in left])
         items[:] = [item for item in items if item not in left]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _heap() -> None:
+    """Collections within tests skip what is there already: the libraries, a second's worth of them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -999,7 +999,7 @@ def in_child(work: Callable[[], Any]) -> Any:
     return result, os.waitpid(child, 0)[1]
 
 
-@program(fresh=True, devices=("cpu",))
+@program(fresh=True, imports="torch._dynamo", devices=("cpu",))
 def fork_inside_and_the_child_trains(device: str) -> Any:
     model = make_model(device)
     before = train(model, device, 1)
@@ -1007,7 +1007,7 @@ def fork_inside_and_the_child_trains(device: str) -> Any:
     return before, child, train(model, device, 2)
 
 
-@program(fresh=True, devices=("cpu",), own_block=True)
+@program(fresh=True, imports="torch._dynamo", devices=("cpu",), own_block=True)
 def fork_inside_and_the_child_traces(device: str, block: Block) -> Any:
     def work() -> Any:
         inner = Block(block.mode)
@@ -1025,7 +1025,7 @@ def fork_inside_and_the_child_traces(device: str, block: Block) -> Any:
     return before, child, after
 
 
-@program(fresh=True, devices=("cpu",), own_block=True)
+@program(fresh=True, imports="torch._dynamo", devices=("cpu",), own_block=True)
 def fork_inside_and_the_child_leaves_the_block(device: str, block: Block) -> Any:
     child = -1
     reading, writing = os.pipe()
@@ -1263,7 +1263,7 @@ def profiler_of_memory_and_shapes(device: str) -> Any:
     )
 
 
-@program(fresh=True)
+@program(fresh=True, imports="torch._dynamo")
 def profiler_with_stacks(device: str) -> Any:
     """First used inside the block, where it looks up Module.__call__ for good."""
     model = make_model(device)
@@ -1524,7 +1524,7 @@ def grad_scaler(device: str) -> Any:
     return scales, model
 
 
-@program(fresh=True)
+@program(fresh=True, imports="torch._dynamo")
 def distributed_data_parallel(device: str) -> Any:
     import tempfile
 
@@ -1601,7 +1601,7 @@ def cuda_out_of_memory(device: str) -> Any:
     return error[0], train(make_model(device), device)
 
 
-@program(devices=("cuda",), fresh=True, own_block=True)
+@program(devices=("cuda",), fresh=True, imports="torch._dynamo", own_block=True)
 def cuda_comes_up_inside(device: str, block: Block) -> Any:
     with block():
         result = train(make_model(device), device)
@@ -1611,7 +1611,7 @@ def cuda_comes_up_inside(device: str, block: Block) -> Any:
 # -------------------------------------------------------------------------- the CPU allocator
 
 
-@program(fresh=True, devices=("cpu",), own_block=True)
+@program(fresh=True, imports="torch._dynamo", devices=("cpu",), own_block=True)
 def user_installed_cpu_allocator(device: str, block: Block) -> Any:
     """One with a higher priority than the default's."""
     import ctypes

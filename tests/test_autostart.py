@@ -16,7 +16,7 @@ import pytest
 import pytracer
 from pytracer import errors
 from pytracer.cli import autostart
-from tests.test_run import TRAIN, WITH_TORCH
+from tests.test_run import ALLOCATE, TRAIN, WITH_TORCH
 from tests.tiers import first_of
 
 ROOT = Path(__file__).parents[1]
@@ -76,7 +76,7 @@ def test_a_program_is_recorded_that_knows_nothing_of_it(tmp_path: Path, site: Pa
 
 def test_it_may_be_installed_twice(tmp_path: Path, site: Path) -> None:
     """For the user, and in an environment that also reads the user's packages."""
-    write(tmp_path, TRAIN, "step()\n")
+    write(tmp_path, ALLOCATE)
     (tmp_path / "second.pth").write_text(START.read_text())
     ran = python(
         *("-c", f"import site; site.addsitedir({str(tmp_path)!r}); import train"),
@@ -104,6 +104,7 @@ def test_it_is_told_what_to_record(tmp_path: Path, site: Path) -> None:
     assert loaded.by("line").index.str.contains("train.py").any()
     assert json.loads((tmp_path / "out" / "run.json").read_text())["peak"]["bytes"] > 0
     # The file stays what it is, and says how to replace it.
+    write(tmp_path, ALLOCATE)
     again = python("train.py", folder=tmp_path, site=site, PYTRACER=asked)
     assert again.returncode == 0
     assert "not recorded: out/run.pytrace exists; force=1 in PYTRACER replaces it" in again.stderr
@@ -216,7 +217,7 @@ def test_children_of_the_program_are_not_recorded(tmp_path: Path, site: Path) ->
 
 
 def test_commands_of_ours_do_what_they_are_asked_and_no_more(tmp_path: Path, site: Path) -> None:
-    write(tmp_path, TRAIN, "step()\n")
+    write(tmp_path, ALLOCATE)
     ran = python("-m", "pytracer", "run", "-o", "asked.pytrace", "train.py",
                  folder=tmp_path, site=site, PYTRACER="1")  # fmt: skip
     assert ran.returncode == 0, ran.stderr

@@ -48,8 +48,9 @@ def test_a_killed_recordings_finished_steps_are_those_of_one_that_was_not_killed
     """Killed at random instants, and each file cut at 5 places where a kill may have cut it."""
     count = by_tier(5, 20, 20)  # tools/kills.py: 200
     rng = random.Random(0)
-    delays = [rng.uniform(0.0, 0.8) for _ in range(count)]
-    kills.kill_recordings(tmp_path, delays, steps=1500)
+    longest, steps = by_tier(400, 800, 800) / 1000, by_tier(800, 1500, 1500)
+    delays = [rng.uniform(0.0, longest) for _ in range(count)]
+    kills.kill_recordings(tmp_path, delays, steps=steps)
     found = list(kills.compare(tmp_path, cuts=5, seed=0))
     assert [each for each in found if each.wrong] == []
     assert len(found) == count * 6

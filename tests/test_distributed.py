@@ -184,14 +184,14 @@ def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
 
 # DeepSpeed starts its own process group from torchrun's variables.
 ZERO = """
-import json, sys
+import importlib, json, sys
 import torch
 import deepspeed
-from deepspeed.comm import torch as backend
 from torch import nn
 from pytracer import trace
 
-backend.build_shm_op = lambda: None  # it would be compiled first, for a minute
+# It would be compiled first, for a minute. `deepspeed.comm` has torch itself by the module's name.
+importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
 
 net = nn.Sequential(*[nn.Linear(256, 256) for _ in range(6)])
 parameters = sum(p.numel() for p in net.parameters())

@@ -94,6 +94,7 @@ PROGRAMS: dict[str, dict[str, Any]] = {
 @pytest.fixture(autouse=True)
 def _nothing_alive() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # collections within the test are of its own
     yield
     gc.collect()
 

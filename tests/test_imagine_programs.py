@@ -24,6 +24,7 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "v
 @pytest.fixture(autouse=True)
 def _nothing_alive() -> Iterator[None]:
     gc.collect()
+    gc.freeze()  # collections within the test are of its own
     yield
     gc.collect()
 

@@ -1,6 +1,8 @@
 """What recording itself took: the last line of the table."""
 
-import multiprocessing
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,31 +40,33 @@ def own_time(t: Any) -> recording_quality.OwnTime:
     return found
 
 
-def _compute() -> None:
-    while True:
-        pass
-
-
 @contextmanager
 def busy_neighbours(count: int) -> Iterator[None]:
-    context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=_compute, daemon=True) for _ in range(count)]
-    for process in processes:
-        process.start()
+    """As many programs that compute, all on the one core that this thread may use meanwhile."""
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    code = "print(flush=True)\nwhile True: pass"
+    processes = [
+        subprocess.Popen([sys.executable, "-S", "-c", code], stdout=subprocess.PIPE)
+        for _ in range(count)
+    ]
     try:
-        time.sleep(1)
+        for process in processes:
+            assert process.stdout is not None
+            assert process.stdout.readline(), "it computes by now"
         yield
     finally:
         for process in processes:
-            process.kill()
-            process.join()
+            with process:
+                process.kill()
+        os.sched_setaffinity(0, cores)
 
 
 @pytest.mark.slow
 def test_other_programs_on_the_machine_do_not_make_recording_look_dearer() -> None:
     traced()  # what is made once
     alone = [own_time(traced()) for _ in range(3)]
-    with busy_neighbours(2 * (torch.get_num_threads() + 3)):
+    with busy_neighbours(4):
         loaded = [own_time(traced()) for _ in range(5)]
     usual = sorted(one.ns for one in alone)[1]
     assert all(usual / FACTOR < one.ns < usual * FACTOR for one in loaded), (alone, loaded)

@@ -363,8 +363,9 @@ class Teller:
         from pytracer import environment
         from pytracer.files import refuse_to_overwrite
 
-        self.rank, self._json, self._every = environment.rank(), json_file, every
-        self._stop = stop
+        self.rank, self._every, self._stop = environment.rank(), every, stop
+        # The program may change its folder.
+        self._json = json_file.absolute() if json_file is not None else None
         self._digests = digests.absolute() if digests is not None else None
         self._folders = [*filter(None, sys.path), str(Path(__file__).parents[2])]
         self._beside: subprocess.Popen[bytes] | None = None

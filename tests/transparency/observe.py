@@ -4,11 +4,9 @@ import contextlib
 import gc
 import inspect
 import os
-import pickle
 import random
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,8 +24,8 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from pytracer import trace
 from pytracer._native import C
 from pytracer.schema import ACTION
+from tests.transparency.processes import Running
 
-ROOT = Path(__file__).parents[2]
 # How a program is run: not traced at all, or in one of the modes, each with its options.
 UNTRACED, AUTO, HOOKS_MODE = "untraced", "auto", "hooks"
 MODES: dict[str, dict[str, Any]] = {
@@ -60,6 +58,7 @@ class Program:
     devices: tuple[str, ...] = ("cpu", "cuda")
     own_block: bool = False  # takes the block and decides what is traced; else all of it is
     fresh: bool = False  # in processes of its own
+    imports: str = "torch"  # what there is imported by then; an optimizer imports torch._dynamo
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
     needs: str = ""  # a package that need not be there
@@ -122,11 +121,14 @@ def untraced_and_traced(
     key = program.run, device
     untraced = _UNTRACED.get(key)
     if program.fresh:
+
+        def running(mode: str) -> Running:
+            return Running(folder, observe, program, device, mode, imports=program.imports)
+
         with contextlib.ExitStack() as stack:  # side by side
-            other = stack.enter_context(Running(folder, observe, program, device, mode))
+            other = stack.enter_context(running(mode))
             if untraced is None:
-                one = stack.enter_context(Running(folder, observe, program, device, UNTRACED))
-                untraced = _UNTRACED[key] = one.finish()
+                untraced = _UNTRACED[key] = stack.enter_context(running(UNTRACED)).finish()
             return untraced, other.finish()
     if untraced is None:
         untraced = observe(program, device, UNTRACED)
@@ -153,45 +155,6 @@ def differences(a: Any, b: Any, where: str = "") -> list[str]:
     else:
         return [] if a == b and type(a) is type(b) else [f"{where}:\n  {a!r}\n  {b!r}"]
     return [line for inner, x, y in pairs for line in differences(x, y, inner)]
-
-
-class Running:
-    """A function that runs in a process of its own, with arguments that can be pickled."""
-
-    def __init__(self, folder: Path, function: Callable[..., Any], *arguments: Any) -> None:
-        descriptor, file = tempfile.mkstemp(dir=folder)
-        os.close(descriptor)
-        self._file = Path(file)
-        self._file.write_bytes(pickle.dumps((function, arguments)))
-        code = f"from tests.transparency.observe import main; main({file!r})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-
-    def __enter__(self) -> "Running":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def finish(self, timeout: float = 120) -> Any:
-        """What the function returns."""
-        output, _ = self._process.communicate(timeout=timeout)
-        if self._process.returncode != 0:
-            raise AssertionError(f"exit status {self._process.returncode}:\n{output}")
-        return pickle.loads(self._file.read_bytes())
-
-
-def in_a_process(folder: Path, function: Callable[..., Any], *arguments: Any) -> Any:
-    """What the function returns there; an error if that process dies of anything."""
-    with Running(folder, function, *arguments) as running:
-        return running.finish()
 
 
 # -------------------------------------------------------------------------- the run
@@ -441,9 +404,3 @@ def _facts(traced: trace) -> dict[str, Any]:
         "recompute": bool(flags & 1),
         "names": sorted(set(data.strings)),
     }
-
-
-def main(file: str) -> None:
-    """In the process of its own: the file says what to call, and gets what that returned."""
-    function, arguments = pickle.loads(Path(file).read_bytes())
-    Path(file).write_bytes(pickle.dumps(function(*arguments)))

@@ -1322,13 +1322,14 @@ def rows() -> list[Any]:
 
 
 def _later(name: str, mode: str) -> list[Any]:
-    """Compiling takes many seconds: only `make nightly` does it in each mode, and for a Llama."""
+    """Compiling takes many seconds: only `make nightly` does it in each mode, and for each model."""
     if not name.startswith("compiled"):
         return []
     if mode != "default":
         return [pytest.mark.nightly]
     longest = {
-        "compiled_bert_stays_compiled": pytest.mark.ci,
+        "compiled_gpt2_stays_compiled": pytest.mark.ci,
+        "compiled_bert_stays_compiled": pytest.mark.nightly,
         "compiled_llama_stays_compiled": pytest.mark.nightly,
     }
     return [longest[name]] if name in longest else []

@@ -27,13 +27,11 @@ from tests.tiers import by_tier, first_of
 from tests.transparency import interrupts
 from tests.transparency.observe import (
     MODES,
-    ROOT,
     Block,
     Program,
-    Running,
     assert_unchanged,
-    in_a_process,
 )
+from tests.transparency.processes import ROOT, Running, in_a_process
 
 DETAILS = ["op", "category"]
 
@@ -349,18 +347,23 @@ def test_ctrl_c_at_any_line_of_ours_arrives_and_leaves_nothing(
     a line runs, which takes an hour. A look has so many lines that the first two take fewer.
     """
     times = by_tier(times, times, 0)
-    shares = by_tier(96, 64, 2) if name == "a look meanwhile" else by_tier(16, 12, 2)
+    shares = by_tier(48, 64, 2) if name == "a look meanwhile" else by_tier(8, 12, 2)
     with ExitStack() as stack:
-        halves = [
+        processes = [
             stack.enter_context(
-                Running(tmp_path, interrupts.interrupted, name, times, half, shares)
+                Running(
+                    tmp_path,
+                    interrupts.interrupted,
+                    *(name, times, share, shares),
+                    imports="torch._dynamo",
+                )
             )
-            for half in (0, 1)
+            for share in range(by_tier(1, 2, 2))
         ]
-        results = [half.finish(timeout=7200) for half in halves]
+        results = [process.finish(timeout=7200) for process in processes]
 
     assert sum(count for count, _ in results) > by_tier(4, 5, 20)
-    problems = results[0][1] | results[1][1]
+    problems = {line: found for _, wrong in results for line, found in wrong.items()}
     assert not problems, "\n".join(f"{line}: {found}" for line, found in sorted(problems.items()))
 
 
@@ -473,7 +476,7 @@ def ends(program: str, mode: str, path: Path) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
-@pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END, 2))
+@pytest.mark.parametrize("name", first_of(OPEN_AT_THE_END))
 def test_a_trace_that_is_open_when_the_process_ends_says_nothing(name: str, tmp_path: Path) -> None:
     """The exit status and both outputs are those of the untraced program; its file is whole."""
     path = tmp_path / "run.pytrace"
