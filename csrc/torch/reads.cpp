@@ -289,21 +289,29 @@ void leave(const at::RecordFunction& fn, at::ObserverContext* /*none*/) {
   return all;
 }
 
-// The operators of a bare node have no rows of their own, so torch need not tell us of them. Ours
-// is the only callback: see ops.cpp.
-bool counts_as_its_node(at::RecordScope scope) {
-  return this_thread_state != nullptr && this_thread_state->in_bare_node() &&
-         scope == at::RecordScope::FUNCTION && !c10::GradMode::is_enabled();
-}
-
+// For every operator of the program, so it calls what it must and has no frame of its own.
 std::optional<at::StepCallbacks> who_listens(at::RecordScope scope) {
-  if (counts_as_its_node(scope)) {
-    return std::nullopt;
-  }
   if (outermost.leaves_out() || short_call.is_open()) [[unlikely]] {
     return listeners_but_us(scope);
   }
   return at::getStepCallbacksUnlessEmpty(scope);
+}
+
+// The operators of a bare node have no rows of their own, so torch need not tell us of them. Ours
+// is the only callback: see ops.cpp.
+[[gnu::noinline]] std::optional<at::StepCallbacks> who_listens_in_node(at::RecordScope scope) {
+  if (scope == at::RecordScope::FUNCTION && !c10::GradMode::is_enabled()) {
+    return std::nullopt;
+  }
+  return who_listens(scope);
+}
+
+// The same where operators are recorded, and nodes with them.
+std::optional<at::StepCallbacks> who_listens_outside_of_nodes(at::RecordScope scope) {
+  if (this_thread_state != nullptr && this_thread_state->in_bare_node()) [[unlikely]] {
+    return who_listens_in_node(scope);
+  }
+  return who_listens(scope);
 }
 
 }  // namespace
@@ -313,8 +321,14 @@ void leave_out_inner_operators(bool on) {
   bool asks = on && entry != nullptr;
   torch_asks_us.store(asks, std::memory_order_relaxed);
   if (asks) {
-    __atomic_store_n(entry, &who_listens, __ATOMIC_RELEASE);
-  } else if (entry != nullptr && __atomic_load_n(entry, __ATOMIC_ACQUIRE) == &who_listens) {
+    __atomic_store_n(entry,
+                     ops::records_operators() ? &who_listens_outside_of_nodes : &who_listens,
+                     __ATOMIC_RELEASE);
+    return;
+  }
+  private_torch::Listeners now =
+      entry != nullptr ? __atomic_load_n(entry, __ATOMIC_ACQUIRE) : nullptr;
+  if (now == &who_listens || now == &who_listens_outside_of_nodes) {
     __atomic_store_n(entry,
                      static_cast<private_torch::Listeners>(&at::getStepCallbacksUnlessEmpty),
                      __ATOMIC_RELEASE);
