@@ -236,8 +236,19 @@ def synchronisation_table(document: dict[str, Any]) -> str:
     for name, plain in now["instructions"]["plain"].items():
         found = " | ".join([*cells("category", name), *cells("default", name)])
         lines.append(f"| {name} | {plain / 1000:,.0f} | {found.replace('nan', '-')} |")
+    lines += ["", f"| microseconds | plain | {' adds | before | '.join(modes)} adds | before |"]
+    lines.append("|---|" + 5 * "---:|")
+    for name, plain in now["microseconds"]["plain"].items():
+        figures = (
+            1000 * added(run, "microseconds", mode, name)
+            for mode in ("category", "default")
+            for run in (now, before)
+        )
+        found = " | ".join(f"{each:,.1f}".replace("nan", "-") for each in figures)
+        lines.append(f"| {name} | {plain:,.1f} | {found} |")
     at = f"torch {document['torch']}, Python {document['python']}, {document['date'][:10]}"
-    return "\n".join([*lines, "", f"Counted by valgrind on one thread: {at}."])
+    said = "Instructions counted by valgrind, and medians of process time, on one thread"
+    return "\n".join([*lines, "", f"{said}: {at}."])
 
 
 def owners_table(document: dict[str, Any]) -> str:

@@ -46,14 +46,20 @@ MOST = {
         "forward and backward": 67_000,
         "optimizer step": 41_000,
         "whole step": 131_000,
-        "reinforcement loop": 1_155_000,
+        "reinforcement loop": 1_110_000,
+        "narrow transformer": 1_400_000,
+        "with a hook": 2_510_000,
+        "DistributedDataParallel": 1_480_000,
     },
     "default": {
         "module call": 6_300,
         "forward and backward": 119_000,
         "optimizer step": 148_000,
         "whole step": 315_000,
-        "reinforcement loop": 2_525_000,
+        "reinforcement loop": 2_535_000,
+        "narrow transformer": 3_940_000,
+        "with a hook": 8_110_000,
+        "DistributedDataParallel": 4_250_000,
     },
 }
 LOOP = "reinforcement loop"
