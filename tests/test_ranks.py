@@ -331,6 +331,8 @@ rank, how = distributed.get_rank(), sys.argv[1]
 net = DistributedDataParallel(nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)]))
 optimizer = torch.optim.AdamW(net.parameters())
 for step in range(10):
+    if step == 7 and how == "is killed":
+        distributed.barrier()  # otherwise a slow rank's last event may come after the other's
     if step == 7 and rank == 1:
         if how == "is killed":
             time.sleep(0.3)  # a file is at most 100 ms behind

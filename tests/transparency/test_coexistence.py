@@ -32,6 +32,8 @@ import pytracer
 from tests.tiers import first_of
 from tests.transparency import workload
 from tests.transparency.observe import (
+    AUTO,
+    HOOKS_MODE,
     MODES,
     UNTRACED,
     Block,
@@ -42,6 +44,9 @@ from tests.transparency.observe import (
 from tests.transparency.processes import ROOT
 
 PROGRAM = workload.__file__
+# The plainest mode, the one that does most, and at night the two between them.
+BY_TIER = first_of(["default", HOOKS_MODE])
+BY_TIER += first_of(["category", AUTO], 0, later=pytest.mark.nightly)
 OURS = f"{Path(pytracer.__file__).parent}{os.sep}"
 
 
@@ -566,7 +571,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.parametrize("mode", first_of(MODES))
+@pytest.mark.parametrize("mode", BY_TIER)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=kind.marks) for kind in TOOLS])
 def test_a_tool_sees_of_the_program_what_it_sees_without_a_trace(
@@ -579,7 +584,7 @@ def test_a_tool_sees_of_the_program_what_it_sees_without_a_trace(
     assert_unchanged(PAIRS[kind, order], device, mode, tmp_path)
 
 
-@pytest.mark.parametrize("mode", first_of(MODES))
+@pytest.mark.parametrize("mode", BY_TIER)
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=kind.marks) for kind in TOOLS])
 def test_a_trace_beside_a_tool_records_what_it_records_alone(
