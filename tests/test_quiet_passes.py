@@ -53,7 +53,7 @@ def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
 def test_a_pass_with_a_hook_says_what_it_says_when_torch_tells_of_every_operator(
     name: str, device: str
 ) -> None:
-    """Torch tells of none inside a node that runs no Python, unless somebody else listens."""
+    """Inside a node that runs no Python, torch skips the operators unless somebody else listens."""
     torch.manual_seed(0)
     with torch.device(device):
         recipe = MODELS[name]("tiny")

@@ -58,7 +58,7 @@ class Program:
     devices: tuple[str, ...] = ("cpu", "cuda")
     own_block: bool = False  # takes the block and decides what is traced; else all of it is
     fresh: bool = False  # in processes of its own
-    imports: str = "torch"  # what there is imported by then; an optimizer imports torch._dynamo
+    imports: str = "torch"  # what its parent has imported; an optimizer imports torch._dynamo
     hooks: str = ""  # why saved_tensors="hooks" cannot hold, or nothing
     empty: bool = False  # nothing needs to be allocated inside
     needs: str = ""  # a package that need not be there

@@ -90,7 +90,7 @@ def _ask(parent: "subprocess.Popen[bytes]", what: str, file: str) -> None:
 
 
 def serve() -> None:
-    """Forks for each file that it is told of, and writes down how that ended.
+    """Forks for each file that somebody names, and writes down how the child ended.
 
     A child returns from here, and so ends as any other process does.
     """
