@@ -56,7 +56,7 @@ MOST = {
         "forward and backward": 119_000,
         "optimizer step": 148_000,
         "whole step": 315_000,
-        "reinforcement loop": 2_535_000,
+        "reinforcement loop": 2_525_000,
         "narrow transformer": 3_940_000,
         "with a hook": 8_110_000,
         "DistributedDataParallel": 4_250_000,

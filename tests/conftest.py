@@ -4,11 +4,13 @@ import gc
 import os
 import random
 import sys
+from collections.abc import Iterator
 
 import hypothesis
 import numpy as np
 import pytest
 import torch
+from torch import distributed
 
 from tests.tiers import TIER
 
@@ -56,3 +58,11 @@ def seeds() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - the code under test may use the global generator
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    """A process group of this process alone."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield
+    distributed.destroy_process_group()

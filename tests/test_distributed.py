@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import distributed, nn
+from torch import nn
 
 from pytracer import trace
 
@@ -108,7 +108,7 @@ def test_buckets_are_known_though_the_model_is_gone_before_the_trace_ends(traine
     assert found["most"]["functional"] < found["parameters"]
 
 
-def test_three_steps_are_enough_to_know_the_buckets_of_a_model_that_is_gone() -> None:
+def test_three_steps_are_enough_to_know_the_buckets_of_a_model_that_is_gone(group: None) -> None:
     """It makes new buckets in its second step, and tells their sizes in its third."""
 
     def program() -> set[int]:
@@ -121,12 +121,8 @@ def test_three_steps_are_enough_to_know_the_buckets_of_a_model_that_is_gone() ->
         assert told["bucket_sizes"] != told["rebuilt_bucket_sizes"]
         return {int(size) for size in told["rebuilt_bucket_sizes"].split(", ")}
 
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    try:
-        with trace(table=False, devices="cpu") as t:
-            sizes = program()
-    finally:
-        distributed.destroy_process_group()
+    with trace(table=False, devices="cpu") as t:
+        sizes = program()
     assert sizes <= set(t.data.meta["ddp_buckets"])
     rows = t.allocations()
     assert sizes <= set(rows[rows.category == "communication"].requested_bytes)

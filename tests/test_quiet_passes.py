@@ -4,7 +4,7 @@ The recording must say the same of it, and a pass that runs more is never quiet:
 kind, and not the first after a thousand others.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
@@ -13,7 +13,7 @@ import torch
 from torch import distributed, nn
 from torch.utils.checkpoint import checkpoint
 
-from programs.conformance.models import MODELS
+from programs.conformance.models import MODELS, Batch, Recipe
 from pytracer import trace
 from pytracer._native import C
 
@@ -48,19 +48,24 @@ def small(device: str = "cpu") -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.AdamW(model.parameters())
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "t5", "experts"])
-def test_a_pass_with_a_hook_says_what_it_says_when_torch_tells_of_every_operator(
-    name: str, device: str
-) -> None:
-    """Inside a node that runs no Python, torch skips the operators unless somebody else listens."""
+def made(name: str, device: str) -> tuple[Recipe, nn.Module, torch.optim.Optimizer, Batch]:
+    """A small model of this name. It learns nothing, so that experts get the same words each time."""
     torch.manual_seed(0)
     with torch.device(device):
         recipe = MODELS[name]("tiny")
     model = recipe.model.to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0)
     torch.manual_seed(1)
-    batch = recipe.batch(device)
+    return recipe, model, optimizer, recipe.batch(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", ["mlp", "resnet", "gpt2", "t5", "experts"])
+def test_a_pass_with_a_hook_says_what_it_says_when_torch_tells_of_every_operator(
+    name: str, device: str
+) -> None:
+    """Inside a node that runs no Python, torch skips the operators unless somebody else listens."""
+    recipe, model, optimizer, batch = made(name, device)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -79,14 +84,6 @@ def test_a_pass_with_a_hook_says_what_it_says_when_torch_tells_of_every_operator
         C.listen_to_operators(False)
     for number in range(1, STEPS - 1):
         assert said_of(t.allocations(), number) == said_of(told.allocations(), number)
-
-
-@pytest.fixture
-def group() -> Iterator[None]:
-    """A process group of this process alone."""
-    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
-    yield
-    distributed.destroy_process_group()
 
 
 class TestDataParallel:
@@ -152,15 +149,7 @@ class TestDataParallel:
 @pytest.mark.parametrize("cast", [False, True], ids=["fp32", "autocast"])
 @pytest.mark.parametrize("name", ["mlp", "resnet", "lstm", "gpt2", "t5", "experts", "recommender"])
 def test_a_quiet_pass_says_what_one_with_operators_says(name: str, cast: bool, device: str) -> None:
-    torch.manual_seed(0)
-    with torch.device(device):
-        recipe = MODELS[name]("tiny")
-    model = recipe.model.to(device)
-    # Experts are given the same words each time when nothing is learned.
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0, weight_decay=0)
-    torch.manual_seed(1)
-    batch = recipe.batch(device)
-
+    recipe, model, optimizer, batch = made(name, device)
     steps = iter(range(STEPS + 1))
 
     def step() -> None:
