@@ -144,7 +144,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   if (position == AppendLog<Event>::kRefused) {
     lose(action);
   } else if (action < Action::kLabel) {
-    change_at(address).store(position, std::memory_order_relaxed);
+    change_at(address).store(static_cast<uint32_t>(position), std::memory_order_relaxed);
     if (action == Action::kSnapshot) {
       labels_from_.store(position, std::memory_order_relaxed);
     }
@@ -161,7 +161,7 @@ void Recorder::record_label(uint16_t place,
                             uint64_t address,
                             uint32_t label,
                             Labelled& before) noexcept {
-  uint64_t last_change = change_at(address).load(std::memory_order_relaxed);
+  uint32_t last_change = change_at(address).load(std::memory_order_relaxed);
   if (before.address != address || before.last_change != last_change ||
       before.position == AppendLog<Event>::kRefused ||
       before.position < labels_from_.load(std::memory_order_relaxed)) {

@@ -181,7 +181,7 @@ class Recorder {
   struct Labelled {
     uint64_t position = AppendLog<Event>::kRefused;
     uint64_t address = 0;
-    uint64_t last_change = 0;
+    uint32_t last_change = 0;
   };
 
   // Records a label of the block that begins at this address, unless that would only say again
@@ -323,11 +323,12 @@ class Recorder {
   std::atomic<uint32_t> generation_{1};
   std::atomic<const NodeSource*> node_source_{nullptr};
   // By a hash of addresses: the position of the last event that made or freed a block there.
-  std::array<std::atomic<uint64_t>, 4096> changes_{};
+  // A log has fewer than 2^32 rows. Each event touches this table, so it is small.
+  std::array<std::atomic<uint32_t>, 4096> changes_{};
   // Earlier labels do not count: a session has begun since, or a device's recording.
   std::atomic<uint64_t> labels_from_{0};
 
-  std::atomic<uint64_t>& change_at(uint64_t address) {
+  std::atomic<uint32_t>& change_at(uint64_t address) {
     return changes_[(address * 0x9E3779B97F4A7C15) >> 52];
   }
 

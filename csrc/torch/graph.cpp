@@ -59,10 +59,12 @@ bool is_fsdps(PyTypeObject* type) {
 
 class Looking {
  public:
-  explicit Looking(uint64_t since) : since_(since) {
-    numbers_.reserve(nodes_before);
-    left_.reserve(kOpenNodes);
-  }
+  explicit Looking(uint64_t since) : since_(since) { left_.reserve(kOpenNodes); }
+
+  ~Looking() { numbers_.clear(); }
+
+  Looking(const Looking&) = delete;
+  Looking& operator=(const Looking&) = delete;
 
   Look at(PyObject* outputs) {
     found_.is_plain = add_roots(outputs);
@@ -71,7 +73,6 @@ class Looking {
       left_.pop_back();
       add(node);
     }
-    nodes_before = numbers_.size();
     return found_;
   }
 
@@ -89,7 +90,15 @@ class Looking {
     auto [known, is_new] = numbers_.emplace(node, numbers_.size() + 1);
     mix(known->second);
     if (is_new) {
+      fetch(node);
       left_.push_back(node);
+    }
+  }
+
+  // A node's fields lie in several lines of the cache, and mostly none of them is near.
+  static void fetch(const Node* node) {
+    for (size_t at = 0; at < sizeof(Node); at += 64) {
+      __builtin_prefetch(reinterpret_cast<const char*>(node) + at);
     }
   }
 
@@ -150,13 +159,13 @@ class Looking {
   }
 
   static constexpr size_t kOpenNodes = 32;
-  static inline size_t nodes_before = 0;  // in the graph before, which is mostly the same
 
   uint64_t since_;
   uint64_t thread_ = at::RecordFunction::currentThreadId();
   Look found_;
   std::vector<Node*> left_;
-  ska::flat_hash_map<Node*, uint64_t> numbers_;
+  // Kept: the next graph is mostly as large. The GIL guards it.
+  static inline auto& numbers_ = *new ska::flat_hash_map<Node*, uint64_t>;
 };
 
 }  // namespace

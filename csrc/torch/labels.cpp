@@ -120,22 +120,22 @@ bool record(const at::Tensor& tensor, uint32_t label) {
 
 namespace {
 
-// Whether the tensor has one block, which begins where its storage does.
-bool is_one_block(const at::Tensor& tensor) {
-  if (tensor.layout() != c10::kStrided || !tensor.has_storage() ||
+// The block of a tensor that has just one, which begins where its storage does.
+Block only_block_of(const at::Tensor& tensor) {
+  c10::StorageImpl* storage = private_torch::storage_of(tensor);
+  if (storage == nullptr || tensor.layout() != c10::kStrided ||
       tensor.key_set().has(c10::DispatchKey::Python)) {
-    return false;
+    return {};
   }
-  const auto& data = private_torch::data_of(tensor);
-  return data.get() == data.get_context() && !data.device().is_meta();
+  const auto& data = private_torch::data_of(*storage);
+  bool begins_there = data.get() == data.get_context() && !data.device().is_meta();
+  return begins_there ? block_at(data.get(), data.device()) : Block{};
 }
 
 // What the block is known as need not be said again.
 void record_all(const at::Tensor& tensor, uint32_t label, Recorder::Labelled& before) {
-  if (is_one_block(tensor)) {
-    if (Block block = block_of(tensor); block.address != 0) {
-      Recorder::get().record_label(block.place, block.address, label, before);
-    }
+  if (Block block = only_block_of(tensor); block.address != 0) {
+    Recorder::get().record_label(block.place, block.address, label, before);
     return;
   }
   if (!labels::record(tensor, label) && tensor.key_set().has(c10::DispatchKey::Python)) {
@@ -164,7 +164,7 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   };
   if (!last.holder.is(entry.holder) || PyTuple_GET_SIZE(last.path.ptr()) != end + 1 ||
       !leads_to_last()) {
-    last = {entry.holder, entry.path, py::object()};
+    last = {entry.holder, entry.path, py::object(), 0};
     auto holder = py::reinterpret_steal<py::object>(look::referred_to(entry.holder.ptr()));
     auto found =
         py::reinterpret_steal<py::object>(holder ? look::attributes(holder.ptr()) : nullptr);
@@ -176,10 +176,23 @@ py::object Watched::find(const Entry& entry, Shelf& last) {
   }
   py::object found;  // null if the holder has died, or the place is empty
   if (last.container) {
-    PyObject* key = PyTuple_GET_ITEM(path, end);
-    found = py::reinterpret_steal<py::object>(look::item(last.container.ptr(), key));
+    found = last.at(PyTuple_GET_ITEM(path, end));
   }
   return found && look::is_tensor(found.ptr()) ? found : py::object();
+}
+
+// Entries come in the order of their dictionary, so the next is mostly the one that is asked for.
+py::object Watched::Shelf::at(PyObject* key) {
+  if (PyDict_CheckExact(container.ptr())) {
+    PyObject* there = nullptr;
+    PyObject* value = nullptr;
+    Py_ssize_t after = next;
+    if (PyDict_Next(container.ptr(), &after, &there, &value) && there == key) {
+      next = after;
+      return py::reinterpret_borrow<py::object>(value);
+    }
+  }
+  return py::reinterpret_steal<py::object>(look::item(container.ptr(), key));
 }
 
 bool Watched::add(PyObject* tensor,
@@ -289,21 +302,34 @@ size_t Watched::label_gradients() {
   return calls::may_read_gradients() ? each(&label_gradient) : 0;
 }
 
-size_t Watched::label_gradients_of(const std::vector<py::object>& tensors) {
+Watched::Entry* Watched::entry_of(PyObject* tensor, size_t& next) {
+  constexpr size_t kNear = 4;
+  for (size_t i = next; i < std::min(next + kNear, entries_.size()); ++i) {
+    if (entries_[i].tensor == tensor) {
+      next = i + 1;
+      return &entries_[i];
+    }
+  }
+  auto known = known_.find(tensor);
+  if (known == known_.end()) {
+    return nullptr;
+  }
+  next = known->second + 1;
+  return &entries_[known->second];
+}
+
+size_t Watched::label_gradients_of(const std::vector<PyObject*>& tensors) {
   look::Undisturbed undisturbed;
   Shelf last;
+  size_t next = 0;
   size_t labelled = 0;
-  for (const py::object& tensor : tensors) {
-    auto known = known_.find(tensor.ptr());
-    if (known == known_.end()) {
-      continue;
-    }
-    Entry& entry = entries_[known->second];
-    if (find(entry, last).ptr() == tensor.ptr()) {
+  for (PyObject* tensor : tensors) {
+    Entry* entry = entry_of(tensor, next);
+    if (entry != nullptr && find(*entry, last).ptr() == tensor) {
       if (labelled == 0) {
-        entry.gradient_labelled = {};  // a step has an event of its own
+        entry->gradient_labelled = {};  // a step has an event of its own
       }
-      labelled += label_gradient(THPVariable_Unpack(tensor.ptr()), entry) ? 1 : 0;
+      labelled += label_gradient(THPVariable_Unpack(tensor), *entry) ? 1 : 0;
     }
   }
   return labelled;
@@ -414,8 +440,8 @@ void add_identities(PyObject* nested, uint64_t& seen) {
   if (look::is_tensor(nested)) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
-    if (tensor.has_storage()) {
-      mix(seen, private_torch::data_of(tensor).get());
+    if (auto* storage = private_torch::storage_of(tensor)) {
+      mix(seen, private_torch::data_of(*storage).get());
     }
   } else if (PyDict_Check(nested)) {
     PyObject* key = nullptr;

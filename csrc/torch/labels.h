@@ -73,7 +73,7 @@ class Watched {
   size_t label_gradients();
   // Labels the gradients of parameters that this thread is about to read itself. Returns how many
   // parameters have one.
-  size_t label_gradients_of(const std::vector<pybind11::object>& tensors);
+  size_t label_gradients_of(const std::vector<PyObject*>& tensors);
 
  private:
   struct Entry {
@@ -94,10 +94,16 @@ class Watched {
     pybind11::object holder;
     pybind11::object path;
     pybind11::object container;
+    Py_ssize_t next = 0;  // in the dictionary, behind the last that was found in this order
+
+    pybind11::object at(PyObject* key);  // null if there is none
   };
 
   static pybind11::object find(const Entry& entry, Shelf& last);
   static bool label_gradient(const at::Tensor& tensor, Entry& entry);
+  // Null if there is none. An optimizer mostly has its parameters in the order of the entries: the
+  // first places looked at are `next` and those behind it.
+  Entry* entry_of(PyObject* tensor, size_t& next);
   template <class LabelOne>
   size_t each(LabelOne label_one);
 

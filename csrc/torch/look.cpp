@@ -167,7 +167,9 @@ bool is_parameter(PyObject* tensor) {
 }
 
 bool is_tensor(PyObject* object) {
-  return PyType_IsSubtype(Py_TYPE(object), tensor_type());
+  PyTypeObject* type = Py_TYPE(object);
+  return type == tensor_type() || reinterpret_cast<PyObject*>(type) == ParameterClass ||
+         PyType_IsSubtype(type, tensor_type());
 }
 
 PyObject* attributes(PyObject* object) {

@@ -96,14 +96,12 @@ std::vector<Py_ssize_t> group_sizes(PyObject* optimizer) {
   return sizes;
 }
 
-std::vector<py::object> parameters_of(PyObject* optimizer) {
-  std::vector<py::object> found;
+void list_parameters(PyObject* optimizer, std::vector<PyObject*>& found) {
+  found.clear();
   each_group(optimizer, [&](PyObject* parameters) {
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(parameters); ++i) {
-      found.push_back(py::reinterpret_borrow<py::object>(PySequence_Fast_GET_ITEM(parameters, i)));
-    }
+    PyObject** items = PySequence_Fast_ITEMS(parameters);
+    found.insert(found.end(), items, items + PySequence_Fast_GET_SIZE(parameters));
   });
-  return found;
 }
 
 uint64_t identity_of_state(PyObject* optimizer) {
@@ -253,7 +251,8 @@ bool Moments::before_step(PyObject* optimizer) {
       }
       one->state = is_new ? identity_of_state(optimizer) : one->state;  // has its labels
     }
-    if (watched.label_gradients_of(parameters_of(optimizer)) == 0) {
+    list_parameters(optimizer, parameters_);
+    if (watched.label_gradients_of(parameters_) == 0) {
       watched.label(/*again=*/true);  // so that a step that does nothing has an event, too
     }
     if (has_engines && !tell(all_listeners().label_engines)) {

@@ -125,14 +125,21 @@ void PhaseTimes::root_entered(PyObject* module) {
   if (!listens()) {
     return;
   }
-  if (auto parameter = py::reinterpret_steal<py::object>(look::first_parameter(module))) {
-    std::optional<int> found = stopwatch_->device_of(parameter.ptr());
-    device_ = found ? found : device_;
+  call_.reset();
+  if (times_this_call()) {
+    find_device(module);
+    call_ = border(Side::kBegin);
   }
-  call_ = times_this_call() ? border() : std::nullopt;
   if (optimizer_) {  // a closure: the step goes on after its backward
     pair(kOptimizer, optimizer_, call_);
     optimizer_.reset();
+  }
+}
+
+void PhaseTimes::find_device(PyObject* module) {
+  if (auto parameter = py::reinterpret_steal<py::object>(look::first_parameter(module))) {
+    std::optional<int> found = stopwatch_->device_of(parameter.ptr());
+    device_ = found ? found : device_;
   }
 }
 
@@ -141,7 +148,7 @@ void PhaseTimes::root_left() {
     return;
   }
   MaybeBorder call = std::exchange(call_, std::nullopt);
-  MaybeBorder left = call ? border() : std::nullopt;
+  MaybeBorder left = call ? border(Side::kEnd) : std::nullopt;
   if (!left) {
     return;
   }
@@ -165,7 +172,7 @@ void PhaseTimes::backward_begins(PyObject* outputs) {
       device_ = device_ ? device_ : stopwatch_->device_of(tensor);
     });
   }
-  backward_ = border();
+  backward_ = border(Side::kBegin);
   trains_ = trains_ || call_ || !calls_.empty();
   others_ = 0;
   pair(kForward, calls_.empty() ? call_ : MaybeBorder(calls_.front().first), backward_);
@@ -177,7 +184,7 @@ void PhaseTimes::backward_ends() {
   if (!listens()) {
     return;
   }
-  MaybeBorder end = border();
+  MaybeBorder end = border(Side::kEnd);
   pair(kBackward, backward_, end);
   backward_.reset();
   optimizer_ = stepping_ ? end : std::nullopt;
@@ -189,14 +196,14 @@ void PhaseTimes::step_begins() {
   }
   end_calls();
   stepping_ = true;
-  optimizer_ = border();
+  optimizer_ = border(Side::kBegin);
 }
 
 void PhaseTimes::step_ends() {
   if (!listens()) {
     return;
   }
-  pair(kOptimizer, optimizer_, stepping_ ? border() : std::nullopt);
+  pair(kOptimizer, optimizer_, stepping_ ? border(Side::kEnd) : std::nullopt);
   optimizer_.reset();
   stepping_ = false;
 }
@@ -234,7 +241,7 @@ bool PhaseTimes::times_this_call() {
   return !trains_ || optimizer_ || may_begin_a_forward || ++others_ <= limits_.others;
 }
 
-PhaseTimes::MaybeBorder PhaseTimes::border() {
+PhaseTimes::MaybeBorder PhaseTimes::border(Side side) {
   if (!device_) {
     return std::nullopt;
   }
@@ -244,6 +251,7 @@ PhaseTimes::MaybeBorder PhaseTimes::border() {
     free_.pop_back();
   }
   Stopwatch::Event event;
+  uint64_t before = ticks_now();
   if (!ask_device([&] { event = stopwatch_->mark(*device_, again); })) {
     return std::nullopt;
   }
@@ -253,7 +261,8 @@ PhaseTimes::MaybeBorder PhaseTimes::border() {
     }
     return std::nullopt;
   }
-  used_.push_back({++count_, std::move(event), ticks_now(), *device_});
+  used_.push_back(
+      {++count_, std::move(event), side == Side::kEnd ? before : ticks_now(), *device_});
   return used_.back();
 }
 

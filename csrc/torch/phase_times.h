@@ -117,9 +117,14 @@ class PhaseTimes {
 
   using MaybeBorder = std::optional<Border>;
 
+  // To put an event into a stream takes longer than a small module. The host's ticks are those next
+  // to the phase: after that at its beginning, before that at its end.
+  enum class Side : uint8_t { kBegin, kEnd };
+
   bool listens();
   bool times_this_call();
-  MaybeBorder border();
+  void find_device(PyObject* module);
+  MaybeBorder border(Side side);
   void pair(uint8_t phase, const MaybeBorder& begin, const MaybeBorder& end);
   void read_passed();
   void take_back();
