@@ -43,23 +43,23 @@ BLOCKS = 24  # for the clock
 MOST = {
     "category": {
         "module call": 6_300,
-        "forward and backward": 67_000,
-        "optimizer step": 41_000,
+        "forward and backward": 61_500,
+        "optimizer step": 36_500,
         "whole step": 131_000,
         "reinforcement loop": 1_110_000,
-        "narrow transformer": 1_400_000,
-        "with a hook": 2_510_000,
-        "DistributedDataParallel": 1_480_000,
+        "narrow transformer": 1_300_000,
+        "with a hook": 2_390_000,
+        "DistributedDataParallel": 1_325_000,
     },
     "default": {
         "module call": 6_300,
-        "forward and backward": 119_000,
+        "forward and backward": 113_000,
         "optimizer step": 148_000,
         "whole step": 315_000,
         "reinforcement loop": 2_525_000,
-        "narrow transformer": 3_940_000,
-        "with a hook": 8_110_000,
-        "DistributedDataParallel": 4_250_000,
+        "narrow transformer": 3_825_000,
+        "with a hook": 7_980_000,
+        "DistributedDataParallel": 4_125_000,
     },
 }
 LOOP = "reinforcement loop"
