@@ -61,7 +61,14 @@ class Looking {
  public:
   explicit Looking(uint64_t since) : since_(since) { left_.reserve(kOpenNodes); }
 
-  ~Looking() { numbers_.clear(); }
+  // A table that is far too large is given back: it takes time to clear.
+  ~Looking() {
+    if (numbers_.bucket_count() > kRoom * (numbers_.size() + kOpenNodes)) {
+      Numbers().swap(numbers_);
+    } else {
+      numbers_.clear();
+    }
+  }
 
   Looking(const Looking&) = delete;
   Looking& operator=(const Looking&) = delete;
@@ -158,14 +165,17 @@ class Looking {
     }
   }
 
+  using Numbers = ska::flat_hash_map<Node*, uint64_t>;
+
   static constexpr size_t kOpenNodes = 32;
+  static constexpr size_t kRoom = 16;
 
   uint64_t since_;
   uint64_t thread_ = at::RecordFunction::currentThreadId();
   Look found_;
   std::vector<Node*> left_;
   // Kept: the next graph is mostly as large. The GIL guards it.
-  static inline auto& numbers_ = *new ska::flat_hash_map<Node*, uint64_t>;
+  static inline auto& numbers_ = *new Numbers;
 };
 
 }  // namespace
