@@ -251,7 +251,7 @@ void Device::keep(uint64_t bytes, uint32_t label) {
 }
 
 std::shared_ptr<MostBlock> Device::hold(const at::Tensor& tensor) {
-  const Held* held = held_by(private_torch::data_of(*tensor.storage().unsafeGetStorageImpl()));
+  const Held* held = held_by(private_torch::data_of(tensor));
   return held == nullptr ? nullptr : held->at_most;
 }
 

@@ -419,7 +419,7 @@ size_t adopt_cpu(const at::Tensor& tensor, bool also_known) {
   }
   each_part(tensor, [&](const at::Tensor& part) {
     if (part.has_storage() && look::device_of(part).is_cpu()) {
-      auto& storage = *part.storage().unsafeGetStorageImpl();
+      auto& storage = *private_torch::storage_of(part);
       if (also_known || !cpu_allocator::knows(storage)) {
         adopted += cpu_allocator::adopt(storage) ? 1 : 0;
       }
@@ -475,7 +475,7 @@ void record_saved(const at::Tensor& tensor) {
 void record_shape(const at::Tensor& tensor) {
   each_part(tensor, [](const at::Tensor& part) {
     Block block = block_of(part);
-    if (block.address != 0 && part.nbytes() == part.storage().unsafeGetStorageImpl()->nbytes()) {
+    if (block.address != 0 && part.nbytes() == private_torch::storage_of(part)->nbytes()) {
       record(block, number_of(kUnknown, "shape", "", part));
     }
   });

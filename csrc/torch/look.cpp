@@ -334,7 +334,7 @@ Memory memory_of(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.has_storage()) {
     return {};
   }
-  auto* storage = tensor.storage().unsafeGetStorageImpl();
+  auto* storage = private_torch::storage_of(tensor);
   const auto& impl = *tensor.unsafeGetTensorImpl();
   const auto& data = private_torch::data_of(*storage);
   uint64_t address = data.device().is_meta() ? imagined::block_of(data).address

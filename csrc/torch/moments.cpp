@@ -96,8 +96,7 @@ std::vector<Py_ssize_t> group_sizes(PyObject* optimizer) {
   return sizes;
 }
 
-void list_parameters(PyObject* optimizer, std::vector<PyObject*>& found) {
-  found.clear();
+void add_parameters(PyObject* optimizer, std::vector<PyObject*>& found) {
   each_group(optimizer, [&](PyObject* parameters) {
     PyObject** items = PySequence_Fast_ITEMS(parameters);
     found.insert(found.end(), items, items + PySequence_Fast_GET_SIZE(parameters));
@@ -251,8 +250,10 @@ bool Moments::before_step(PyObject* optimizer) {
       }
       one->state = is_new ? identity_of_state(optimizer) : one->state;  // has its labels
     }
-    list_parameters(optimizer, parameters_);
-    if (watched.label_gradients_of(parameters_) == 0) {
+    add_parameters(optimizer, parameters_);
+    size_t labelled = watched.label_gradients_of(parameters_);
+    parameters_.clear();
+    if (labelled == 0) {
       watched.label(/*again=*/true);  // so that a step that does nothing has an event, too
     }
     if (has_engines && !tell(all_listeners().label_engines)) {

@@ -102,8 +102,8 @@ class Moments {
   std::unordered_map<PyObject*, CachePositions> cache_positions_;  // by classes
   std::vector<std::shared_ptr<Optimizer>> optimizers_;
   std::vector<std::shared_ptr<Optimizer>> stepping_;  // whose step has begun and not ended
-  // Of the optimizer that steps, while they are looked at. Kept, because glibc tidies its whole
-  // heap for each request of 1 KiB.
+  // The stepping optimizer's, borrowed, and empty between two looks. The list keeps its memory:
+  // each new request of 1 KiB would make glibc tidy its whole heap.
   std::vector<PyObject*> parameters_;
 };
 

@@ -49,8 +49,8 @@ inline c10::DataPtr& data_of(c10::StorageImpl& storage) {
   return storage._mutable_data_ptr_no_checks();
 }
 
-// Null if the tensor has none. Torch's public ways to it are calls into its library, which take
-// most of the time where hundreds of tensors are looked at.
+// Null if the tensor has none. Torch's other ways to it are calls into its library. Hundreds of
+// tensors are looked at around each step.
 inline c10::StorageImpl* storage_of(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
 }

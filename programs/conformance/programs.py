@@ -473,11 +473,12 @@ def an_optimizer_in_backward(says: Says) -> None:
         says.are("optimizer_state/exp_avg", optimizers[parameter].state[parameter]["exp_avg"])
         optimizers[parameter].zero_grad()
 
-    for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step)
+    hooks = [p.register_post_accumulate_grad_hook(step) for p in model.parameters()]
     with says.traced(model, *optimizers.values()):
         for _ in range(3):
             model(torch.randn(33, 64)).square().mean().backward()
+    for hook in hooks:  # Python never collects a parameter that its own hook holds
+        hook.remove()
 
 
 @program

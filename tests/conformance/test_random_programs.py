@@ -197,10 +197,11 @@ class Program:
         if plan.gradients == "a hook steps":
             own = [OPTIMIZERS[plan.optimizer]([p]) for p in self.trained]
         self.optimizer = OPTIMIZERS[plan.optimizer](self.trained)
+        hooks = []
         for number, parameter in enumerate(self.trained):
             if plan.gradients != "stay":
                 hook = self.hook(own[number] if own else None)
-                parameter.register_post_accumulate_grad_hook(hook)
+                hooks.append(parameter.register_post_accumulate_grad_hook(hook))
         with self.says.traced(*self.models, self.teacher, self.optimizer, *own):
             self.average = [p.detach().clone() for p in self.trained if plan.averages]
             if plan.batches == "picked":
@@ -208,6 +209,8 @@ class Program:
             for _ in range(plan.steps):
                 self.step()
             self.look()
+        for hook in hooks:  # Python never collects a parameter that its own hook holds
+            hook.remove()
 
     def hook(self, own: torch.optim.Optimizer | None) -> Callable[[Tensor], None]:
         def dropped(parameter: Tensor) -> None:
