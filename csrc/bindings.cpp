@@ -168,6 +168,41 @@ py::list items_of(py::handle container) {
                                                      : py::list();
 }
 
+std::vector<PyObject*> borrowed(const py::list& objects) {
+  std::vector<PyObject*> found;
+  for (py::handle object : objects) {
+    found.push_back(object.ptr());
+  }
+  return found;
+}
+
+// Whether it is one of these modules or inside one.
+bool has_module(const py::list& roots, py::handle module) {
+  bool found = false;
+  look::each_module(borrowed(roots), [&](PyObject* one, PyObject* /*attributes*/) {
+    found = found || one == module.ptr();
+    return !found;
+  });
+  return found;
+}
+
+// The plain tensors in attributes of these modules and of those inside them, each module once:
+// (module, attribute, tensor).
+py::list tensors_in_attributes(const py::list& roots) {
+  py::list found;
+  look::each_module(borrowed(roots), [&](PyObject* module, PyObject* attributes) {
+    PyObject* name = nullptr;
+    PyObject* value = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(attributes, &at, &name, &value);) {
+      if (reinterpret_cast<PyObject*>(Py_TYPE(value)) == THPVariableClass) {
+        found.append(py::make_tuple(py::handle(module), py::handle(name), py::handle(value)));
+      }
+    }
+    return true;
+  });
+  return found;
+}
+
 py::list parts_of(py::handle tensor) {
   tensor_of(tensor);
   py::list found;
@@ -433,6 +468,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("gradient_of", &gradient_of);
   m.def("attributes_of", &attributes_of);
   m.def("items_of", &items_of);
+  m.def("has_module", &has_module);
+  m.def("tensors_in_attributes", &tensors_in_attributes);
   m.def("parts_of", &parts_of);
   m.def("is_parameter",
         [](py::handle it) { return look::is_tensor(it.ptr()) && look::is_parameter(it.ptr()); });

@@ -144,7 +144,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   if (position == AppendLog<Event>::kRefused) {
     lose(action);
   } else if (action < Action::kLabel) {
-    change_at(address).store(static_cast<uint32_t>(position), std::memory_order_relaxed);
+    changes_.note(address);
     if (action == Action::kSnapshot) {
       labels_from_.store(position, std::memory_order_relaxed);
     }
@@ -156,16 +156,17 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   return AppendLog<Event>::kRefused;
 }
 
-// The change is read first: one that happens meanwhile makes the next call record the label again.
+// The state is read first: a change that happens meanwhile makes the next call record the label
+// again.
 void Recorder::record_label(uint16_t place,
                             uint64_t address,
                             uint32_t label,
                             Labelled& before) noexcept {
-  uint32_t last_change = change_at(address).load(std::memory_order_relaxed);
-  if (before.address != address || before.last_change != last_change ||
+  uint32_t changes = changes_.watch(address);
+  if (before.address != address || before.changes != changes ||
       before.position == AppendLog<Event>::kRefused ||
       before.position < labels_from_.load(std::memory_order_relaxed)) {
-    before = {record(Action::kLabel, place, address, label), address, last_change};
+    before = {record(Action::kLabel, place, address, label), address, changes};
   }
 }
 

@@ -76,6 +76,40 @@ namespace pytracer {
 // The gate in front of every hook.
 inline constinit std::atomic<bool> recording{false};
 
+// What was made or freed at an address since somebody asked. Each event looks here, and a table that
+// events wrote to would go back and forth between the cores of forward and backward. So they write
+// only where somebody has asked. Addresses that share an entry change together.
+class Changes {
+ public:
+  // The state now, which the next change will change.
+  uint32_t watch(uint64_t address) noexcept {
+    std::atomic<uint32_t>& entry = at(address);
+    uint32_t now = entry.load(std::memory_order_relaxed);
+    while ((now & kWatched) == 0 &&
+           !entry.compare_exchange_weak(now, now | kWatched, std::memory_order_relaxed)) {
+    }
+    return now | kWatched;
+  }
+
+  void note(uint64_t address) noexcept {
+    std::atomic<uint32_t>& entry = at(address);
+    uint32_t now = entry.load(std::memory_order_relaxed);
+    while ((now & kWatched) != 0 && !entry.compare_exchange_weak(
+                                        now, (now + 1) & ~kWatched, std::memory_order_relaxed)) {
+    }
+  }
+
+ private:
+  static constexpr uint32_t kWatched = uint32_t{1} << 31;  // the rest counts changes
+  static constexpr int kBits = 13;
+
+  std::atomic<uint32_t>& at(uint64_t address) noexcept {
+    return entries_[(address * 0x9E3779B97F4A7C15) >> (64 - kBits)];
+  }
+
+  std::array<std::atomic<uint32_t>, size_t{1} << kBits> entries_{};
+};
+
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
@@ -176,12 +210,12 @@ class Recorder {
 
   static void forget_reads(ThreadState& thread) { thread.read_count_ = 0; }
 
-  // A label that a block got. It says where the block was, and which event made or freed a block
-  // there last: until the next one, the block and its label stay.
+  // A label that a block got, where the block was, and the state of changes there: until it is
+  // another, the block and its label stay.
   struct Labelled {
     uint64_t position = AppendLog<Event>::kRefused;
     uint64_t address = 0;
-    uint32_t last_change = 0;
+    uint32_t changes = 0;
   };
 
   // Records a label of the block that begins at this address, unless that would only say again
@@ -322,15 +356,9 @@ class Recorder {
   uint32_t next_session_ = 1;
   std::atomic<uint32_t> generation_{1};
   std::atomic<const NodeSource*> node_source_{nullptr};
-  // By a hash of addresses: the position of the last event that made or freed a block there.
-  // A log has fewer than 2^32 rows. Each event touches this table, so it is small.
-  std::array<std::atomic<uint32_t>, 4096> changes_{};
+  Changes changes_;
   // Earlier labels do not count: a session has begun since, or a device's recording.
   std::atomic<uint64_t> labels_from_{0};
-
-  std::atomic<uint32_t>& change_at(uint64_t address) {
-    return changes_[(address * 0x9E3779B97F4A7C15) >> 52];
-  }
 
   std::atomic<ThreadState*> forward_thread_{nullptr};  // the first that made nodes; mostly the only
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it

@@ -3,6 +3,7 @@
 #include "../core/recorder.h"
 #include "private_torch.h"
 
+#include <ATen/SequenceNumber.h>
 #include <ATen/record_function.h>
 #include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
@@ -12,6 +13,7 @@
 #include <algorithm>
 #include <cstring>
 #include <typeinfo>
+#include <utility>
 #include <vector>
 
 namespace pytracer::graph {
@@ -57,21 +59,63 @@ bool is_fsdps(PyTypeObject* type) {
   return std::strcmp(type->tp_name, "RegisterPostBackwardFunctionBackward") == 0;
 }
 
-class Looking {
+// Numbers nodes in the order in which they are met. A node has a place by its own number, which
+// counts a thread's nodes: so nodes that are met one after another mostly lie side by side. Nodes
+// of other threads, those of parameters, and those that are far back are in a table.
+class Numbers {
  public:
-  explicit Looking(uint64_t since) : since_(since) { left_.reserve(kOpenNodes); }
-
-  // A table that is far too large is given back: it takes time to clear.
-  ~Looking() {
-    if (numbers_.bucket_count() > kRoom * (numbers_.size() + kOpenNodes)) {
-      Numbers().swap(numbers_);
+  // Begins anew. `next` is the number of the thread's next node.
+  void begin(uint64_t next) {
+    next_ = next;
+    met_ = 0;
+    std::fill(recent_.begin(), recent_.end(), Met{});
+    if (others_.bucket_count() > kRoom * (others_.size() + kRecent)) {
+      decltype(others_)().swap(others_);  // far too large, and it takes time to clear
     } else {
-      numbers_.clear();
+      others_.clear();
     }
   }
 
-  Looking(const Looking&) = delete;
-  Looking& operator=(const Looking&) = delete;
+  struct Met {
+    const Node* node = nullptr;
+    uint64_t number = 0;
+  };
+
+  // The node's number, and whether it is new.
+  std::pair<uint64_t, bool> meet(const Node* node) {
+    uint64_t back = next_ - node->sequence_nr();  // 1 for the thread's last node
+    if (back - 1 < kRecent && node->sequence_nr() < next_) {
+      recent_.resize(std::max<size_t>(recent_.size(), back + 1));
+      Met& met = recent_[back];
+      if (met.node == nullptr) {
+        met = {node, ++met_};
+        return {met.number, true};
+      }
+      if (met.node == node) {
+        return {met.number, false};
+      }
+    }
+    auto [known, is_new] = others_.emplace(node, met_ + 1);
+    met_ += is_new ? 1 : 0;
+    return {known->second, is_new};
+  }
+
+ private:
+  static constexpr size_t kRecent = 1 << 12;
+  static constexpr size_t kRoom = 16;
+
+  uint64_t next_ = 0;
+  uint64_t met_ = 0;
+  std::vector<Met> recent_;
+  ska::flat_hash_map<const Node*, uint64_t> others_;
+};
+
+class Looking {
+ public:
+  explicit Looking(uint64_t since) : since_(since) {
+    left_.reserve(kOpenNodes);
+    numbers_.begin(at::sequence_number::peek());
+  }
 
   Look at(PyObject* outputs) {
     found_.is_plain = add_roots(outputs);
@@ -92,10 +136,9 @@ class Looking {
 
   void mix(const void* identity) { mix(reinterpret_cast<uintptr_t>(identity)); }
 
-  // Numbers nodes in the order in which they are met.
   void meet(Node* node) {
-    auto [known, is_new] = numbers_.emplace(node, numbers_.size() + 1);
-    mix(known->second);
+    auto [number, is_new] = numbers_.meet(node);
+    mix(number);
     if (is_new) {
       fetch(node);
       left_.push_back(node);
@@ -165,10 +208,7 @@ class Looking {
     }
   }
 
-  using Numbers = ska::flat_hash_map<Node*, uint64_t>;
-
   static constexpr size_t kOpenNodes = 32;
-  static constexpr size_t kRoom = 16;
 
   uint64_t since_;
   uint64_t thread_ = at::RecordFunction::currentThreadId();

@@ -436,8 +436,10 @@ void mix(uint64_t& seen, const void* identity) {
   seen ^= seen >> 32;
 }
 
-void add_identities(PyObject* nested, uint64_t& seen) {
-  if (look::is_tensor(nested)) {
+void add_identities(PyObject* nested, int depth, uint64_t& seen) {
+  if (depth == 0) {
+    mix(seen, nested);
+  } else if (look::is_tensor(nested)) {
     const at::Tensor& tensor = THPVariable_Unpack(nested);
     mix(seen, tensor.unsafeGetTensorImpl());
     if (auto* storage = private_torch::storage_of(tensor)) {
@@ -447,20 +449,20 @@ void add_identities(PyObject* nested, uint64_t& seen) {
     PyObject* key = nullptr;
     PyObject* value = nullptr;
     for (Py_ssize_t at = 0; PyDict_Next(nested, &at, &key, &value);) {
-      add_identities(value, seen);
+      add_identities(value, depth - 1, seen);
     }
   } else if (PyList_Check(nested) || PyTuple_Check(nested)) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(nested); ++i) {
-      add_identities(PySequence_Fast_GET_ITEM(nested, i), seen);
+      add_identities(PySequence_Fast_GET_ITEM(nested, i), depth - 1, seen);
     }
   }
 }
 
 }  // namespace
 
-uint64_t identity_of(PyObject* nested) {
+uint64_t identity_of(PyObject* nested, int depth) {
   uint64_t seen = 0;
-  add_identities(nested, seen);
+  add_identities(nested, depth, seen);
   return seen;
 }
 

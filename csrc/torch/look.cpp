@@ -266,11 +266,14 @@ void each_tensor(
   }
 }
 
-PyObject* first_parameter(PyObject* module) {
-  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
+void each_module(c10::ArrayRef<PyObject*> roots,
+                 c10::function_ref<bool(PyObject*, PyObject*)> visit) {
   static PyObject* const modules = PyUnicode_InternFromString("_modules");
   Undisturbed undisturbed;
-  std::vector<py::object> left{py::reinterpret_borrow<py::object>(module)};
+  std::vector<py::object> left;
+  for (size_t i = roots.size(); i > 0; --i) {
+    left.push_back(py::reinterpret_borrow<py::object>(roots[i - 1]));
+  }
   std::unordered_set<PyObject*> seen;  // some modules refer to the module that they are in
   while (!left.empty()) {
     py::object one = std::move(left.back());
@@ -279,14 +282,8 @@ PyObject* first_parameter(PyObject* module) {
     if (!held || !seen.insert(one.ptr()).second) {
       continue;
     }
-    py::object found;
-    each_value(held.ptr(), parameters, [&](PyObject* value) {
-      if (!found && is_tensor(value)) {
-        found = py::reinterpret_borrow<py::object>(value);
-      }
-    });
-    if (found) {
-      return found.release().ptr();
+    if (!visit(one.ptr(), held.ptr())) {
+      return;
     }
     size_t first = left.size();
     each_value(held.ptr(), modules, [&](PyObject* value) {
@@ -296,7 +293,20 @@ PyObject* first_parameter(PyObject* module) {
     });
     std::reverse(left.begin() + static_cast<std::ptrdiff_t>(first), left.end());
   }
-  return nullptr;
+}
+
+PyObject* first_parameter(PyObject* module) {
+  static PyObject* const parameters = PyUnicode_InternFromString("_parameters");
+  PyObject* found = nullptr;
+  each_module(module, [&](PyObject* /*one*/, PyObject* held) {
+    each_value(held, parameters, [&](PyObject* value) {
+      if (found == nullptr && is_tensor(value)) {
+        found = Py_NewRef(value);
+      }
+    });
+    return found == nullptr;
+  });
+  return found;
 }
 
 std::string shape_of(const at::Tensor& tensor) {

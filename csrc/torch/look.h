@@ -6,6 +6,7 @@
 #include <Python.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
 #include <c10/util/FunctionRef.h>
 
 #include <cstdint>
@@ -67,6 +68,11 @@ void each_tensor(
 // Shape and dtype as people write them; empty if there is none.
 std::string shape_of(const at::Tensor& tensor);
 const char* dtype_of(const at::Tensor& tensor);
+
+// visit(module, its attributes) for these modules and those inside them, each once, in order, until
+// it returns false.
+void each_module(c10::ArrayRef<PyObject*> roots,
+                 c10::function_ref<bool(PyObject*, PyObject*)> visit);
 
 // The first parameter of the module or of a module inside it: a new reference, or null.
 PyObject* first_parameter(PyObject* module);

@@ -24,6 +24,8 @@ constexpr int kDeepestBatch = 4;
 const std::vector<Py_ssize_t> kNotMet{-1};  // sizes that no optimizer's groups have
 constexpr size_t kMostStepping = 5;
 constexpr size_t kMostStructures = 256;  // then all are dropped, and those in use come again
+constexpr int kDeepestState = 6;
+constexpr int kHolders = 1;     // state is a dictionary, mostly of a dictionary for each parameter
 constexpr int kMostPasses = 8;  // in one step; a program may have no optimizer that ends it
 
 bool is_power_of_four(uint64_t number) {
@@ -103,10 +105,10 @@ void add_parameters(PyObject* optimizer, std::vector<PyObject*>& found) {
   });
 }
 
-uint64_t identity_of_state(PyObject* optimizer) {
+uint64_t identity_of_state(PyObject* optimizer, int depth) {
   static PyObject* const state = interned("state");
   py::object found = attribute(optimizer, state);
-  return found ? labels::identity_of(found.ptr()) : 0;
+  return found ? labels::identity_of(found.ptr(), depth) : 0;
 }
 
 // Null if the object is gone.
@@ -248,7 +250,10 @@ bool Moments::before_step(PyObject* optimizer) {
       if (!tell(all_listeners().meet_optimizer, optimizer)) {
         return false;
       }
-      one->state = is_new ? identity_of_state(optimizer) : one->state;  // has its labels
+      if (is_new) {  // its state has labels now
+        one->state = identity_of_state(optimizer, kDeepestState);
+        one->holders = identity_of_state(optimizer, kHolders);
+      }
     }
     add_parameters(optimizer, parameters_);
     size_t labelled = watched.label_gradients_of(parameters_);
@@ -259,7 +264,7 @@ bool Moments::before_step(PyObject* optimizer) {
     if (has_engines && !tell(all_listeners().label_engines)) {
       return false;
     }
-    if (!label_changed_state(*one)) {  // load_state_dict puts another in its place
+    if (!label_replaced_state(*one)) {
       return false;
     }
     std::erase(stepping_, one);
@@ -313,12 +318,21 @@ std::shared_ptr<Moments::Optimizer> Moments::entry_of(PyObject* optimizer) {
 // Labels all state if some of it is new: it has grown, or its tensors were replaced.
 bool Moments::label_changed_state(Optimizer& optimizer) {
   py::object held = referred_to(optimizer.reference);
-  uint64_t now = held ? identity_of_state(held.ptr()) : optimizer.state;
+  uint64_t now = held ? identity_of_state(held.ptr(), kDeepestState) : optimizer.state;
   if (now == optimizer.state) {
     return true;
   }
   optimizer.state = now;
+  optimizer.holders = identity_of_state(held.ptr(), kHolders);
   return tell(all_listeners().label_state, held.ptr());
+}
+
+// Between two steps, load_state_dict replaces all state at once. Single tensors that the program
+// replaces are labelled as the step ends, if they are still there.
+bool Moments::label_replaced_state(Optimizer& optimizer) {
+  py::object held = referred_to(optimizer.reference);
+  uint64_t now = held ? identity_of_state(held.ptr(), kHolders) : optimizer.holders;
+  return std::exchange(optimizer.holders, now) == now || label_changed_state(optimizer);
 }
 
 // In a closure: state may come and go within one step, as LBFGS's history does.

@@ -78,7 +78,8 @@ class Moments {
   struct Optimizer {
     pybind11::object reference;
     std::vector<Py_ssize_t> groups;  // sizes, which only grow
-    uint64_t state = 0;              // the identity of its tensors, see labels::identity_of
+    uint64_t state = 0;    // the identity of its tensors, see labels::identity_of
+    uint64_t holders = 0;  // that of the containers that have each parameter's
   };
 
   struct CachePositions {
@@ -88,6 +89,7 @@ class Moments {
 
   std::shared_ptr<Optimizer> entry_of(PyObject* optimizer);  // a new one if there is none
   bool label_changed_state(Optimizer& optimizer);
+  bool label_replaced_state(Optimizer& optimizer);
   bool label_inside_a_step();
   bool label_inputs(PyObject* module, PyObject* const* args, Py_ssize_t count, PyObject* names);
   bool find_caches(PyObject* module,

@@ -22,7 +22,6 @@ from pytracer.capture import deepspeed, sharding
 from pytracer.capture.looking import (
     buffers_of,
     is_a,
-    modules_of,
     named_modules_of,
     parameters_of,
     submodules_of,
@@ -89,7 +88,7 @@ class Labels:
 
     def _has(self, module: torch.nn.Module) -> bool:
         """Whether a known model has this module. nn.Softmax()(x) makes one that no model has."""
-        return any(one is module for one in modules_of(self._living_roots()))
+        return C.has_module(self._living_roots(), module)
 
     def _living_roots(self) -> list[torch.nn.Module]:
         self._roots = [root for root in self._roots if root.module() is not None]
@@ -201,17 +200,16 @@ class Labels:
         """Labels the tensors of DeepSpeed's engines where they are now."""
         self._label_held(self._engines.tensors())
 
-    def note_attributes(self, *roots: torch.nn.Module | None) -> None:
+    def note_attributes(self, *roots: torch.nn.Module) -> None:
         """Labels plain tensors in attributes of these modules and their submodules.
 
         A tensor that a forward made and that is labelled twice has outlived another forward. It is
         a table and not an activation.
         """
-        for module in modules_of(roots):
-            for key, value in C.items_of(C.attributes_of(module)):
-                if type(value) is torch.Tensor and not _CACHE_ARGUMENT.search(key):
-                    name = f"{self._known_name(module)}.{key}"
-                    C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
+        for module, key, value in C.tensors_in_attributes([*roots]):
+            if not _CACHE_ARGUMENT.search(key):
+                name = f"{self._known_name(module)}.{key}"
+                C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
 
     def meet_optimizer(self, optimizer: Any) -> None:
         """Watches an optimizer that is about to step. Its parameters may belong to no module."""
