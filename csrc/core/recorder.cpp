@@ -156,7 +156,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
   return AppendLog<Event>::kRefused;
 }
 
-// The state is read first: a change that happens meanwhile makes the next call record the label
+// The count is read first: a change that happens meanwhile makes the next call record the label
 // again.
 void Recorder::record_label(uint16_t place,
                             uint64_t address,

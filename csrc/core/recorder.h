@@ -76,38 +76,44 @@ namespace pytracer {
 // The gate in front of every hook.
 inline constinit std::atomic<bool> recording{false};
 
-// What was made or freed at an address since somebody asked. Each event looks here, and a table that
-// events wrote to would go back and forth between the cores of forward and backward. So they write
-// only where somebody has asked. Addresses that share an entry change together.
+// Whether a block was made or freed at an address since somebody asked. Every event looks here, so
+// it looks at little memory: a bit that is set once somebody has asked, and that the event clears. A
+// table that each event wrote to would mostly be far away, and would go back and forth between the
+// cores of forward and backward. Addresses may share a bit, and bits share a count.
 class Changes {
  public:
-  // The state now, which the next change will change.
+  // Returns a number that is another one the next time if there was a change, and sometimes if not.
   uint32_t watch(uint64_t address) noexcept {
-    std::atomic<uint32_t>& entry = at(address);
-    uint32_t now = entry.load(std::memory_order_relaxed);
-    while ((now & kWatched) == 0 &&
-           !entry.compare_exchange_weak(now, now | kWatched, std::memory_order_relaxed)) {
+    size_t index = index_of(address);
+    std::atomic<uint32_t>& count = counts_[index / kBitsOfOneCount];
+    if ((word_of(index).load(std::memory_order_relaxed) & bit_of(index)) == 0) {
+      count.fetch_add(1, std::memory_order_relaxed);
+      word_of(index).fetch_or(bit_of(index), std::memory_order_relaxed);
     }
-    return now | kWatched;
+    return count.load(std::memory_order_relaxed);
   }
 
   void note(uint64_t address) noexcept {
-    std::atomic<uint32_t>& entry = at(address);
-    uint32_t now = entry.load(std::memory_order_relaxed);
-    while ((now & kWatched) != 0 && !entry.compare_exchange_weak(
-                                        now, (now + 1) & ~kWatched, std::memory_order_relaxed)) {
+    size_t index = index_of(address);
+    if ((word_of(index).load(std::memory_order_relaxed) & bit_of(index)) != 0) [[unlikely]] {
+      word_of(index).fetch_and(~bit_of(index), std::memory_order_relaxed);
     }
   }
 
  private:
-  static constexpr uint32_t kWatched = uint32_t{1} << 31;  // the rest counts changes
-  static constexpr int kBits = 13;
+  static constexpr int kIndexBits = 14;
+  static constexpr size_t kBitsOfOneCount = 8;
 
-  std::atomic<uint32_t>& at(uint64_t address) noexcept {
-    return entries_[(address * 0x9E3779B97F4A7C15) >> (64 - kBits)];
+  static size_t index_of(uint64_t address) {
+    return (address * 0x9E3779B97F4A7C15) >> (64 - kIndexBits);
   }
 
-  std::array<std::atomic<uint32_t>, size_t{1} << kBits> entries_{};
+  static uint64_t bit_of(size_t index) { return uint64_t{1} << (index % 64); }
+
+  std::atomic<uint64_t>& word_of(size_t index) { return words_[index / 64]; }
+
+  std::array<std::atomic<uint64_t>, (size_t{1} << kIndexBits) / 64> words_{};
+  std::array<std::atomic<uint32_t>, (size_t{1} << kIndexBits) / kBitsOfOneCount> counts_{};
 };
 
 class Recorder {
@@ -210,7 +216,7 @@ class Recorder {
 
   static void forget_reads(ThreadState& thread) { thread.read_count_ = 0; }
 
-  // A label that a block got, where the block was, and the state of changes there: until it is
+  // A label that a block got, where the block was, and the count of changes there: until it is
   // another, the block and its label stay.
   struct Labelled {
     uint64_t position = AppendLog<Event>::kRefused;

@@ -23,13 +23,13 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <c10/util/flat_hash_map.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -66,7 +66,7 @@ struct ModuleNames {
   };
 
   uint32_t generation = 0;
-  std::unordered_map<uintptr_t, Known> known;
+  ska::flat_hash_map<uintptr_t, Known> known;  // each call looks here: in one line of the cache
 };
 
 ModuleNames& module_names() {
@@ -129,7 +129,7 @@ bool name_of(PyObject* module, uint32_t& name) {
   Py_XDECREF(text);
   if (py::object reference = reference_to(module)) {
     ModuleNames::Known entry{name, std::move(reference)};
-    module_names().known.insert_or_assign(reinterpret_cast<uintptr_t>(module), std::move(entry));
+    module_names().known[reinterpret_cast<uintptr_t>(module)] = std::move(entry);
   }
   return true;
 }
