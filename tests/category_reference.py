@@ -150,6 +150,8 @@ class Reference:
         if outside and a.start >= 0 and a.number in self.raw():
             return "inputs", "raw"
 
+        if "workspaces" in labelled:
+            return "workspaces", self.label_role(a, labelled["workspaces"])
         if self.recomputed(a):
             return "activations", "recomputed"
         if "activations" in labelled:
@@ -157,12 +159,12 @@ class Reference:
         if (a.saved and not self.let_go_at_once(a)) or self.freed_by_a_node(a):
             return "activations", "saved"
 
-        if "workspaces" in labelled:
-            return "workspaces", self.label_role(a, labelled["workspaces"])
         if self.is_cublas(a):
             return "workspaces", "cublas"
         if "communication" in labelled:
             return "communication", self.label_role(a, labelled["communication"])
+        if self.is_gloos(a.start):
+            return "communication", "collective"
         place = self.trace.places
         if place.pool_high[a.place] or place.pool_low[a.place]:
             return "graph_pools", "graph"
@@ -178,7 +180,7 @@ class Reference:
         if a.start < 0:
             return "unknown", ""
         same_interval = self.moments.freed_interval[a.number] == self.interval(a)
-        if same_interval or self.in_flight(a):
+        if same_interval or self.unsettled(a):
             return "temporaries", self.made_in(a)
         if self.made_in(a) == "data":
             return "inputs", "fetched"
@@ -423,7 +425,7 @@ class Reference:
         return node is not self.scopes[0] and self.innermost(a.end, "node") is node
 
     def recomputed(self, a: Allocation) -> bool:
-        if self.made_in(a) != "recompute" or self.in_flight(a):
+        if self.made_in(a) != "recompute" or self.unsettled(a):
             return False
         node = self.innermost(a.start, "node")
         during = self.freed_in(a) == "recompute" or self.before_the_last_again(a, node)
@@ -455,12 +457,27 @@ class Reference:
         return self.innermost(a.end, "node").number != 0
 
     def held(self, a: Allocation) -> bool:
-        if self.made_in(a) != "forward" or self.in_flight(a):
+        if self.made_in(a) != "forward" or self.unsettled(a):
             return False
         kept_from = int(self.line.kept_from[self.interval(a)])
         if kept_from == int(phases.NEVER):
             return False
         return a.end < 0 or int(self.trace.events.ticks[a.end]) > kept_from
+
+    def unsettled(self, a: Allocation) -> bool:
+        """Its end says nothing."""
+        if self.in_flight(a) or self.is_gloos(a.end):
+            return True
+        alike = (b for b in self.allocations if self.kind(b) == self.kind(a))
+        return a.end < 0 and any(self.is_gloos(b.end) for b in alike)
+
+    def is_gloos(self, position: int) -> bool:
+        """A thread of gloo's recorded the event."""
+        names = self.trace.threads.name.tolist()
+        thread = int(self.trace.events.thread[position])
+        if position < 0 or thread >= len(names):
+            return False
+        return self.trace.strings[names[thread]].startswith("pt_gloo")
 
     def in_flight(self, a: Allocation) -> bool:
         """Its op was open at the end; one inside another is over when the outer one is."""

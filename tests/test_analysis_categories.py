@@ -431,6 +431,66 @@ def test_a_gradient_whose_parameter_is_met_later_has_its_name() -> None:
     assert trace.strings[trace.labels.name[label]] == "head.weight"
 
 
+GLOO = 1  # the number of a thread
+
+
+def reduced(t: Training, *, late: bool, phase: str) -> Block:
+    """Makes a block for a collective in this phase. A thread of gloo's frees it, perhaps late."""
+    b = t.b
+    b.name_thread(GLOO, "pt_gloo_runloop")
+
+    def let_go() -> None:
+        with b.thread(GLOO):
+            b.free(buffer)
+
+    with b.module("model"), b.op("aten::mm", grad=True) as op:
+        if phase == "forward":
+            buffer = b.alloc(200)
+            if not late:
+                let_go()
+    with b.backward(), b.node("MmBackward0", forward=op):
+        if phase == "recompute":
+            with b.op("aten::cat", recompute=True, grad=True):
+                buffer = b.alloc(200)
+        elif phase == "backward":
+            buffer = b.alloc(200)
+        if not late and phase != "forward":
+            let_go()
+    with b.optimizer():
+        pass
+    if late:
+        let_go()
+    return buffer
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("phase", ["forward", "recompute", "backward"])
+def test_when_gloo_lets_go_of_a_block_decides_nothing(phase: str, late: bool) -> None:
+    t = Training()
+    assert verdict(t.b, reduced(t, late=late, phase=phase)) == ("temporaries", phase)
+
+
+def test_what_gloo_has_not_let_go_of_at_the_end_is_what_its_likes_are() -> None:
+    t = Training()
+    reduced(t, late=False, phase="backward")
+    with t.b.backward(), t.b.node("MmBackward0"):
+        left, kept = t.b.alloc(200), t.b.alloc(300)
+    assert verdict(t.b, left) == ("temporaries", "backward")
+    assert verdict(t.b, kept) == ("functional", "")
+
+
+def test_another_threads_late_free_is_the_programs() -> None:
+    t = Training()
+    t.b.name_thread(2, "pt_autograd_0")
+    with t.b.backward():
+        block = t.b.alloc(200)
+    with t.b.optimizer():
+        pass
+    with t.b.thread(2):
+        t.b.free(block)
+    assert verdict(t.b, block) == ("functional", "")
+
+
 # ---------------------------------------------------------------- laws, on random programs
 
 NAMES = ("aten::mm", "aten::addmm", "model", "h.0", "FSDP::x", "aten::empty")
@@ -451,6 +511,7 @@ KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
 def random_program(choices: list[int]) -> Trace:
     """Interprets numbers as what a program does: nonsense, but never impossible."""
     b = TraceBuilder()
+    b.name_thread(2, "pt_gloo_runloop")
     blocks: list[Block] = []
     tape = iter(choices)
 

@@ -4,12 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from pytracer import trace
 
@@ -176,6 +181,46 @@ def test_the_first_fsdp_gathers_and_reduces_too(trained) -> None:
     assert "unsharded" in found["weight_roles"]
     assert "reduce_scatter" in found["roles"]
     assert found["at_peak"]["unknown"] == 0
+
+
+def test_a_buffer_that_a_thread_of_gloos_frees_late_is_no_result() -> None:
+    """It tells of the end of a collective first, and lets go of the tensors later. On a machine that
+    is busy that is after the phase."""
+    store = distributed.HashStore()
+    with ThreadPoolExecutor(2) as pool:  # each waits for the other
+        here, there = pool.map(
+            lambda rank: distributed.ProcessGroupGloo(store, rank, 2, timedelta(seconds=60)), (0, 1)
+        )
+    net, theirs = nn.Linear(90, 90, bias=False), torch.zeros(8101)
+    optimizer = torch.optim.SGD(net.parameters())
+    may_let_go = threading.Event()
+
+    def reduce(parameter: torch.Tensor) -> None:
+        buffer = torch.cat([parameter.grad.view(-1), torch.zeros(1)])
+        future = here.allreduce([buffer]).get_future()
+        future.add_done_callback(lambda _: may_let_go.wait(60))  # in gloo's thread, as it goes on
+        there.allreduce([theirs]).wait()
+        future.wait()
+        parameter.grad.copy_(buffer[:-1].view_as(parameter))
+
+    def buffers() -> pd.DataFrame:
+        rows = t.allocations()
+        return rows[rows.requested_bytes == theirs.nbytes]
+
+    net.weight.register_post_accumulate_grad_hook(reduce)
+    with trace(devices="cpu", table=False) as t:
+        for step in range(2):
+            may_let_go.clear()
+            net(torch.ones(4, 90)).sum().backward()
+            optimizer.step()
+            may_let_go.set()
+            deadline = time.monotonic() + 60
+            while buffers().end_ns.isna().any() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            assert len(buffers()) == step + 1
+    assert list(buffers().free_phase) == ["other", "other"]
+    assert list(buffers().category) == ["temporaries", "temporaries"]
+    assert list(buffers().role) == ["backward", "backward"]
 
 
 # DeepSpeed starts its own process group from torchrun's variables.

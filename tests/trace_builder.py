@@ -203,6 +203,12 @@ class TraceBuilder:
         yield
         self.thread_number = before
 
+    def name_thread(self, number: int, name: str) -> None:
+        """What torch calls the thread. Those before it have no name."""
+        rows = self._rows["threads"]
+        rows += [(0, 0)] * (number + 1 - len(rows))
+        rows[number] = (number, self.string(name))
+
     # ------------------------------------------------------------ texts
 
     def string(self, text: str) -> int:

@@ -38,7 +38,8 @@ The rules, first match wins. A label is what the capture saw a block hold, at an
 | functional      | a label (kv_cache; from_before: the program had it when the trace began);    |
 |                 | or freed in a later interval than it was made in, or never; kv_cache, if a   |
 |                 | kv_cache was made by the same op and module                                  |
-| temporaries     | freed within the interval that made it                                       |
+| temporaries     | freed within the interval that made it, or given to gloo and let go of: a    |
+|                 | thread of gloo's frees it, or had freed one alike, at whatever time it runs  |
 | unknown         | no rule above: alive before the trace and never labelled                     |
 
 Where no operators were recorded (detail="category"), a 16-bit block of a module under autocast may
@@ -234,7 +235,7 @@ def _choose_by_life(trace: Trace, facts: "_Facts", out: Categories, label_role: 
         # No label rules out a weight or a gradient, and between phases there is no evidence.
         made_here &= same & np.isin(facts.moments.made_phase, _TRAINING)
     phase_role = 1 + np.minimum(facts.moments.made_phase, len(PHASES) - 1).astype(np.uint32)
-    out.choose(made_here & (same | facts.in_flight), "temporaries", phase_role)
+    out.choose(made_here & (same | facts.unsettled), "temporaries", phase_role)
     out.choose(facts.moments.made_phase == DATA, "inputs", ROLE["fetched"])
     out.choose(made_here, "functional", _functional_roles(trace, facts, label_role))
 
@@ -261,7 +262,9 @@ class _Facts:
     outside: Mask  # made before the trace, or outside forward, backward and optimizer
     without_grad: Mask  # made by a model that was called without grad mode
     results: Mask  # the part of `without_grad` that was saved or used for another model's backward
-    in_flight: Mask  # made by an op that had not ended when the trace did
+    # Blocks whose end says nothing of the program: made by an op that had not ended when the trace
+    # did, or left to a thread of gloo's.
+    unsettled: Mask
 
     def labelled(self, category: str) -> Mask:
         """The allocations whose label is of this category."""
@@ -294,7 +297,7 @@ def _facts(trace: Trace) -> _Facts:
         outside=outside,
         without_grad=without_grad,
         results=(saved | used) & without_grad,
-        in_flight=(made_op != 0) & (tree.end[made_op] == NEVER),
+        unsettled=((made_op != 0) & (tree.end[made_op] == NEVER)) | _left_to_a_backend(trace),
     )
 
 
@@ -501,7 +504,7 @@ def _recomputed(trace: Trace, facts: _Facts) -> Mask:
     )
     freed_within = during & (node[moments.freed_scope] == made_in)
     alive: Mask = (moments.made_phase == RECOMPUTE) & (~freed_within | facts.saved)
-    return alive & ~facts.in_flight
+    return alive & ~facts.unsettled
 
 
 def _freed_by_a_node(trace: Trace, facts: _Facts) -> Mask:
@@ -519,7 +522,7 @@ def _held(trace: Trace, facts: _Facts) -> Mask:
     moments = facts.moments
     kept_from = phases.timeline(trace).kept_from[moments.made_interval]
     alive = (moments.made_phase == FORWARD) & (kept_from != NEVER)
-    is_held: Mask = alive & (moments.freed_ticks > kept_from) & ~facts.in_flight
+    is_held: Mask = alive & (moments.freed_ticks > kept_from) & ~facts.unsettled
     if not was_labelled(trace):
         # A block that is never freed may also be a weight, a workspace or a result.
         is_held &= moments.freed_ticks != NEVER
@@ -581,10 +584,29 @@ def _role_in_fsdp(text: str) -> str:
 
 def _by_a_backend(trace: Trace) -> Mask:
     """Blocks that a thread of gloo's made: it runs collectives and nothing else."""
-    start = lifetimes(trace).start
-    made = phases.threads_named(trace, "pt_gloo")[trace.events.thread[start]]
-    of_gloo: Mask = made & (start >= 0)
-    return of_gloo
+    return _on_a_backends_thread(trace, lifetimes(trace).start)
+
+
+def _left_to_a_backend(trace: Trace) -> Mask:
+    """Blocks that a thread of gloo's freed, and blocks alike that nobody had freed at the end.
+
+    Such a thread says first that its collective is done, and lets go of the tensors when it runs
+    again. The program may have let go of them long before, and be in another phase by then.
+    """
+    lives, moments = lifetimes(trace), phases.moments(trace)
+    freed = _on_a_backends_thread(trace, lives.end)
+    if not freed.any():
+        return freed
+    kind = saved_tensors.kinds(scopes.tree(trace), lives, moments)
+    is_left: Mask = freed | ((lives.end < 0) & np.isin(kind, kind[freed]))
+    return is_left
+
+
+def _on_a_backends_thread(trace: Trace, position: I32) -> Mask:
+    """Per row of the event table, -1 for none: whether a thread of gloo's recorded it."""
+    of_gloo = phases.threads_named(trace, "pt_gloo")[trace.events.thread[position]]
+    is_there: Mask = of_gloo & (position >= 0)
+    return is_there
 
 
 def _ddp_buckets(trace: Trace, facts: _Facts) -> Mask:
