@@ -6,13 +6,14 @@
 #
 # One GPU:  sh benchmarks/on_gpu.sh OUT overhead      6 minutes: each case in each mode, beside peers
 #           sh benchmarks/on_gpu.sh OUT host_bound    6 minutes: where the host is the limit, without peers
+#           sh benchmarks/on_gpu.sh OUT whose_time    3 minutes: samples of the same cases
 # Two GPUs: sh benchmarks/on_gpu.sh OUT halves        8 minutes: as overhead, half of the cases on each GPU
 #           sh benchmarks/on_gpu.sh OUT ddp           4 minutes: the case of overhead.py with two ranks
 #           sh benchmarks/on_gpu.sh OUT ranks         14 ways, each 60 s at most; `WAYS="fsdp2 ddp"` for some
 #           sh benchmarks/on_gpu.sh OUT imagine_ranks
 # Before its first part each builds, which takes about 2 minutes.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|whose_time|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -30,6 +31,10 @@ overhead() { "$python" benchmarks/overhead.py --out "$out" --minutes 6 --cases "
 host_bound() {
     "$python" benchmarks/overhead.py --out "$out" --minutes 6 --no-peers \
         --cases gpt2-host-bound,bert-large,compiled-gpt2,resnet50,reinforcement,generate
+}
+whose_time() {
+    "$python" benchmarks/whose_time.py --out "$out" --seconds 20 \
+        --cases gpt2-host-bound bert-large compiled-gpt2 resnet50 reinforcement generate
 }
 # Each half has a GPU and half of the CPU's cores. Peers run beside the cases of the first half.
 halves() {

@@ -14,6 +14,7 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     right                           attribution.py, on a GPU
     books                           ledger.py, on a GPU
     synchronisation                 synchronisation.py
+    whose-time                      whose_time.py
     prediction-*                    prediction.py and planners.py
     imagine-models, imagine-large   imagine.py
     imagine-ranks                   imagine_ranks.py, on two GPUs
@@ -280,6 +281,25 @@ def owners_table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *said])
 
 
+def whose_time_table(document: dict[str, Any]) -> str:
+    """Where samples find the threads of a traced step: in our code, and in all code."""
+    modes = ("category", "default")
+    heads = " | ".join(f"ours, {mode}" for mode in modes)
+    lines = [f"| milliseconds a step | plain, all code | {heads} |", "|---|---:|---:|---:|"]
+    for case in document["cases"]:
+        plain = sum(case["modes"]["plain"]["owners_ms"].values())
+        cells = []
+        for mode in modes:
+            owners = case["modes"][mode]["owners_ms"]
+            cells.append(
+                f"{owners['pytracer']:.2f} ({owners['pytracer'] / sum(owners.values()):.1%})"
+            )
+        lines.append(f"| {case['case']} | {plain:.1f} | {' | '.join(cells)} |")
+    here = document["cases"][0]["machine"]
+    at = f"{here['device'] or here['cpu']}, torch {here['torch']}, {here['date'][:10]}"
+    return "\n".join([*lines, "", f"Samples of the processor's time every 100 us, on {at}."])
+
+
 def exports_table(document: dict[str, Any]) -> str:
     """What each format takes in a process of its own that reads, analyses and writes the file."""
     lines = ["| | file, MB | processor seconds | most memory, GB |", "|---|---:|---:|---:|"]
@@ -447,6 +467,9 @@ def main() -> int:
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "synchronisation", text)
         text = owners_table(json.loads(path.read_text()))
         after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "owners", text)
+    for path in sorted(RESULTS.glob("whose-time-nvidia-*.json"))[:1]:
+        text = whose_time_table(json.loads(path.read_text()))
+        after[OVERHEAD_PAGE] = between(after[OVERHEAD_PAGE], "whose-time", text)
     for path in RESULTS.glob("exports-cpu.json"):
         text = exports_table(json.loads(path.read_text()))
         after[EXPORTS_PAGE] = between(after[EXPORTS_PAGE], "exports", text)

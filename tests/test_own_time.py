@@ -4,13 +4,17 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer._native import C
@@ -135,3 +139,69 @@ def test_the_share_is_never_more_than_all_of_it(own: dict[str, Any]) -> None:
     b.meta["own_time"] = own
     found = recording_quality.own_time(b.trace())
     assert found is None or 0 <= found.share <= 1
+
+
+# ---------------------------------------------------------------- our Python in the program's steps
+
+
+class Layers(nn.Module):
+    """As many layers as wanted, and a loss that `forward` ends with."""
+
+    def __init__(self, count: int, loss: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(count))
+        self.loss = loss
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.loss(x)
+
+
+def made_anew(x: torch.Tensor) -> torch.Tensor:
+    return nn.MSELoss()(x, torch.zeros_like(x))  # as the models of transformers do
+
+
+def our_calls(model: nn.Module, detail: Any, **options: Any) -> Counter[str]:
+    """The calls of our own Python functions in one step of training, once nothing is new."""
+    ours = str(Path(pytracer.__file__).parent)
+    optimizer = torch.optim.AdamW(model.parameters())
+    calls: Counter[str] = Counter()
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).mean().backward()
+        optimizer.step()
+
+    def hear(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            calls[frame.f_code.co_name] += 1
+
+    with pytracer.trace(model, optimizer, devices="cpu", table=False, detail=detail, **options):
+        for _ in range(11):
+            step()
+        sys.setprofile(hear)
+        step()
+        sys.setprofile(None)
+    return calls
+
+
+PROGRAMS: dict[str, Callable[[], nn.Module]] = {
+    "plain": lambda: Layers(3, torch.square),
+    "normalised": lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)),
+    "recurrent": lambda: Layers(2, nn.RNNCell(8, 8)),
+    "parametrized": lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+    "recomputed": lambda: Layers(2, lambda x: checkpoint(torch.tanh, x, use_reentrant=False)),
+}
+
+
+@pytest.mark.parametrize("detail", ["category", "op"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_once_nothing_is_new_a_step_runs_none_of_our_python(program: str, detail: str) -> None:
+    assert our_calls(PROGRAMS[program](), detail) == {}
+
+
+def test_a_module_made_in_each_step_takes_as_long_in_a_model_of_any_size() -> None:
+    few, many = (our_calls(Layers(count, made_anew), "category") for count in (2, 40))
+    assert few == many
+    assert 0 < few.total() < 100

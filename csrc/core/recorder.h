@@ -77,9 +77,9 @@ namespace pytracer {
 inline constinit std::atomic<bool> recording{false};
 
 // Whether a block was made or freed at an address since somebody asked. Every event looks here, so
-// it looks at little memory: a bit that is set once somebody has asked, and that the event clears. A
-// table that each event wrote to would mostly be far away, and would go back and forth between the
-// cores of forward and backward. Addresses may share a bit, and bits share a count.
+// it looks at little memory: a bit that is set once somebody has asked, and that the event clears.
+// A table that each event wrote to would mostly be far away, and would go back and forth between
+// the cores of forward and backward. Addresses may share a bit, and bits share a count.
 class Changes {
  public:
   // Returns a number that is another one the next time if there was a change, and sometimes if not.

@@ -117,7 +117,8 @@ void record_saved(const at::Tensor& tensor);
 void record_shape(const at::Tensor& tensor);
 
 // One number for the tensors in nested dictionaries, lists and tuples, and for their memory. It
-// changes if some are replaced. At the depth, a container counts by its own identity. Runs no Python.
+// changes if some are replaced. At the depth, a container counts by its own identity. Runs no
+// Python.
 uint64_t identity_of(PyObject* nested, int depth);
 
 // The tensors with a storage that this one consists of: itself, or a sparse one's parts. Reads

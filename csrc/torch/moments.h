@@ -78,8 +78,8 @@ class Moments {
   struct Optimizer {
     pybind11::object reference;
     std::vector<Py_ssize_t> groups;  // sizes, which only grow
-    uint64_t state = 0;    // the identity of its tensors, see labels::identity_of
-    uint64_t holders = 0;  // that of the containers that have each parameter's
+    uint64_t state = 0;              // the identity of its tensors, see labels::identity_of
+    uint64_t holders = 0;            // that of the containers that have each parameter's
   };
 
   struct CachePositions {
