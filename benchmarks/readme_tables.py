@@ -21,11 +21,10 @@ A table stands between markers such as `<!-- overhead:begin -->` and `<!-- overh
     imagine-scratch                 cudnn_scratch.py, on a GPU
     imagine-peers                   estimators.py
     exports                         exports.py
-RANKS_PAGE = ROOT / "docs" / "ranks.md"
-REPORT_PAGE = ROOT / "docs" / "report.md"
-PAGES = (
-    *(README, OVERHEAD_PAGE, ACCURACY_PAGE, COST_PAGE, GEMM_PAGE, PREDICTION_PAGE, IMAGINE_PAGE),
-    *(EXPORTS_PAGE, RANKS_PAGE, REPORT_PAGE),
+    ranks                           ranks.py, on two GPUs
+    recordings                      ranks.py
+    many-ranks                      many_ranks.py
+    report                          report.py
     install                         install.py
 """
 
