@@ -174,6 +174,7 @@ void PhaseTimes::backward_begins(PyObject* outputs) {
   }
   backward_ = border(Side::kBegin);
   trains_ = trains_ || call_ || !calls_.empty();
+  had_too_many_ = others_ > limits_.others;
   others_ = 0;
   pair(kForward, calls_.empty() ? call_ : MaybeBorder(calls_.front().first), backward_);
   calls_.clear();
@@ -238,7 +239,10 @@ bool PhaseTimes::listens() {
 
 bool PhaseTimes::times_this_call() {
   bool may_begin_a_forward = calls_.empty() && c10::GradMode::is_enabled();
-  return !trains_ || optimizer_ || may_begin_a_forward || ++others_ <= limits_.others;
+  if (!trains_ || optimizer_ || may_begin_a_forward) {
+    return true;
+  }
+  return ++others_ <= limits_.others && !had_too_many_;
 }
 
 PhaseTimes::MaybeBorder PhaseTimes::border(Side side) {

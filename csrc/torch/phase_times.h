@@ -13,7 +13,8 @@
 // the loss belongs to it. A call of a model without a backward lasts until the call ends. Such
 // calls come in hundreds, in evaluations and when a policy plays, and the table leaves them out if
 // the program trains. So once it has trained, only the first few calls after a backward are timed,
-// and each that may begin a forward.
+// and each that may begin a forward. Where there were too many before one backward, none is timed
+// before the next.
 //
 // The GIL guards it all.
 #pragma once
@@ -59,7 +60,8 @@ class PhaseTimes {
   struct Limits {
     size_t pending;  // pairs that wait; beyond this, those that the device has passed are read
     size_t calls;    // calls of models since the last backward; with more, a forward begins later
-    size_t others;   // calls after a backward that are timed although they begin no forward
+    size_t others;   // calls after a backward that are timed although they begin no forward; with
+                     // more of them, none is before the next backward
     size_t kept;     // pairs in a trace
   };
 
@@ -147,8 +149,9 @@ class PhaseTimes {
   MaybeBorder backward_;
   MaybeBorder optimizer_;
   bool stepping_ = false;
-  bool trains_ = false;  // a backward has followed a call
-  size_t others_ = 0;    // calls since the last backward that began no forward
+  bool trains_ = false;        // a backward has followed a call
+  size_t others_ = 0;          // calls since the last backward that began no forward
+  bool had_too_many_ = false;  // before that backward: the next ones are not timed at all
 };
 
 }  // namespace pytracer
