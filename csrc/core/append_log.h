@@ -81,10 +81,9 @@ class AppendLog {
         return kRefused;
       }
     }
-    uint64_t words[kWords];
-    std::memcpy(words, &row, sizeof(Row));
+    const std::array<uint64_t, kWords> words = words_of(row);
     uint64_t* slot = chunk + (position % kChunkRows) * kWords;
-#pragma GCC unroll 4  // then the row stays in registers
+#pragma GCC unroll 4  // then the words stay in registers
     for (size_t i = 0; i < kWords; ++i) {
       if (i != kReadyWord<Row>) {
         __atomic_store_n(slot + i, words[i], __ATOMIC_RELAXED);

@@ -12,6 +12,7 @@
 // things happened. Times are raw ticks; they become nanoseconds when the recording is read.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 namespace pytracer {
@@ -53,6 +54,15 @@ struct Event {
 
 static_assert(sizeof(Event) == 32);
 
+// A row's words, put together in registers. A row that is written in parts and read in whole words
+// makes the processor wait twice.
+constexpr std::array<uint64_t, 4> words_of(const Event& row) {
+  return {row.ticks,
+          row.address,
+          uint64_t{row.bytes} | uint64_t{row.action} << 48 | uint64_t{row.ready} << 56,
+          uint64_t{row.scope} | uint64_t{row.place} << 32 | uint64_t{row.thread} << 48};
+}
+
 enum class ScopeKind : uint8_t {
   kOp = 0,         // a dispatched operator
   kNode = 1,       // the engine evaluates one autograd node
@@ -86,6 +96,13 @@ struct ScopeBegin {
 
 static_assert(sizeof(ScopeBegin) == 24);
 
+constexpr std::array<uint64_t, 3> words_of(const ScopeBegin& row) {
+  return {row.ticks,
+          uint64_t{row.parent} | uint64_t{row.forward} << 32,
+          uint64_t{row.name} | uint64_t{row.thread} << 32 | uint64_t{uint8_t(row.kind)} << 48 |
+              uint64_t{row.flags_and_ready} << 56};
+}
+
 // Scopes are numbered from 1; the row at position i of the log is scope i + 1. A parent is
 // always begun before its children, so a scope's number is greater than its parent's.
 // An operator inside an operator has no end of its own.
@@ -96,6 +113,10 @@ struct ScopeEnd {
 };
 
 static_assert(sizeof(ScopeEnd) == 16);
+
+constexpr std::array<uint64_t, 2> words_of(const ScopeEnd& row) {
+  return {row.ticks, uint64_t{row.scope} | uint64_t{row.stack} << 32};
+}
 
 enum class DeviceType : uint8_t { kCpu = 0, kCuda = 1 };
 

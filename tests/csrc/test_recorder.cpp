@@ -4,8 +4,10 @@
 #include "recorder.h"
 #include "streamer.h"
 
+#include <array>
 #include <atomic>
 #include <cstdio>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -100,6 +102,30 @@ TEST(the_example_in_recorder_h) {
   CHECK(begins.forward == std::vector<uint32_t>({0, 0, 0, 0, 0, 3}));
   CHECK(trace.events.scope == std::vector<uint32_t>({3, 4, 6}));
   CHECK(trace.scope_ends.scope == std::vector<uint32_t>({2, 1, 4, 6, 5}));
+}
+
+template <class Row>
+void check_words(const Row& row) {
+  std::array<uint64_t, sizeof(Row) / sizeof(uint64_t)> there;
+  std::memcpy(there.data(), &row, sizeof(Row));
+  CHECK(words_of(row) == there);
+}
+
+TEST(a_rows_words_are_those_that_it_has_in_memory) {
+  uint64_t seed = 1;
+  auto next = [&seed] { return seed = seed * 6364136223846793005 + 1442695040888963407; };
+  for (int i = 0; i < 1000; ++i) {
+    uint64_t large = next();
+    auto whole = static_cast<uint32_t>(next() >> 32);
+    auto half = static_cast<uint16_t>(next() >> 48);
+    auto byte = static_cast<uint8_t>(next() >> 56);
+    uint64_t another = next();
+    uint64_t bytes = another & kMostBytes;
+    check_words(Event{large, another, bytes, byte, 1, whole, half, static_cast<uint16_t>(byte)});
+    check_words(
+        ScopeBegin{large, whole, ~whole, whole * 3, half, static_cast<ScopeKind>(i % 7), byte});
+    check_words(ScopeEnd{large, whole, ~whole});
+  }
 }
 
 TEST(a_log_keeps_rows_in_the_order_of_their_claims) {
