@@ -374,7 +374,7 @@ void Recorder::start_afresh_after_fork() {
 void Recorder::continue_after(const Recorder& parents) {
   take_stack.store(parents.take_stack.load());
   torch_thread_id.store(parents.torch_thread_id.load());
-  generation_.store(parents.generation_.load() + 1);
+  generation_.fetch_add(1);
   next_session_ = parents.next_session_;
 }
 

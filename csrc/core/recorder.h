@@ -300,7 +300,10 @@ class Recorder {
 
   // Counts recordings, also across a fork. Numbers interned in an earlier generation are invalid,
   // so every cache of interned numbers carries its generation.
-  uint32_t generation() const { return generation_.load(std::memory_order_relaxed); }
+  static uint32_t generation() { return generation_.load(std::memory_order_relaxed); }
+
+  // For those who ask at each event. Valid for the life of the process.
+  static const std::atomic<uint32_t>* generation_now() { return &generation_; }
 
  private:
   class Stay;
@@ -360,7 +363,7 @@ class Recorder {
   std::map<uint32_t, Session> sessions_;  // until they are forgotten
   Positions released_;
   uint32_t next_session_ = 1;
-  std::atomic<uint32_t> generation_{1};
+  static inline constinit std::atomic<uint32_t> generation_{1};
   std::atomic<const NodeSource*> node_source_{nullptr};
   Changes changes_;
   // Earlier labels do not count: a session has begun since, or a device's recording.

@@ -30,7 +30,7 @@ class DeviceTracker {
 // The functions of the recorder that a tracker may call; see recorder.h.
 struct RecorderCalls {
   const std::atomic<bool>* recording;
-  uint32_t (*generation)() noexcept;
+  const std::atomic<uint32_t>* generation;
   uint16_t (*place)(const Place& place);  // throws if there is no memory for another place
   void (*record)(Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept;
   void (*lose)(Action action) noexcept;

@@ -7,6 +7,7 @@
 
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <string>
@@ -21,14 +22,15 @@ constexpr size_t kMaxDevices = 64;
 
 const RecorderCalls* recorder = nullptr;  // set before anything is attached
 
-// The place of the last event per device; written under that device's lock only.
+// The places at which a device was met last, the newest first; written under its lock only.
+// Where collectives have a stream of their own, places take turns.
 struct LastPlace {
   uint32_t generation = 0;
   uint16_t number = 0;
   Place place{};
 };
 
-std::array<LastPlace, kMaxDevices> last_places;
+std::array<std::array<LastPlace, 4>, kMaxDevices> last_places;
 
 uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
   Place place{reinterpret_cast<uint64_t>(stream),
@@ -36,12 +38,16 @@ uint16_t place_of(int device, void* stream, c10::MempoolId_t pool) {
               pool.second,
               DeviceType::kCuda,
               static_cast<uint8_t>(device)};
-  LastPlace& last = last_places[static_cast<size_t>(device) % kMaxDevices];
-  uint32_t generation = recorder->generation();
-  if (last.generation != generation || !(last.place == place)) {
-    last = {generation, recorder->place(place), place};
+  auto& known = last_places[static_cast<size_t>(device) % kMaxDevices];
+  uint32_t generation = recorder->generation->load(std::memory_order_relaxed);
+  for (const LastPlace& last : known) {
+    if (last.generation == generation && last.place == place) {
+      return last.number;
+    }
   }
-  return last.number;
+  std::move_backward(known.begin(), known.end() - 1, known.end());
+  known.front() = {generation, recorder->place(place), place};
+  return known.front().number;
 }
 
 void on_event(const TraceEntry& entry) {

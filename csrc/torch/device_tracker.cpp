@@ -16,7 +16,7 @@ std::array<DeviceTracker*, devices::kKinds.size()> opened{};  // by device type
 // After a fork there is another recorder, so each call asks for it.
 const RecorderCalls recorder_calls{
     &recording,
-    []() noexcept { return Recorder::get().generation(); },
+    Recorder::generation_now(),
     [](const Place& place) { return Recorder::get().place(place); },
     [](Action action, uint16_t place, uint64_t address, uint64_t bytes) noexcept {
       Recorder::get().record(action, place, address, bytes);
