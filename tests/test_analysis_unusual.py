@@ -233,6 +233,29 @@ def test_state_that_is_loaded_in_between_is_state(at: int, from_file: bool) -> N
     assert t.summary().own_peak.functional == 0
 
 
+@pytest.mark.parametrize("how", ["in the dictionary", "in the tensor"])
+def test_state_that_is_moved_away_between_steps_is_state(how: str) -> None:
+    """As programs do that keep it elsewhere: only its tensors are replaced, not their holders."""
+
+    def replace(entry: dict[str, torch.Tensor]) -> None:
+        for name, tensor in entry.items():
+            if how == "in the dictionary":
+                entry[name] = tensor.clone()
+            else:
+                tensor.data = tensor.data.clone()
+
+    with trace(table=False) as t:
+        optimizer = torch.optim.AdamW((model := net()).parameters())
+        for _ in range(6):
+            learn(model, optimizer, fetch())
+            for entry in optimizer.state.values():
+                replace(entry)
+        learn(model, optimizer, fetch())
+    state = sum(t.nbytes for entry in optimizer.state.values() for t in entry.values())
+    assert state_after_each_step(t) == [state] * 7
+    assert t.summary().own_peak.functional == 0
+
+
 class Rotating(torch.optim.Optimizer):
     """Makes its bases anew every fourth step, as Shampoo and GaLore do."""
 
