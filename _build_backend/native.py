@@ -3,6 +3,7 @@
     _core.SOABI.so          reads files    csrc/core, csrc/reader.cpp; needs no torch
     _C-torch2.13.SOABI.so   records        csrc/core, csrc/torch, csrc/bindings.cpp
     _cuda-torch2.13.so      CUDA tracker   csrc/cuda; one for each row of ACCELERATORS
+    _view.so                private files  csrc/view; preloaded, so it needs libc only
 
 An extension is bound to one release of torch (the layout of its classes), so each release has its
 own; pytracer/_native.py opens the one for the torch that runs. They are compiled from torch's
@@ -379,6 +380,13 @@ class Build:
         reads = self.compile(CSRC / "reader.cpp", "reader", flags)
         self.link(f"_core.{SOABI}.so", [reads, self.core])
 
+    def view(self) -> None:
+        """Preloaded into programs of all kinds, so it brings what it needs of C++ along."""
+        sources = sorted(CSRC.glob("view/*.cpp"))
+        objects = [self.compile(source, "view", []) for source in sources]
+        own = ["-static-libstdc++", "-static-libgcc", "-Wl,-Bsymbolic", "-Wl,--exclude-libs,ALL"]
+        self.link("_view.so", objects, [*own, "-s", "-ldl"])
+
     def extension(self, torch: Torch, macros: dict[str, str]) -> None:
         where = f"torch{torch.release}"
         include = torch.folder / "include"
@@ -457,6 +465,8 @@ def build(torches: list[Torch], into: Path, wanted: Mapping[str, str] | None = N
             if folders:
                 work.tracker(accelerator, torch, folders)
     work.reader(find_pybind11(torches))
+    if sys.platform == "linux":
+        work.view()
     work.compile_core(to_record=bool(torches))  # last, since the rest waits for torch's headers
     run_all(work.steps, Progress())
     install(work.binaries, into, facts)
@@ -468,7 +478,7 @@ def install(binaries: list[Path], into: Path, facts: dict) -> None:
     facts_file = into / "_build.json"
     facts_file.unlink(missing_ok=True)
     trackers = [path for each in ACCELERATORS for path in into.glob(f"_{each.name}-*.so")]
-    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers]:
+    for old in [*into.glob(f"_[Cc]*{SOABI}.so"), *trackers, *into.glob("_view.so")]:
         old.unlink()
     for binary in binaries:
         shutil.copy2(binary, into / binary.name)

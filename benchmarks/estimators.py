@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 import torch  # noqa: E402
 
-from benchmarks import imagine  # noqa: E402
+from benchmarks import imagine, imagine_programs  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results"
 PROGRAMS = (
@@ -94,7 +94,7 @@ def mem_tracker(name: str) -> int:
         tracker = MemTracker()
         tracker.track_external(model, optimizer)
         with tracker:
-            for _ in range(imagine.STEPS):
+            for _ in range(imagine_programs.STEPS):
                 tracker.reset_mod_stats()
                 given = model(**batch())
                 loss = given["loss"] if isinstance(given, dict) else given

@@ -25,21 +25,23 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from benchmarks.imagine import (  # noqa: E402
+    answer,
+    apart,
+    bounds,
+    gpus,
+    imagined_again,
+    write,
+)
+from benchmarks.imagine_programs import (  # noqa: E402
     GPT2,
     GPT2_SIZES,
     LLAMA,
     LLAMA_SIZES,
-    answer,
-    apart,
-    bounds,
     fused,
-    gpus,
     images,
-    imagined_again,
     loop,
     of,
     words,
-    write,
 )
 
 RANKS = 2

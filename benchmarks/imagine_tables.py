@@ -138,10 +138,11 @@ def _bound(row: Document, way: str) -> int:
     return bounds.of_convolution(convolution, (x, w), y).most
 
 
-def _reserve(row: Document) -> int:
-    from pytracer.imagined import recurrent, scratch as bounds
+def layer_of(row: Document) -> Any:
+    """The recurrent layer that a row has measured."""
+    from pytracer.imagined import recurrent
 
-    layer = recurrent.Layer(
+    return recurrent.Layer(
         mode=recurrent.LAYERS[row["kind"]],
         hidden=row["hidden"],
         layers=row["layers"],
@@ -152,7 +153,12 @@ def _reserve(row: Document) -> int:
         item=4 if row["dtype"] == "float32" else 2,
         dropout=row["dropout"],
     )
-    return bounds.reserve(layer)
+
+
+def _reserve(row: Document) -> int:
+    from pytracer.imagined import scratch as bounds
+
+    return bounds.reserve(layer_of(row))
 
 
 def peers(document: Document) -> str:

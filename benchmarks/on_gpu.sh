@@ -13,7 +13,7 @@
 #           sh benchmarks/on_gpu.sh OUT imagine_ranks
 # Before its first part each builds, which takes about 2 minutes.
 set -u
-out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|whose_time|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks]...}
+out=${1:?usage: sh benchmarks/on_gpu.sh OUT [tests|alone|overhead|host_bound|whose_time|halves|ledger|cost|gemm|conformance|attribution|confirm|ddp|ranks|imagine_ranks|attention]...}
 shift
 python=${PYTHON:-python3}
 mkdir -p "$out"
@@ -54,6 +54,7 @@ ddp() { "$python" benchmarks/overhead.py --out "$out" --minutes 4 --cases ddp; }
 # shellcheck disable=SC2086 - several words
 ranks() { "$python" benchmarks/ranks.py --out "$out" ${WAYS:+--ways $WAYS}; }
 imagine_ranks() { "$python" benchmarks/imagine_ranks.py --out "$out"; }
+attention() { "$python" benchmarks/attention.py --out "$out"; }
 ledger() { "$python" benchmarks/ledger.py --out "$out"; }
 cost() { "$python" benchmarks/cost.py --out "$out"; }
 gemm() { "$python" benchmarks/gemm.py --out "$out"; }

@@ -562,9 +562,11 @@ def what_if_part(options: argparse.Namespace) -> dict[str, Any]:
             say(f"{name:14} PROBLEM {error}")
             continue
         row |= {"lowest": found.lowest, "highest": found.highest, "with_law": found.with_law}
+        row |= {"likely": found.likely, "basis": found.basis}
         row |= {"measured": measured, "batch": found.batch}
-        low, high = (100 * (each / measured - 1) for each in (found.lowest, found.highest))
-        say(f"{name:14} batch {found.batch:4} {low:+.3f} ... {high:+.3f} %")
+        ends = (found.lowest, found.likely or found.highest, found.highest)
+        low, likely, high = (100 * (each / measured - 1) for each in ends)
+        say(f"{name:14} batch {found.batch:4} {low:+.1f} {likely:+.3f} {high:+.1f} % {found.basis}")
     others = {row["model"]: row for row in before(options.out, machine(device))}
     others |= {row["model"]: row for row in rows}
     return {
@@ -678,11 +680,15 @@ def cases(trace: Any) -> Iterator[tuple[str, int | None, str]]:
 def predict(trace: Any, settings: str, limit: int | None) -> dict[str, Any]:
     """Returns the prediction, under the names of torch's counters."""
     from pytracer._native import core
-    from pytracer.analysis.allocator import replay, settings as allocator_settings
+    from pytracer.analysis.allocator import (
+        replay,
+        settings as allocator_settings,
+        steps as steps_of,
+    )
 
     found = replay.replay(trace, settings, limit)
     rules = allocator_settings.parse(settings).rules(limit, None)
-    counted = core.replay(replay.steps(trace, found.device).columns, rules, False)
+    counted = core.replay(steps_of.steps(trace, found.device).columns, rules, False)
     return {
         "failed": found.failed is not None,
         "reserved_bytes.all.peak": found.peak_reserved,

@@ -109,12 +109,16 @@ def planners(document: Document) -> str:
 
 
 def what_if(*documents: Document) -> str:
-    """A row per architecture: the interval against the measured peak, on each machine."""
+    """A row per architecture: the prediction against the measured peak, on each machine.
+
+    Documents without a basis are of another prediction.
+    """
+    documents = tuple(one for one in documents if any("basis" in run for run in one["runs"]))
     names = dict.fromkeys(run["model"] for document in documents for run in document["runs"])
     rows = [[name] for name in names]
     heads = ["architecture"]
     for document in documents:
-        heads += [f"{document['device']}: error", "bytes with a law"]
+        heads += [f"{document['device']}: basis", "error of the likely value", "bytes with a law"]
         runs = {run["model"]: run for run in document["runs"]}
         for row in rows:
             row += _what_if_cells(runs.get(row[0]))
@@ -124,12 +128,14 @@ def what_if(*documents: Document) -> str:
 
 def _what_if_cells(run: Document | None) -> list[str]:
     if run is None:
-        return ["not run", ""]
+        return ["not run", "", ""]
     if "problem" in run:
-        return ["not predicted", ""]
-    low, high = (run[name] / run["measured"] - 1 for name in ("lowest", "highest"))
-    error = f"{low:+.3%}" if low == high else f"{low:+.2%} to {high:+.2%}"
-    return [error, f"{run['with_law']:.1%}"]
+        return ["not predicted", "", ""]
+    holds = run["lowest"] <= run["measured"] <= run["highest"]
+    basis = run["basis"] if holds else f"{run['basis']}, outside"
+    likely = run["likely"]
+    error = "none" if likely is None else f"{likely / run['measured'] - 1:+.3%}"
+    return [basis, error, f"{run['with_law']:.1%}"]
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

@@ -2,6 +2,7 @@
 #include "columns.h"
 #include "core/clock.h"
 #include "core/harvest.h"
+#include "core/own_time.h"
 #include "core/recorder.h"
 #include "torch/calls.h"
 #include "torch/cpu_allocator.h"
@@ -218,6 +219,32 @@ py::list tensors_in(py::handle value, int depth, bool also_in_objects) {
   return found;
 }
 
+constexpr int kDeepestVariable = 3;  // a list of tuples of tensors
+
+// Names and values of a record's attributes, also of those in slots; none of what is no record.
+py::list fields_of(py::handle object) {
+  py::list found;
+  if (look::is_record(object.ptr())) {
+    look::each_field(object.ptr(), [&](PyObject* name, PyObject* value) {
+      found.append(py::make_tuple(py::handle(name), py::handle(value)));
+    });
+  }
+  return found;
+}
+
+// Tensors that only this variable keeps. `copies` are further dictionaries that have it.
+py::list kept_alone(const py::dict& variables, const py::str& name, Py_ssize_t copies) {
+  py::list found;
+  PyObject* value = PyDict_GetItemWithError(variables.ptr(), name.ptr());  // borrowed
+  if (value != nullptr) {
+    look::each_owned_alone(value, 1 + copies, kDeepestVariable, [&](PyObject* tensor) {
+      found.append(py::handle(tensor));
+    });
+  }
+  PyErr_Clear();
+  return found;
+}
+
 // The address of its storage, 0 for none; the storage's bytes; the tensor's own elements, and the
 // bytes of each.
 py::tuple memory_of(py::handle object) {
@@ -422,6 +449,11 @@ PYBIND11_MODULE(_C, m) {
     ClockReading now = read_clock();
     return std::make_pair(now.ticks, now.unix_ns);
   });
+  // Recording's own computing since the process began: ticks of short calls, nanoseconds of others.
+  m.def("read_own_time", [] {
+    OwnTime::Reading now = OwnTime::read();
+    return std::make_pair(now.ticks, now.ns);
+  });
 
   m.def("adopt_cpu_tensors", &adopt_cpu_tensors, py::arg("tensors"), py::arg("also_known") = true);
   m.def("exactly_of", &exactly_of);
@@ -479,7 +511,9 @@ PYBIND11_MODULE(_C, m) {
         py::arg("depth") = 4,
         py::arg("also_in_objects") = false);
   m.def("device_of", &device_of);
+  m.def("kept_alone", &kept_alone);
   m.def("memory_of", &memory_of);
+  m.def("fields_of", &fields_of);
   py::class_<imagined::Device>(m, "ImaginedDevice")
       .def(py::init([](bool is_cuda, const py::dict& rules) {
              return std::make_unique<imagined::Device>(
@@ -547,7 +581,9 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("watched", &Moments::watched)
       .def_readwrite("has_engines", &Moments::has_engines)
       .def("add_reducer",
-           [](Moments& moments, py::handle module) { moments.add_reducer(module.ptr()); });
+           [](Moments& moments, py::handle module) { moments.add_reducer(module.ptr()); })
+      .def("add_optimizer",
+           [](Moments& moments, py::handle optimizer) { moments.add_optimizer(optimizer.ptr()); });
   py::class_<GraphWalks>(m, "GraphWalks")
       .def(py::init<>())
       .def("is_due", &GraphWalks::is_due, py::arg("structure"), py::arg("must") = false)

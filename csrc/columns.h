@@ -156,6 +156,7 @@ inline AllocatorRules rules_of(const py::dict& rules) {
   read("large_segment_size", result.large_segment_size);
   read("limit", result.limit);
   read("capacity", result.capacity);
+  read("order", result.order);
   return result;
 }
 

@@ -9,6 +9,7 @@
 #include "core/perfetto_trace.h"
 #include "core/snapshot.h"
 #include "core/snapshot_writer.h"
+#include "core/steps.h"
 #include "core/trace_file.h"
 #include "core/trace_format.h"
 #include "core/trace_tail.h"
@@ -47,14 +48,40 @@ py::dict report_of(const ReadReport& report) {
   return facts;
 }
 
-py::tuple read_file(const std::string& path) {
+py::tuple read_file(const std::string& path, uint64_t most_memory) {
   ReadReport report;
   Recording recording;
   {
     py::gil_scoped_release unlocked;
-    recording = read_recording(path, report);
+    recording = read_recording(path, report, {most_memory});
   }
   return py::make_tuple(to_dict(std::move(recording)), report_of(report));
+}
+
+// The columns with valid references, as a file's reader hands them out.
+py::dict safe_columns(const py::dict& columns) {
+  ViewOfArrays arrays(columns);
+  const RecordingView view = arrays.recording();
+  Recording recording;
+  recording.meta = view.meta;
+  recording.strings.assign(view.strings.begin(), view.strings.end());
+  recording.losses = view.losses;
+  Recording::each_table(
+      [](const char*, auto& table, const auto& seen) {
+        table.each_column(
+            [](const auto&, auto& into, const auto& rows) {
+              into.assign(rows.begin(), rows.end());
+            },
+            table,
+            seen);
+      },
+      recording,
+      view);
+  Losses losses;
+  std::vector<std::string> said;
+  Notes notes(said);
+  make_safe(recording, losses, notes);
+  return to_dict(std::move(recording));
 }
 
 void write_file(const std::string& path, const py::dict& columns, bool overwrite) {
@@ -98,25 +125,31 @@ py::dict lifetimes_of(const py::dict& columns) {
 
 // ------------------------------------------------------------------ the allocator, replayed
 
-py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
+// The steps to replay, as views of the dictionary's columns.
+struct StepsOfArrays {
+  explicit StepsOfArrays(const py::dict& steps)
+      : columns{column_of<uint8_t>(steps, "kind", kind),
+                column_of<uint32_t>(steps, "block", block),
+                column_of<uint64_t>(steps, "bytes", bytes),
+                column_of<uint32_t>(steps, "lane", lane)} {
+    if (steps.contains("address")) {
+      columns.address = column_of<uint64_t>(steps, "address", address);
+    }
+    for (auto [stream, pool] : steps["lanes"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
+      lanes.push_back({stream, pool});
+    }
+  }
+
   Column<uint8_t> kind;
   Column<uint32_t> block;
   Column<uint64_t> bytes;
   Column<uint32_t> lane;
-  ReplaySteps columns{column_of<uint8_t>(steps, "kind", kind),
-                      column_of<uint32_t>(steps, "block", block),
-                      column_of<uint64_t>(steps, "bytes", bytes),
-                      column_of<uint32_t>(steps, "lane", lane)};
+  Column<uint64_t> address;
+  ReplaySteps columns;
   std::vector<ReplayLane> lanes;
-  for (auto [stream, pool] : steps["lanes"].cast<std::vector<std::pair<uint64_t, uint32_t>>>()) {
-    lanes.push_back({stream, pool});
-  }
-  const AllocatorRules given = rules_of(rules);
-  ReplayResult found;
-  {
-    py::gil_scoped_release unlocked;
-    found = replay_allocator(columns, lanes, given, curves);
-  }
+};
+
+py::dict counted(const ReplayResult& found) {
   py::dict result;
   result["peak_reserved"] = found.peak_reserved;
   result["peak_allocated"] = found.peak_allocated;
@@ -130,8 +163,43 @@ py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
   result["retries"] = found.retries;
   result["device_allocs"] = found.device_allocs;
   result["device_frees"] = found.device_frees;
+  result["departed_step"] = found.departed_step;
+  result["order_matters"] = found.order_matters;
   result["failed_step"] = found.failed_step;
   result["failed_bytes"] = found.failed_bytes;
+  return result;
+}
+
+py::dict replay_orders(const py::dict& steps,
+                       const py::dict& rules,
+                       uint64_t most,
+                       bool recorded_is_enough) {
+  const StepsOfArrays given(steps);
+  const AllocatorRules own_rules = rules_of(rules);
+  ReplayOrders found;
+  {
+    py::gil_scoped_release unlocked;
+    found = replay_in_orders(given.columns, given.lanes, own_rules, most, recorded_is_enough);
+  }
+  py::dict result;
+  result["lowest_peak"] = found.lowest_peak;
+  result["highest_peak"] = found.highest_peak;
+  result["orders"] = found.orders;
+  result["failed"] = found.failed;
+  result["failure"] = found.failed > 0 ? py::object(counted(found.failure)) : py::none();
+  result["are_all"] = found.are_all;
+  return result;
+}
+
+py::dict replay(const py::dict& steps, const py::dict& rules, bool curves) {
+  const StepsOfArrays given(steps);
+  const AllocatorRules own_rules = rules_of(rules);
+  ReplayResult found;
+  {
+    py::gil_scoped_release unlocked;
+    found = replay_allocator(given.columns, given.lanes, own_rules, curves);
+  }
+  py::dict result = counted(found);
   result["reserved_after"] = to_array(std::move(found.reserved_after));
   result["active_after"] = to_array(std::move(found.active_after));
   result["largest_free_after"] = to_array(std::move(found.largest_free_after));
@@ -276,15 +344,20 @@ class SnapshotOfArrays {
 
 // ------------------------------------------------------------------ a recording that goes on
 
-// A trace that is still written, and its state so far.
+// A trace that is still written: its totals so far, and its rows as they come.
 class Follower {
  public:
-  explicit Follower(const std::string& path) : tail_(path) {}
+  Follower(const std::string& path, uint64_t most_memory) : tail_(path, {most_memory}) {}
 
   // Reads about that many bytes at most. True if there is more to read now.
   bool advance(size_t most_bytes) {
     py::gil_scoped_release unlocked;
-    bool more = tail_.advance(most_bytes, [this](Recording& flush) { live_.take(flush); });
+    bool more = tail_.advance(most_bytes, [this](Recording& flush) {
+      live_.take(flush);
+      append_table(rows_.events, flush.events);
+      append_table(rows_.scope_begins, flush.scope_begins);
+      append_table(rows_.scope_ends, flush.scope_ends);
+    });
     if (tail_.state() == TraceTail::State::kComplete && !ended_) {
       ended_ = true;
       live_.end();
@@ -300,7 +373,6 @@ class Follower {
     state["bytes_read"] = tail_.bytes_read();
     state["events"] = live_.events();
     state["step"] = live_.step();
-    state["phase"] = static_cast<int>(live_.phase());
     state["failed_bytes"] = live_.failed_bytes();
     state["last_ticks"] = live_.last_ticks();
     state["clock_ticks"] = tables.clock.ticks;
@@ -313,9 +385,11 @@ class Follower {
       row["index"] = device.index;
       row["reserved"] = device.reserved;
       row["now"] = device.now;
-      row["now_by_category"] = device.now_by_category;
-      row["peak"] = peak_of(device.peak);
-      row["last_peak"] = peak_of(device.last_peak);
+      py::dict peak;
+      peak["bytes"] = device.peak.bytes;
+      peak["ticks"] = device.peak.ticks;
+      peak["step"] = device.peak.step;
+      row["peak"] = peak;
       devices.append(row);
     }
     state["devices"] = devices;
@@ -337,46 +411,29 @@ class Follower {
     return rows;
   }
 
-  py::list modules() const {
-    py::list rows;
-    for (const auto& [row, bytes] : live_.modules()) {
-      const auto& strings = live_.tables().strings;
-      rows.append(py::make_tuple(row < strings.size() ? strings[row] : "", bytes));
-    }
-    return rows;
+  // The events and scopes since the last call, without the tables to which they refer.
+  py::dict take_rows() {
+    Recording taken;
+    std::swap(taken, rows_);
+    return to_dict(std::move(taken));
   }
 
-  std::unordered_map<uint32_t, int64_t> lines() const { return live_.lines(); }
-
-  // A frame of a Python stack: its caller, file and line.
-  std::tuple<uint32_t, std::string, uint32_t> frame(uint32_t row) const {
-    const auto& stacks = live_.tables().stacks;
-    if (row >= stacks.parent.size()) {
-      return {0, "", 0};
-    }
-    const auto& strings = live_.tables().strings;
-    std::string file = stacks.file[row] < strings.size() ? strings[stacks.file[row]] : "";
-    uint32_t parent = stacks.parent[row] < row ? stacks.parent[row] : 0;
-    return {parent, file, stacks.line[row]};
-  }
+  // The tables to which rows refer.
+  py::dict tables() const { return to_dict(Recording(live_.tables())); }
 
   const std::string& meta() const { return live_.tables().meta; }
 
  private:
-  static py::dict peak_of(const LivePeak& peak) {
-    py::dict row;
-    row["bytes"] = peak.bytes;
-    row["ticks"] = peak.ticks;
-    row["step"] = peak.step;
-    row["phase"] = static_cast<int>(peak.phase);
-    row["by_category"] = peak.by_category;
-    return row;
-  }
-
   TraceTail tail_;
   Live live_;
+  Recording rows_;
   bool ended_ = false;
 };
+
+std::vector<size_t> step_ends_of(const Column<uint64_t>& optimizers,
+                                 const Column<uint8_t>& has_forward) {
+  return step_ends(view(optimizers), view(has_forward));
+}
 
 // ------------------------------------------------------------------ Chrome trace
 
@@ -509,12 +566,16 @@ PYBIND11_MODULE(_core, m) {
   m.attr("FileError") = file_error;
   raise_file_errors_as(file_error);
 
+  m.attr("NO_LIMIT") = MemoryLimit::kNone;
   m.def("read_file", &read_file);
   m.def("write_file", &write_file);
+  m.def("safe_columns", &safe_columns);
   m.def("without_paths", &without_paths);
   m.def("read_snapshot", &read_snapshot_file);
   m.def("lifetimes", &lifetimes_of);
+  m.def("step_ends", &step_ends_of);
   m.def("replay", &replay);
+  m.def("replay_orders", &replay_orders);
 
   py::class_<ChromeTraceOfArrays>(m, "ChromeTrace")
       .def(py::init<const std::vector<py::bytes>&, const std::vector<py::dict>&>())
@@ -528,13 +589,12 @@ PYBIND11_MODULE(_core, m) {
       .def("end_device", &SnapshotOfArrays::end_device)
       .def("end", &SnapshotOfArrays::end);
   py::class_<Follower>(m, "Follower")
-      .def(py::init<const std::string&>())
+      .def(py::init<const std::string&, uint64_t>())
       .def("advance", &Follower::advance)
       .def("state", &Follower::state)
       .def("steps", &Follower::steps)
-      .def("modules", &Follower::modules)
-      .def("lines", &Follower::lines)
-      .def("frame", &Follower::frame)
+      .def("take_rows", &Follower::take_rows)
+      .def("tables", &Follower::tables)
       .def("meta", &Follower::meta);
   py::class_<PerfettoTraceOfArrays>(m, "PerfettoTrace")
       .def(py::init<const std::vector<py::bytes>&,

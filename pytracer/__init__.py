@@ -6,11 +6,12 @@ with trace():
     train_step(batch)
 """
 
-from typing import TYPE_CHECKING, Any
-
 from pytracer.version import __version__
 
+TYPE_CHECKING = False  # `typing` would be imported before the program: see pytracer/start.py
 if TYPE_CHECKING:
+    from typing import Any
+
     from pytracer.api import trace
     from pytracer.imagined.run import imagine, is_imagining
     from pytracer.imagined.search import largest_batch
@@ -30,7 +31,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Imports torch only for what needs it.
 
     Reading a trace does not. `pytracer run` must not: a program may set the environment before its
@@ -67,7 +68,7 @@ def __dir__() -> list[str]:
     return [*__all__, "load_ipython_extension"]
 
 
-def load_ipython_extension(shell: Any) -> None:
+def load_ipython_extension(shell: "Any") -> None:
     """`%load_ext pytracer`."""
     from pytracer.integrations.ipython import register
 

@@ -71,7 +71,7 @@ def read_facts(package: Path = HERE) -> Facts:
         BuildMissing: there are no binaries.
     """
     try:
-        facts: Facts = json.loads((package / "_build.json").read_text())
+        facts: Facts = json.loads((package / "_build.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         hidden = _installed_elsewhere(package)
         also = f"pytracer is installed in {hidden}, and this folder hides it:\n" if hidden else ""
@@ -160,7 +160,7 @@ def torch_version() -> str:
 
 
 def _text_of(path: Path) -> str:
-    return path.read_text() if path.is_file() else ""
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _load(name: str, path: Path, beside: str) -> ModuleType:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import count
@@ -19,12 +18,14 @@ from pytracer.capture.cycles import Cycles, Schedule, always, of_schedule
 from pytracer.capture.looking import is_a
 from pytracer.capture.session import (
     Held,
+    Inner,
     Options,
     Session,
     Targets,
     default_devices,
     ends_always,
     ends_if_it_raises,
+    imagined,
 )
 from pytracer.reading import Views
 from pytracer.recorded import Trace
@@ -97,7 +98,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         table: whether to print the table to stderr at the end. By default only a `with trace():`
             without a name prints it. If a failed allocation ends the block, a page explains it,
             and the trace is saved. `table=False` turns off both.
-        report: the former name of `table`; deprecated.
 
     Raises:
         errors.UsageError: an option or a target is not valid.
@@ -119,11 +119,8 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         max_events: int | None = None,
         table: bool | None = None,
         anonymous: bool = False,
-        report: bool | None = None,
     ) -> None:
         """Checks the arguments. The recording starts when the block is entered."""
-        if report is not None:
-            table = of_former_name(report, table)
         _check_targets(targets)
         _check_schedule(schedule)
         _check_switches(stacks=stacks, anonymous=anonymous)
@@ -145,7 +142,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         self._schedule = schedule
         self._table = table
         self._prints_table = bool(table)
-        self._session: Session | None = None
+        self._session: Session | Inner | None = None
         self._data: Trace | None = None
         self._entered = False
         self._has_run = False
@@ -200,7 +197,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
         except errors.CannotWrite as problem:
             if error is None:
                 raise
-            warnings.warn(str(problem), RuntimeWarning, stacklevel=2)
+            errors.warn(str(problem))
         if failed and self._table is not False and self._data is not None:
             self._explain_out_of_memory()
         elif self._prints_table and self._data is not None:
@@ -314,11 +311,9 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
         # Not is_available(): after it, the program may no longer be able to choose its devices.
         if self._options.devices == ("cuda",) and torch.cuda.device_count() == 0:
-            warnings.warn(
+            errors.warn(
                 "devices='cuda', and torch finds no CUDA device here: nothing will be recorded. "
-                "Leave devices= out, or say devices='cpu'",
-                RuntimeWarning,
-                stacklevel=3,
+                "Leave devices= out, or say devices='cpu'"
             )
 
     def _new_cycles(self) -> Cycles:
@@ -335,6 +330,13 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
 
     def _start(self, _window: int) -> None:
         options = self._options
+        if imagined:
+            if options.path is not None:
+                options = replace(options, path=_next_file(options.path, len(self._files)))
+                self._files.append(str(options.path))
+            self._session = Inner(options, imagined[-1])
+            self._session.start()
+            return
         if not options.devices:
             options = replace(options, devices=default_devices(self._targets.alive()))
         if options.path is not None:
@@ -346,7 +348,7 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             if self._cycles.step == 0:
                 raise
             # A trace must not end a program that is already training.
-            warnings.warn(f"{problem}. Recorded in memory", RuntimeWarning, stacklevel=2)
+            errors.warn(f"{problem}. Recorded in memory")
             options = replace(options, path=None)
             session = Session(options, self._targets, self._held)
             session.start()
@@ -382,14 +384,14 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
             session.stop()
             raise
 
-    def _stop_measuring(self, session: Session) -> None:
+    def _stop_measuring(self, session: Session | Inner) -> None:
         measurement, self._measurement = self._measurement, None
         if measurement is None or not session.running:
             return
         try:
             session.notes["cost"] = measurement.stop()
         except Exception as problem:  # the recording must end even if the profiler fails
-            warnings.warn(f"the costs could not be read: {problem!r}", RuntimeWarning, stacklevel=3)
+            errors.warn(f"the costs could not be read: {problem!r}")
 
     def _print_table(self) -> None:
         from pytracer.export import table
@@ -415,18 +417,6 @@ class trace(Views):  # noqa: N801 - reads as a verb: `with trace():`
     @staticmethod
     def _say(text: str) -> None:
         sys.stderr.write("\n" + text)
-
-
-def of_former_name(report: bool, table: bool | None = None) -> bool:
-    """Warns that `table=` was given by its former name, and returns its value.
-
-    Raises:
-        errors.UsageError: it was given by both names.
-    """
-    if table is not None:
-        raise errors.UsageError("report= is the former name of table=: drop report=")
-    errors.warn(f"report={report} is deprecated: write table={report}", DeprecationWarning)
-    return report
 
 
 def _check_schedule(schedule: Schedule | None) -> None:

@@ -150,9 +150,9 @@ COUNTERS: dict[str, Counter] = {
         Counter(
             "training_threads",
             "warning",
-            "threads call backward or step at the same time: a trace records the whole process, and "
-            "phases and steps follow only the first of them",
-            "Trace one thread's training at a time, or train in processes of their own.",
+            "threads train at the same time: a trace records the whole process. Each has phases of "
+            "its own, and the steps are those of all of them",
+            "Train in processes of their own, to see the steps of each.",
         ),
         Counter(
             "weights_elsewhere",
@@ -189,6 +189,19 @@ COUNTERS: dict[str, Counter] = {
             "warning",
             "events whose stream and pool are unknown: there are too many streams and pools",
             "The bytes are right; capture fewer CUDA graphs in one trace to tell pools apart.",
+        ),
+        Counter(
+            "merged_threads",
+            "warning",
+            "threads beyond the first 65,535: they share one number, so they cannot be told apart",
+            "Sizes, modules and lines are right. Trace fewer steps, or let the program reuse threads.",
+        ),
+        Counter(
+            "forgotten_nodes",
+            "warning",
+            "backward nodes whose forward operator is unknown: the thread that made them has ended, "
+            "and so have too many threads after it",
+            "Sizes are right. Call backward before the thread ends, or let the program reuse threads.",
         ),
         Counter(
             "unknown_places", "loss", "events of a device that the trace does not name", _REPORT

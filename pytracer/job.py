@@ -153,9 +153,7 @@ class Job(LoadedTrace):
         rows = []
         for name, size in limits.items():
             if name not in budgets.LIMITS:
-                raise errors.UsageError(
-                    f"no limit is called {name!r}; there is: {', '.join(budgets.LIMITS)}"
-                )
+                raise budgets.unknown(name)
             short = "growth" if name == "growth_per_step" else name
             known = [
                 (value, -one.rank)

@@ -104,6 +104,7 @@ class Imagined(NamedTuple):
     peak_at_most: int | None = None
     reserved_at_most: int | None = None
     scratch_at_most: int = 0
+    not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
 
 
 class Group(NamedTuple):
@@ -153,6 +154,7 @@ class Variable(NamedTuple):
     addresses: tuple[int, ...]
     graph_addresses: tuple[int, ...]
     behind_numbers: tuple[int, ...]
+    bound: int  # how many items it may hold at most; 0: any number
 
 
 class Share(NamedTuple):
@@ -195,6 +197,7 @@ class Meta(NamedTuple):
     allocator_settings: Mapping[str, Any]  # as torch lists them
     counters: Mapping[str, Mapping[str, Mapping[str, int]]]  # by moment, device and name
     ddp_buckets: tuple[int, ...]
+    ddp_hooked: tuple[int, ...]  # those that a communication hook gets
     roots: Roots
     frozen_modules: frozenset[str]
     renamed: Mapping[str, str]
@@ -244,6 +247,7 @@ def read(document: Mapping[str, Any]) -> Meta:
         allocator_settings=_settings(get("allocator_settings")),
         counters=_counters(get("counters")),
         ddp_buckets=_each(int, get("ddp_buckets")),
+        ddp_hooked=_each(int, get("ddp_hooked")),
         roots=roots_of(document),
         frozen_modules=frozenset(_each(str, get("frozen_modules"))),
         renamed=_values(str, get("renamed")),
@@ -372,6 +376,7 @@ def _imagined(value: Any) -> Imagined | None:
         peak_at_most=_whole(value.get("peak_at_most")),
         reserved_at_most=_whole(value.get("reserved_at_most")),
         scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
+        not_counted=_each(str, value.get("not_counted")),
     )
 
 
@@ -442,9 +447,10 @@ def _clock_readings(value: Any) -> Iterator[ClockReading]:
 
 
 def _variable(document: Mapping[str, Any]) -> Variable:
-    lists = (_each(int, document.get(name)) for name in Variable._fields[1:])
-    addresses = (tuple(one for one in each if 0 <= one < 2**64) for each in lists)
-    return Variable(_text(document.get("name")), *addresses)
+    lists = (_each(int, document.get(name)) for name in Variable._fields[1:4])
+    own, saved, behind = (tuple(one for one in each if 0 <= one < 2**64) for each in lists)
+    bound = _whole(document.get("bound")) or 0
+    return Variable(_text(document.get("name")), own, saved, behind, bound)
 
 
 # ---------------------------------------------------------------- values

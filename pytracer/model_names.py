@@ -19,7 +19,7 @@ _WITH_PARAMETERS_NAME = tuple(
     schema.CATEGORY[name] for name in ("weights", "gradients", "optimizer_state")
 )
 _BARE = re.compile(r"(\d+)(?=\.|$)")
-_SPELLED_BARE = re.compile(r"\[(\d+)\]")
+_SPELLED_BARE = re.compile(r"\[(\d+|\*)\]")
 _NO_MODULE = ("param_groups[", "optimizers[")  # parameters that no module has
 
 

@@ -4,6 +4,7 @@ This carries out the plans of `checkpoint_plan(pinned=...)`. It needs no other p
 """
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,17 +12,22 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 
-def offload(module: torch.nn.Module, device: str = "cuda") -> None:
+def offload(
+    module: torch.nn.Module,
+    device: str = "cuda",
+    *,
+    when_moved: Callable[[], None] = lambda: None,
+) -> None:
     """Makes each later call's saved tensors wait in pinned memory.
 
     They come back together when the call's backward needs the first of them. Each is freed after its
-    last use. The module's inputs and parameters stay on the device.
+    last use. The module's inputs and parameters stay on the device. Calls `when_moved` for each.
     """
     forward = module.forward
 
     def call(*args: Any, **kwargs: Any) -> Any:
         given = (*args, *kwargs.values(), *module.parameters(), *module.buffers())
-        waiting = _Waiting([x for x in given if isinstance(x, torch.Tensor)], device)
+        waiting = _Waiting([x for x in given if isinstance(x, torch.Tensor)], device, when_moved)
         with saved_tensors_hooks(waiting.pack, waiting.unpack):
             return forward(*args, **kwargs)
 
@@ -31,9 +37,11 @@ def offload(module: torch.nn.Module, device: str = "cuda") -> None:
 class _Waiting:
     """The saved tensors of one call. A storage with several saved views moves once."""
 
-    def __init__(self, stays: list[torch.Tensor], device: str) -> None:
+    def __init__(
+        self, stays: list[torch.Tensor], device: str, when_moved: Callable[[], None] = lambda: None
+    ) -> None:
         self._stays = {StorageWeakRef(x.untyped_storage()) for x in stays}
-        self._device = device
+        self._device, self._when_moved = device, when_moved
         self._host: dict[Any, torch.Tensor] = {}
         self._uses: Counter[Any] = Counter()
         self._back: dict[Any, torch.Tensor] = {}
@@ -50,6 +58,7 @@ class _Waiting:
             flat = torch.empty(0, dtype=torch.uint8, device=x.device).set_(storage)
             host = torch.empty_like(flat, device="cpu", pin_memory=torch.cuda.is_available())
             self._host[key] = host.copy_(flat, non_blocking=True)
+            self._when_moved()
         self._uses[key] += 1
         return key, x.device, x.dtype, x.storage_offset(), x.size(), x.stride()
 

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from torch.testing._internal.distributed.fake_pg import FakeStore as FakeStore
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
+active_mode: Callable[[Any], Any]
+attention_order: Callable[[], list[int]]
 backward_pass_number: Callable[[], int]
 backward_runner: Callable[..., Any]
 bindings: Any
+code_generator: Any
 default_store: Callable[[], Any]
 device_mesh: Any
 dispatch_keys: Any
@@ -36,6 +39,7 @@ foreach_types_of_optimizers: list[Any]
 functorch: Any
 group_registry: Any
 has_kernel: Callable[[str, str], bool]
+mode_keys: Any
 multiply_fp8: Callable[..., Any]
 multiply_int8: Callable[..., Any]
 nccl_flight_recorder: Callable[[], bytes]
@@ -89,15 +93,18 @@ _COLLECTIVES = "listing a job's collectives"
 
 # By the name that our modules use.
 NAMES = {
+    "active_mode": Private("torch._C:_get_dispatch_mode", _IMAGINE),
     "annotate_memory": Private(
         "torch.cuda.memory:_annotate_memory", "annotate_memory_history()", is_new=True
     ),
+    "attention_order": Private("torch._C:_get_sdp_priority_order", _IMAGINE),
     "backward_pass_number": Private("torch._C:_current_graph_task_id", _IMAGINE),
     "backward_runner": Private("torch.autograd.graph:_engine_run_backward", _IMAGINE),
     "default_store": Private(
         "torch.distributed.distributed_c10d:_get_default_store", "comparing the clocks of hosts"
     ),
     "bindings": Private("torch._C:", _IMAGINE),
+    "code_generator": Private("torchgen:", _IMAGINE),
     "device_mesh": Private("torch.distributed.device_mesh:DeviceMesh", _IMAGINE),
     "dispatch_keys": Private("torch._C:DispatchKey", _IMAGINE),
     "dynamo_limits": Private("torch._dynamo.config:", _GEMM),
@@ -114,6 +121,7 @@ NAMES = {
     "functorch": Private("torch._C:_functorch", _GRAPHS),
     "group_registry": Private("torch.distributed.distributed_c10d:_world", _GROUPS),
     "has_kernel": Private("torch._C:_dispatch_has_kernel_for_dispatch_key", _IMAGINE),
+    "mode_keys": Private("torch._C:_TorchDispatchModeKey", _IMAGINE),
     "multiply_fp8": Private("torch:_scaled_mm", _GEMM),
     "multiply_int8": Private("torch:_int_mm", _GEMM),
     # Only a torch that was built with NCCL has it.

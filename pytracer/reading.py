@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytracer import errors, health, snapshot
+from pytracer import errors, files, health, snapshot
 from pytracer.recorded import Trace, load as load_trace
 
 if TYPE_CHECKING:
@@ -277,13 +277,33 @@ class Views:
         """
         from pytracer import frames
         from pytracer.analysis.answers import findings
+        from pytracer.analysis.answers.situation import Finding
 
         rows = findings.findings(self.data)
         # The texts are in the middle: pandas leaves out middle columns on a narrow screen.
         inside = ["evidence", "change"]
         others = [*inside, "proof"]
-        outside = [name for name in findings.Finding.__dataclass_fields__ if name not in others]
+        outside = [name for name in Finding.__dataclass_fields__ if name not in others]
         return frames.of_rows(rows, [*outside[:3], *inside, *outside[3:]])
+
+    def advice(self) -> "pd.DataFrame":
+        """Returns every change that lowers the peak by a hundredth, mistakes first.
+
+        `saves` and `peak_after` are what a replay of the trace's requests with that change shows;
+        NA where no replay shows it. `attrs["peak_after_all"]` is the peak after all mistakes and
+        free savings together, which is not the sum of them.
+        """
+        from pytracer import frames
+        from pytracer.analysis.answers import hints
+        from pytracer.analysis.facts import usage
+
+        device = usage.main_device(self.data)
+        columns = list(hints.Change.__dataclass_fields__)
+        rows = hints.changes(self.data, device)
+        frame = frames.of_rows(rows, columns)
+        frame = frame.astype({"saves": "Int64", "peak_after": "Int64"})
+        frame.attrs["peak_after_all"] = hints.all_of_them(self.data, device) if rows else None
+        return frame
 
     def check(self, **limits: int | str) -> "list[Exceeded]":
         """Returns the limits that the trace exceeds; an empty list if all hold.
@@ -561,23 +581,14 @@ def load(path: str | Path) -> LoadedTrace:
 
 def read(path: str | Path) -> LoadedTrace:
     """Like `load`, without the warning. For callers that report an incomplete file themselves."""
-    if snapshot.is_snapshot(path):
-        return LoadedTrace(snapshot.load(path))
     try:
+        if snapshot.is_snapshot(path):
+            return LoadedTrace(snapshot.load(path))
         return LoadedTrace(load_trace(path))
     except errors.UnreadableTrace:
-        name = os.fspath(path)
-        if name.endswith(".pytrace.gz") and os.path.isfile(name):  # noqa: PTH113
-            raise errors.UnreadableTrace(f"{name} is compressed: gunzip it first") from None
-        if name.endswith(_EXPORTS) and os.path.isfile(name):  # noqa: PTH113
-            raise errors.UnreadableTrace(
-                f"{name} looks like an export, which cannot be read back: name the .pytrace file "
-                "that it was made from"
-            ) from None
+        if reason := files.why_no_trace(path):
+            raise errors.UnreadableTrace(reason) from None
         raise
-
-
-_EXPORTS = (".json", ".json.gz", ".pftrace", ".html", ".htm", ".parquet")
 
 
 def _check_steps(steps: Any) -> None:

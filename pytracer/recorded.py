@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import numpy as np
 
 from pytracer import errors, model_names, schema
 from pytracer._native import core
-from pytracer.files import unfinished
+from pytracer.files import LIMIT, most_memory, unfinished
 
 # Readings of the two clocks that are closer together than this show no rate.
 _SHORTEST_SPAN_NS = 1_000_000
@@ -142,6 +143,10 @@ def unix_ns(clock: schema.Clock, ticks: schema.U64) -> schema.I64:
     return first_ns + np.round(since * rate).clip(-_LONGEST_NS, _LONGEST_NS).astype(np.int64)
 
 
+_MOST_STEPS = 2_000_000  # each takes up to 2 KB in an answer; see docs/trace-format.md, "Limits"
+_ENDS_OF_STEPS = [schema.SCOPE_KIND["optimizer"], schema.SCOPE_KIND["step"]]
+
+
 def load(path: str | Path) -> Trace:
     """Reads a `.pytrace` file, as far as it was written.
 
@@ -149,11 +154,18 @@ def load(path: str | Path) -> Trace:
         errors.UnreadableTrace: the file is missing, no trace, damaged beyond reading, or of a newer
             format.
     """
+    limit = most_memory()
     try:
-        columns, report = core.read_file(os.fsencode(path))
+        columns, report = core.read_file(os.fsencode(path), limit)
     except core.FileError as error:
         raise errors.UnreadableTrace(str(error)) from None
     trace = Trace.from_columns(columns, report)
+    steps = int(np.isin(trace.scopes.kind, _ENDS_OF_STEPS).sum())
+    if steps > _MOST_STEPS and not limit:
+        raise errors.UnreadableTrace(
+            f"{path}: it has {steps:,} ends of steps, and up to {_MOST_STEPS:,} are read; if you trust "
+            f"the file, set {LIMIT}=8GiB"
+        )
     if report["status"] != "complete" and not len(trace.events.ticks) + len(trace.scopes.ticks):
         raise errors.UnreadableTrace(
             f"{path}: the file is {report['status']} and nothing that happened is left in it; use "
@@ -180,8 +192,12 @@ def _parse_meta(text: str) -> dict[str, Any] | None:
         return None
     if not isinstance(meta, dict):
         return None
+    if not _HALF.search(text):
+        return meta
     return {_utf8(key): meta[key] if key in _FILE_NAMES else _utf8(meta[key]) for key in meta}
 
+
+_HALF = re.compile(r"\\u[dD]")  # how JSON writes the half of a character
 
 # Entries that Python read from the file system. A name that is not UTF-8 works only unchanged.
 _FILE_NAMES = frozenset({"command", "directory"})

@@ -40,6 +40,7 @@ SCOPE_KIND = {name: number for number, name in enumerate(SCOPE_KINDS)}
 SCOPE_RECOMPUTE = 1  # scope flags: the forward runs again inside backward
 SCOPE_GRAD = 2  # grad mode was on: autograd may save the results of the op or module
 SCOPE_AUTOCAST = 4  # the module was entered under autocast
+SCOPE_GRAPH = 8  # the op, outside of modules, got a tensor that needs a gradient
 
 DEVICE_TYPES = ("cpu", "cuda")
 

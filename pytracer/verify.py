@@ -2,7 +2,8 @@
 
 The program runs in a process of its own, by `pytracer run`: for as many steps as the trace has,
 under the settings and the limit of the prediction, and with the modules of a plan checkpointed. Its
-own trace shows the memory that it needed. One line of JSON per verification goes to
+own trace shows the memory that it needed. It sees a private view of the files, and changes none of
+the user's. One line of JSON per verification goes to
 `pytracer-verified.jsonl` in the working directory.
 
 The caller names the program. A trace may come from anybody, so nothing in it is run.
@@ -23,15 +24,17 @@ from typing import Any, TypeAlias
 
 from pytracer import errors, meta
 from pytracer.analysis.allocator import replay, settings as allocator_settings
+from pytracer.analysis.allocator.steps import recorded_settings
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import devices, phases, usage
-from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts import devices, timelines, usage
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan, Plan
 from pytracer.analysis.forecasts.fits import Fits
 from pytracer.analysis.forecasts.verified import Figure, Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.recorded import Trace, load
-from pytracer.schema import ACTION, PHASE
+from pytracer.sandbox import launch
+from pytracer.sandbox.written import Change
+from pytracer.schema import ACTION
 from pytracer.version import __version__
 
 Program: TypeAlias = "str | Sequence[str] | bool"  # True: an error says that it is missing
@@ -48,12 +51,13 @@ print(json.dumps({
     "total": torch.cuda.mem_get_info()[1] if gpu else None,
 }))
 """
+_NOTHING = launch.Wish()  # the program may touch nothing
 _NO_LIMIT_ON_THE_CPU = (
     "The CPU's allocator takes no limit, so the fit was not tested; the peak was measured."
 )
 
 
-def fits(trace: Trace, answer: Fits, program: Program) -> Verified:
+def fits(trace: Trace, answer: Fits, program: Program, wish: launch.Wish = _NOTHING) -> Verified:
     """Runs the program under a limit: the card's memory for torch's allocator.
 
     Raises:
@@ -64,13 +68,15 @@ def fits(trace: Trace, answer: Fits, program: Program) -> Verified:
     limit = None if answer.card is None else answer.card - answer.beside
     settings = answer.replay.settings
     replayed = replay.replay(trace, settings, limit, answer.device, unlimited=limit is None)
-    again = _run(trace, words, answer.device, here, settings, limit)
+    again = _run(trace, words, answer.device, here, settings, limit, wish)
     peak = replayed.peak_reserved
     figures = (Figure("peak reserved", peak, peak, again.reserved),) if replayed else ()
     return _write("fits", limit, bool(replayed), again, figures, here, replayed.notes)
 
 
-def plan(trace: Trace, answer: CheckpointPlan, program: Program) -> Verified:
+def plan(
+    trace: Trace, answer: CheckpointPlan, program: Program, wish: launch.Wish = _NOTHING
+) -> Verified:
     """Runs the program with the chosen plan, and the budget as its limit.
 
     Raises:
@@ -81,13 +87,9 @@ def plan(trace: Trace, answer: CheckpointPlan, program: Program) -> Verified:
     cuda = answer.device != "cpu"
     # Without a limit, if even the smallest plan exceeds the budget.
     limit = answer.budget if cuda and answer else None
-    settings = replay.recorded_settings(trace, answer.device) if cuda else ""
+    settings = recorded_settings(trace, answer.device) if cuda else ""
     chosen = answer.chosen
-    again = _run(trace, words, answer.device, here, settings, limit, _options(chosen))
-    if chosen.modules and not again.recomputed:
-        raise errors.UsageError(
-            f"no model that {shlex.join(words)} calls has all of {', '.join(chosen.modules)}"
-        )
+    again = _run(trace, words, answer.device, here, settings, limit, wish, _options(chosen))
     figures = [Figure("peak", chosen.peak, chosen.peak, again.peak)]
     if chosen.peak_reserved is not None:
         figures.append(
@@ -97,7 +99,9 @@ def plan(trace: Trace, answer: CheckpointPlan, program: Program) -> Verified:
     return _write("checkpoint_plan", limit, True, again, figures, here, notes)
 
 
-def what_if(traces: Sequence[Trace], answer: WhatIf, program: Program) -> Verified:
+def what_if(
+    traces: Sequence[Trace], answer: WhatIf, program: Program, wish: launch.Wish = _NOTHING
+) -> Verified:
     """Runs the program, which must have the batch and length of the prediction.
 
     Raises:
@@ -107,8 +111,8 @@ def what_if(traces: Sequence[Trace], answer: WhatIf, program: Program) -> Verifi
     words = _words(trace, program)
     here = _machine(answer.device)
     cuda = answer.device != "cpu"
-    settings = replay.recorded_settings(trace, answer.device) if cuda else ""
-    again = _run(trace, words, answer.device, here, settings, None)
+    settings = recorded_settings(trace, answer.device) if cuda else ""
+    again = _run(trace, words, answer.device, here, settings, None, wish)
     figures = [Figure("peak", answer.lowest, answer.highest, again.peak)]
     if answer.reserved is not None:
         figures.append(Figure("peak reserved", *answer.reserved, again.reserved))
@@ -131,7 +135,7 @@ class _Again:
     peak: int
     reserved: int
     ran: bool
-    recomputed: bool
+    changes: tuple[Change, ...]
 
 
 def _words(trace: Trace, program: Program) -> list[str]:
@@ -177,7 +181,8 @@ def _torch() -> dict[str, Any]:
 
 
 def _last_line(text: str) -> str:
-    return (text.strip().splitlines() or ["it printed no reason"])[-1]
+    last = (text.strip().splitlines() or ["it printed no reason"])[-1]
+    return last.removeprefix("pytracer: ")
 
 
 def _run(
@@ -187,6 +192,7 @@ def _run(
     machine: dict[str, Any],
     settings: str,
     limit: int | None,
+    wish: launch.Wish,
     options: Sequence[str] = (),
 ) -> _Again:
     variables = {key: text for key, text in os.environ.items() if not key.endswith("ALLOC_CONF")}
@@ -198,7 +204,7 @@ def _run(
         kind = "cpu" if device == "cpu" else "cuda"
         own = ["run", "-o", str(file), "--no-watch", "--device", kind, *_which_steps(trace)]
         command = [sys.executable, "-m", "pytracer", *own, *options, "--", *program]
-        done = subprocess.run(command, env=variables, capture_output=True, text=True)
+        done = launch.run(command, variables, wish, [Path(folder)])
         if not file.exists():
             reason = _last_line(done.stderr)
             raise errors.UsageError(
@@ -215,7 +221,7 @@ def _run(
         peak=usage.peak(again, device).bytes,
         reserved=devices.counted(again, device, "reserved_bytes.peak") or 0,
         ran=not failed,
-        recomputed=bool((allocations(again).phase == PHASE["recompute"]).any()),
+        changes=done.changes,
     )
 
 
@@ -238,7 +244,7 @@ def _configuration(settings: str, limit: int | None, total: int | None) -> str:
 
 def _which_steps(trace: Trace) -> list[str]:
     """Returns the options for the trace's steps, and no more if it ends with its last step."""
-    ends = phases.timeline(trace).step_ends
+    ends = timelines.timeline(trace).step_ends
     first, steps = training_steps.first_step(trace), len(ends)
     made = trace.events.ticks[trace.events.action == ACTION["alloc"]]
     if not steps or (len(made) and made[-1] > ends[-1]):
@@ -266,6 +272,7 @@ def _write(
         machine=machine,
         file=str(path),
         notes=tuple(notes),
+        changes=again.changes,
     )
     try:
         with path.open("a", encoding="utf-8") as file:

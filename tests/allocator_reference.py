@@ -2,17 +2,22 @@
 
 One function here is one function of c10/cuda/CUDACachingAllocator.cpp and has its name. All streams
 share one list per pool, sorted anew at each change, as torch's one set per pool; nothing here is fast.
+
+The driver, which torch's file does not have, is `driver_reference.Driver`.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 
-MIB = 1 << 20
-MIN_BLOCK, SMALL_SIZE, SMALL_BUFFER = 512, MIB, 2 * MIB
+from tests.driver_reference import MIB, SMALL_BUFFER, Departed, Driver, round_up
+
+MIN_BLOCK, SMALL_SIZE = 512, MIB
 MIN_LARGE_ALLOC, ROUND_LARGE = 10 * MIB, 2 * MIB
 NONE = 2**64 - 1
-ADDRESSES, CHUNK, EXPANDABLE_BASE, ROOM = 1 << 57, 32 * MIB, 1 << 58, 1 << 42
+EXPANDABLE_BASE, ROOM = 1 << 58, 1 << 42
 
-ALLOC, FREE_REQUESTED, FREE_COMPLETED, ATTEMPT, TRIM = range(5)
+ALLOC, FREE_REQUESTED, FREE_COMPLETED, ATTEMPT, TRIM, HELD, SEED, GIVEN, REFUSED = range(9)
 
 
 class OutOfMemory(Exception):
@@ -31,6 +36,7 @@ class Rules:
     large_segment_size: int = 20 * MIB
     limit: int = NONE
     capacity: int = NONE
+    order: int = 0
 
 
 @dataclass(eq=False)
@@ -47,6 +53,7 @@ class Block:
     mapped: bool = True
     gc_count_base: int = 0
     holder: int = -1  # the allocation that has it
+    rank: int = 0  # of its segment: the lower one serves first
 
     def is_split(self) -> bool:
         return self.prev is not None or self.next is not None
@@ -66,7 +73,7 @@ class BlockPool:
     def insert_into_blocks(self, block: Block) -> None:
         block.gc_count_base = self.calls
         self.blocks.append(block)
-        self.blocks.sort(key=lambda b: (b.stream, b.size, b.ptr))
+        self.blocks.sort(key=lambda b: (b.stream, b.size, b.rank, b.ptr))
 
     def insert_into_unmapped(self, block: Block) -> None:
         self.unmapped.append(block)
@@ -79,26 +86,22 @@ class BlockPool:
         )
 
 
-def round_up(size: int, unit: int) -> int:
-    return -(-size // unit) * unit
-
-
 class Allocator:
     """Of one device."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.rules = rules
+    def __init__(self, rules: Rules, driver: Driver) -> None:
+        self.rules, self.driver = rules, driver
+        self.filled: Block | None = None  # the free end of the segment that seeds fill
         self.pools: dict[tuple[int, bool], BlockPool] = {}
         self.ended: set[int] = set()
         self.pending: list[Block] = []
-        self.next_chunk = ADDRESSES
-        self.holes: dict[int, int] = {}
         self.next_expandable = EXPANDABLE_BASE
         self.physical = 0
+        self.step = -1
         names = ["retries", "device_allocs", "device_frees"]
         for name in ("reserved", "allocated", "active"):
             names += [name, f"peak_{name}"]
-        self.counted = dict.fromkeys(names, 0)
+        self.counted = dict.fromkeys(names, 0) | {"departed_step": -1}
 
     # ------------------------------------------------------------ sizes
 
@@ -165,17 +168,27 @@ class Allocator:
         return self.alloc_found_block(pool, block, size)
 
     def alloc_found_block(self, pool: BlockPool, block: Block, size: int) -> Block:
-        if self.should_split(block, size):
-            remaining = block
-            block = Block(remaining.stream, size, remaining.ptr, pool, segment=remaining.segment)
-            block.prev = remaining.prev
-            if block.prev is not None:
-                block.prev.next = block
-            block.next = remaining
-            remaining.prev = block
-            remaining.ptr += size
-            remaining.size -= size
-            pool.insert_into_blocks(remaining)
+        return self.occupy(self.cut(block, size) if self.should_split(block, size) else block)
+
+    def cut(self, remaining: Block, size: int) -> Block:
+        """The front of the block; the rest goes into its pool."""
+        block = self.beside(remaining, size, remaining.ptr)
+        block.prev = remaining.prev
+        if block.prev is not None:
+            block.prev.next = block
+        block.next = remaining
+        remaining.prev = block
+        remaining.ptr += size
+        remaining.size -= size
+        remaining.pool.insert_into_blocks(remaining)
+        return block
+
+    @staticmethod
+    def beside(other: Block, size: int, ptr: int) -> Block:
+        """Another block of the same segment."""
+        return Block(other.stream, size, ptr, other.pool, segment=other.segment, rank=other.rank)
+
+    def occupy(self, block: Block) -> Block:
         block.allocated = True
         for name in ("allocated", "active"):
             self.counted[name] += block.size
@@ -254,36 +267,72 @@ class Allocator:
         alloc_size = self.get_allocation_size(size)
         if self.rules.limit != NONE and self.counted["reserved"] + alloc_size > self.rules.limit:
             return None
+        if self.driver.refuses:
+            self.driver.refuses = False
+            return None
         if self.rules.expandable_segments:
             return self.try_allocate_expandable_block(pool, size, stream)
         if not self.driver_gives(alloc_size):
             return None
-        return Block(stream, alloc_size, self.driver_address(alloc_size), pool)
+        address, rank = self.place(alloc_size)
+        return Block(stream, alloc_size, address, pool, rank=rank)
 
-    def driver_address(self, size: int) -> int:
-        """The lowest hole that is large enough, else a chunk below all others."""
-        size = round_up(size, 2 * MIB)
-        for address in sorted(self.holes):
-            if self.holes[address] >= size:
-                rest = self.holes.pop(address) - size
-                break
-        else:
-            chunk = round_up(size, CHUNK)
-            self.next_chunk -= chunk
-            address, rest = self.next_chunk, chunk - size
-        if rest >= SMALL_BUFFER:
-            self.holes[address + size] = rest
-        return address
+    def place(self, size: int) -> tuple[int, int]:
+        try:
+            return self.driver.place(size)
+        except Departed:
+            self.depart()
+            return self.driver.place(size)
+
+    def depart(self) -> None:
+        if self.counted["departed_step"] < 0:
+            self.counted["departed_step"] = self.step
+        self.driver.leave_recording()
+
+    # ------------------------------------------------------------ the recording
+
+    def hold(self, address: int, size: int, stream: int, owner: int) -> None:
+        """A segment that was there before the recording."""
+        if not self.driver.follows or self.rules.expandable_segments:
+            self.depart()
+            return
+        self.take(size)
+        key = (owner, size == SMALL_BUFFER)
+        pool = self.pools.setdefault(key, BlockPool(key[1], owner))
+        ptr, rank = self.driver.as_recorded(address)
+        self.filled = Block(stream, size, ptr, pool, rank=rank)
+        pool.insert_into_blocks(self.filled)
+
+    def seed(self, address: int, size: int) -> Block | None:
+        """A block that was there, in the last such segment and above all others."""
+        rest = self.filled
+        if rest is None or not rest.ptr <= address <= rest.ptr + rest.size - size:
+            self.depart()
+            return None
+        rest.pool.blocks.remove(rest)
+        if address > rest.ptr:
+            rest.pool.insert_into_blocks(self.cut(rest, address - rest.ptr))
+            rest.pool.blocks.remove(rest)
+        self.filled = rest if rest.size > size else None
+        return self.occupy(self.cut(rest, size) if rest.size > size else rest)
+
+    def compare(self, block: Block, address: int) -> None:
+        driver = self.driver
+        if driver.follows and (driver.given or driver.refuses or block.ptr != address):
+            self.depart()
 
     def driver_gives(self, size: int) -> bool:
         physical = round_up(size, 2 * MIB)
         if self.rules.capacity != NONE and self.physical + physical > self.rules.capacity:
             return False
-        self.physical += physical
+        self.take(size)
+        return True
+
+    def take(self, size: int) -> None:
+        self.physical += round_up(size, 2 * MIB)
         self.counted["reserved"] += size
         self.counted["device_allocs"] += 1
         self.counted["peak_reserved"] = max(self.counted["peak_reserved"], self.counted["reserved"])
-        return True
 
     def driver_takes(self, size: int) -> None:
         self.physical -= round_up(size, 2 * MIB)
@@ -324,6 +373,8 @@ class Allocator:
             if room >= size:
                 return candidate
         base, page = self.next_expandable, self.page(pool)
+        if self.driver.given and not any(b.stream == stream for b in pool.unmapped):
+            base = self.driver.given[0][0]
         self.next_expandable += ROOM
         candidate = Block(stream, ROOM // page * page, base, pool, segment=base, mapped=False)
         pool.insert_into_unmapped(candidate)
@@ -336,17 +387,17 @@ class Allocator:
         mapped = (end - begin) * page
         if not self.driver_gives(mapped):
             return False
+        try:
+            follows = self.driver.follows
+            if follows and self.driver.next_given(mapped) != to_map.segment + begin * page:
+                raise Departed
+        except Departed:
+            self.depart()
         pool.unmapped.remove(to_map)
         to_map.mapped = True
         if mapped < to_map.size:
-            remaining = Block(
-                to_map.stream,
-                to_map.size - mapped,
-                to_map.ptr + mapped,
-                pool,
-                segment=to_map.segment,
-                mapped=False,
-            )
+            remaining = self.beside(to_map, to_map.size - mapped, to_map.ptr + mapped)
+            remaining.mapped = False
             self.splice(remaining, to_map, to_map.next)
             pool.insert_into_unmapped(remaining)
             to_map.size = mapped
@@ -373,12 +424,12 @@ class Allocator:
         pool.blocks.remove(block)
         before_size = ptr - block.ptr
         if before_size > 0:
-            before = Block(block.stream, before_size, block.ptr, pool, segment=block.segment)
+            before = self.beside(block, before_size, block.ptr)
             self.splice(before, block.prev, block)
             pool.insert_into_blocks(before)
         after_size = block.size - before_size - size
         if after_size > 0:
-            after = Block(block.stream, after_size, ptr + size, pool, segment=block.segment)
+            after = self.beside(block, after_size, ptr + size)
             self.splice(after, block, block.next)
             pool.insert_into_blocks(after)
         block.ptr, block.size, block.mapped = ptr, size, False
@@ -466,21 +517,42 @@ class Allocator:
 Step = tuple[int, int, int, int]  # kind, block, bytes, lane
 
 
-def replay(steps: list[Step], lanes: list[tuple[int, int]], rules: Rules) -> dict[str, object]:
-    """What `core.replay` says, without what only C++ has."""
-    allocator = Allocator(rules)
+def replay(
+    steps: Sequence[Step],
+    lanes: list[tuple[int, int]],
+    rules: Rules,
+    addresses: Sequence[int] | None = None,
+    ranks: Sequence[int] | None = None,
+) -> dict[str, object]:
+    """What `core.replay` says, without what only C++ has.
+
+    Args:
+        steps, lanes, rules: as for `core.replay`.
+        addresses: those of the recording, one per step.
+        ranks: of the segments, in the order in which they are made; the lower one serves first.
+    """
+    driver = Driver(rules.order, ranks)
+    driver.follows = addresses is not None
+    allocator = Allocator(rules, driver)
     held: dict[int, Block] = {}
     curves: dict[str, list[int]] = {"reserved": [], "active": [], "largest_free": []}
     failed, wanted = -1, 0
     for i, (kind, number, size, lane) in enumerate(steps):
+        allocator.step = i
+        if kind not in (HELD, SEED):
+            allocator.filled = None
         block = held.get(number)
         if block is not None and block.holder != number:
             block = held.pop(number, None) and None  # a retry completed it; it may be another's now
         try:
             if kind in (ALLOC, ATTEMPT) and block is None:
+                if kind == ATTEMPT and addresses is not None:
+                    allocator.depart()
                 got = allocator.malloc(size, *lanes[lane])
                 if kind == ALLOC:
                     held[number], got.holder = got, number
+                    if addresses is not None:
+                        allocator.compare(got, addresses[i])
                 else:
                     allocator.free(got)
                     allocator.free_block(got)
@@ -493,6 +565,16 @@ def replay(steps: list[Step], lanes: list[tuple[int, int]], rules: Rules) -> dic
                 del held[number]
             elif kind == TRIM:
                 allocator.trim(lanes[lane][1])
+            elif kind == HELD and addresses is not None:
+                allocator.hold(addresses[i], size, *lanes[lane])
+            elif kind == SEED and addresses is not None and block is None:
+                seeded = allocator.seed(addresses[i], size)
+                if seeded is not None:
+                    held[number], seeded.holder = seeded, number
+            elif kind == GIVEN and addresses is not None:
+                driver.given.append((addresses[i], size))
+            elif kind == REFUSED and addresses is not None:
+                driver.refuses = driver.follows
         except OutOfMemory as error:
             failed, wanted = i, error.args[0]
         curves["reserved"].append(allocator.counted["reserved"])
@@ -504,3 +586,14 @@ def replay(steps: list[Step], lanes: list[tuple[int, int]], rules: Rules) -> dic
             break
     after = {f"{name}_after": values for name, values in curves.items()}
     return {**allocator.counted, "failed_step": failed, "failed_bytes": wanted, **after}
+
+
+def in_all_orders(
+    steps: Sequence[Step], lanes: list[tuple[int, int]], rules: Rules, segments: int
+) -> list[dict[str, object]]:
+    """The outcome of each order of so many segments.
+
+    Raises:
+        IndexError: there are more segments.
+    """
+    return [replay(steps, lanes, rules, ranks=order) for order in permutations(range(segments))]

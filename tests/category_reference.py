@@ -3,11 +3,20 @@ tested against. Phases and intervals are taken as given; they have tests of thei
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytracer.analysis.facts import phases
+from pytracer.analysis.facts import phases, timelines
 from pytracer.recorded import Trace
-from pytracer.schema import ACTIONS, CATEGORIES, DEVICE_TYPES, PHASES, SCOPE_GRAD, SCOPE_KINDS
+from pytracer.schema import (
+    ACTIONS,
+    CATEGORIES,
+    DEVICE_TYPES,
+    PHASES,
+    SCOPE_GRAD,
+    SCOPE_GRAPH,
+    SCOPE_KINDS,
+)
 from tests.lifetimes_reference import match_lifetimes
 
 PRODUCTS = {"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_scaled_mm"}
@@ -17,6 +26,7 @@ GATHERS = re.compile(
     r"|FullyShardedDataParallel._(pre_forward|pre_backward_hook|post_backward_prefetch)"
 )
 REDUCES = ("FSDP::post_backward", "FullyShardedDataParallel._post_backward")
+CONSTANTS = re.compile(r"aten::(new_)?(zeros|ones|full)(_like)?")
 CUBLAS_SIZES = {33_554_432, 8_519_680, 4_194_304, 1_048_576}
 
 
@@ -60,7 +70,7 @@ class Reference:
             self.scopes.append(Scope(i + 1, kind, name, parent, flags, i + 1 not in ended))
         self.has_ops = any(scope.kind == "op" for scope in self.scopes)
         self.moments = phases.moments(trace)
-        self.line = phases.timeline(trace)
+        self.line = timelines.timeline(trace)
         self.allocations = self._read()
         self._makers: set[tuple[str, str]] | None = None
         self._ahead: set[tuple[str, str, str, int]] | None = None
@@ -122,7 +132,7 @@ class Reference:
             category = CATEGORIES[self.trace.labels.category[row]]
             labelled.setdefault(category, row)
         outside = self.made_in(a) in ("other", "data", "before")
-        if not outside and not self.for_a_later_forward(a):
+        if not outside and not self.is_fresh(a):
             labelled.pop("inputs", None)
         is_replica = self.made_in(a) == "forward" and (
             self.innermost(a.start, "op").name == "Broadcast"
@@ -169,6 +179,10 @@ class Reference:
         if place.pool_high[a.place] or place.pool_low[a.place]:
             return "graph_pools", "graph"
 
+        same_interval = self.moments.freed_interval[a.number] == self.interval(a)
+        brief = a.start < 0 or same_interval or self.unsettled(a)
+        if not brief and a.number in self.teachers() | self.labels_of_evaluations():
+            return "inputs", "target"
         if self.held(a):
             return "activations", "held"
         for category in ("functional", "temporaries"):
@@ -179,8 +193,7 @@ class Reference:
                 return category, role
         if a.start < 0:
             return "unknown", ""
-        same_interval = self.moments.freed_interval[a.number] == self.interval(a)
-        if same_interval or self.unsettled(a):
+        if brief:
             return "temporaries", self.made_in(a)
         if self.made_in(a) == "data":
             return "inputs", "fetched"
@@ -194,7 +207,7 @@ class Reference:
         """If it is nothing that says more."""
         words = {CATEGORIES[self.trace.labels.category[row]] for row in a.labels}
         outside = self.made_in(a) in ("other", "data", "before")
-        if "inputs" in words and (outside or self.for_a_later_forward(a)):
+        if "inputs" in words and (outside or self.is_fresh(a)):
             return True
         if not self.forward_is_known(a):
             return False
@@ -284,40 +297,85 @@ class Reference:
     def raw(self) -> set[int]:
         """What batches and targets of one step were made from."""
         if self._raw is None:
-            shown = ("weights", "gradients", "optimizer_state")
-            made = {number for number, _, is_used, _ in self._reads if is_used}
+            shown = {"weights", "gradients", "optimizer_state"}
+            inputs = set()
             for a in self.allocations:
                 words = {CATEGORIES[self.trace.labels.category[row]] for row in a.labels}
-                if not words & {*shown} and not self.gathered(a) and self.is_batch_or_target(a):
-                    made.add(a.number)
-            results = self.of_results()
-            made -= results
-            found: set[int] = set()
-            while True:
-                of_op: dict[int, int] = {}
-                for a in self.allocations:
-                    op = self.outermost_op(a.start)
-                    if op and a.number in made | found:
-                        of_op[op] = self.step_of(a)
-                steps: dict[int, set[int]] = {}
-                for number, op, _, _ in self._reads:
-                    if op in of_op:
-                        steps.setdefault(number, set()).add(of_op[op])
-                more = {number for number, those in steps.items() if len(those) == 1} - results
-                if more <= found:
-                    self._raw = found & more
-                    break
-                found |= more
+                if not words & shown and not self.gathered(a) and self.is_batch_or_target(a):
+                    inputs.add(a.number)
+            results = self.results()
+            self._raw = self.sources(inputs, self.made_of(results))
+            self._raw |= self.sources(self.all_used(), results)
         return self._raw
 
-    def of_results(self) -> set[int]:
-        """What operators outside of modules made from what a forward made, or from such."""
-        forward = {
-            a.number for a in self.allocations if self.made_in(a) in ("forward", "recompute")
+    def all_used(self) -> set[int]:
+        return {number for number, _, is_used, _ in self._reads if is_used}
+
+    def teachers(self) -> set[int]:
+        """Results without grad mode from which operators made what a loss used."""
+        without = {a.number for a in self.allocations if self.made_without_grad(a)}
+        return self.sources(self.all_used(), self.results() - without) & without
+
+    def labels_of_evaluations(self) -> set[int]:
+        """Read with what a model gave without grad mode, and what that was made from."""
+        without = {a.number for a in self.allocations if self.made_without_grad(a)}
+        of_results = without | self.made_of(without)
+        ops = {op for number, op, _, _ in self._reads if number in of_results} - {0}
+        met = {number for number, op, _, _ in self._reads if op in ops} - of_results
+        constants = {
+            a.number
+            for a in self.allocations
+            if CONSTANTS.fullmatch(self.innermost(a.start, "op").name)
         }
+        labels = met - constants
+        labels |= self.sources(labels, of_results)
+        outside = ("other", "data", "before")
+        rows = (self.allocations[number] for number in labels)
+        return {a.number for a in rows if self.made_in(a) in outside or self.is_fresh(a)}
+
+    def sources(self, made: Iterable[int], but: set[int]) -> set[int]:
+        """What was read for one step by operators that made these, and so on."""
+        made = set(made) - but
         found: set[int] = set()
         while True:
-            ops = {op for number, op, _, _ in self._reads if number in forward | found} - {0}
+            of_op: dict[int, int] = {}
+            for a in self.allocations:
+                op = self.outermost_op(a.start)
+                if op and a.number in made | found:
+                    of_op[op] = self.step_of(a)
+            steps: dict[int, set[int]] = {}
+            for number, op, _, _ in self._reads:
+                if op in of_op:
+                    steps.setdefault(number, set()).add(of_op[op])
+            more = {number for number, those in steps.items() if len(those) == 1} - but
+            if more <= found:
+                return found & more
+            found |= more
+
+    def results(self) -> set[int]:
+        """What a model made in a forward, or an operator that got what needs a gradient."""
+        return {
+            a.number
+            for a in self.allocations
+            if self.made_in(a) in ("forward", "recompute")
+            and (
+                self.innermost(a.start, "module").number
+                or self.scopes[self.outermost_op(a.start)].flags & SCOPE_GRAPH
+            )
+        }
+
+    def is_fresh(self, a: Allocation) -> bool:
+        """Operators made it of no result, while a forward waited for its backward."""
+        if self.made_in(a) != "forward" or not self.outermost_op(a.start):
+            return False
+        results = self.results()
+        return a.number not in results | self.made_of(results)
+
+    def made_of(self, begin: set[int]) -> set[int]:
+        """What operators outside of modules made of these, or of what they made."""
+        found: set[int] = set()
+        while True:
+            ops = {op for number, op, _, _ in self._reads if number in begin | found} - {0}
             more = {a.number for a in self.allocations if self.outermost_op(a.start) in ops}
             if more <= found:
                 return found & more
@@ -357,16 +415,6 @@ class Reference:
     def interval_at(self, position: int) -> int:
         stretch = self.line.stretch_at(self.trace.events.ticks[position : position + 1])[0]
         return int(self.line.interval[stretch])
-
-    def for_a_later_forward(self, a: Allocation) -> bool:
-        """Given to another forward than waited for its backward while no model made it."""
-        if not self.made_by_no_model(a):
-            return False
-        return any(
-            CATEGORIES[self.trace.labels.category[row]] == "inputs"
-            and self.interval_at(position) != self.interval(a)
-            for row, position in zip(a.labels, a.labelled_at, strict=True)
-        )
 
     def made_by_no_model(self, a: Allocation) -> bool:
         around = self.around(a.start)
@@ -439,7 +487,7 @@ class Reference:
         again = [
             s.number
             for s in self.scopes
-            if phase[s.number] == phases.RECOMPUTE or s.kind == "backward"
+            if phase[s.number] == timelines.RECOMPUTE or s.kind == "backward"
         ]
         own = [number for number in again if self.node_around(number) == node.number]
         return any(ticks[number - 1] > self.trace.events.ticks[a.end] for number in own)

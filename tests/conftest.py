@@ -60,9 +60,32 @@ def seeds() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """What `pytracer run` tells the children of its program is not for later tests."""
+    before = os.environ.get("PYTRACER")
+    yield
+    if before is None:
+        os.environ.pop("PYTRACER", None)
+    else:
+        os.environ["PYTRACER"] = before
+
+
 @pytest.fixture
 def group() -> Iterator[None]:
     """A process group of this process alone."""
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     yield
     distributed.destroy_process_group()
+
+
+@pytest.fixture(params=["namespaces", "preload"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each way to a private view of the files that this machine allows."""
+    from pytracer.sandbox import launch
+    from tests.private_views import possible
+
+    if request.param not in possible():
+        pytest.skip(f"this machine allows no {request.param}")
+    monkeypatch.setattr(launch, "WAYS", [request.param])
+    return str(request.param)

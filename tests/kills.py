@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytracer.analysis.facts import timelines
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -69,7 +71,6 @@ def compare(folder: Path, cuts: int, seed: int) -> Iterator[Found]:
 
 def _compare(path: Path, truth: "pd.DataFrame") -> Found:
     from pytracer import errors
-    from pytracer.analysis.facts import phases
     from pytracer.reading import read
 
     size = path.stat().st_size
@@ -78,7 +79,7 @@ def _compare(path: Path, truth: "pd.DataFrame") -> Found:
     except errors.UnreadableTrace as refused:
         # Killed before the first flush. One line says so.
         return Found(path.name, size, 0, 0, ["several lines"] if "\n" in str(refused) else [])
-    finished = len(phases.timeline(loaded.data).step_ends)
+    finished = len(timelines.timeline(loaded.data).step_ends)
     steps = loaded.steps()[TOTALS][:finished]
     wrong = [
         f"{name} of step {step} is {steps[name][step]} and not {truth[name][step]}"

@@ -279,6 +279,7 @@ META_KEYS = [
     "allocator_settings",
     "counters",
     "ddp_buckets",
+    "ddp_hooked",
     "frozen_modules",
     "renamed",
     "device_memory",

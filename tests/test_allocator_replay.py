@@ -87,6 +87,7 @@ ANY = {
     "large_segment_size": st.sampled_from([20 * MIB, 20 * MIB, 12 * MIB, 40 * MIB]),
     "limit": st.sampled_from([NONE, 60 * MIB, 150 * MIB, 301 * MIB + 5]),
     "capacity": st.sampled_from([NONE, 100 * MIB, 256 * MIB]),
+    "order": st.sampled_from([0, 0, 1, 2, 3, 77]),
 }
 LARGE = st.sampled_from([16 * MIB, 24 * MIB, 33 * MIB, 40 * MIB, 64 * MIB, 70 * MIB, 100 * MIB])
 SHORT = st.sampled_from([150 * MIB, 301 * MIB + 5])

@@ -2,16 +2,21 @@
 the same rules in slow Python on random programs.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, strategies as st
+from torch import nn
 
+import pytracer
 from pytracer.analysis.answers import breakdown
 from pytracer.analysis.facts import usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.grouping import role_text
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES
+from pytracer.schema import CATEGORIES, SCOPE_GRAPH
 from tests.category_reference import Reference
 from tests.trace_builder import Block, TraceBuilder, training_step
 
@@ -504,6 +509,8 @@ LABELS += (
     [("gradients", "parameter", "")] * 2
     + [("functional", "kv_cache", "")] * 4
     + [("functional", "from_before", "")] * 2
+    + [("unknown", "used", "")] * 4
+    + [("unknown", "read", "")] * 8
 )
 KINDS = ("op", "op", "op", "node", "module", "backward", "optimizer", "user")
 
@@ -522,7 +529,7 @@ def random_program(choices: list[int]) -> Trace:
         action = choice % 16
         if action < 4:
             kind = KINDS[pick(len(KINDS))]
-            flags = pick(4) if kind == "op" else 0
+            flags = pick(4) + SCOPE_GRAPH * pick(2) if kind == "op" else 0
             forward = pick(b.now // 1000 + 1) if kind == "node" else 0
             known = len(b._rows["scopes"])
             b.begin(kind, NAMES[pick(len(NAMES))], flags=flags, forward=min(forward, known))
@@ -579,3 +586,42 @@ def test_categories_sum_to_the_total_at_every_event(trace: Trace) -> None:
         seeds = int(found.requested_bytes[here & (found.start < 0)].sum())
         assert peak.bytes == max([*total.tolist(), seeds])
         assert sum(peak.by_category.values()) == peak.bytes
+
+
+def recorded_program(name: str) -> Trace:
+    """Two steps of a program in which the loss, a teacher or an evaluation reads other tensors."""
+    torch.manual_seed(0)
+    model, teacher = nn.Linear(8, 8), nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    kept: list[Any] = []
+    with pytracer.trace(model, teacher, optimizer, devices="cpu", table=False) as t:
+        for _ in range(2):
+            x, y = torch.randn(4, 8), torch.randn(4, 8)
+            if name == "crops":
+                out = torch.cat([model(torch.cat([part, part])) for part in (x, y)])
+                y = torch.zeros(16, 8)
+            else:
+                out = model(x)
+            with torch.no_grad():
+                said = teacher(x)
+                kept.append(said)
+                if name == "evaluation":
+                    labels = torch.randn(4, 8)
+                    kept.append((labels, (said - labels.abs()).square().mean()))
+            if name == "teacher":
+                y = (said / 2).softmax(-1)
+            (out - y.double().float() * 2).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return t.data
+
+
+@pytest.mark.parametrize("name", ["targets", "teacher", "evaluation", "crops"])
+def test_the_fast_rules_are_the_slow_ones_of_a_program(name: str) -> None:
+    trace = recorded_program(name)
+    reference = Reference(trace)
+    expected = [reference.categorize(a) for a in reference.allocations]
+    assert verdicts(trace) == expected
+    words = {role for category, role in expected if category == "inputs"}
+    assert {"raw", "batch"} <= words or name == "teacher"
+    assert ("target" in words) == (name in ("teacher", "evaluation"))

@@ -12,7 +12,7 @@ import pytest
 import pytracer
 from pytracer import errors
 from pytracer.analysis.answers import breakdown, hints, recording_quality, training_steps
-from pytracer.analysis.facts import allocations, owners, phases, usage
+from pytracer.analysis.facts import allocations, owners, timelines, usage
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY_ORDER
 from tests.trace_builder import TraceBuilder, training_step
@@ -339,8 +339,8 @@ def test_growing_memory_is_the_first_thing_to_say() -> None:
     for _ in range(4):
         training_step(b, weight)
         with b.op("aten::add", at=("/home/user/train.py:20",)):
-            b.alloc(7)
-    assert "grows by 7 B per step, made at train.py:20" in hint_of(b.trace())
+            b.alloc(7 << 10)
+    assert "grows by 7.00 KiB per step, made at train.py:20" in hint_of(b.trace())
 
 
 def test_gradients_alive_in_forward_ask_for_an_earlier_zero_grad() -> None:
@@ -464,7 +464,7 @@ def test_rows_of_steps_are_what_a_plain_loop_says() -> None:
             del alive[address]
         changes.append((int(events.ticks[row]), sum(alive.values()), bool(made)))
     begin, level = -1, 0
-    ends = [*phases.timeline(trace).step_ends.tolist(), int(events.ticks[-1])]
+    ends = [*timelines.timeline(trace).step_ends.tolist(), int(events.ticks[-1])]
     rows = training_steps.step_rows(trace)
     assert len(rows) >= 39
     for step, end in zip(rows, ends, strict=False):

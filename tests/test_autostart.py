@@ -15,7 +15,7 @@ import pytest
 
 import pytracer
 from pytracer import errors
-from pytracer.cli import autostart
+from pytracer.cli import autostart, recording
 from tests.test_run import ALLOCATE, TRAIN, WITH_TORCH
 from tests.tiers import first_of
 
@@ -137,7 +137,7 @@ def test_what_is_not_understood_is_one_line_and_the_program_runs(
 @pytest.mark.parametrize(
     ("asked", "problem"),
     [
-        ("steps=few", 'steps is a number of steps, or "all"'),
+        ("steps=few", 'steps is a positive number of steps, or "all"'),
         ("skip=-1", "skip is a number"),
         ("device=tpu", "device is cpu or cuda"),
         ("watch=maybe", "watch is 1 or 0"),
@@ -146,7 +146,7 @@ def test_what_is_not_understood_is_one_line_and_the_program_runs(
 )
 def test_a_value_that_is_none_names_the_allowed_ones(asked: str, problem: str) -> None:
     with pytest.raises(errors.UsageError, match=problem):
-        autostart.asked(asked)
+        recording.in_environment(asked)
 
 
 @pytest.mark.parametrize(

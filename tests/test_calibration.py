@@ -21,7 +21,7 @@ OWN = {
     "torch": "2.13.0",
     "date": "2026-11-24",
 }
-OTHER = {**OWN, "title": "NVIDIA RTX 6000 Ada Generation", "capacity": 48 << 30}
+OTHER = {**OWN, "title": "NVIDIA RTX 4000 SFF Ada Generation", "capacity": 48 << 30}
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_measured_card_that_is_in_no_table_has_a_name(keep: Any) -> None:
     """Its title, in any spelling."""
     assert cards.find("H100").beside is None
     keep(json.dumps({"cards": [OTHER]}))
-    for name in ("RTX-6000-Ada-Generation", "rtx 6000 ada generation", OTHER["title"]):
+    for name in ("RTX-4000-SFF-Ada-Generation", "rtx 4000 sff ada generation", OTHER["title"]):
         assert cards.find(name).capacity == 48 << 30
 
 
@@ -87,3 +87,17 @@ def test_the_card_at_hand_is_measured_and_kept(keep: Any) -> None:
     assert card.capacity == torch.cuda.mem_get_info()[1]
     assert 100 << 20 < card.beside < 4 << 30
     assert calibration.kept()[card.title] == card
+
+
+def test_the_cards_that_people_have_are_in_the_table() -> None:
+    """Each is found by its name, the driver's name and any spelling; an estimate says that it is one."""
+    wanted = ["B200", "B100", "GB200", "RTX5090", "RTX5080", "RTX4080", "L4", "L40S", "A6000"]
+    wanted += ["A5000", "H100-NVL", "H20"]
+    assert {card.name for card in cards.CARDS} >= set(wanted)
+    for card in cards.CARDS:
+        assert cards.find(card.name) == cards.find(card.title) == cards.find(card.name.lower())
+        assert card.capacity > 8 << 30
+        assert card.processors > 20
+    assert len({card.title for card in cards.CARDS}) == len(cards.CARDS)
+    assert cards.find("rtx a6000").name == "A6000"
+    assert cards.find("B100").source.startswith("estimated")

@@ -578,7 +578,7 @@ def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str
         t.cost()
     path = str(t.save(tmp_path / "plain.pytrace"))
     assert main(["cost", path]) == 2
-    assert main(["cost"]) == 2
+    assert main(["cost"]) == 4  # there is no trace in this folder
     assert main(["cost", str(tmp_path / "none.pytrace")]) == 4
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3

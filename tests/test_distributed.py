@@ -133,6 +133,45 @@ def test_three_steps_are_enough_to_know_the_buckets_of_a_model_that_is_gone(grou
     assert sizes <= set(rows[rows.category == "communication"].requested_bytes)
 
 
+@pytest.mark.parametrize("views", [False, True])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("before", [0, 3])
+def test_copies_that_a_communication_hook_sends_are_communication(
+    group: None, views: bool, kind: torch.dtype, before: int
+) -> None:
+    """NCCL holds what a hook sends until the next backward sends something else."""
+    layers = (nn.Linear(300 + 20 * i, 320 + 20 * i) for i in range(6))
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(*layers), bucket_cap_mb=1, gradient_as_bucket_view=views
+    )
+    sent: dict[int, torch.Tensor] = {}
+
+    def compress(_: Any, bucket):  # type: ignore[no-untyped-def]  # DDP refuses another annotation
+        sent[bucket.index()] = bucket.buffer().to(kind, copy=True)
+        done: Any = torch.futures.Future()
+        done.set_result(bucket.buffer())
+        return done
+
+    model.register_comm_hook(None, compress)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            model(torch.randn(4, 300)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    steps(before)
+    with trace(table=False, devices="cpu") as t:
+        steps(4)
+    sizes = {copy.nbytes for copy in sent.values()}
+    rows = t.allocations()
+    rows = rows[rows.requested_bytes.isin(sizes) & (rows.phase == "backward")]
+    rows = rows[rows.end_ns.notna()]
+    assert len(rows) >= 2 * len(sent)  # the first backward has other buckets
+    assert set(rows.category) == {"communication"}
+
+
 @pytest.mark.ci
 @pytest.mark.slow
 def test_buckets_beside_the_gradients_have_a_hint_and_others_have_none(trained) -> None:

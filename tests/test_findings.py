@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, strategies as st
 
 from pytracer import trace
-from pytracer.analysis.answers import findings, training_steps
-from pytracer.analysis.facts import phases, scopes, usage
+from pytracer.analysis.answers import findings, growth, held, training_steps
+from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
+from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.reading import LoadedTrace
 from pytracer.recorded import Trace
@@ -29,7 +30,7 @@ def every_finding_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     """In each test of this file, a finding's allocations sum up to its bytes."""
     plain = findings.findings
 
-    def checked(traced: Trace, device: str | None = None) -> list[findings.Finding]:
+    def checked(traced: Trace, device: str | None = None) -> list[Finding]:
         rows = plain(traced, device)
         for row in rows:
             assert row.kind == "cache" if row.proof is None else is_proven(traced, row, row.proof)
@@ -38,10 +39,17 @@ def every_finding_is_proven(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(findings, "findings", checked)
 
 
-def is_proven(traced: Trace, row: findings.Finding, proof: findings.Proof) -> bool:
+def is_proven(traced: Trace, row: Finding, proof: Proof) -> bool:
     there = proof.which & usage.alive_at(traced, proof.position)
     amount = int(allocations(traced).requested_bytes[there].sum())
     return proof.turns is None or amount // proof.turns == row.bytes
+
+
+def kept(t: trace) -> Finding:
+    """What equal calls left behind; that is no finding."""
+    assert "growth" not in set(t.findings().kind)
+    (row,) = growth.kept_results(at_peak(t.data))
+    return row
 
 
 def kinds(built: TraceBuilder) -> list[str]:
@@ -141,12 +149,11 @@ def test_a_summed_loss_without_backward_keeps_every_graph() -> None:
     with trace(program.model, stacks=True, devices="cpu") as t:
         for _ in range(5):
             total_loss = total_loss + program.loss()
-    (row,) = t.findings().to_dict("records")
-    assert row["kind"] == "growth"
-    assert "`total_loss` keeps" in row["evidence"]
-    assert row["bytes"] >= program.batch.nbytes
-    assert "loss.item()" in row["change"]
-    assert "torch.no_grad()" in row["change"]
+    row = kept(t)
+    assert "`total_loss` still held" in row.evidence
+    assert row.bytes >= 5 * program.batch.nbytes
+    assert "loss.item()" in row.change
+    assert "torch.no_grad()" in row.change
 
 
 @pytest.mark.parametrize("folder", ["torch", "pytracer"])
@@ -162,14 +169,13 @@ def test_a_leak_is_named_in_a_program_that_lies_in_a_folder_named_like_us(folder
     """
     names: dict[str, Any] = {"torch": torch}
     exec(compile(textwrap.dedent(source), f"/home/me/{folder}/train.py", "exec"), names)
-    (row,) = names["run"](Program().loss, trace).findings().to_dict("records")
-    assert "`kept` keeps" in row["evidence"]
+    assert "`kept` still held" in kept(names["run"](Program().loss, trace)).evidence
 
 
 HIDDEN, OUT = 64 * 256 * 4, 64 * 128 * 4  # what ReLU gave, and the model's result
 
 
-def test_a_leak_is_found_with_its_line_though_the_function_that_kept_it_has_returned() -> None:
+def test_graphs_that_no_backward_used_are_found_though_their_function_has_returned() -> None:
     program = Program()
 
     def run() -> torch.Tensor:
@@ -181,13 +187,13 @@ def test_a_leak_is_found_with_its_line_though_the_function_that_kept_it_has_retu
     with trace(program.model, program.optimizer, stacks=True, devices="cpu") as t:
         run()
     (row,) = t.findings().to_dict("records")
-    assert row["kind"] == "growth"
+    assert row["kind"] == "evaluation"
     assert str(row["line"]).startswith("tests/test_findings.py:")
-    assert "made at tests/test_findings.py:" in row["evidence"]
+    assert str(row["evidence"]).startswith("6 calls of Sequential kept up to")
     assert "`" not in row["evidence"]  # no variable kept it when the trace ended
     # The peak is in the last call: what the five before it left is there for nothing.
-    assert HIDDEN + OUT <= row["bytes"] <= HIDDEN + OUT + 64
-    assert 5 * (HIDDEN + OUT) <= row["at_peak"] <= 5 * row["bytes"] + 64
+    assert row["bytes"] == 6 * HIDDEN  # the results belong to the program
+    assert 5 * HIDDEN <= row["at_peak"] <= row["bytes"]
 
 
 def test_the_leak_of_a_training_loop_is_one_finding_with_one_cure() -> None:
@@ -235,8 +241,8 @@ def test_a_long_list_is_named_and_not_a_variable_with_a_graph() -> None:
     with trace(program.model, stacks=True, devices="cpu") as t, torch.no_grad():
         history.extend(program.model(program.batch) for _ in range(700))
     assert loss.requires_grad
-    assert "`history` keeps" in rows_of(t)["growth"]["evidence"]
-    assert "detach" not in rows_of(t)["growth"]["change"]
+    assert "`history` still held" in kept(t).evidence
+    assert "detach" not in kept(t).change
 
 
 class Sample(NamedTuple):
@@ -459,7 +465,7 @@ def test_a_variable_that_keeps_activations_is_found_where_hooks_show_that_none_i
 
     row = rows_of(run(waste=True))["held"]
     assert row["bytes"] >= 64 * 256 * 4
-    assert "autograd did not save them" in row["evidence"]
+    assert "only `hidden` keeps them" in row["evidence"]
     spared = rows_of(run(waste=False)).get("held", {"bytes": 0})
     assert spared["bytes"] <= row["bytes"] - 64 * 256 * 4
 
@@ -517,7 +523,7 @@ def test_a_forward_that_no_backward_follows_has_no_gradients_in_its_way(grad: bo
     assert "late_zero_grad" not in kinds(b)
 
 
-def a_large_cache(*lengths: int, settings: str = "") -> findings.Finding:
+def a_large_cache(*lengths: int, settings: str = "") -> Finding:
     """Steps of growing tensors: what is free of the last step is too small for the next."""
     b = TraceBuilder()
     b.meta["counters"] = {"end": {"cuda:0": {"allocated_bytes.current": 0}}}
@@ -554,7 +560,7 @@ def test_autocasts_copies_of_the_weights_are_twins_and_no_mistake() -> None:
                 loss = model(torch.ones(2048, 512)).float().sum()
             loss.backward()
             optimizer.step()
-    (row,) = findings.twins(findings.at_peak(t.data))
+    (row,) = findings.twins(at_peak(t.data))
     assert row.bytes >= 512 * 512 * 2
     assert len(t.findings()) == 0
 
@@ -620,8 +626,18 @@ def test_a_keeper_that_is_not_seen_is_not_said_to_be_the_loss() -> None:
 
 
 def test_a_deque_is_looked_into() -> None:
-    replay: deque[torch.Tensor] = deque(maxlen=100)
+    replay: deque[torch.Tensor] = deque()
     assert "`replay` keeps" in leak(replay.append)
+
+
+def test_a_deque_with_a_bound_still_fills_and_leaks_nothing() -> None:
+    program, replay = Program(), deque[torch.Tensor](maxlen=100)
+    with trace(program.model, program.optimizer, devices="cpu", table=False) as t:
+        for _ in range(6):
+            replay.append(torch.randn(64, 64))
+            program.step()
+    assert "growth" not in rows_of(t)
+    assert "`replay` still fills, by 16.0 KiB per step: it may hold 100 items" in kept(t).evidence
 
 
 def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:
@@ -632,8 +648,7 @@ def test_a_variable_whose_graph_keeps_it_all_is_named() -> None:
         for _ in range(6):
             loss = layer(torch.randn(64, 64)).square().mean()
             total = total + loss
-    found = t.findings()
-    assert "`total` keeps" in found[found.kind == "growth"].evidence.iloc[0]
+    assert "`total` still held" in kept(t).evidence
     assert loss is not None
 
 
@@ -650,8 +665,8 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
                 loss.backward()
                 del out
         assert len(t.findings()) == 0  # it is nobody's mistake, and a way to save
-        now = findings.at_peak(t.data)
-        evidence[reduction] = [row.change for row in findings.behind_numbers(now)]
+        now = at_peak(t.data)
+        evidence[reduction] = [row.change for row in held.behind_numbers(now)]
     assert evidence == {
         "mean": ['reduction="none", and the mean of that, keeps the number only'],
         "none": [],
@@ -660,15 +675,14 @@ def test_what_torch_keeps_behind_a_loss_is_not_to_be_deleted_before_backward() -
 
 def test_detaching_is_not_advised_where_a_backward_has_let_the_graph_go() -> None:
     """The tensor itself is what is kept, and would be kept detached as well."""
-    layer, kept = torch.nn.Linear(64, 64), []
+    layer, outputs = torch.nn.Linear(64, 64), []
     with trace(layer, devices="cpu", table=False) as t:
         for _ in range(6):
             out = layer(torch.randn(64, 64))
             out.square().mean().backward()
-            kept.append(out)
-    change = t.findings().set_index("kind").change["growth"]
-    assert "`kept`" in change
-    assert "detach" not in change
+            outputs.append(out)
+    assert "`outputs`" in kept(t).change
+    assert "detach" not in kept(t).change
 
 
 def test_a_variable_that_cannot_be_asked_for_its_graph_hides_no_other() -> None:
@@ -881,7 +895,7 @@ def test_the_last_result_of_larger_and_larger_ones_is_no_leak() -> None:
 def test_a_rule_in_the_table_of_rules_is_a_finding_everywhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def too_many_weights(now: findings.Situation, rest: Any) -> Any:
+    def too_many_weights(now: Situation, rest: Any) -> Any:
         which = now.of_category("weights") & rest
         yield now.finding("weights", which, "There are weights", "train something smaller")
 
@@ -919,6 +933,13 @@ def test_what_is_made_once_or_comes_and_goes_is_no_growth() -> None:
     assert steady([3, 3, 3, 3, 3, 3]) == training_steps.Growth(1, [3] * 6)
 
 
+def test_a_leak_that_begins_late_is_told_per_step() -> None:
+    """Also after ups and downs that it exceeds."""
+    steady = training_steps.steady_growth
+    assert steady([0] * 20 + [5] * 17) == training_steps.Growth(1, [5] * 17)
+    assert steady([4, -4, 2, -2, *[5] * 9]) == training_steps.Growth(1, [5] * 9)
+
+
 @given(st.lists(st.integers(0, 1000), min_size=8, max_size=24))
 def test_memory_that_comes_back_to_where_it_was_does_not_grow(levels: list[int]) -> None:
     growth = [after - before for before, after in itertools.pairwise([*levels, levels[0]])]
@@ -933,7 +954,7 @@ def test_under_autocast_too_a_call_without_grad_mode_is_one(grad: bool) -> None:
     with trace(model, devices="cpu", table=False) as t, mode, autocast:
         model(torch.randn(8, 64))
     tree = scopes.tree(t.data)
-    assert phases.ran_with_grad(t.data, np.flatnonzero(tree.kind == scopes.MODULE)).tolist() == [
+    assert timelines.ran_with_grad(t.data, np.flatnonzero(tree.kind == scopes.MODULE)).tolist() == [
         grad
     ]
 
@@ -941,15 +962,11 @@ def test_under_autocast_too_a_call_without_grad_mode_is_one(grad: bool) -> None:
 def test_outputs_kept_under_inference_mode_are_not_told_to_detach() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.Linear(256, 64))
 
-    def kept() -> int:
-        outputs = []
+    outputs = []
+    with trace(model, stacks=True, devices="cpu", table=False) as t, torch.inference_mode():
         for _ in range(6):
             outputs.append(model(torch.randn(128, 64)))  # noqa: PERF401 - as people write it
-        return len(outputs)
-
-    with trace(model, stacks=True, devices="cpu", table=False) as t, torch.inference_mode():
-        kept()
-    row = rows_of(t)["growth"]
-    assert "detach" not in str(row["change"])
-    assert "no_grad" not in str(row["change"])
-    assert "need a bound" in str(row["change"])
+    change = kept(t).change
+    assert "detach" not in change
+    assert "no_grad" not in change
+    assert "need a bound" in change

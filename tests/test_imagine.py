@@ -194,27 +194,6 @@ def test_cublas_has_a_workspace_as_large_as_the_architecture_has() -> None:
         assert taken == [amount, amount]
 
 
-def test_attention_keeps_what_the_card_would_keep() -> None:
-    """Flash attention keeps no scores; a card without it, or a mask, takes another kernel."""
-
-    def operators(card: str, dtype: torch.dtype, *, masked: bool) -> set[str]:
-        with pytracer.imagine(card) as t:
-            q, k, v = (
-                torch.randn(2, 4, 64, 32, device="cuda", dtype=dtype, requires_grad=True)
-                for _ in range(3)
-            )
-            mask = torch.ones(64, 64, device="cuda", dtype=torch.bool) if masked else None
-            functional.scaled_dot_product_attention(q, k, v, mask).sum().backward()
-        return {op for op in t.allocations()["op"].dropna() if "dot_product" in op}
-
-    flash = "aten::_scaled_dot_product_flash_attention"
-    efficient = "aten::_scaled_dot_product_efficient_attention"
-    assert flash in operators("H100", torch.bfloat16, masked=False)
-    assert efficient in operators("H100", torch.bfloat16, masked=True)
-    assert efficient in operators("H100", torch.float32, masked=False)
-    assert efficient in operators("T4", torch.float16, masked=False)
-
-
 def test_storage_that_is_emptied_dies_and_comes_back_to_life() -> None:
     """As sharded parameters do between their uses."""
     with pytracer.imagine("H100") as t:
@@ -726,7 +705,10 @@ def test_what_cannot_be_imagined_is_one_line_of_the_script(
 def test_the_batch_reaches_the_script_in_three_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], way: str
 ) -> None:
-    """And the largest one is the same: it fits by itself, and one more row does not."""
+    """And the largest one is the same: it fits by itself, and one more row does not.
+
+    Of the card, up to 1,229 MiB may be taken beside the allocator.
+    """
     source = """
 import os, sys, torch
 rows = 0
@@ -741,7 +723,7 @@ while True:
         source = source.replace("rows = rows or", "other = rows or").replace("(sys.argv[1])", "(1)")
     (tmp_path / "train.py").write_text(source)
     monkeypatch.chdir(tmp_path)
-    command = ["imagine", "--json", "--largest-batch", "--on", "T4", "--capacity", "2GiB"]
+    command = ["imagine", "--json", "--largest-batch", "--on", "T4", "--capacity", "3277MiB"]
     if way == "environment":
         monkeypatch.setenv("ROWS", "{batch}")
     command += ["--set", "rows={batch}"] if way == "variable" else []
@@ -750,7 +732,7 @@ while True:
     (card,) = json.loads(capsys.readouterr().out)["cards"]
     assert card["largest_batch"] == 4
     for rows in (4, 5) if way == "argument" else ():
-        alone = ["imagine", "--json", "--on", "T4", "--capacity", "2GiB", "train.py", str(rows)]
+        alone = ["imagine", "--json", "--on", "T4", "--capacity", "3277MiB", "train.py", str(rows)]
         main(alone)
         (card,) = json.loads(capsys.readouterr().out)["cards"]
         assert card["fits"] == (rows == 4)
@@ -819,7 +801,7 @@ def test_a_script_that_is_not_there_is_one_line(
     capsys.readouterr()
     assert main(["imagine", "--on", "24GB", "nothing.py"]) == 2
     assert capsys.readouterr().err.endswith("--on RTX4090 --capacity 24GB\n")
-    assert main(["imagine", "--on", "RTX5090", "nothing.py"]) == 2
+    assert main(["imagine", "--on", "RTX9990", "nothing.py"]) == 2
     said = capsys.readouterr().err
     assert "did you mean 'RTX" in said
     assert "--on RTX4090 --capacity 24GiB" in said

@@ -8,7 +8,7 @@ from torch import nn
 
 import pytracer
 from pytracer import errors
-from pytracer.analysis.allocator import replay
+from pytracer.analysis.allocator import steps as steps_of
 from pytracer.analysis.forecasts.checkpoint_plans import _Work
 from pytracer.offload import _Waiting, offload
 from pytracer.units import parse_size, size_text
@@ -109,7 +109,7 @@ def test_every_block_that_is_moved_comes_and_goes_once() -> None:
 
 
 def replay_end(work: _Work) -> int:
-    return int(replay.steps(work.trace, work.device).position.max())
+    return int(steps_of.steps(work.trace, work.device).position.max())
 
 
 def test_the_code_of_a_plan_offloads_what_was_planned() -> None:

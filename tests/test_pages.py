@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from pytracer import cli, trace
+from pytracer.cli.command import without_program
 from pytracer.export import words
 from pytracer.integrations.callback import Callback
 from pytracer.reading import Views
@@ -118,7 +119,7 @@ def test_commands_are_seen() -> None:
 def test_every_command_on_a_page_is_one_that_the_command_line_takes(page: Path) -> None:
     parser, _ = cli._parsers()
     for command in commands(page.read_text()):
-        arguments, program = cli.run.without_program(shlex.split(command)[1:])
+        arguments, program = without_program(shlex.split(command)[1:], cli._parsers()[1].choices)
         options, unknown = parser.parse_known_args(arguments)
         assert unknown == [], command
         assert options.command != "run" or program, command

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytracer
 from pytracer import errors, load, trace
 from pytracer._native import core
 from pytracer.cli import output
-from pytracer.integrations.callback import Callback
 
 
 def model_and_optimizer() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
@@ -347,29 +345,6 @@ def test_every_key_of_the_meta_document_is_documented(traced: trace, tmp_path: P
     assert written <= documented
     in_a_job = {"sharding", "communication", "clock_readings"}
     assert documented - written == {"cost", "first_step", "ended_by", *in_a_job}
-
-
-@pytest.mark.parametrize("report", [True, False])
-def test_the_former_name_of_table_works(report: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.warns(DeprecationWarning, match="table="):
-        t = trace(devices="cpu", report=report)
-    with t:
-        torch.ones(8)
-    assert ("on cpu" in capsys.readouterr().err) == report
-    assert t.peak.bytes == 32
-
-
-@pytest.mark.parametrize("kind", [trace, Callback])
-def test_the_former_name_of_table_warns_at_the_callers_line(kind: type) -> None:
-    line = sys._getframe().f_lineno + 2
-    with pytest.warns(DeprecationWarning, match="report=False .*write table=False") as warned:
-        kind(devices="cpu", report=False)
-    assert [(each.filename, each.lineno) for each in warned] == [(__file__, line)]
-
-
-def test_a_name_and_its_former_name_are_refused_together() -> None:
-    with pytest.raises(errors.UsageError, match="drop report="):
-        trace(devices="cpu", table=True, report=False)
 
 
 def test_dir_shows_what_there_is() -> None:

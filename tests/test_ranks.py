@@ -17,7 +17,7 @@ from programs import many_ranks
 from pytracer import errors, meta
 from pytracer.cli import main
 from pytracer.meta import ClockReading
-from pytracer.ranks import clocks, compare, dataset, digest, folder
+from pytracer.ranks import clocks, compare, dataset, folder
 from pytracer.ranks.digest import Digest, Entered, GroupState, Step
 from tests.browser import chromium, perfetto
 from tests.tiers import by_tier
@@ -28,15 +28,6 @@ MIB = 2**20
 # -------------------------------------------------------------------- one rank in numbers
 
 
-@given(st.sets(st.integers(0, 10_000), max_size=60))
-def test_ranges_of_ranks_are_read_back(ranks: set[int]) -> None:
-    assert list(digest.ranks_of(digest.ranges_text(ranks))) == sorted(ranks)
-
-
-def test_a_strided_group_is_one_range() -> None:
-    assert digest.ranges_text(range(0, 10_000, 8)) == "0-9992:8"
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, many_ranks.Faults]:
     """A job with a leaking, an imbalanced, a truncated and a missing rank."""
@@ -45,11 +36,11 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, many_ran
     return place, count, many_ranks.write(place, count)
 
 
-def test_a_digest_is_read_back_from_its_rows(ranks: Any) -> None:
+def test_a_digest_is_read_back_from_its_table(ranks: Any) -> None:
     place, _, faults = ranks
     for number in (0, faults.leaking, faults.truncated):
         one = folder.digest_of(place / f"train.rank{number}.pytrace")
-        assert digest.of_rows(number, one.rows()) == one
+        assert dataset.digest_of(number, dataset.table_of(one)) == one
         assert one.steps
         assert one.holders
 
@@ -63,7 +54,7 @@ def test_what_ranks_told_each_other_is_read_back_too() -> None:
         entered=(Entered("7", 0, 10, 5), Entered("7", 1, 12, 9)),
         clock_readings=(ClockReading(4, 100, 130),),
     )
-    assert digest.of_rows(3, one.rows()) == one
+    assert dataset.digest_of(3, dataset.table_of(one)) == one
 
 
 def test_a_digests_sums_are_those_of_its_trace(ranks: Any) -> None:
@@ -139,6 +130,24 @@ def test_sql_answers_which_ranks_which_module_and_which_step(ranks: Any, tmp_pat
     assert "layers.3" in set(answer.module)
     with pytest.raises(errors.UsageError, match="DuckDB"):
         dataset.query(target, "SELECT nonsense")
+
+
+def test_every_view_of_a_dataset_has_the_figures_of_the_files(ranks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    loaded = pytracer.load(ranks[0])
+    target = loaded.to_parquet(tmp_path / "job.parquet")
+    digests = loaded.comparison.digests
+    for view, field in (("owners", "holders"), ("findings", "notes"), ("collectives", "entered")):
+        rows = [row for one in digests for row in getattr(one, field)]
+        names = list(rows[0]._fields) if rows else ["rank"]
+        answer = dataset.query(target, f"SELECT {', '.join(names)} FROM {view}")
+        assert sorted(answer.itertuples(index=False, name=None)) == sorted(map(tuple, rows))
+    steps = [step[:4] for one in digests for step in one.steps]
+    answer = dataset.query(target, "SELECT peak, growth, duration_ns, forward_ns FROM steps")
+    assert sorted(answer.itertuples(index=False, name=None)) == sorted(steps)
+    held = [item for one in digests for item in one.at_peak.items()]
+    answer = dataset.query(target, "SELECT category, bytes FROM categories")
+    assert sorted(answer.itertuples(index=False, name=None)) == sorted(held)
 
 
 def test_groups_by_rank_are_those_of_each_file(ranks: Any) -> None:

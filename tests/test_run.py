@@ -17,8 +17,8 @@ import torch
 
 import pytracer
 from pytracer.analysis.answers import training_steps
-from pytracer.cli import main, run as cli_run
-from pytracer.cli.run import without_program
+from pytracer.cli import _parsers, main, messages
+from pytracer.cli.command import without_program
 from tests.tiers import first_of
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +61,7 @@ def step():
 """
 
 
+RECORDED = "pytracer: recorded the first {} steps; watching the rest (not with --no-watch)\n"
 # The first optimizer of a process imports torch._dynamo, which takes a second: where it is not needed.
 ALLOCATE = "import torch\nkept = torch.ones(1000)\n"
 
@@ -210,7 +211,7 @@ def test_a_spike_after_the_kept_steps_is_named_with_its_step(tmp_path: Path) -> 
     assert ran.stderr.endswith("; --schedule 3,0,26 keeps it\n")
     ran = python("-m", "pytracer", "run", "--steps", 29, "train.py", folder=tmp_path)
     assert re.search(r"\npeak 27\.\d MiB on cpu   step 28, ", ran.stderr)
-    assert "later" not in ran.stderr
+    assert "later, step" not in ran.stderr
     ran = python("-m", "pytracer", "run", "--steps", "all", "train.py", folder=tmp_path)
     assert "(--steps all" not in ran.stderr
 
@@ -243,7 +244,7 @@ def test_no_step_of_the_program_waits_for_the_table(tmp_path: Path) -> None:
     for _ in range(3):
         ran = python("-m", "pytracer", "run", "-f", "--steps", 3, "train.py", folder=tmp_path)
         assert ran.returncode == 0, ran.stderr
-        assert ran.stderr.startswith("pytracer: recorded the first 3 steps; analysing ...\n")
+        assert ran.stderr.startswith(RECORDED.format("3"))
         assert ran.stderr.count("\nThe first 3 steps (--steps all: every step):\npeak ") == 1
         took = json.loads((tmp_path / "took.json").read_text())
         before = time.process_time()
@@ -268,7 +269,7 @@ def test_where_no_process_can_be_started_the_table_comes_at_the_end(tmp_path: Pa
           "for _ in range(6): step()\nprint('over', file=sys.stderr)\n")  # fmt: skip
     ran = python("-m", "pytracer", "run", "train.py", folder=tmp_path)
     assert ran.returncode == 0, ran.stderr
-    assert ran.stderr.startswith("pytracer: recorded the first 5 steps; analysing ...\nover\n\nThe")
+    assert ran.stderr.startswith(RECORDED.format("5") + "over\n\nThe")
 
 
 def test_a_summary_that_cannot_be_written_does_not_end_the_training(tmp_path: Path) -> None:
@@ -454,8 +455,8 @@ else:
 
 
 def test_rank_0_names_the_other_ranks_files() -> None:
-    assert cli_run._other_ranks("train.rank0.pytrace", 1) == ""
-    files, command = cli_run._other_ranks("train.rank0.pytrace", 4).splitlines()[1:]
+    assert messages._other_ranks("train.rank0.pytrace", 1) == ""
+    files, command = messages._other_ranks("train.rank0.pytrace", 4).splitlines()[1:]
     assert "train.rank1.pytrace to train.rank3.pytrace" in files
     assert command == "  pytracer summary 'train.rank*.pytrace'"
 
@@ -548,7 +549,7 @@ def test_under_accelerate_launch_too(tmp_path: Path) -> None:
     ],
 )
 def test_the_programs_options_are_its_own(given, ours, program) -> None:
-    assert without_program(given) == (ours, program)
+    assert without_program(given, _parsers()[1].choices) == (ours, program)
 
 
 def test_what_cannot_be_run_is_said_in_a_line(tmp_path, monkeypatch, capsys) -> None:
@@ -589,14 +590,19 @@ def test_where_nothing_can_be_written_is_said_in_a_line_before_anything_runs(
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
 
-def test_in_a_folder_that_is_gone_a_run_is_refused_in_a_line(tmp_path, monkeypatch, capsys) -> None:
-    write(tmp_path, "ok.py", "raise AssertionError('it ran')")
+def test_in_a_folder_that_is_gone_a_run_is_recorded_elsewhere(tmp_path, monkeypatch, capfd) -> None:
+    """The program runs, and one line says where its trace is."""
+    write(tmp_path, "ok.py", "import torch\nkept = torch.empty(1 << 20)")
     (tmp_path / "gone").mkdir()
+    (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "elsewhere"))
     (tmp_path / "gone").rmdir()
-    assert main(["run", str(tmp_path / "ok.py")]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "the working directory is gone" in line
+    assert main(["run", str(tmp_path / "ok.py")]) == 0
+    said = [line for line in capfd.readouterr().err.splitlines() if "cannot be written" in line]
+    assert len(said) == 1
+    assert "the working directory is gone" in said[0]
+    assert pytracer.load(tmp_path / "elsewhere" / "ok.pytrace").peak.bytes >= 4 << 20
 
 
 @pytest.mark.parametrize(
@@ -621,8 +627,8 @@ def test_a_ranks_file_is_named_and_says_as_its_launcher_does(launcher, tmp_path)
     ("given", "said"),
     [
         (["--epochs", "3", "args.py"], "--epochs; the script's own options go after the script"),
-        (["--steps", "x", "args.py"], 'x is neither a number of steps nor "all"'),
-        (["--steps", "0", "args.py"], "0 is not a positive number"),
+        (["--steps", "x", "args.py"], 'x is not a positive number of steps, or "all"'),
+        (["--steps", "0", "args.py"], "0 is not a positive number of steps"),
         (["--schedule", "a", "args.py"], "a is not WAIT,WARMUP,ACTIVE"),
         (["--steps", "5", "--schedule", "1,1,1", "args.py"], "not allowed with argument --steps"),
     ],

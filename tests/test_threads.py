@@ -1,7 +1,9 @@
 """Each sentence of docs/threads.md, by its words."""
 
 import logging
+import os
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -252,3 +254,33 @@ def test_filters_of_the_program_are_obeyed(tmp_path: Path) -> None:
         pytracer.load(whole)
         warnings.filters[:] = before
         assert warnings.filters == before
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@says("Further ones share the last number, and `t.health()` counts them.")
+@pytest.mark.slow
+@pytest.mark.ci
+def test_more_threads_than_numbers_need_little_memory_and_are_counted(tmp_path: Path) -> None:
+    """A thread per request: each allocates once, and 400 threads are beyond the last number."""
+    count, path = 65_536 + 400, tmp_path / "run.pytrace"
+    with pytracer.trace(devices="cpu", table=False, path=path):
+        for number in range(count):
+            if number == 1_000:
+                before, start = _resident(), time.process_time()
+            if number == 2_000:
+                first = time.process_time() - start
+            if number == count - 1_000:
+                start = time.process_time()
+            thread = threading.Thread(target=torch.empty, args=(64,))
+            thread.start()
+            thread.join()
+        assert _resident() - before < 32 << 20
+        assert time.process_time() - start < 5 * first
+    t = pytracer.load(path)
+    assert len(t.allocations()) == count
+    assert t.data.losses["merged_threads"] >= 400
+    assert "merged_threads" in t.health().index
+    assert "threads beyond the first 65,535" in str(t)

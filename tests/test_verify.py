@@ -173,7 +173,7 @@ def test_a_program_without_the_modules_of_the_plan_is_said(
     t = pytracer.load(recordings[4])
     Path("other.py").write_text(TRAIN.replace("self.h", "self.layers"))
     with pytest.raises(
-        errors.UsageError, match=r"no model that .*other.py.* calls has all of h\.0"
+        errors.UsageError, match=r"other.py 4 2 .*no module of this name: --checkpoint h\.0"
     ):
         t.checkpoint_plan(1, verify=["other.py", "4", "2"])
 

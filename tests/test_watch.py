@@ -20,11 +20,13 @@ from torch import nn
 
 from pytracer import errors, load, trace
 from pytracer._native import core
+from pytracer.analysis.answers.step_memory import StepMemory
+from pytracer.analysis.answers.training_steps import peak_positions
+from pytracer.analysis.facts import timelines, usage
 from pytracer.cli import main
 from pytracer.cli.watch import catch_up
 from pytracer.export.live import Following, gpu_users, screen, step_line
 from pytracer.export.table import Paint
-from pytracer.schema import CATEGORIES
 from tests.mutations import HEADER
 
 pyte = pytest.importorskip("pyte")
@@ -32,6 +34,7 @@ pyte = pytest.importorskip("pyte")
 ROOT = Path(__file__).parents[1]
 DATA = Path(__file__).parent / "data"
 STEPS = 12
+PLAIN = Paint(False)
 
 # A training that takes its time, as its arguments say: steps, seconds between them, file. There
 # may be a second file: as soon as that is there, it takes no time any more.
@@ -109,6 +112,12 @@ def followed(path: Path) -> Following:
     return following
 
 
+def shown_memory(following: Following) -> StepMemory:
+    shown = following.shown()
+    assert shown is not None
+    return shown.memory
+
+
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
     return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LC_ALL": "C.UTF-8", **more}
@@ -129,11 +138,13 @@ def test_a_recording_that_is_over_shows_what_its_summary_says(
     peak = whole.peak
     assert device["peak"]["bytes"] == peak.bytes
     assert device["peak"]["step"] == (peak.step or 0)
-    expected = [peak.by_category.get(category, 0) for category in CATEGORIES]
-    assert device["peak"]["by_category"] == expected
-    at_end = whole.summary()["at_end"]
-    assert device["now_by_category"] == [at_end.get(category, 0) for category in CATEGORIES]
     steps = whole.steps()
+    memory, ends = shown_memory(following), timelines.timeline(whole.data).step_ends
+    position = peak_positions(whole.data)[len(ends) - 1]
+    assert memory.peak.by_category == usage.moment(whole.data, position, peak.device).by_category
+    assert memory.peak.bytes == following.steps(len(ends) - 1)[0].peak
+    if len(ends) == len(steps) and peak.position == position:
+        assert memory.peak.by_category == peak.by_category
     shown = following.steps(0)
     assert [step.number for step in shown] == list(range(len(steps)))
     assert [step.peak for step in shown] == steps["peak_bytes"].tolist()
@@ -150,6 +161,40 @@ def test_modules_and_lines_are_those_of_the_last_steps_peak(trained: Path) -> No
         assert amount == expected[name], name
     assert sum(amount for _, amount in following.modules()) <= whole.peak.bytes
     assert any(name.startswith("layers.*") for name, _ in following.modules())
+
+
+def test_the_rules_rest_while_a_recording_goes_on_and_run_at_its_end(
+    trained: Path, tmp_path: Path
+) -> None:
+    """A picture may be of an earlier step, and says of which; the last picture is of the last."""
+    whole, path = trained.read_bytes(), tmp_path / "growing.pytrace"
+    path.write_bytes(whole[:-200])
+    following = followed(path)
+    first = following.shown()
+    assert first is not None
+    assert first.step == following.state["step"] - 1
+    assert any(f"of step {first.step}" in row for row in screen(following, (80, 24), paint=PLAIN))
+    following._rests_until, following._shown_of = float("inf"), None
+    assert following.shown() is first
+    path.write_bytes(whole)
+    catch_up(following)
+    last = following.shown()
+    assert last is not None
+    assert last is not first
+    assert last.step == STEPS - 1
+
+
+def test_before_a_step_has_ended_there_are_no_categories(tmp_path: Path) -> None:
+    """The modules of what is in use now are there."""
+    path, model = tmp_path / "forward.pytrace", nn.Sequential(nn.Linear(64, 64))
+    with trace(model, path=path, devices="cpu", table=False), torch.no_grad():
+        kept = [model(torch.randn(8, 64)) for _ in range(3)]
+    assert len(kept) == 3  # all of them lived until the end
+    following = followed(path)
+    assert following.state["step"] == 0
+    rows = screen(following, (80, 24), paint=PLAIN)
+    assert any("categories follow" in row for row in rows)
+    assert dict(following.modules()) == dict(load(path).by("module", at="end")["bytes"])
 
 
 @pytest.mark.parametrize("piece", [1, 7, 1000, 65536])
@@ -183,7 +228,7 @@ def test_a_flush_is_shown_whole_or_not_at_all(trained: Path, tmp_path: Path) -> 
     seen = set()
     for cut in range(4000, len(whole), len(whole) // 23):
         path.write_bytes(whole[:cut])
-        columns, _ = core.read_file(os.fsencode(path))
+        columns, _ = core.read_file(os.fsencode(path), core.NO_LIMIT)
         events = len(columns["events.ticks"])
         assert followed(path).state["events"] == events
         seen.add(events)
@@ -201,7 +246,7 @@ def test_memory_does_not_grow_with_the_recording(script: Path, tmp_path: Path) -
         "print(f.state['step'], peak)\n"
     )
     peaks = {}
-    for steps in (50, 1500):
+    for steps in (300, 1500):  # by 300 the rules have run, and their window is full
         path = tmp_path / f"{steps}.pytrace"
         run = [sys.executable, str(script), str(steps), "0", str(path)]
         subprocess.run(run, env=environment(), check=True, stdout=subprocess.DEVNULL)
@@ -214,7 +259,7 @@ def test_memory_does_not_grow_with_the_recording(script: Path, tmp_path: Path) -
         done, peaks[steps] = map(int, looked.stdout.split())
         assert done == steps
     assert peaks[1500] < 50 << 10  # KiB
-    assert peaks[1500] < peaks[50] + (6 << 10)
+    assert peaks[1500] < peaks[300] + (4 << 10)
 
 
 # ---------------------------------------------------------------- files that are not as they should be

@@ -16,7 +16,8 @@ sys.path.insert(0, str(ROOT))
 from programs.conformance.cases import CASES  # noqa: E402
 from programs.conformance.engines import ON_A_GPU, PROGRAMS  # noqa: E402  the last to add its own
 from programs.conformance.programs import KEPT  # noqa: E402
-from programs.hints.healthy import HEALTHY  # noqa: E402
+from programs.hints.kept import HEALTHY  # noqa: E402
+from programs.hints.one_step import ONE_STEP, traced  # noqa: E402
 from programs.hints.sick import SICK, Sick  # noqa: E402
 from pytracer.analysis.answers import hints  # noqa: E402
 from tools.transparency_page import between  # noqa: E402
@@ -52,7 +53,7 @@ def sick_table() -> str:
 def healthy_table() -> str:
     others = len(PROGRAMS) - len(ON_A_GPU) - len(KEPT)
     lines = [
-        f"## {len(HEALTHY)} healthy programs, and the {len(CASES)} cases",
+        f"## {len(HEALTHY) + len(ONE_STEP)} healthy programs, and the {len(CASES)} cases",
         "",
         "docs/conformance.md has the cases; they run five steps each. Nothing is found in the",
         f"{others} programs of that page that keep nothing in vain; {len(KEPT)} programs keep memory in vain, and have that finding.",
@@ -64,6 +65,9 @@ def healthy_table() -> str:
         with tempfile.TemporaryDirectory() as folder:
             rows = run(Path(folder)).findings()
         lines.append(f"| {name.replace('_', ' ')} | {len(rows) or 'nothing'} |")
+    for name in ONE_STEP:
+        t, _kept = traced(name, stacks=True)
+        lines.append(f"| {name.replace('_', ' ')} | {len(t.findings()) or 'nothing'} |")
     return "\n".join(lines) + "\n"
 
 

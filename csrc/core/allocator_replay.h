@@ -2,11 +2,12 @@
 // would reserve under other settings and limits, how often it would retry, and which request would
 // fail.
 //
-// The rules are those of c10/cuda/CUDACachingAllocator.cpp. tests/allocator_reference.py has them
-// in slow Python, one function for each of torch's; a test keeps the two equal.
+// tests/allocator_reference.py has the allocator in slow Python, one function for each of torch's;
+// a test keeps the two equal.
 //
-// The model does not know where the driver puts a segment. It imitates the observed driver of an
-// H200. Addresses matter only between free blocks of equal size.
+// Addresses matter only between free blocks of equal size. With the addresses of a recording, a
+// replay under its own settings is exact, and each block proves it. Otherwise nobody knows where
+// the driver puts a segment, and the answer is an interval over orders of segments.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ struct AllocatorRules {
   uint64_t large_segment_size = 20 << 20;
   uint64_t limit = kNone;     // set_per_process_memory_fraction: checked before the driver is asked
   uint64_t capacity = kNone;  // the bytes that the driver has for this allocator
+  uint64_t order = 0;         // of segments: see MadeUpPlaces
 };
 
 enum class ReplayStep : uint8_t {
@@ -39,8 +41,14 @@ enum class ReplayStep : uint8_t {
   kFreeCompleted = 2,  // the allocator may hand it out again
   kAttempt = 3,        // a request that failed in the recording: served and freed at once
   kTrim = 4,           // empty_cache(); of a private pool: its blocks may go from now on
+  // Only with addresses, and in the order of addresses before all others:
+  kHeld = 5,  // a segment that was there before the recording
+  kSeed = 6,  // a block in it; its bytes are those of the block
+  // Only with addresses, before the request that they answer:
+  kGiven = 7,    // memory that the driver gave
+  kRefused = 8,  // it had none, and the cache was given back
 };
-inline constexpr uint8_t kReplaySteps = 5;
+inline constexpr uint8_t kReplaySteps = 9;
 
 // The blocks that can serve a request: one stream's blocks of one pool. Pool 0 is the default.
 struct ReplayLane {
@@ -53,6 +61,7 @@ struct ReplaySteps {
   std::span<const uint32_t> block;  // the allocation's number; ignored if the step has none
   std::span<const uint64_t> bytes;
   std::span<const uint32_t> lane;
+  std::span<const uint64_t> address = {};  // in the recording whose rules are given, or empty
 };
 
 struct ReplayResult {
@@ -68,6 +77,8 @@ struct ReplayResult {
   uint64_t retries = 0;
   uint64_t device_allocs = 0;
   uint64_t device_frees = 0;
+  int64_t departed_step = -1;  // the first at which the model and the recording differ
+  bool order_matters = false;  // with other addresses of segments the figures might differ
   int64_t failed_step = -1;
   uint64_t failed_bytes = 0;  // the block it needed
 
@@ -82,6 +93,24 @@ ReplayResult replay_allocator(const ReplaySteps& steps,
                               std::span<const ReplayLane> lanes,
                               const AllocatorRules& rules,
                               bool curves);
+
+// The figures in several orders of segments.
+struct ReplayOrders {
+  uint64_t lowest_peak = 0;  // of reserved bytes, in orders that run to the end
+  uint64_t highest_peak = 0;
+  uint64_t orders = 0;
+  uint64_t failed = 0;   // orders in which a request fails
+  ReplayResult failure;  // of the first of these
+  bool are_all = false;  // no other order has another outcome
+};
+
+// Tries all orders if `most` replays are enough for that, and else so many, `rules.order` first.
+// The recorded order is enough if the question is about the recorded run itself.
+ReplayOrders replay_in_orders(const ReplaySteps& steps,
+                              std::span<const ReplayLane> lanes,
+                              const AllocatorRules& rules,
+                              uint64_t most,
+                              bool recorded_is_enough);
 
 // The same model, for one request at a time. It may take any amount from the driver.
 class AllocatorModel {

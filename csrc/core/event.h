@@ -78,6 +78,7 @@ enum ScopeFlag : uint8_t {
   kScopeRecompute = 1,  // grad mode was on inside a node that began with it off
   kScopeGrad = 2,       // the op or module ran with grad mode on: what it returns may be saved
   kScopeAutocast = 4,   // the module was entered under autocast
+  kScopeGraph = 8,      // the op, outside of modules, got a tensor that needs a gradient
 };
 
 inline constexpr uint8_t kScopeReady = 0x80;  // the log's own mark beside the flags

@@ -2,26 +2,29 @@
 
 #include <algorithm>
 #include <span>
+#include <tuple>
 
 namespace pytracer {
 
 namespace {
 
-constexpr const char* kLossNames[kActions + 2] = {"lost_alloc",
-                                                  "lost_free_requested",
-                                                  "lost_free_completed",
-                                                  "lost_segment_alloc",
-                                                  "lost_segment_free",
-                                                  "lost_segment_map",
-                                                  "lost_segment_unmap",
-                                                  "lost_snapshot",
-                                                  "lost_seed",
-                                                  "lost_seed_segment",
-                                                  "lost_oom",
-                                                  "lost_label",
-                                                  "lost_saved",
-                                                  "lost_scopes",
-                                                  "lost_places"};
+constexpr const char* kLossNames[std::tuple_size_v<Recorder::Losses>] = {"lost_alloc",
+                                                                         "lost_free_requested",
+                                                                         "lost_free_completed",
+                                                                         "lost_segment_alloc",
+                                                                         "lost_segment_free",
+                                                                         "lost_segment_map",
+                                                                         "lost_segment_unmap",
+                                                                         "lost_snapshot",
+                                                                         "lost_seed",
+                                                                         "lost_seed_segment",
+                                                                         "lost_oom",
+                                                                         "lost_label",
+                                                                         "lost_saved",
+                                                                         "lost_scopes",
+                                                                         "lost_places",
+                                                                         "merged_threads",
+                                                                         "forgotten_nodes"};
 
 template <class Row, class Sink>
 void add_some(const std::vector<Row>& rows, Sink& sink) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <pthread.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <thread>
 #include <unistd.h>
+#include <utility>
 
 namespace pytracer {
 
@@ -29,26 +31,56 @@ bool barrier_on_all_threads() {
 
 }  // namespace
 
-// Marks the state of a thread that ends. The state itself stays: the thread's frees may still come,
-// and other threads read which ops it ran.
-struct ThreadExit {
-  ThreadState* state = nullptr;
+// Gives the state of a thread back when the thread has ended. Tensors are still freed while torch's
+// thread-locals are destroyed. A key's destructor runs after those, and again as long as it sets a
+// value, in four rounds at most.
+class ThreadEnd {
+ public:
+  ThreadEnd() { has_key_ = pthread_key_create(&key_, &one_round) == 0; }
 
-  ~ThreadExit() {
-    if (state != nullptr) {
+  // Without a key a state is never given back.
+  void watch() const {
+    if (has_key_) {
+      set_rounds(kRounds);
+    }
+  }
+
+  static const ThreadEnd& get() {
+    static const ThreadEnd instance;
+    return instance;
+  }
+
+ private:
+  static constexpr uintptr_t kRounds = 3;  // the sanitizers' own keys use the fourth
+
+  void set_rounds(uintptr_t left) const {
+    (void)pthread_setspecific(key_, reinterpret_cast<void*>(left));
+  }
+
+  static void one_round(void* value) {
+    auto left = reinterpret_cast<uintptr_t>(value) - 1;
+    if (left > 0) {
+      get().set_rounds(left);
+    } else if (ThreadState* state = std::exchange(this_thread_state, nullptr)) {
       Recorder::get().retire_thread(*state);
     }
   }
+
+  pthread_key_t key_{};
+  bool has_key_ = false;
 };
 
 // Leaked: blocks are freed after our static destructors would have run.
 Recorder* Recorder::instance = new Recorder;
 
 ThreadState& Recorder::new_thread_state() {
-  static thread_local ThreadExit at_exit;
   ThreadState& state = get().adopt_thread();
   this_thread_state = &state;
-  at_exit.state = &state;
+  ThreadEnd::get().watch();
+  void (*meet)() = on_new_thread.load(std::memory_order_acquire);
+  if (meet != nullptr && state.name_.text.empty()) {
+    meet();
+  }
   return state;
 }
 
@@ -63,28 +95,68 @@ static ThreadName name_of_this_thread() {
 ThreadState& Recorder::adopt_thread() {
   ThreadName name = name_of_this_thread();
   std::lock_guard lock(threads_mutex_);
-  // Nobody uses a state that was retired in an earlier recording.
-  for (auto& state : threads_) {
-    if (state->retired_ && state->generation_ != generation_.load()) {
-      state->retired_ = false;
-      state->name_ = std::move(name);
-      return *state;
+  if (unused_.empty()) {
+    if (unused_.capacity() <= threads_.size()) {
+      unused_.reserve(2 * threads_.size() + 16);  // giving it back then needs no memory
     }
+    threads_.push_back(std::make_unique<ThreadState>(std::move(name)));
+    return *threads_.back();
   }
-  // Numbers are 16 bits wide. In a program with more threads, the rest share the last number.
-  auto number = static_cast<uint16_t>(std::min<size_t>(threads_.size(), UINT16_MAX));
-  threads_.push_back(std::make_unique<ThreadState>(number, std::move(name)));
-  return *threads_.back();
+  ThreadState& state = *unused_.back();
+  unused_.pop_back();
+  state.name_ = std::move(name);
+  return state;
 }
 
-void Recorder::retire_thread(ThreadState& state) {
+// Numbers are 16 bits wide. In a recording of more threads, the rest share the last number.
+void Recorder::number(ThreadState& thread) {
   std::lock_guard lock(threads_mutex_);
-  state.retired_ = true;
-  // A program may start a thread for each step. The state stays, but
-  // only its nodes are still needed.
-  std::vector<Frame>().swap(state.frames_);
-  std::vector<std::shared_ptr<Annotation>>().swap(state.annotations_);
-  std::vector<ThreadState::CachedName>().swap(state.names_);
+  if (names_.size() < kMostThreads) {
+    thread.number_ = static_cast<uint16_t>(names_.size());
+    names_.push_back(thread.name_);
+    return;
+  }
+  if (names_.size() == kMostThreads) {
+    names_.push_back({0, "all other threads"});
+  }
+  thread.number_ = kMostThreads;
+  merged_threads.fetch_add(1, std::memory_order_relaxed);
+}
+
+// A program may start a thread for each step. Only the thread's nodes may still be needed.
+void Recorder::retire_thread(ThreadState& state) {
+  if (state.asked_scope_.load(std::memory_order_relaxed) != 0) {
+    if (Stay stay(*this, state); stay) {
+      close_node(state);
+    }
+  }
+  std::lock_guard lock(threads_mutex_);
+  bool has_nodes = state.generation_ == generation() && state.made_.torch_id() != 0;
+  if (has_nodes && &state == forward_thread_.load(std::memory_order_relaxed)) {
+    state.has_ended_ = true;  // others read its nodes without the lock, until the recording ends
+    return;
+  }
+  if (has_nodes) {
+    ended_threads_.keep(state.made_);
+  }
+  reuse(state);
+}
+
+void Recorder::reuse(ThreadState& state) {
+  constexpr size_t kMostWithMemory = 64;
+  state.generation_ = 0;
+  state.has_ended_ = false;
+  state.node_ = NodeKind::kNone;
+  state.read_count_ = 0;
+  state.made_.forget();
+  state.frames_.clear();
+  state.annotations_.clear();
+  if (unused_.size() >= kMostWithMemory) {
+    state.made_.shrink();
+    std::vector<Frame>().swap(state.frames_);
+    std::vector<ThreadState::CachedName>().swap(state.names_);
+  }
+  unused_.push_back(&state);
 }
 
 void Recorder::record_reads(ThreadState& thread, uint64_t ticks, uint32_t scope) noexcept {
@@ -124,7 +196,7 @@ uint64_t Recorder::record(Action action, uint16_t place, uint64_t address, uint6
     scope = open_scope(thread);
   }
   if (action == Action::kAlloc || action == Action::kOom) {
-    thread.mark_allocated();
+    thread.want_line();
   }
   uint64_t ticks = ticks_now();  // not before the scope begins, nor after a node is left
   if (source != nullptr) {
@@ -309,6 +381,8 @@ Recorder::Losses Recorder::losses() const {
   std::copy(lost_events.begin(), lost_events.end(), lost.begin());
   lost[kActions] = lost_scopes.load();
   lost[kActions + 1] = lost_places.load();
+  lost[kActions + 2] = merged_threads.load();
+  lost[kActions + 3] = forgotten_nodes.load();
   return lost;
 }
 
@@ -320,7 +394,7 @@ uint32_t Recorder::sessions() const {
 void Recorder::clear() {
   generation_.fetch_add(1);
   released_ = {};
-  forward_thread_.store(nullptr);
+  forget_threads();
   events.clear();
   scopes.clear();
   scope_ends.clear();
@@ -333,6 +407,18 @@ void Recorder::clear() {
   }
   lost_scopes.store(0);
   lost_places.store(0);
+  merged_threads.store(0);
+  forgotten_nodes.store(0);
+}
+
+void Recorder::forget_threads() {
+  std::lock_guard lock(threads_mutex_);
+  ThreadState* first = forward_thread_.exchange(nullptr);
+  if (first != nullptr && first->has_ended_) {
+    reuse(*first);
+  }
+  names_.clear();
+  ended_threads_.clear();
 }
 
 void Recorder::release_below(uint32_t id, const Positions& positions) {
@@ -355,11 +441,8 @@ void Recorder::release_below(uint32_t id, const Positions& positions) {
 
 std::vector<ThreadName> Recorder::threads_from(size_t first) const {
   std::lock_guard lock(threads_mutex_);
-  std::vector<ThreadName> names;
-  for (size_t i = first; i < std::min<size_t>(threads_.size(), UINT16_MAX + 1); ++i) {
-    names.push_back(threads_[i]->name_);
-  }
-  return names;
+  first = std::min(first, names_.size());
+  return {names_.begin() + static_cast<std::ptrdiff_t>(first), names_.end()};
 }
 
 void Recorder::start_afresh_after_fork() {

@@ -119,6 +119,8 @@ class Changes {
 class Recorder {
  public:
   static constexpr uint64_t kNoLimit = UINT64_MAX;
+  // There are 65536 thread numbers. All threads beyond the first 65535 share the last one.
+  static constexpr size_t kMostThreads = UINT16_MAX;
   // There are 65536 place numbers. The last 256 are kept, one per device, for the time when all
   // others are in use.
   static constexpr uint32_t kPlacesKept = 256;
@@ -127,6 +129,10 @@ class Recorder {
   static Recorder& get() { return *instance; }
 
   // --- the hooks' side ------------------------------------------------------------------
+
+  // Called on each thread of the program's that is met for the first time. Threads that torch
+  // names work for others.
+  static inline std::atomic<void (*)()> on_new_thread{nullptr};
 
   static ThreadState& this_thread() {
     ThreadState* state = this_thread_state;
@@ -262,8 +268,9 @@ class Recorder {
     uint64_t scope_ends = 0;
   };
 
-  // Counts of rows refused since the recording began: events by action, then scopes, then places.
-  using Losses = std::array<uint64_t, kActions + 2>;
+  // Counts of what was lost since the recording began: events by action, then the others in the
+  // order of kLossNames (harvest.cpp).
+  using Losses = std::array<uint64_t, kActions + 4>;
 
   uint32_t begin_session(uint64_t max_events);
   // After the last session has ended, no thread appends any more, and the logs can be read whole.
@@ -281,7 +288,7 @@ class Recorder {
   // This session has read the rows below `positions`. Memory that no session needs is freed.
   void release_below(uint32_t id, const Positions& positions);
 
-  // The operating system's names of the threads, by our numbers.
+  // The threads of the recording, by their numbers.
   std::vector<ThreadName> threads_from(size_t first) const;
   // In a forked child: other threads are gone and may have held any lock, so the child gets a
   // recorder of its own and the parent's is left where it lies.
@@ -297,6 +304,8 @@ class Recorder {
   std::array<std::atomic<uint64_t>, kActions> lost_events{};
   std::atomic<uint64_t> lost_scopes{0};
   std::atomic<uint64_t> lost_places{0};
+  std::atomic<uint64_t> merged_threads{0};   // that share the last number
+  std::atomic<uint64_t> forgotten_nodes{0};  // whose forward op is not known any more
 
   // Counts recordings, also across a fork. Numbers interned in an earlier generation are invalid,
   // so every cache of interned numbers carries its generation.
@@ -308,12 +317,15 @@ class Recorder {
  private:
   class Stay;
 
-  Recorder() = default;
+  Recorder() { names_.reserve(kMostThreads + 1); }  // takes memory as threads come
+
   void continue_after(const Recorder& parents);
 
   static ThreadState& new_thread_state();
   ThreadState& adopt_thread();
   void retire_thread(ThreadState& state);
+  void reuse(ThreadState& state);
+  void number(ThreadState& thread);
   bool quiesce();
   void refresh(ThreadState& thread);
   uint32_t name_of(ThreadState& thread, Frame& frame);
@@ -321,8 +333,8 @@ class Recorder {
   uint32_t open_scope(ThreadState& thread);
   uint32_t scope_of_node(ThreadState& thread, const NodeSource& source);
   void close_node(ThreadState& thread);
-  uint32_t forward_of(const Frame& node) const;
-  const ThreadState* thread_called(uint64_t torch_id) const;
+  uint32_t forward_of(const Frame& node);
+  uint32_t made_by_another(uint64_t torch_id, uint64_t number);
   void record_reads(ThreadState& thread, uint64_t ticks, uint32_t scope) noexcept;
   void claim(ThreadState& thread, Frame& op, int64_t next_sequence);
   void close(ThreadState& thread, size_t depth);
@@ -340,7 +352,7 @@ class Recorder {
 
   void set_limits();
 
-  friend struct ThreadExit;
+  friend class ThreadEnd;
 
   static Recorder* instance;
 
@@ -359,6 +371,7 @@ class Recorder {
 
   uint32_t open_sessions() const;
   void clear();
+  void forget_threads();
 
   std::map<uint32_t, Session> sessions_;  // until they are forgotten
   Positions released_;
@@ -371,7 +384,11 @@ class Recorder {
 
   std::atomic<ThreadState*> forward_thread_{nullptr};  // the first that made nodes; mostly the only
   mutable std::mutex threads_mutex_;  // a leaf: hooks take it, nothing is waited for under it
+  // A state outlives its thread: other threads may hold a pointer to it. The next thread gets it.
   std::vector<std::unique_ptr<ThreadState>> threads_;
+  std::vector<ThreadState*> unused_;
+  std::vector<ThreadName> names_;  // by number
+  EndedThreads ended_threads_;
 };
 
 // A hook's stay in the recorder. Raises the thread's flag, and only then looks whether anything

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <functional>
+#include <utility>
 
 namespace pytracer {
 
@@ -45,7 +46,10 @@ size_t operators_of_node(const std::vector<Frame>& frames) {
 // interned names of an earlier recording must not leak into this one.
 void Recorder::refresh(ThreadState& thread) {
   thread.generation_ = generation();
-  std::fill(thread.names_.begin(), thread.names_.end(), ThreadState::CachedName{});
+  if (std::exchange(thread.names_generation_, generation()) != generation()) {
+    std::fill(thread.names_.begin(), thread.names_.end(), ThreadState::CachedName{});
+  }
+  number(thread);
   thread.asked_node_ = nullptr;
   thread.asked_scope_.store(0, std::memory_order_relaxed);
   thread.made_.forget();
@@ -211,7 +215,7 @@ void Recorder::close(ThreadState& thread, size_t depth) {
   // Python called the outermost op, so its line is the one to keep. Under a node that line would be
   // the call of backward(), which says nothing, unless the forward runs again there.
   bool inside_node = depth > 0 && thread.frames_[depth - 1].kind == ScopeKind::kNode;
-  if (frame.kind == ScopeKind::kOp && frame.allocated && !inside_op &&
+  if (frame.kind == ScopeKind::kOp && frame.wants_line && !inside_op &&
       (!inside_node || (frame.flags & kScopeRecompute) != 0)) {
     auto take = take_stack.load(std::memory_order_relaxed);
     stack = take != nullptr ? take() : 0;  // may wait for the GIL, so not during a Stay

@@ -61,8 +61,8 @@ struct Frame {
   uint32_t name_id;         // the interned name, or 0 if it is not interned yet
   ScopeKind kind;
   uint8_t flags;
-  bool allocated;  // a block was made inside, so the Python line is wanted
-  NodeKind node;   // of a node
+  bool wants_line;  // a block was made inside, or a node: a view's backward makes blocks, too
+  NodeKind node;    // of a node
 };
 
 // The autograd node that a thread evaluates.
@@ -78,7 +78,8 @@ struct NodeSource {
   Node (*describe)();        // describes that node
 };
 
-// A thread's number and, of torch's own threads alone, the name that torch gave it.
+// The operating system's number of a thread and, of torch's own threads alone, the name that torch
+// gave it.
 struct ThreadName {
   uint64_t native_id;
   std::string text;
@@ -86,9 +87,7 @@ struct ThreadName {
 
 class ThreadState {
  public:
-  ThreadState(uint16_t number, ThreadName name) : number_(number), name_(std::move(name)) {
-    frames_.reserve(128);
-  }
+  explicit ThreadState(ThreadName name) : name_(std::move(name)) {}
 
   bool inside_node() const { return inside(ScopeKind::kNode); }
 
@@ -126,14 +125,14 @@ class ThreadState {
     });
   }
 
-  // Marks the operators in which a block is made, up to one that has the mark already. Not every
-  // operator has a row, and the outermost one needs to know.
-  void mark_allocated() {
+  // Marks the open operators, up to one that has the mark already: a block or a node was made. Not
+  // every operator has a row, and the outermost one needs to know.
+  void want_line() {
     for (auto frame = frames_.rbegin(); frame != frames_.rend(); ++frame) {
-      if (frame->kind != ScopeKind::kOp || frame->allocated) {
+      if (frame->kind != ScopeKind::kOp || frame->wants_line) {
         break;
       }
-      frame->allocated = true;
+      frame->wants_line = true;
     }
   }
 
@@ -147,9 +146,10 @@ class ThreadState {
   std::atomic<bool> busy_{false};  // inside the recorder: see Recorder::quiesce
   uint32_t calls_ = 0;             // counted because some of them are timed: see OwnTime
   NodeKind node_ = NodeKind::kNone;
-  bool retired_ = false;  // its thread has ended
-  uint16_t number_;
-  uint32_t generation_ = 0;  // of the recording that the caches belong to
+  uint16_t number_ = 0;            // in the recording
+  uint32_t generation_ = 0;        // of the recording that the thread takes part in
+  uint32_t names_generation_ = 0;  // of the recording that the cached names belong to
+  bool has_ended_ = false;         // the thread, though other threads still read its nodes
   ThreadName name_;
   MadeNodes made_;
   std::vector<Frame> frames_;

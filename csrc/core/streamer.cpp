@@ -4,6 +4,7 @@
 
 #include <array>
 #include <chrono>
+#include <csignal>
 
 namespace pytracer {
 
@@ -31,7 +32,21 @@ Streamer::Streamer(uint32_t session,
   writer_.set_meta(meta);
   add_clock(writer_);
   writer_.end_flush();
-  thread_ = std::thread(&Streamer::run, this);
+  start();
+}
+
+// The program's signals are for its own threads: it may block them there and wait for them. Where
+// no thread can be had, note() and finish() write.
+void Streamer::start() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::thread(&Streamer::run, this);
+  } catch (const std::exception&) {
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Streamer::~Streamer() {
@@ -65,54 +80,70 @@ void Streamer::run() {
   }
 }
 
-void Streamer::write_some() {
+// Runs on a thread where nobody catches. Without memory it tries again the next time.
+void Streamer::write_some() noexcept {
+  try {
+    drain();
+    Recorder::get().release_below(harvest_.session(), harvest_.read());
+  } catch (...) {
+    failure_ = failure_ ? failure_ : std::current_exception();
+  }
+}
+
+void Streamer::drain() {
   if (failure_) {
     // finish() will raise, so nobody reads these rows. They must not fill the memory meanwhile.
     Nowhere nowhere;
     harvest_.drain(nowhere);
-  } else {
-    try {
-      uint64_t before = harvest_.events_read();
-      bool whole = harvest_.drain(writer_, ticks_now());
-      if (harvest_.events_read() != before) {
-        add_clock(writer_);
-      }
-      if (whole) {  // else a row is missing that others may refer to: wait for the next time
-        writer_.end_flush();
-      }
-    } catch (const std::exception& error) {  // FileError, or no memory
-      auto* of_file = dynamic_cast<const FileError*>(&error);
-      failure_ = of_file ? *of_file
-                         : FileError(FileError::Kind::kIo,
-                                     writer_.path(),
-                                     std::string("writing ended early: ") + error.what(),
-                                     "what came before is in the file");
-    }
+    return;
   }
-  Recorder::get().release_below(harvest_.session(), harvest_.read());
+  uint64_t before = harvest_.events_read();
+  bool whole = harvest_.drain(writer_, ticks_now());
+  if (harvest_.events_read() != before) {
+    add_clock(writer_);
+  }
+  if (whole) {  // else a row is missing that others may refer to: wait for the next time
+    writer_.end_flush();
+  }
 }
 
 void Streamer::note(const std::string& meta) {
   std::lock_guard lock(mutex_);
+  if (!thread_.joinable()) {
+    write_some();
+  }
   if (failure_) {
     return;
   }
   try {
     writer_.set_meta(meta);  // the next flush ends behind it
-  } catch (const FileError& error) {
-    failure_ = error;
+  } catch (...) {
+    failure_ = std::current_exception();
   }
 }
 
 void Streamer::finish(const std::string& meta) {
   stop();
   if (failure_) {
-    throw *failure_;
+    throw_failure();
   }
   is_finished_ = true;
   write_rest();
   writer_.set_meta(meta);
   writer_.finish();
+}
+
+void Streamer::throw_failure() {
+  try {
+    std::rethrow_exception(failure_);
+  } catch (const FileError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw FileError(FileError::Kind::kIo,
+                    writer_.path(),
+                    std::string("writing ended early: ") + error.what(),
+                    "what came before is in the file");
+  }
 }
 
 void Streamer::write_rest() {

@@ -6,6 +6,7 @@
 
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -34,8 +35,11 @@ class Streamer {
   void finish(const std::string& meta);
 
  private:
+  void start();
   void run();
-  void write_some();
+  void write_some() noexcept;
+  void drain();
+  [[noreturn]] void throw_failure();
   void write_rest();
   void stop();
 
@@ -44,7 +48,7 @@ class Streamer {
   std::mutex mutex_;  // the writer and the harvest
   std::condition_variable wake_;
   bool stopping_ = false;
-  std::optional<FileError> failure_;  // the first write that failed
+  std::exception_ptr failure_;  // of the first write that failed, or for which there was no memory
   bool is_finished_ = false;
   std::thread thread_;
 };

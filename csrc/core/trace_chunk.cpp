@@ -3,6 +3,18 @@
 #include <algorithm>
 
 namespace pytracer {
+namespace {
+
+// What a string costs beside its text, and what each byte of a JSON document can become in Python:
+// `[],` is a list.
+constexpr uint64_t kStringBytes = 100;
+constexpr uint64_t kMetaBytes = 32;
+
+uint64_t mebibytes(uint64_t bytes) {
+  return (bytes >> 20) + ((bytes & ((1 << 20) - 1)) != 0 ? 1 : 0);
+}
+
+}  // namespace
 
 FileVersion version_of(Source& source) {
   using Kind = FileError::Kind;
@@ -70,6 +82,16 @@ std::optional<ChunkHeader> header_of(std::span<const uint8_t> bytes) {
   return header;
 }
 
+FileError too_large(const std::string& path, uint64_t needed, uint64_t limit) {
+  uint64_t gibibytes = (mebibytes(needed) >> 10) + 1;
+  return {FileError::Kind::kTooLarge,
+          path,
+          "its rows take " + std::to_string(mebibytes(needed)) +
+              " MiB of memory, and those of a file " + "of this size may take " +
+              std::to_string(mebibytes(limit)) + " MiB",
+          "if you trust the file, set PYTRACER_READ_LIMIT=" + std::to_string(gibibytes) + "GiB"};
+}
+
 bool ChunkColumns::parse(const ChunkHeader& header, std::span<const uint8_t> payload) {
   columns_.clear();
   for (unsigned i = 0; i < header.columns; ++i) {
@@ -98,6 +120,21 @@ const EncodedBytes* ChunkColumns::find(uint8_t id) const {
   auto found = std::find_if(
       columns_.begin(), columns_.end(), [id](const EncodedBytes& each) { return each.id == id; });
   return found == columns_.end() ? nullptr : &*found;
+}
+
+uint64_t ChunkColumns::memory(const ChunkHeader& header) const {
+  uint64_t bytes = 0;
+  for (const EncodedBytes& each : columns_) {
+    bytes += std::min<uint64_t>(each.raw_size, each.encoded.size() * kLz4MaxRatio);
+  }
+  switch (header.table) {
+    case Table::kMeta:
+      return kMetaBytes * bytes;
+    case Table::kStrings:
+      return 2 * bytes + kStringBytes * header.rows;  // Python has them once more
+    default:
+      return bytes;
+  }
 }
 
 bool ChunkColumns::decode_text(uint8_t id, std::string& text) {

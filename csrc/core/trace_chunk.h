@@ -46,6 +46,9 @@ struct EncodedBytes {
   std::span<const uint8_t> encoded;
 };
 
+// The rows need `needed` bytes of memory, which is more than `limit`.
+FileError too_large(const std::string& path, uint64_t needed, uint64_t limit);
+
 // The columns of the current chunk. They point into the payload, which must outlive them.
 class ChunkColumns {
  public:
@@ -55,6 +58,9 @@ class ChunkColumns {
   const EncodedBytes* find(uint8_t id) const;
 
   const std::vector<EncodedBytes>& all() const { return columns_; }
+
+  // The memory that the chunk's rows take when they are decoded.
+  uint64_t memory(const ChunkHeader& header) const;
 
   // Appends a decoded column. Checks sizes against the file's before it takes memory.
   template <typename Item>

@@ -5,6 +5,7 @@
 #include "event.h"
 #include "trace_tables.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstddef>
@@ -36,11 +37,12 @@ class FileError : public std::runtime_error {
     kDirectory,
     kNotAFile,  // a pipe, a device
     kUnreadable,
-    kEmpty,    // not even a whole file header
-    kForeign,  // not a .pytrace
-    kDamaged,  // the file header itself
-    kNewer,    // a newer major version
-    kExists,   // and overwriting was not asked for
+    kEmpty,     // not even a whole file header
+    kForeign,   // not a .pytrace
+    kDamaged,   // the file header itself
+    kNewer,     // a newer major version
+    kTooLarge,  // its rows need more memory than a file of its size may take
+    kExists,    // and overwriting was not asked for
     kUnwritable,
     kDiskFull,
     kIo,
@@ -154,14 +156,30 @@ struct ReadReport {
   std::vector<std::string> notes;  // one sentence each, for people
 };
 
-// Throws FileError if there is nothing to read; the report has damage and truncation. Lost rows in
-// the middle become blank rows, so that all others keep their numbers. A blank event is a kLabel of
-// label 0 at address 0. A lost clock reading leaves no row. Rows behind the last whole flush are
-// cut.
-Recording read_recording(const std::string& path, ReadReport& report);
+// How much memory the rows of one file may take: see docs/trace-format.md, "Limits". LZ4 decodes a
+// byte to up to 255, so without a limit a small file could fill any memory. Recordings need up to
+// 14 times their size.
+struct MemoryLimit {
+  static constexpr uint64_t kLeast = uint64_t{512} << 20;
+  static constexpr uint64_t kRatio = 32;
+  static constexpr uint64_t kNone = UINT64_MAX;
+
+  uint64_t bytes = 0;  // 0: the default, which grows with the file
+
+  uint64_t of(uint64_t file_size) const {
+    return bytes > 0 ? bytes : std::max(kLeast, kRatio * std::min(file_size, kNone / kRatio));
+  }
+};
+
+// Throws FileError if there is nothing to read, or more than the limit allows; the report has
+// damage and truncation. Lost rows in the middle become blank rows, so that all others keep their
+// numbers. A blank event is a kLabel of label 0 at address 0. A lost clock reading leaves no row.
+// Rows behind the last whole flush are cut.
+Recording read_recording(const std::string& path, ReadReport& report, MemoryLimit limit = {});
 // The same from memory. Messages have `name` in the path's place.
 Recording read_recording(std::span<const uint8_t> bytes,
                          ReadReport& report,
-                         const std::string& name = "<memory>");
+                         const std::string& name = "<memory>",
+                         MemoryLimit limit = {});
 
 }  // namespace pytracer

@@ -50,10 +50,11 @@ void blank(Recording::ScopeEnds& scopes, size_t from) {
 template <typename Group>
 void blank(Group&, size_t) {}  // zeros mean "none" already
 
-// A whole chunk and its place.
+// A whole chunk, its place, and the memory that its rows take.
 struct Chunk {
   ChunkHeader header;
   uint64_t at;
+  uint64_t memory = 0;
 
   uint64_t end() const { return at + kChunkHeader + header.payload_size; }
 };
@@ -83,12 +84,13 @@ int nesting(std::string_view json) {
 // file is trustworthy; the second time it reads them.
 class Reader {
  public:
-  Reader(Source& source, ReadReport& report)
+  Reader(Source& source, ReadReport& report, MemoryLimit limit)
       : source_(source),
         report_(report),
         notes_(report.notes),
         name_(source.name()),
-        size_of_data_(source.size_of_data()) {}
+        size_of_data_(source.size_of_data()),
+        most_memory_(limit.of(size_of_data_)) {}
 
   Recording read();
 
@@ -103,6 +105,8 @@ class Reader {
   void cut_to_last_flush();
   void reserve_events();
   void take(const Chunk& chunk);
+  bool parse(const Chunk& chunk);
+  void take_memory(uint64_t bytes);
   bool take_rows(const ChunkHeader& header);
   template <typename Group>
   bool take_group(const ChunkHeader& header, Group& group, bool numbered = true);
@@ -134,6 +138,8 @@ class Reader {
   uint64_t blank_budget_ = 0;
   uint64_t checked_ = 0;
   uint64_t size_of_data_;
+  uint64_t most_memory_;
+  uint64_t memory_ = 0;                       // of all rows, with the blank ones so far
   std::array<uint64_t, kTables> expected_{};  // rows that the headers claim
   std::array<ReadReport::Lost, kTables> lost_{};
   ChunkColumns columns_;  // of the current chunk
@@ -150,6 +156,11 @@ Recording Reader::read() {
   read_file_header();
   find_chunks();
   cut_to_last_flush();
+  uint64_t memory = 0;
+  for (const Chunk& chunk : chunks_) {
+    memory += chunk.memory;
+  }
+  take_memory(memory);
   reserve_events();
   for (const Chunk& chunk : chunks_) {
     take(chunk);
@@ -206,6 +217,8 @@ std::optional<Chunk> Reader::chunk_at(uint64_t at) {
     return std::nullopt;
   }
   if (is_sound(chunk)) {
+    bool known = table > 0 && table < kTables && header->flags == 0;
+    chunk.memory = known && parse(chunk) ? columns_.memory(*header) : 0;
     return chunk;
   }
   if (counted) {
@@ -307,7 +320,21 @@ void Reader::reserve_events() {
       rows += std::min<size_t>(chunk.header.rows, most / row_bytes<Recording::Events>());
     }
   }
+  rows = std::min<size_t>(rows, memory_ / row_bytes<Recording::Events>());
   change_columns(out_.events, [rows](auto& column) { column.reserve(rows); });
+}
+
+bool Reader::parse(const Chunk& chunk) {
+  const ChunkHeader& header = chunk.header;
+  return columns_.parse(header, source_.read(chunk.at + kChunkHeader, header.payload_size));
+}
+
+// Throws if the rows take more than the file may take.
+void Reader::take_memory(uint64_t bytes) {
+  memory_ += bytes;
+  if (memory_ > most_memory_) {
+    throw too_large(name_, memory_, most_memory_);
+  }
 }
 
 void Reader::take(const Chunk& chunk) {
@@ -318,8 +345,7 @@ void Reader::take(const Chunk& chunk) {
     notes_.add("chunks of table " + std::to_string(table) + ", flags " +
                std::to_string(header.flags) +
                ", were skipped: a newer pytracer wrote them and can read them");
-  } else if (!columns_.parse(header, source_.read(chunk.at + kChunkHeader, header.payload_size)) ||
-             !take_rows(header)) {
+  } else if (!parse(chunk) || !take_rows(header)) {
     ++lost_[table].chunks;
     corrupt("a chunk of " + std::string(table_name(header.table)) + " contradicts itself");
   }
@@ -376,6 +402,7 @@ bool Reader::fits(const ChunkHeader& header, size_t rows_here, size_t bytes_per_
   }
   if (gap > 0) {
     blank_budget_ -= gap * bytes_per_row;
+    take_memory(gap * bytes_per_row);
     lost_[index_of(header.table)].rows += gap;
     corrupt(std::to_string(gap) + " rows of " + std::string(table_name(header.table)) +
             " are missing from row " + std::to_string(rows_here) + " on");
@@ -546,9 +573,9 @@ void Reader::check_totals() {
   }
 }
 
-Recording read_from(Source& source, ReadReport& report) {
+Recording read_from(Source& source, ReadReport& report, MemoryLimit limit) {
   try {
-    return Reader(source, report).read();
+    return Reader(source, report, limit).read();
   } catch (const std::bad_alloc&) {
     throw no_memory_for(source.name());
   }
@@ -562,14 +589,15 @@ std::string_view table_name(Table table) {
 
 Recording read_recording(std::span<const uint8_t> bytes,
                          ReadReport& report,
-                         const std::string& name) {
+                         const std::string& name,
+                         MemoryLimit limit) {
   Source source(bytes, name);
-  return read_from(source, report);
+  return read_from(source, report, limit);
 }
 
-Recording read_recording(const std::string& path, ReadReport& report) {
+Recording read_recording(const std::string& path, ReadReport& report, MemoryLimit limit) {
   Source source(path);
-  return read_from(source, report);
+  return read_from(source, report, limit);
 }
 
 }  // namespace pytracer

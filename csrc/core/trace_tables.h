@@ -261,6 +261,17 @@ void append_rows(Columns& table, std::span<const Row> rows) {
       table);
 }
 
+// Appends all rows of one table to another.
+template <class Table>
+void append_table(Table& to, const Table& from) {
+  Table::each_column(
+      [](const auto&, auto& into, const auto& rows) {
+        into.insert(into.end(), rows.begin(), rows.end());
+      },
+      to,
+      from);
+}
+
 // Some rows of a table.
 template <class View, class Table>
 View view_of(const Table& table, size_t from, size_t to) {

@@ -9,7 +9,7 @@ constexpr uint64_t kPatience = uint64_t{1} << 20;
 
 }  // namespace
 
-TraceTail::TraceTail(const std::string& path) : source_(path) {
+TraceTail::TraceTail(const std::string& path, MemoryLimit limit) : source_(path), limit_(limit) {
   begin();
 }
 
@@ -62,7 +62,12 @@ bool TraceTail::take_chunk(const TakeFlush& take) {
   if (payload.size() != header->payload_size || crc32(payload) != header->payload_crc) {
     return wait_or_give_up();
   }
-  if (!columns_.parse(*header, payload) || !decode(*header)) {
+  bool good = columns_.parse(*header, payload);
+  if (good) {
+    take_memory(columns_.memory(*header));
+    good = decode(*header);
+  }
+  if (!good) {
     state_ = State::kDamaged;
     return false;
   }
@@ -79,6 +84,14 @@ bool TraceTail::take_chunk(const TakeFlush& take) {
     state_ = State::kComplete;
   }
   return true;
+}
+
+void TraceTail::take_memory(uint64_t bytes) {
+  memory_ += bytes;
+  uint64_t most = limit_.of(0);
+  if (memory_ > most && memory_ > (most = limit_.of(source_.size_of_data()))) {
+    throw too_large(source_.name(), memory_, most);
+  }
 }
 
 // The bytes are no chunk: not all of it is written yet, or it is damaged.

@@ -30,9 +30,10 @@ class TraceTail {
   };
 
   // Throws FileError if it is no trace; an empty file is a trace that has not begun.
-  explicit TraceTail(const std::string& path);
+  explicit TraceTail(const std::string& path, MemoryLimit limit = {});
 
-  // Reads up to about that many bytes. True if there is more to read now.
+  // Reads up to about that many bytes. True if there is more to read now. Throws FileError if the
+  // rows so far have taken more memory than the file may take, like a reader of the whole file.
   bool advance(size_t most_bytes, const TakeFlush& take);
 
   State state() const { return state_; }
@@ -43,13 +44,16 @@ class TraceTail {
   bool begin();
   bool take_chunk(const TakeFlush& take);
   bool wait_or_give_up();
+  void take_memory(uint64_t bytes);
   bool decode(const ChunkHeader& header);
   template <typename Group>
   bool decode_next(const ChunkHeader& header, Group& group);
   bool decode_losses(const ChunkHeader& header);
 
   Source source_;
-  uint64_t at_ = 0;  // the beginning of the next chunk
+  MemoryLimit limit_;
+  uint64_t memory_ = 0;  // of all rows so far
+  uint64_t at_ = 0;      // the beginning of the next chunk
   State state_ = State::kGrowing;
   uint64_t unsound_since_ = 0;  // the file's size when a whole chunk did not read well
   uint16_t minor_ = 0;

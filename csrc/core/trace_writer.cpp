@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 
@@ -147,9 +148,29 @@ FileError::FileError(Kind kind,
       kind_(kind),
       path_(std::move(path)) {}
 
+namespace {
+
+// Opens a file that is there and has no bytes: its maker has reserved the name. Else returns -1.
+int open_empty(const std::string& path) {
+  int file = ::open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe has no reader
+  struct stat status{};
+  if (file >= 0 &&
+      (::fstat(file, &status) != 0 || !S_ISREG(status.st_mode) || status.st_size > 0)) {
+    ::close(file);
+    file = -1;
+  }
+  errno = EEXIST;
+  return file;
+}
+
+}  // namespace
+
 TraceWriter::TraceWriter(const std::string& path, bool overwrite) : path_(path) {
   int how = overwrite ? O_TRUNC : O_EXCL;
   fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | how, 0666);
+  if (fd_ < 0 && errno == EEXIST) {
+    fd_ = open_empty(path);
+  }
   if (fd_ < 0) {
     throw write_error(path_, errno);
   }

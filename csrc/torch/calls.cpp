@@ -1,7 +1,7 @@
 #include "calls.h"
 
-#include "../core/iterations.h"
 #include "../core/recorder.h"
+#include "../core/steps.h"
 #include "devices.h"
 #include "exchange.h"
 #include "frame_locals.h"

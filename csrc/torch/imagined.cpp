@@ -11,6 +11,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -133,6 +134,7 @@ struct Held {
   uint64_t bytes;
   uint64_t stream;
   std::shared_ptr<MostBlock> at_most;
+  std::optional<c10::Storage> real = std::nullopt;  // memory that C++ of torch's may read
 };
 
 void end(void* context) {
@@ -163,6 +165,16 @@ std::unique_ptr<Held> begin(Memory& memory, uint64_t bytes) {
       new Held{std::move(shared), number, address, bytes, memory.stream, std::move(at_most)});
 }
 
+void end_ground(void* context) {
+  delete static_cast<c10::Storage*>(context);
+}
+
+// The real memory behind a grounded storage.
+const c10::Storage* ground_of(const c10::DataPtr& data) {
+  return data.get_deleter() == &end_ground ? static_cast<const c10::Storage*>(data.get_context())
+                                           : nullptr;
+}
+
 const Held* held_by(const c10::DataPtr& data) {
   return data.get_deleter() == &end ? static_cast<const Held*>(data.get_context()) : nullptr;
 }
@@ -177,11 +189,10 @@ Block block_of(const c10::DataPtr& data) {
 }
 
 void ground(const at::Tensor& fake, const c10::Storage& real) {
-  c10::DataPtr data(
-      real.mutable_data(),
-      new c10::Storage(real),
-      [](void* context) { delete static_cast<c10::Storage*>(context); },
-      private_torch::data_of(fake).device());
+  c10::DataPtr data(real.mutable_data(),
+                    new c10::Storage(real),
+                    &end_ground,
+                    private_torch::data_of(fake).device());
   // Another storage, because torch warns whoever reads the one of a fake tensor by pointer.
   fake.unsafeGetTensorImpl()->set_storage_keep_dtype(
       c10::Storage(c10::Storage::use_byte_size_t(),
@@ -210,8 +221,10 @@ bool Device::resized(const c10::Storage& storage) {
 bool Device::back(c10::StorageImpl& storage, bool also_others) {
   const c10::DataPtr& data = private_torch::data_of(storage);
   const Held* held = held_by(data);
+  const c10::Storage* ground = also_others ? ground_of(data) : nullptr;
   // A pointer that is not ours is real memory.
-  if (held == nullptr && (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
+  if (held == nullptr && ground == nullptr &&
+      (!also_others || !data.device().is_meta() || data.get() != nullptr)) {
     return false;
   }
   auto bytes = static_cast<uint64_t>(storage.sym_nbytes().maybe_as_int().value_or(0));
@@ -220,6 +233,10 @@ bool Device::back(c10::StorageImpl& storage, bool also_others) {
   }
   std::unique_ptr<Held> fresh = begin(*memory_, bytes);
   auto* address = reinterpret_cast<void*>(fresh->model_address);
+  if (ground != nullptr) {
+    fresh->real = *ground;
+    address = fresh->real->mutable_data();
+  }
   c10::DataPtr now(address, fresh.release(), &end, data.device());
   storage.set_data_ptr_noswap(std::move(now));  // its earlier block ends here
   return true;
@@ -475,6 +492,7 @@ class Hooks {
     answer<&Object::supportsBFloat16ConvolutionWithCuDNNv8>(
         &yes<&Object::supportsBFloat16ConvolutionWithCuDNNv8>);
     answer<&Object::supportsBFloat16RNNWithCuDNN>(&yes<&Object::supportsBFloat16RNNWithCuDNN>);
+    answer<&Object::showConfig>(&configuration);
   }
 
   static std::atomic<Function*>& table_of(Object* object) {
@@ -513,6 +531,11 @@ class Hooks {
 
   static bool is_pinned(Object* self, const void* data) {
     return !imagines && ask<bool>(&Object::isPinnedPtr, self, data);
+  }
+
+  // Without a device or without CUDA torch would throw.
+  static std::string configuration(Object* self) {
+    return imagines ? "  - CUDA is imagined\n" : ask<std::string>(&Object::showConfig, self);
   }
 
   static inline Function* original = nullptr;

@@ -28,7 +28,7 @@ struct Block {
 Block block_of(const c10::DataPtr& data);
 
 // Gives a fake tensor on the CPU the memory of a real storage, for C++ of torch's that reads it by
-// pointer.
+// pointer. If the CPU is imagined, `Device::back` also gives it a block.
 void ground(const at::Tensor& fake, const c10::Storage& real);
 
 // One device that is imagined, from its making until it is closed.

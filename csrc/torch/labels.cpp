@@ -260,7 +260,9 @@ size_t Watched::each(LabelOne label_one) {
       if (tensor.ptr() != before) {
         entry.stands_in = stands_for_a_moment(tensor.ptr(), entry.path.ptr());
       }
-      if (entry.stands_in) {
+      if (entry.stands_in && found.is_leaf() && found.requires_grad()) {
+        record(found, entry.label);  // nobody's module has these weights
+      } else if (entry.stands_in) {
         record(found, number_of(kUnknown, "stand_in", "", found));
       } else {
         label_one(found, entry);
@@ -295,7 +297,25 @@ bool Watched::label_gradient(const at::Tensor& tensor, Entry& entry) {
     entry.gradient_met = true;
     record_all(gradient, entry.gradient_label, entry.gradient_labelled);
   }
-  return gradient.defined();
+  bool has_main = entry.main_looks > 0 && label_main_gradient(entry);
+  entry.main_looks = has_main ? kMainLooks : entry.main_looks - (entry.main_looks > 0);
+  return gradient.defined() || has_main;
+}
+
+// Megatron-LM and Transformer Engine add gradients up in float32 there.
+bool Watched::label_main_gradient(Entry& entry) {
+  static PyObject* const name = PyUnicode_InternFromString("main_grad");
+  auto held = py::reinterpret_steal<py::object>(look::attributes(entry.tensor));
+  PyObject* main = held ? PyDict_GetItemWithError(held.ptr(), name) : nullptr;
+  PyErr_Clear();
+  if (main == nullptr || !look::is_tensor(main)) {
+    return false;
+  }
+  const at::Tensor& gradient = THPVariable_Unpack(main);
+  adopt_cpu(gradient, /*also_known=*/!entry.gradient_met);
+  entry.gradient_met = true;
+  record_all(gradient, entry.gradient_label, entry.main_labelled);
+  return true;
 }
 
 size_t Watched::label_gradients() {
@@ -327,7 +347,7 @@ size_t Watched::label_gradients_of(const std::vector<PyObject*>& tensors) {
     Entry* entry = entry_of(tensor, next);
     if (entry != nullptr && find(*entry, last).ptr() == tensor) {
       if (labelled == 0) {
-        entry->gradient_labelled = {};  // a step has an event of its own
+        entry->gradient_labelled = entry->main_labelled = {};  // a step has an event of its own
       }
       labelled += label_gradient(THPVariable_Unpack(tensor), *entry) ? 1 : 0;
     }
@@ -455,6 +475,10 @@ void add_identities(PyObject* nested, int depth, uint64_t& seen) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(nested); ++i) {
       add_identities(PySequence_Fast_GET_ITEM(nested, i), depth - 1, seen);
     }
+  } else if (look::is_record(nested)) {
+    look::each_field(nested, [&](PyObject* /*name*/, PyObject* value) {
+      add_identities(value, depth - 1, seen);
+    });
   }
 }
 

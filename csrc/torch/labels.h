@@ -76,6 +76,8 @@ class Watched {
   size_t label_gradients_of(const std::vector<PyObject*>& tensors);
 
  private:
+  static constexpr uint8_t kMainLooks = 4;
+
   struct Entry {
     pybind11::object holder;  // a weak reference
     pybind11::object path;
@@ -84,8 +86,10 @@ class Watched {
     uint32_t gradient_label;
     Recorder::Labelled labelled{};
     Recorder::Labelled gradient_labelled{};
+    Recorder::Labelled main_labelled{};
     bool gradient_met = false;
-    bool stands_in = false;  // no parameter, but in the place of one
+    uint8_t main_looks = kMainLooks;  // so often it is still looked for in `main_grad`
+    bool stands_in = false;           // no parameter, but in the place of one
   };
 
   // A container of several tensors: a module's dictionary. Their entries come one after another, so
@@ -101,6 +105,7 @@ class Watched {
 
   static pybind11::object find(const Entry& entry, Shelf& last);
   static bool label_gradient(const at::Tensor& tensor, Entry& entry);
+  static bool label_main_gradient(Entry& entry);
   // Null if there is none. An optimizer mostly has its parameters in the order of the entries: the
   // first places looked at are `next` and those behind it.
   Entry* entry_of(PyObject* tensor, size_t& next);
@@ -116,9 +121,9 @@ void record_saved(const at::Tensor& tensor);
 // block's.
 void record_shape(const at::Tensor& tensor);
 
-// One number for the tensors in nested dictionaries, lists and tuples, and for their memory. It
-// changes if some are replaced. At the depth, a container counts by its own identity. Runs no
-// Python.
+// One number for the tensors in nested dictionaries, lists, tuples and records, and for their
+// memory. It changes if some are replaced. At the depth, a container counts by its own identity.
+// Runs no Python.
 uint64_t identity_of(PyObject* nested, int depth);
 
 // The tensors with a storage that this one consists of: itself, or a sparse one's parts. Reads

@@ -131,8 +131,13 @@ void each_value(PyObject* attributes, PyObject* key, Visit visit) {
   }
 }
 
-// False for objects that compute or learn, and for classes, Python's modules and functions.
-bool may_be_batch(PyObject* object) {
+}  // namespace
+
+bool is_record(PyObject* object) {
+  if (object == Py_None || PyLong_Check(object) || PyFloat_Check(object) ||
+      PyUnicode_Check(object)) {
+    return false;
+  }
   auto of_torch = [](const char* module, const char* name) {
     return py::object(py::module_::import(module).attr(name)).release().ptr();
   };
@@ -152,7 +157,9 @@ bool may_be_batch(PyObject* object) {
   return true;
 }
 
-}  // namespace
+void each_field(PyObject* object, c10::function_ref<void(PyObject*, PyObject*)> visit) {
+  each_attribute(object, visit);
+}
 
 bool is_parameter(PyObject* tensor) {
   if (!THPVariable_Unpack(tensor).is_leaf()) {
@@ -260,8 +267,32 @@ void each_tensor(
       for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(object); ++i) {
         later(PySequence_Fast_GET_ITEM(object, i));
       }
-    } else if (also_in_objects && may_be_batch(object)) {
-      each_attribute(object, [&](PyObject* /*name*/, PyObject* inner) { later(inner); });
+    } else if (also_in_objects && is_record(object)) {
+      each_field(object, [&](PyObject* /*name*/, PyObject* inner) { later(inner); });
+    }
+  }
+}
+
+void each_owned_alone(PyObject* value, Py_ssize_t references, int depth, Found found) {
+  if (Py_REFCNT(value) > references) {
+    return;
+  }
+  if (is_tensor(value)) {
+    const at::Tensor& tensor = THPVariable_Unpack(value);
+    bool is_alone = tensor.defined() && tensor.use_count() == 1 && tensor.has_storage() &&
+                    c10::raw::intrusive_ptr::use_count(private_torch::storage_of(tensor)) == 1;
+    if (is_alone) {
+      found(value);
+    }
+  } else if (depth > 0 && PyDict_CheckExact(value)) {
+    PyObject* key = nullptr;
+    PyObject* inner = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(value, &at, &key, &inner);) {
+      each_owned_alone(inner, 1, depth - 1, found);
+    }
+  } else if (depth > 0 && (PyList_CheckExact(value) || PyTuple_CheckExact(value))) {
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(value); ++i) {
+      each_owned_alone(PySequence_Fast_GET_ITEM(value, i), 1, depth - 1, found);
     }
   }
 }

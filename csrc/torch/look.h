@@ -59,11 +59,21 @@ bool is_of_torch(PyTypeObject* type);
 // that are kept there are no part of it.
 void each_part(PyObject* tensor, Found found);
 
-// Tensors in nested dictionaries, lists and tuples and, if asked for, in objects that are batches,
-// but not in objects that compute or learn. For a subclass its parts are found.
+// Whether its attributes are data. False for objects that compute or learn, for classes, Python's
+// modules and functions, and for numbers and text.
+bool is_record(PyObject* object);
+// visit(name, value) for each attribute, also in slots.
+void each_field(PyObject* object, c10::function_ref<void(PyObject*, PyObject*)> visit);
+
+// Tensors in nested dictionaries, lists and tuples and, if asked for, in records. For a subclass
+// its parts are found.
 void each_tensor(PyObject* value, int depth, bool also_in_objects, Found found);
 void each_tensor(
     PyObject* const* values, Py_ssize_t count, int depth, bool also_in_objects, Found found);
+
+// Tensors whose memory is freed if the value loses `references` references: the value itself, or
+// those in lists, tuples and dictionaries inside it. Nothing else may refer to any of these.
+void each_owned_alone(PyObject* value, Py_ssize_t references, int depth, Found found);
 
 // Shape and dtype as people write them; empty if there is none.
 std::string shape_of(const at::Tensor& tensor);

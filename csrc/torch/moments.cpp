@@ -4,6 +4,7 @@
 #include "look.h"
 #include "private_torch.h"
 #include "quietly.h"
+#include "saved_tensors.h"
 #include "session.h"
 
 #include <torch/csrc/autograd/python_variable.h>
@@ -35,6 +36,11 @@ bool is_power_of_four(uint64_t number) {
 // Due in these calls of an outermost module: 2, 3, 5, 17, 65, ... There may be many modules.
 bool is_look_due(uint64_t call) {
   return call == 3 || (call > 1 && is_power_of_four(call - 1));
+}
+
+// Due in these passes: the first 8, 16, 64, 256, ... Frames are looked through each time.
+bool are_variables_due(uint64_t pass) {
+  return pass <= 8 || is_power_of_four(pass);
 }
 
 // Models' names for the keys and values of earlier words: past_key_values, cache, kv_cache, ...
@@ -208,16 +214,22 @@ bool Moments::after_root() {
   return true;
 }
 
-// The graph need not be read if hooks see each save as it happens.
+// The graph need not be read if hooks see each save as it happens, as those of one thread do.
 bool Moments::before_backward(PyObject* outputs, uint64_t structure, bool must) {
   sessions::AllListening listening = sessions::listening();
   bool by_hooks = std::any_of(
       listening->begin(), listening->end(), [](const auto& one) { return one->by_hooks; });
   bool go_on = true;
-  if (by_hooks) {
+  if (by_hooks && !saved_tensors::is_home()) {
+    go_on = tell(all_listeners().read_graph, outputs);
+  } else if (by_hooks) {
     go_on = tell(all_listeners().read_graph_of_func, outputs);
   } else if (walks_.is_due(structure, must)) {
     go_on = tell(all_listeners().read_graph, outputs);
+  }
+  // After the graph: what it keeps, no variable keeps alone.
+  if (go_on && are_variables_due(++passes_)) {
+    go_on = tell(all_listeners().note_variables);
   }
   for (const auto& session : *listening) {  // not before the graph has been read
     if (go_on) {
@@ -243,6 +255,7 @@ bool Moments::after_backward() {
 bool Moments::before_step(PyObject* optimizer) {
   if (optimizer != Py_None) {
     std::shared_ptr<Optimizer> one = entry_of(optimizer);
+    one->steps = true;
     std::vector<Py_ssize_t> groups = group_sizes(optimizer);
     if (one->groups != groups) {
       bool is_new = one->groups == kNotMet;
@@ -335,9 +348,18 @@ bool Moments::label_replaced_state(Optimizer& optimizer) {
   return std::exchange(optimizer.holders, now) == now || label_changed_state(optimizer);
 }
 
-// In a closure: state may come and go within one step, as LBFGS's history does.
+void Moments::add_optimizer(PyObject* optimizer) {
+  entry_of(optimizer);
+}
+
+// In a closure: state may come and go within one step, as LBFGS's history does. Optimizers around
+// others may never step.
 bool Moments::label_inside_a_step() {
   auto stepping = stepping_;  // another thread may get a turn
+  std::copy_if(
+      optimizers_.begin(), optimizers_.end(), std::back_inserter(stepping), [](const auto& one) {
+        return !one->steps;
+      });
   return std::all_of(stepping.begin(), stepping.end(), [this](const auto& one) {
     return label_changed_state(*one);
   });
@@ -432,6 +454,7 @@ void set_listeners(const py::object& hooks) {
                      hooks.attr("tensors_of_caches"),
                      hooks.attr("read_graph"),
                      hooks.attr("read_graph_of_func"),
+                     hooks.attr("note_variables"),
                      hooks.attr("label_engines"),
                      hooks.attr("meet_optimizer"),
                      hooks.attr("label_state"),

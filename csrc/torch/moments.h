@@ -29,6 +29,7 @@ struct Listeners {
   pybind11::object tensors_of_caches;   // (caches) -> list of the tensors in them
   pybind11::object read_graph;          // (outputs): notes the tensors that the graph has saved
   pybind11::object read_graph_of_func;  // (outputs): the same, if torch.func made it
+  pybind11::object note_variables;      // (): a backward pass begins beside the variables
   pybind11::object label_engines;       // (): engines of libraries that hide their parameters
   pybind11::object meet_optimizer;      // (optimizer): it is new, or its groups have grown
   pybind11::object label_state;         // (optimizer): its state has changed
@@ -63,6 +64,8 @@ class Moments {
 
   // A DistributedDataParallel, held by a weak reference.
   void add_reducer(PyObject* module);
+  // An optimizer whose state changes without a step of its own: SAM's changes in first_step().
+  void add_optimizer(PyObject* optimizer);
   // Whether some are there, and none has a hook of the program's that sends its buckets.
   bool reducers_run_no_python();
 
@@ -78,8 +81,9 @@ class Moments {
   struct Optimizer {
     pybind11::object reference;
     std::vector<Py_ssize_t> groups;  // sizes, which only grow
-    uint64_t state = 0;              // the identity of its tensors, see labels::identity_of
-    uint64_t holders = 0;            // that of the containers that have each parameter's
+    bool steps = false;
+    uint64_t state = 0;    // the identity of its tensors, see labels::identity_of
+    uint64_t holders = 0;  // that of the containers that have each parameter's
   };
 
   struct CachePositions {
@@ -99,6 +103,7 @@ class Moments {
                    pybind11::list& caches);
 
   GraphWalks walks_;
+  uint64_t passes_ = 0;
   std::vector<pybind11::object> reducers_;
   std::unordered_map<PyObject*, uint64_t> entries_;  // of outermost modules, by identity
   std::unordered_map<PyObject*, CachePositions> cache_positions_;  // by classes

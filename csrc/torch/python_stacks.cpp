@@ -4,8 +4,11 @@
 
 #include <Python.h>
 
-#include <array>
+#include <bit>
+#include <exception>
+#include <frameobject.h>
 #include <unordered_map>
+#include <vector>
 
 namespace pytracer::python_stacks {
 
@@ -13,23 +16,59 @@ namespace {
 
 // Deep enough for any training script; recursion beyond it loses its outermost frames.
 constexpr size_t kMaxDepth = 192;
+constexpr size_t kMostKnown = size_t{1} << 16;  // code points, and stacks
 
+// All that the names and the line of an instruction depend on. A code object itself is not held:
+// it would keep alive what hangs on it, such as the graphs of torch.compile. Strings and bytes hold
+// nothing and never change.
 struct CodePoint {
-  PyCodeObject* code;
+  PyObject* file;
+  PyObject* name;
+  PyObject* lines;
+  int first_line;
   int instruction;
 
   bool operator==(const CodePoint&) const = default;
 };
 
+PyObject* qualified_name(const PyCodeObject* code) {
+#if PY_VERSION_HEX >= 0x030b0000
+  return code->co_qualname;
+#else
+  return code->co_name;
+#endif
+}
+
+int last_instruction(PyFrameObject* frame) {
+#if PY_VERSION_HEX >= 0x030b0000
+  return PyFrame_GetLasti(frame);
+#else
+  return frame->f_lasti < 0 ? -1 : frame->f_lasti * 2;
+#endif
+}
+
+CodePoint point_of(const PyCodeObject* code, int instruction) {
+  return {code->co_filename,
+          qualified_name(code),
+          code->co_linetable,
+          code->co_firstlineno,
+          instruction};
+}
+
+// Cheap, because it runs for each frame.
 struct CodePointHash {
   size_t operator()(const CodePoint& point) const {
-    return hash_mix(reinterpret_cast<uintptr_t>(point.code),
-                    static_cast<uint64_t>(point.instruction));
+    auto position =
+        static_cast<uint64_t>(point.first_line) << 32 | static_cast<uint32_t>(point.instruction);
+    return reinterpret_cast<uintptr_t>(point.lines) +
+           reinterpret_cast<uintptr_t>(point.file) * 0x9e3779b97f4a7c15ULL +
+           reinterpret_cast<uintptr_t>(point.name) * 0xd6e8feb86659fd93ULL +
+           position * 0xff51afd7ed558ccdULL;
   }
 };
 
-// The GIL guards it, and it is valid in one recording. Code objects are kept alive, so that no
-// other object gets their addresses.
+// The GIL guards it, and it is valid in one recording. The parts of its code points are held, so
+// that no other object gets their addresses.
 struct Known {
   uint32_t generation = 0;
   std::unordered_map<CodePoint, StackFrame, CodePointHash> frames;
@@ -51,76 +90,134 @@ uint32_t intern_unicode(PyObject* text) {
   return Recorder::get().strings.intern({utf8, static_cast<size_t>(length)});
 }
 
-PyObject* qualified_name(PyCodeObject* code) {
-#if PY_VERSION_HEX >= 0x030b0000
-  return code->co_qualname;
-#else
-  return code->co_name;
-#endif
+StackFrame frame_at(PyCodeObject* code, const CodePoint& point) {
+  int line = PyCode_Addr2Line(code, point.instruction);
+  return {0,
+          intern_unicode(point.file),
+          intern_unicode(point.name),
+          static_cast<uint32_t>(line > 0 ? line : 0)};
 }
 
+// An object of a subclass may hold anything.
+bool may_be_held(const CodePoint& point) {
+  return PyUnicode_CheckExact(point.file) && PyUnicode_CheckExact(point.name) &&
+         PyBytes_CheckExact(point.lines);
+}
+
+struct Call {
+  PyCodeObject* code;  // kept by its frame, which is still running
+  int instruction;
+};
+
 // Line tables are searched from their start, so each code point is looked up once.
-const StackFrame& resolve(const CodePoint& point) {
-  auto [it, is_new] = known().frames.try_emplace(point);
-  if (is_new) {
-    Py_INCREF(point.code);
-    int line = PyCode_Addr2Line(point.code, point.instruction);
-    it->second = {0,
-                  intern_unicode(point.code->co_filename),
-                  intern_unicode(qualified_name(point.code)),
-                  static_cast<uint32_t>(line > 0 ? line : 0)};
+StackFrame resolve(const Call& call) {
+  CodePoint point = point_of(call.code, call.instruction);
+  if (!may_be_held(point)) {
+    return frame_at(call.code, point);
+  }
+  auto it = known().frames.find(point);
+  if (it == known().frames.end()) {
+    it = known().frames.emplace(point, frame_at(call.code, point)).first;
+    Py_INCREF(point.file);
+    Py_INCREF(point.name);
+    Py_INCREF(point.lines);
   }
   return it->second;
 }
 
-uint32_t take_with_gil() {
-  if (known().generation != Recorder::get().generation()) {
-    clear();
-    known().generation = Recorder::get().generation();
+// The row of the innermost call, which comes first.
+uint32_t row_of(const std::vector<Call>& calls) {
+  uint32_t row = 0;
+  for (auto call = calls.rbegin(); call != calls.rend(); ++call) {
+    StackFrame resolved = resolve(*call);
+    resolved.parent = row;
+    row = Recorder::get().stacks.intern(resolved);
   }
-  std::array<CodePoint, kMaxDepth> points;
-  size_t depth = 0;
-  size_t hash = 0;
+  return row;
+}
+
+// Calls visit(code, instruction) for each frame, from the innermost on.
+template <class Visit>
+void walk(Visit&& visit) {
   PyFrameObject* frame = PyEval_GetFrame();
   Py_XINCREF(frame);
-  while (frame != nullptr && depth < kMaxDepth) {
+  for (size_t depth = 0; frame != nullptr && depth < kMaxDepth; ++depth) {
     PyCodeObject* code = PyFrame_GetCode(frame);
-    points[depth] = {code, PyFrame_GetLasti(frame)};
-    hash = hash_mix(hash, CodePointHash{}(points[depth]));
-    ++depth;
+    visit(code, last_instruction(frame));
     PyFrameObject* caller = PyFrame_GetBack(frame);
-    Py_DECREF(code);  // the frame, which is still running, keeps it
+    Py_DECREF(code);
     Py_DECREF(frame);
     frame = caller;
   }
   Py_XDECREF(frame);
-  // 64 well-mixed bits over the whole stack: only among billions of stacks would two clash.
-  auto [it, is_new] = known().stacks.try_emplace(hash, 0);
-  if (is_new) {
-    uint32_t row = 0;
-    for (size_t i = depth; i > 0; --i) {
-      StackFrame resolved = resolve(points[i - 1]);
-      resolved.parent = row;
-      row = Recorder::get().stacks.intern(resolved);
-    }
-    it->second = row;
+}
+
+// Keeps the row of the stack, unless something in it may not be held. A program that makes new code
+// again and again begins with empty tables now and then: the recorder still knows the rows.
+uint32_t learn(size_t hash) {
+  std::vector<Call> calls;
+  calls.reserve(kMaxDepth);
+  bool is_kept = true;
+  walk([&](PyCodeObject* code, int instruction) {
+    calls.push_back({code, instruction});
+    is_kept = is_kept && may_be_held(point_of(code, instruction));
+  });
+  if (known().frames.size() > kMostKnown || known().stacks.size() > kMostKnown) {
+    clear();
   }
-  return it->second;
+  uint32_t row = row_of(calls);
+  if (is_kept) {
+    known().stacks.emplace(hash, row);
+  }
+  return row;
+}
+
+uint32_t take_with_gil() noexcept try {
+  if (known().generation != Recorder::generation()) {
+    clear();
+    known().generation = Recorder::generation();
+  }
+  // 64 well-mixed bits over the whole stack: only among billions of stacks would two clash.
+  size_t hash = 0;
+  walk([&hash](PyCodeObject* code, int instruction) {
+    hash =
+        std::rotl(hash ^ CodePointHash{}(point_of(code, instruction)), 27) * 0xc4ceb9fe1a85ec53ULL;
+  });
+  auto row = known().stacks.find(hash);
+  return row != known().stacks.end() ? row->second : learn(hash);
+} catch (const std::exception&) {  // no memory for another line
+
+  return 0;
+}
+
+bool holds_gil(PyThreadState* state) {
+#if PY_VERSION_HEX >= 0x030d0000
+  return PyThreadState_GetUnchecked() == state;
+#else
+  return _PyThreadState_UncheckedGet() == state;
+#endif
+}
+
+bool python_ends() {
+#if PY_VERSION_HEX >= 0x030d0000
+  return Py_IsFinalizing();
+#else
+  return _Py_IsFinalizing();
+#endif
 }
 
 uint32_t take() {
   // A thread that never ran Python has no lines; giving it a Python state would be slow.
-  if (!Py_IsInitialized() || PyGILState_GetThisThreadState() == nullptr) {
+  PyThreadState* state = Py_IsInitialized() ? PyGILState_GetThisThreadState() : nullptr;
+  if (state == nullptr || python_ends()) {
     return 0;
   }
-#if PY_VERSION_HEX >= 0x030d0000
-  if (Py_IsFinalizing()) {
-    return 0;
+  if (holds_gil(state)) {
+    return take_with_gil();
   }
-#endif
-  PyGILState_STATE gil = PyGILState_Ensure();
+  PyEval_RestoreThread(state);
   uint32_t row = take_with_gil();
-  PyGILState_Release(gil);
+  PyEval_SaveThread();
   return row;
 }
 
@@ -136,7 +233,9 @@ void uninstall() {
 
 void clear() {
   for (auto& [point, frame] : known().frames) {
-    Py_DECREF(point.code);
+    Py_DECREF(point.file);
+    Py_DECREF(point.name);
+    Py_DECREF(point.lines);
   }
   known().frames.clear();
   known().stacks.clear();

@@ -7,7 +7,7 @@ namespace pytracer::python_stacks {
 
 void install();
 void uninstall();
-// Releases the code objects that a recording referred to. The GIL must be held.
+// Releases what is held of the program. The GIL must be held.
 void clear();
 
 }  // namespace pytracer::python_stacks

@@ -218,6 +218,9 @@ void note(const at::RecordFunction& fn, ThreadState& thread) {
   Recorder& recorder = Recorder::get();
   recorder.forget_reads(thread);
   bool used = has_graph(fn);
+  if (used) {
+    Recorder::mark(thread, kScopeGraph);
+  }
   const Rows& numbers = rows();
   for (const c10::IValue& value : fn.inputs()) {
     each_tensor(value, [&](const at::Tensor& tensor) {

@@ -137,7 +137,7 @@ unsigned long home = 0;
 bool pushed = false;
 
 bool is_pushed_here() {
-  return pushed && home == PyThread_get_thread_ident();
+  return pushed && is_home();
 }
 
 bool are_ours(const std::pair<c10::SafePyObject, c10::SafePyObject>& hooks) {
@@ -273,6 +273,10 @@ void uninstall() {
   disabling.take_away();
   enabling.take_away();
   asking.take_away();
+}
+
+bool is_home() {
+  return home == PyThread_get_thread_ident();
 }
 
 bool installed() {

@@ -14,6 +14,9 @@ void uninstall();
 
 bool installed();
 
+// Whether the calling thread is the one that installed them: others save without them.
+bool is_home();
+
 // Whether the calling thread saves tensors through somebody else's hooks. Needs no GIL.
 bool program_has_hooks();
 

@@ -170,6 +170,7 @@ void remove_session(uint32_t id) {
 std::string apply() {
   std::optional<Wants> wants = wanted_by_all();
   if (!wants) {
+    Recorder::on_new_thread.store(nullptr, std::memory_order_release);
     reads::forget();
     reads::leave_out_inner_operators(false);
     calls::uninstall();
@@ -185,6 +186,7 @@ std::string apply() {
     return {};
   }
   ops::install(wants->detail);
+  Recorder::on_new_thread.store(&reads::listen, std::memory_order_release);
   reads::leave_out_inner_operators(true);
   wants->stacks ? python_stacks::install() : python_stacks::uninstall();
   std::string problem;

@@ -159,12 +159,9 @@ ON_THE_CPU = {"products_are_of_eight_bits"}  # only there, where float8 is emula
 KEPT = {
     "what_is_made_like_a_target_and_kept_unused": {"growth"},
     "a_validation_whose_outputs_are_kept": {"growth"},
-    "a_table_that_the_first_forward_makes": {"held"},
     "two_views_beside_the_rest_of_the_batch": {"held"},
     "a_queue_of_keys_and_a_slow_encoder": {"held"},
     "hard_triplets_are_looked_for": {"held"},
-    "a_model_with_pruned_weights": {"held"},  # by the module, until its next call
-    "curvature_by_a_product": {"held"},  # by the transform: docs/limits.md
 }
 
 

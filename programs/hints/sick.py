@@ -82,7 +82,7 @@ def outputs_in_a_list() -> trace:
     return t
 
 
-@sick("growth", "`losses` keeps", "item()")
+@sick("hint", "`losses` still held")
 def losses_with_their_graphs_in_a_list() -> trace:
     work, losses = Work(), []
     with work.traced() as t:
@@ -91,7 +91,7 @@ def losses_with_their_graphs_in_a_list() -> trace:
     return t
 
 
-@sick("growth", "`total` keeps", "item()")
+@sick("hint", "`total` still held")
 def losses_summed_with_their_graphs() -> trace:
     work = Work()
     with work.traced() as t:
@@ -230,7 +230,7 @@ def a_recurrent_state_that_is_never_detached() -> trace:
     return t
 
 
-@sick("growth", "`all_logits` keeps")
+@sick("hint", "`all_logits` still held")
 def logits_of_an_evaluation_in_a_list() -> trace:
     work, all_logits = Work(), []
     with work.traced() as t, torch.no_grad():
@@ -367,7 +367,7 @@ class KeepsHidden(nn.Module):
         return out
 
 
-@sick("held", "keeps them", "before loss.backward()")
+@sick("hint", "kept beside the graph")
 def a_module_that_keeps_its_hidden_layer() -> trace:
     torch.manual_seed(0)
     model = KeepsHidden()
@@ -380,14 +380,13 @@ def a_module_that_keeps_its_hidden_layer() -> trace:
     return t
 
 
-@sick("held", "`logits` keeps them", "del logits")
+@sick("held", "only `logits` keeps them", "del logits")
 def a_variable_that_lives_through_backward() -> trace:
     work = Work()
     with work.traced() as t:
         for x in work.steps():
             logits = work.model(x).repeat(1, 8)  # here
             work.learn(logits.sum())
-    assert logits is not None
     return t
 
 
@@ -414,7 +413,7 @@ def a_tensor_on_ctx() -> trace:
     return t
 
 
-@sick("held", "`parts` keeps them")
+@sick("held", "only `parts` keeps them", "del parts")
 def intermediate_results_in_a_list() -> trace:
     work = Work()
     with work.traced() as t:
@@ -422,7 +421,6 @@ def intermediate_results_in_a_list() -> trace:
             out = work.model(x)
             parts = [out * scale for scale in (1, 2, 3, 4)]  # here
             work.learn(sum(part.sum() for part in parts))
-    assert parts
     return t
 
 

@@ -153,7 +153,7 @@ def allowed_to_torch(devices: Iterable[str]) -> dict[str, int]:
 def read_host() -> dict[str, int]:
     """Returns this process's resident memory and its parts; empty without /proc."""
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     except OSError:
         return {}
     sizes = {}

@@ -66,7 +66,7 @@ def _tensors(node: Any, name: str) -> Iterator[torch.Tensor]:
     for one in saved if isinstance(saved, tuple | list) else (saved,):
         tensor = getattr(one, "data", None)
         if is_a(tensor, torch.Tensor):
-            yield _unwrapped(tensor)
+            yield unwrapped(tensor)
         elif tensor is not None:  # a hook of the program packed it, and will unpack it in the pass
             C.forbid_quiet_passes()
 
@@ -77,7 +77,7 @@ def in_transform() -> bool:
     return is_inside
 
 
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor:
     """Returns the tensor inside; each level of a transform wraps it once."""
     functorch = private_torch.functorch
     while functorch.is_functorch_wrapped_tensor(tensor):

@@ -8,11 +8,11 @@ of the one instance here, `HOOKS`. It keeps the labels of the recording.
 import atexit
 import os
 import sys
-import warnings
 from typing import Any, Protocol
 
 import torch
 
+from pytracer import errors
 from pytracer._native import C
 from pytracer.capture.graph import in_transform, saved_tensors
 from pytracer.capture.labels import Labels, cache_positions, tensors_of_caches
@@ -75,8 +75,7 @@ class Hooks:
 
     def _end_all(self) -> None:
         """Ends all sessions as the interpreter exits: completes their files, without warnings."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with errors.collected_warnings():
             for session in self.sessions():
                 C.quietly(session.end_at_exit)
         self.tidy()
@@ -116,6 +115,10 @@ class Hooks:
         """Like `read_graph`, if a transform of torch.func is active: hooks miss its saves."""
         if in_transform():
             self.read_graph(outputs)
+
+    def note_variables(self) -> None:
+        """Labels what the program could let go of, as a backward pass begins."""
+        self.labels.note_spare(sys._getframe(1))
 
     def label_engines(self) -> None:
         """Labels the tensors of DeepSpeed's engines, which keep parameters to themselves."""

@@ -9,16 +9,17 @@ import gc
 import inspect
 import itertools
 import re
+import sys
 import weakref
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
 
 from pytracer import private_torch, schema
 from pytracer._native import C
-from pytracer.capture import deepspeed, sharding
+from pytracer.capture import deepspeed, graph, sharding
 from pytracer.capture.looking import (
     buffers_of,
     is_a,
@@ -26,8 +27,13 @@ from pytracer.capture.looking import (
     parameters_of,
     submodules_of,
 )
+from pytracer.capture.spare import spare_tensors
 
 _PARALLEL_WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")
+
+_DEEPEST_STATE = 6  # as in moments.cpp
+_MOST_CALLERS = 12  # of an optimizer's step
+_MOST_VARIABLES = 1000  # of one caller
 
 _UNKNOWN = schema.CATEGORY["unknown"]
 _WEIGHTS = schema.CATEGORY["weights"]
@@ -57,6 +63,7 @@ class Labels:
         self.root_names: dict[str, bool] = {}
         self._engines = deepspeed.Engines()
         self._bucket_sizes: set[int] = set()  # of DistributedDataParallel
+        self.hooked_buckets: set[int] = set()  # sizes of those that a communication hook gets
         self._parameter_names: dict[int, str] = {}
         # Names of parameters that no known module has, with the parameters' ids.
         self._group_names: dict[str, int] = {}
@@ -97,7 +104,7 @@ class Labels:
     def add_root(self, module: torch.nn.Module) -> None:
         """Learns the names of a model's modules and tensors."""
         has_parameters = next(parameters_of([module]), None) is not None
-        name = self._name_of_root(_unwrapped(module), has_parameters=has_parameters)
+        name = self._name_of_root(unwrapped(module), has_parameters=has_parameters)
         prefix = "" if name == next(iter(self.root_names), name) else f"{name}."
         self.root_names[name] = self.root_names.get(name, False) or has_parameters
         root = _Root(weakref.ref(module), prefix, name)
@@ -136,15 +143,14 @@ class Labels:
     def _walk(self, root: "_Root") -> None:
         if (whole := root.module()) is None:
             return
-        parallel, prefix = type(whole).__name__ in _PARALLEL_WRAPPERS, root.prefix
-        for raw_path, module in named_modules_of(whole):
-            path = _clean(raw_path, parallel)
+        prefix = root.prefix
+        for path, module in paths_in(whole):
             name = prefix + path if path else root.name
             self._name_module(module, name)
             where = prefix + path + "." if path else prefix
             attributes = C.attributes_of(module)
             for key, parameter in C.items_of(attributes.get("_parameters")):
-                if parameter is not None and C.is_parameter(parameter):
+                if parameter is not None and (C.is_parameter(parameter) or _stands_in(parameter)):
                     self._has_16_bits |= parameter.dtype in _16_BITS
                     path_to = ("_parameters", key)
                     self._watch(parameter, module, path_to, "parameter", where + key)
@@ -211,11 +217,19 @@ class Labels:
                 name = f"{self._known_name(module)}.{key}"
                 C.label_tensors([value], [C.label_of(_UNKNOWN, "attribute", name, value)])
 
+    def note_spare(self, frame: FrameType | None) -> None:
+        """Labels tensors that the program could let go of, with the variable that keeps them."""
+        for name, tensors in spare_tensors(frame):
+            labels = [C.label_of(_UNKNOWN, "spare", name, tensor) for tensor in tensors]
+            C.label_tensors(tensors, labels)
+
     def meet_optimizer(self, optimizer: Any) -> None:
         """Watches an optimizer that is about to step. Its parameters may belong to no module."""
         entry = self._optimizer(optimizer)
         entry.watch_parameters(self)
         entry.label_state_of_old(self)
+        for around in _optimizers_around(optimizer, sys._getframe(1)):
+            self._optimizer(around).label_state_of_old(self)
 
     def label_state(self, optimizer: Any) -> None:
         """Labels the state of an optimizer, some of which is new."""
@@ -281,6 +295,8 @@ class Labels:
             for key in ("bucket_sizes", "rebuilt_bucket_sizes"):
                 sizes = re.findall(r"\d+", str(logged.get(key, "")))
                 self._bucket_sizes.update(map(int, sizes))
+                if logged.get("comm_hook"):
+                    self.hooked_buckets.update(map(int, sizes))
         return sorted(self._bucket_sizes)
 
     def sharding(self) -> dict[str, Any]:
@@ -303,6 +319,7 @@ class Labels:
         entry = _Optimizer(optimizer, prefix)
         self._optimizers = [o for o in self._optimizers if o.reference() is not None]
         self._optimizers.append(entry)
+        self.moments.add_optimizer(optimizer)
         return entry
 
     def watch_parameter(self, parameter: torch.Tensor, optimizer: Any, group: int, at: int) -> None:
@@ -317,6 +334,17 @@ class Labels:
     def parameter_name(self, parameter: Any) -> str:
         """Returns the parameter's name, "" if it has none."""
         return self._parameter_names.get(id(parameter), "")
+
+
+def _stands_in(tensor: torch.Tensor) -> bool:
+    """Whether functional_call has put a weight that no module has in a parameter's place.
+
+    A weight is a leaf; what was computed is none. A transform of torch.func has wrapped it.
+    """
+    if type(tensor) is not torch.Tensor or not (tensor.is_leaf and tensor.requires_grad):
+        return False
+    C.label_as(_WEIGHTS, "parameter", [graph.unwrapped(tensor)])
+    return True
 
 
 class _Root(NamedTuple):
@@ -392,6 +420,26 @@ class _Optimizer:
         C.label_tensors(tensors, numbers)
 
 
+def _optimizers_around(optimizer: Any, frame: FrameType | None) -> Iterator[Any]:
+    """Yields other objects with groups and a state, from the variables around this step.
+
+    SAM and Lookahead are such: their state changes without a step of their own, and they may be no
+    Optimizer.
+    """
+    for _ in range(_MOST_CALLERS):
+        if frame is None:
+            return
+        is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+        held = C.locals_of(frame) if is_function else frame.f_globals
+        for value in [*dict.values(held)][:_MOST_VARIABLES]:
+            if value is not optimizer and not is_a(value, (type, ModuleType, torch.nn.Module)):
+                attributes = C.attributes_of(value)
+                groups, state = attributes.get("param_groups"), attributes.get("state")
+                if is_a(groups, list) and is_a(state, dict):
+                    yield value
+        frame = frame.f_back
+
+
 def _state_of(optimizer: Any) -> dict[Any, Any]:
     state = C.attributes_of(optimizer).get("state")
     if state is None and not is_a(optimizer, torch.optim.Optimizer):
@@ -399,17 +447,25 @@ def _state_of(optimizer: Any) -> dict[Any, Any]:
     return state if is_a(state, dict) else {}
 
 
-def named_tensors(entry: Any, role: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the tensors of a parameter's state, each with its key there."""
+def named_tensors(
+    entry: Any, role: str = "", depth: int = _DEEPEST_STATE
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields the tensors of a parameter's state, each with its key or attribute there."""
+    if depth == 0:
+        return
     if is_a(entry, torch.Tensor):
         for part in C.parts_of(entry):
             yield role, part
     elif is_a(entry, dict):
         for key, value in dict.items(entry):
-            yield from named_tensors(value, role or (str(key) if type(key) in (str, int) else ""))
+            key = str(key) if type(key) in (str, int) else ""
+            yield from named_tensors(value, role or key, depth - 1)
     elif is_a(entry, (list, tuple)):
         for value in (list if is_a(entry, list) else tuple).__iter__(entry):
-            yield from named_tensors(value, role)
+            yield from named_tensors(value, role, depth - 1)
+    else:
+        for key, value in C.fields_of(entry):
+            yield from named_tensors(value, role or str(key), depth - 1)
 
 
 def tensors_of_caches(caches: list[Any]) -> list[torch.Tensor]:
@@ -451,6 +507,13 @@ def adopt(tensors: Iterable[torch.Tensor | None]) -> None:
     C.adopt_cpu_tensors([tensor for tensor in tensors if tensor is not None])
 
 
+def paths_in(root: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    """Yields each module of a model with its path, without the levels that wrappers add."""
+    parallel = type(root).__name__ in _PARALLEL_WRAPPERS
+    for raw_path, module in named_modules_of(root):
+        yield _clean(raw_path, parallel), module
+
+
 def _clean(path: str, parallel: bool) -> str:
     levels = [level for level in path.split(".") if level not in schema.WRAPPER_LEVELS]
     if parallel and levels[:1] == ["module"]:
@@ -458,10 +521,11 @@ def _clean(path: str, parallel: bool) -> str:
     return ".".join(level for level in levels if level)
 
 
-def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    """The user's model inside of wrappers."""
     held = submodules_of(module)
     for level in (*schema.WRAPPER_LEVELS, "module"):
         inner = held.get(level)
         if inner is not None and (level != "module" or type(module).__name__ in _PARALLEL_WRAPPERS):
-            return _unwrapped(inner)
+            return unwrapped(inner)
     return module

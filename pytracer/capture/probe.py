@@ -36,7 +36,7 @@ def measure(**environment: str) -> dict[str, Any]:
         child = subprocess.run(
             command,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=_SECONDS,
             env={**os.environ, **environment},
         )

@@ -127,6 +127,7 @@ class Session:
         self._counters: dict[str, Any] = {}
         self._learned: dict[str, Any] = {
             "ddp_buckets": [],
+            "ddp_hooked": [],
             "roots": {},
             "frozen_modules": [],
             "renamed": {},
@@ -248,6 +249,7 @@ class Session:
         C.quietly(labels.label_everything)
         self._learned |= {
             "ddp_buckets": C.quietly(labels.learn_buckets) or [],
+            "ddp_hooked": sorted(labels.hooked_buckets),
             "roots": labels.root_names,
             "frozen_modules": C.quietly(labels.frozen_modules) or [],
             "renamed": labels.renamed,
@@ -287,7 +289,9 @@ class Session:
         return 2**32 if self.options.path else DEFAULT_MAX_EVENTS
 
     def _refuse_file(self) -> None:
-        if self.options.path is not None and Path(self.options.path).exists():
+        """Checks that the file holds nothing. An empty one is a name that was reserved."""
+        path = Path(self.options.path or "")
+        if self.options.path is not None and os.path.lexists(path) and not _is_empty(path):
             raise errors.CannotWrite(
                 f"{self.options.path} exists, and path= replaces no file: delete it, or name another"
             )
@@ -327,7 +331,7 @@ class Session:
         except core.FileError as error:  # such as a full disk; earlier rows are in the file
             problem = str(error)
         try:
-            columns, report = core.read_file(os.fsencode(path))
+            columns, report = core.read_file(os.fsencode(path), core.NO_LIMIT)
         except core.FileError as error:
             raise errors.CannotWrite(problem or str(error)) from None
         if problem:
@@ -383,6 +387,44 @@ class Session:
         if "cuda" not in self.options.devices:
             return ""
         return str(self._cuda_problem or C.status()["device_problem"])
+
+
+# The imagined run that is going on, if any. Traces inside of it are parts of its recording.
+imagined: list[Session] = []
+
+
+class Inner:
+    """The session of a trace inside an imagined run: its trace is the run's, as far as it has come."""
+
+    def __init__(self, options: Options, outer: Session) -> None:
+        """Records nothing by itself."""
+        self.options, self._outer = options, outer
+        self.failed = self.running = False
+        self.notes: dict[str, Any] = {}
+
+    def start(self) -> None:
+        """Begins to count as running."""
+        self.running = True
+
+    def mark_step(self) -> None:
+        """Marks the end of a step in the run's recording."""
+        self._outer.mark_step()
+
+    def stop(self, *, wait: bool = True) -> Trace | None:
+        """Returns the run's trace, and writes the file that was asked for."""
+        self.running = False
+        trace = self._outer.peek()
+        if self.options.path is not None:
+            trace.save(self.options.path)
+        return trace
+
+    def peek(self) -> Trace:
+        """Returns the run's trace so far."""
+        return self._outer.peek()
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size == 0
 
 
 def allocator_settings() -> str:

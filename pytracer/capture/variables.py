@@ -65,8 +65,10 @@ def _is_of_a_library(file: str) -> bool:
 
 
 def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
-    looks = iter(range(_MOST_LOOKS))
+    looks, bounds = iter(range(_MOST_LOOKS)), dict[str, int]()
     for name, value in _with_attributes(variables):
+        if type(value) is deque and value.maxlen is not None:
+            bounds[name] = value.maxlen
         if name.startswith("__"):
             continue
         tensors = list(_tensors(value, looks))
@@ -79,6 +81,7 @@ def _held_by(variables: Iterable[tuple[str, Any]]) -> Iterator[dict[str, Any]]:
                 "addresses": sorted(addresses),
                 "graph_addresses": sorted(saved),
                 "behind_numbers": sorted(_addresses(filter(_is_number_of_many, tensors))),
+                "bound": bounds.get(name, 0),
             }
 
 

@@ -170,7 +170,7 @@ def _result(name: str, experiment: Experiment, plan: Plan, progress: Progress) -
 def _kept(path: Path, identity: Mapping[str, Any], good: tuple[str, ...]) -> Result | None:
     """The kept result of the same experiment on the same software, if its status is good."""
     try:
-        result = json.loads(path.read_text())
+        result = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     same = isinstance(result, dict) and all(result.get(k) == v for k, v in identity.items())
@@ -203,7 +203,7 @@ def _conducted(name: str, identity: Result, limit: int, several: bool, plan: Pla
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     try:
-        result: Result = json.loads(path.read_text())
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
         return result
     except (OSError, ValueError):
         reason = _how_it_ended(code, limit, log)
@@ -247,7 +247,7 @@ def _environment(several: bool, device: str) -> dict[str, str]:
 def _how_it_ended(code: int | None, limit: int, log: Path) -> str:
     if code is None:
         return f"did not finish in {limit} s and was ended; see {log}"
-    lines = log.read_text(errors="replace").strip().splitlines()
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     last = f": {' '.join(lines[-1].split())[:200]}" if lines else ""
     if code < 0:
         name = signal.Signals(-code).name

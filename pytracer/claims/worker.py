@@ -72,7 +72,7 @@ def write(folder: Path, result: dict[str, Any]) -> None:
     """Writes the whole file or nothing, even if the process is killed meanwhile."""
     path = folder / f"{result['experiment']}.json"
     part = path.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
+    part.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     part.replace(path)
 
 
@@ -86,7 +86,7 @@ def _reason(error: Exception) -> str:
 
 def _processor() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return f"{line.partition(':')[2].strip()}, {os.cpu_count()} cores"
     return platform.machine()

@@ -14,7 +14,6 @@ from typing import Any
 
 from pytracer import errors
 from pytracer.cli import (
-    autostart,
     check,
     export,
     imagine,
@@ -25,7 +24,8 @@ from pytracer.cli import (
     run,
     show,
 )
-from pytracer.cli.command import Command, Parser
+from pytracer.cli.command import Command, Parser, commands_of, without_program
+from pytracer.start import AUTOSTART
 from pytracer.version import __version__
 
 COMMANDS: tuple[Command, ...] = (
@@ -51,12 +51,17 @@ COMMANDS: tuple[Command, ...] = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns the exit code."""
-    autostart.THIS_PROCESS.disarm()
+    AUTOSTART.disarm()
     parser, commands = _parsers()
-    arguments, program = run.without_program(sys.argv[1:] if arguments is None else arguments)
+    arguments, program = without_program(
+        sys.argv[1:] if arguments is None else arguments, commands.choices
+    )
+    if arguments[:1] == ["help"]:
+        _help_of(arguments[1:], parser).print_help()
+        return 0
     if arguments and not arguments[0].startswith("-") and arguments[0] not in commands.choices:
         similar = _for_a_file(arguments[0])
-        similar = similar or errors.did_you_mean(arguments[0], commands.choices)
+        similar = similar or errors.did_you_mean(arguments[0], [*commands.choices, "help"])
         all_of_them = f"; there are {', '.join(commands.choices)}"
         parser.error(f"there is no command {arguments[0]!r}{similar or all_of_them}")
     options, unknown = parser.parse_known_args(arguments)
@@ -100,6 +105,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
+def _help_of(words: Sequence[str], parser: Parser) -> argparse.ArgumentParser:
+    """The parser of the command that the words name, such as `gemm sweep`."""
+    found: argparse.ArgumentParser = parser
+    for word in words:
+        below = commands_of(found)
+        if word not in below:
+            question = errors.did_you_mean(word, below)
+            parser.error(f"help explains a command, and {word!r} is none{question}")
+        found = below[word]
+    return found
+
+
 def _for_a_file(word: str) -> str:
     """A question with the command for this file, if the word is one."""
     commands = {".py": "run", ".pytrace": "summary", ".pickle": "summary"}
@@ -112,7 +129,8 @@ def _parsers() -> tuple[Parser, Any]:
     parser = Parser(
         prog="pytracer",
         description="Where a training step's memory went, to the byte.",
-        epilog="In your own code: `from pytracer import trace`, then `with trace():` around a step. "
+        epilog="`pytracer help COMMAND` explains a command. Commands that read a trace take the newest "
+        "in this folder, if none is named. In your own code: `from pytracer import trace`, then `with trace():` around a step. "
         "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 over a limit, 4 no readable trace; `run` "
         "has the program's own.",
     )

@@ -23,7 +23,7 @@ class Check(Command):
     name = "check"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        output.add_trace(parser)
         parser.add_argument("--max-peak", metavar="SIZE", help="limit for all memory at once")
         parser.add_argument(
             "--max",
@@ -52,6 +52,7 @@ class Check(Command):
         from pytracer.units import parse_size
 
         limits = _limits(options)
+        options.file = output.trace_or_newest(options.file)
         if jobs.is_job(options.file):
             return jobs.check(options, limits)
         with output.patience(f"reading {options.file}"):

@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
@@ -11,9 +12,16 @@ from pytracer import errors
 class Parser(argparse.ArgumentParser):
     """Explains a wrong argument in one sentence, with the most similar right one."""
 
+    runs_a_program = False
+
     def error(self, message: str) -> NoReturn:
         """Ends the process with exit code 2."""
         self.exit(errors.UsageError.exit_code, f"{self.prog}: {message}\n")
+
+    def flags_with_a_value(self) -> set[str]:
+        """The options after which a word is no argument of its own."""
+        takes = [action for action in self._actions if action.nargs != 0]
+        return {flag for action in takes for flag in action.option_strings}
 
     def similar(self, words: Sequence[str]) -> str:
         """A question with the option that is most similar to one of the words, or ""."""
@@ -25,12 +33,26 @@ class Parser(argparse.ArgumentParser):
                 return question
         return ""
 
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        # Some Pythons drop the value of `--by=--`, and argparse then returns an empty list.
+        if action.option_strings and action.nargs is None and arg_strings == ["--"]:
+            value = self._get_value(action, "--")
+            self._check_value(action, value)
+            return value
+        return super()._get_values(action, arg_strings)
+
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         choices = list(action.choices or ())
         if choices and value not in choices:
             question = errors.did_you_mean(str(value), map(str, choices))
             listed = f"; there are {', '.join(map(str, choices))}"
             raise argparse.ArgumentError(action, f"invalid choice {value!r}{question or listed}")
+
+
+def commands_of(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    """The parsers of the commands below this one, by name."""
+    below = (a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
+    return {name: one for action in below for name, one in action.choices.items()}
 
 
 class Command:
@@ -43,6 +65,7 @@ class Command:
 
     name: ClassVar[str]
     parser_options: ClassVar[Mapping[str, Any]] = {}  # further arguments of argparse's `add_parser`
+    runs_a_program: ClassVar[bool] = False  # after its own options
 
     @classmethod
     def texts(cls) -> tuple[str, str]:
@@ -62,6 +85,7 @@ class Command:
             **self.parser_options,
         )
         self.add_arguments(parser)
+        parser.runs_a_program = self.runs_a_program
         parser.set_defaults(run=self.run)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
@@ -71,3 +95,36 @@ class Command:
     def run(self, options: argparse.Namespace) -> int:
         """Runs the command and returns the exit code."""
         raise NotImplementedError
+
+
+# What deepspeed's launcher puts in front of all arguments, for the training program to read.
+_LOCAL_RANK = re.compile(r"--local[_-]rank=\d+")
+
+
+def without_program(
+    arguments: Sequence[str], commands: Mapping[str, argparse.ArgumentParser]
+) -> tuple[list[str], list[str]]:
+    """Splits a command's own options from the program and the program's options.
+
+    A program that is a module begins with "-m". Other commands have a program after "--verify --".
+    """
+    given = list(arguments)
+    if given and _LOCAL_RANK.fullmatch(given[0]):
+        own, program = without_program(given[1:], commands)
+        at = 2 if program[:1] == ["-m"] else 1
+        return own, [*program[:at], given[0], *program[at:]]
+    parser = commands.get(given[0]) if given else None
+    if not isinstance(parser, Parser):
+        return given, []
+    if not parser.runs_a_program:
+        at = given.index("--") if "--verify" in given and "--" in given else len(given)
+        return given[:at], given[at + 1 :]
+    take_a_value = parser.flags_with_a_value()
+    at = 1
+    while at < len(given):
+        if given[at] == "--":
+            return given[:at], given[at + 1 :]
+        if given[at] == "-m" or not given[at].startswith("-"):
+            return given[:at], given[at:]
+        at += 2 if given[at] in take_a_value else 1
+    return given, []

@@ -33,7 +33,7 @@ class Export(Command):
     name = "export"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        output.add_trace(parser)
         parser.add_argument(
             "-o", "--output", help="the file, or for parquet the folder (default: beside the trace)"
         )
@@ -67,6 +67,7 @@ class Export(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        options.file = output.trace_or_newest(options.file)
         if jobs.is_job(options.file):
             return jobs.export(options)
         name, target = _export_target(options)
@@ -168,7 +169,7 @@ class Report(Command):
     name = "report"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        output.add_trace(parser)
         parser.add_argument(
             "other", type=Path, nargs="?", help="a second trace to compare with the first"
         )
@@ -192,6 +193,7 @@ class Report(Command):
         from pytracer.files import refuse_to_overwrite
         from pytracer.units import size_text
 
+        options.file = output.trace_or_newest(options.file)
         target = options.output or options.file.parent / f"{options.file.stem}.html"
         given = [options.file, *([options.other] if options.other else [])]
         if any(target.exists() and file.exists() and target.samefile(file) for file in given):

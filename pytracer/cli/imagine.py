@@ -1,6 +1,7 @@
 """`pytracer imagine`: runs a script, or a model's configuration, on imagined cards."""
 
 import argparse
+import math
 import tempfile
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +14,6 @@ from pytracer import errors
 from pytracer.cli import output
 from pytracer.cli.command import Command
 
-TAKE_A_VALUE = {"--on", "--capacity", "--steps", "--assume", "--keep", "--ranks", "--rank", "--set"}
-TAKE_A_VALUE |= {"--sizes"}
-TAKE_A_VALUE |= {"--hf", "--batch", "--seq", "--optimizer", "--dtype", "--lora", "--shard"}
 _WAYS = (
     "--largest-batch needs to know how the program gets its batch: write {batch} in its place, in an "
     "argument (train.py --batch-size {batch}), in an environment variable (BATCH={batch} pytracer "
@@ -50,6 +48,7 @@ class Imagine(Command):
         "usage": "pytracer imagine [options] (SCRIPT | -m MODULE | --hf FOLDER) [arguments]",
         "allow_abbrev": False,
     }
+    runs_a_program: ClassVar[bool] = True
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
@@ -106,6 +105,7 @@ class Imagine(Command):
             metavar="NAME=NUMBER",
             help="the number that the script assigns to this variable: batch_size={batch}",
         )
+        add_wish(parser)
         _add_model(parser)
         output.add_json(parser)
 
@@ -118,9 +118,41 @@ class Imagine(Command):
                 keep = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             keep.mkdir(parents=True, exist_ok=True)
             if options.largest_batch:
-                return _print_largest(list(_largest(plan, cards, keep)), as_json=options.json)
+                runs: list[Any] = []
+                found = list(_largest(plan, cards, keep, runs))
+                return _print_largest(found, runs, as_json=options.json)
             answers = [one for card in cards for one in _imagine(plan, card, options.rank, keep)]
             return _print_answers(answers, as_json=options.json)
+
+
+def add_wish(parser: argparse.ArgumentParser, *, write: bool = True) -> None:
+    """Adds the options that say what the program may touch."""
+    from pytracer.sandbox import launch
+
+    if write:
+        parser.add_argument(
+            "--write",
+            action="store_true",
+            help="also make the program's changes of files; without it they are listed only",
+        )
+    parser.add_argument(
+        launch.ALLOW_NETWORK,
+        action="store_true",
+        help="let the program connect to other machines",
+    )
+    parser.add_argument(
+        launch.UNPROTECTED,
+        action="store_true",
+        help="run it even if it may change your files, where no private view of them is possible",
+    )
+
+
+def wish(options: argparse.Namespace) -> Any:
+    """What the options allow the program to touch."""
+    from pytracer.sandbox import launch
+
+    write = getattr(options, "write", False)
+    return launch.Wish(options.allow_network, write, options.unprotected)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -178,7 +210,10 @@ def _plan(options: argparse.Namespace) -> Any:
         sizes=options.sizes,
         values=dict(_assigned(text) for text in options.set),
         model=model,
+        wish=wish(options),
     )
+    if plan.wish.write and (options.largest_batch or "," in options.on):
+        raise errors.UsageError("--write keeps the files of one run: name one card, and one batch")
     if options.largest_batch and not plan.uses_batch():
         raise errors.UsageError(_WAYS)
     if not options.largest_batch and any(script.BATCH in word for word in words):
@@ -231,7 +266,9 @@ def _card(text: str, capacity: int | None) -> _Card:
     try:
         cost = float(price) if price else None
     except ValueError:
-        raise errors.UsageError(f"--on {text}: {price!r} is no price") from None
+        cost = math.nan
+    if cost is not None and not 0 <= cost < math.inf:  # nan is neither
+        raise errors.UsageError(f"--on {text}: {price!r} is no price")
     return _Card(output.card(name, capacity, other=other), cost)
 
 
@@ -347,6 +384,19 @@ def _print_text(answers: Sequence[_Answer]) -> None:
     best = _best(answers)
     if best:
         print(best)
+    print_touched([answer.imagined.ran for answer in answers])
+
+
+def print_touched(runs: Sequence[Any]) -> None:
+    """Prints what the programs would have changed."""
+    from pytracer.export import touched_text
+    from pytracer.export.table import columns
+
+    changes = [change for ran in runs for change in ran.changes]
+    kept = any(ran.kept for ran in runs)
+    text = touched_text.render(changes, kept=kept, keep="; keep that with --write", width=columns())
+    if text:
+        print(text)
 
 
 def _best(answers: Sequence[_Answer]) -> str:
@@ -361,6 +411,11 @@ def _best(answers: Sequence[_Answer]) -> str:
     return f"smallest that fits: {min(fitting, key=lambda one: one.card.capacity).card.name}"
 
 
+def touched(ran: Any) -> dict[str, Any]:
+    """What the program has changed in its view, and whether that was kept."""
+    return {"kept": ran.kept, "changes": [vars(one) for one in ran.changes]}
+
+
 def _document(answer: _Answer) -> dict[str, Any]:
     card, imagined, fits = answer.card, answer.imagined, answer.fits
     document: dict[str, Any] = {
@@ -368,6 +423,7 @@ def _document(answer: _Answer) -> dict[str, Any]:
         "capacity": card.capacity,
         "source": card.source,
         "problem": imagined.problem or None,
+        "touched": touched(imagined.ran),
     }
     if answer.price is not None:
         document["price"] = answer.price
@@ -391,8 +447,10 @@ def _document(answer: _Answer) -> dict[str, Any]:
 # ---------------------------------------------------------------- the largest batch
 
 
-def _largest(plan: Any, cards: Sequence[_Card], keep: Path) -> Iterator[tuple[_Card, Any]]:
-    """The largest batch of each card, or the problem."""
+def _largest(
+    plan: Any, cards: Sequence[_Card], keep: Path, runs: list[Any]
+) -> Iterator[tuple[_Card, Any]]:
+    """The largest batch of each card, or the problem. Adds each run of the program to `runs`."""
     from pytracer.imagined import search
 
     for card in cards:
@@ -400,10 +458,12 @@ def _largest(plan: Any, cards: Sequence[_Card], keep: Path) -> Iterator[tuple[_C
         def attempt(batch: int, card: _Card = card) -> Any:
             with output.patience(f"imagining {card.card.name} with a batch of {batch}"):
                 answer = _one(replace(plan, card=card.card.name, batch=batch), card, keep)
+            runs.append(answer.imagined.ran)
             if answer.fits is None:
                 raise errors.CannotImagine(answer.imagined.problem)
             peak = answer.imagined.trace.peak.bytes
-            return search.Try(batch, bool(answer.fits), answer.fits.smallest_card, peak)
+            fits = answer.fits
+            return search.Try(batch, bool(fits), fits.surely_needs, peak, fits.beside_at_most)
 
         try:
             batch, tries = search.search(attempt, card.card.capacity)
@@ -413,12 +473,15 @@ def _largest(plan: Any, cards: Sequence[_Card], keep: Path) -> Iterator[tuple[_C
             yield card, search.Largest(batch, card.card.name, card.card.capacity, tries)
 
 
-def _print_largest(found: Sequence[tuple[_Card, Any]], *, as_json: bool) -> int:
+def _print_largest(
+    found: Sequence[tuple[_Card, Any]], runs: Sequence[Any], *, as_json: bool
+) -> int:
     from pytracer.imagined.search import Largest
     from pytracer.units import size_text
 
     if as_json:
-        output.print_json({"cards": [_largest_document(*one) for one in found]})
+        changes = [touched(ran) for ran in runs]
+        output.print_json({"cards": [_largest_document(*one) for one in found], "touched": changes})
     width = max(len(card.card.name) for card, _ in found)
     for card, one in () if as_json else found:
         start = f"{card.card.name:<{width}}  {size_text(card.card.capacity):>8}  "
@@ -427,15 +490,19 @@ def _print_largest(found: Sequence[tuple[_Card, Any]], *, as_json: bool) -> int:
             continue
         needs = {each.batch: size_text(each.needs) for each in one.tries}
         tried = ", ".join(map(str, sorted(needs)))
+        beside = f"{size_text(one.tries[0].beside)} of it beside torch's allocator"
+        beside += "" if card.card.beside else ", not measured on this card"
         if one:
             more = needs.get(one.batch + 1)
             next_one = f"; {one.batch + 1} needs {more}" if more else ""
             print(
-                f"{start}largest batch {one.batch}: it needs a card of {needs[one.batch]}"
-                f"{next_one} (tried {tried})"
+                f"{start}largest batch {one.batch}: it needs a card of {needs[one.batch]} "
+                f"({beside}){next_one} (tried {tried})"
             )
         else:
-            print(f"{start}does not fit: a batch of 1 needs a card of {needs[1]}")
+            print(f"{start}does not fit: a batch of 1 needs a card of {needs[1]} ({beside})")
+    if not as_json:
+        print_touched(runs)
     answers = [one for _, one in found]
     if not any(isinstance(one, Largest) for one in answers):
         return 1

@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 from pytracer import errors
@@ -82,9 +81,7 @@ class Cost(Command):
     name = "cost"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "file", type=Path, nargs="?", help="a .pytrace file recorded with trace(cost=True)"
-        )
+        output.add_trace(parser, "a .pytrace file recorded with trace(cost=True)")
         parser.add_argument("--by", choices=("class", "module", "op"), help="default: class")
         parser.add_argument(
             "--each", action="store_true", help="with --by module: a row for every layer"
@@ -101,9 +98,7 @@ class Cost(Command):
             raise errors.UsageError(f"--each needs --by module, not --by {options.by}")
         by = options.by or ("module" if options.each else "class")
         if options.file is None and not options.measure_peaks:
-            raise errors.UsageError(
-                "cost needs a trace recorded with trace(cost=True), or --measure-peaks"
-            )
+            options.file = output.trace_or_newest(None)
         measured = _measure_peaks() if options.measure_peaks else {}
         if options.file is None:
             if options.json:

@@ -5,6 +5,8 @@ import difflib
 import io
 import json
 import os
+import re
+import shlex
 import sys
 import threading
 from collections.abc import Iterator
@@ -46,6 +48,39 @@ def size(text: str) -> int:
         return units.parse_size(text)
     except errors.UsageError as problem:
         raise argparse.ArgumentTypeError(str(problem)) from None
+
+
+def add_trace(
+    parser: argparse.ArgumentParser, what: str = "a .pytrace file or a memory snapshot of torch"
+) -> None:
+    """Adds the trace to read, for commands that read one. See `trace_or_newest`."""
+    parser.add_argument(
+        "file", type=Path, nargs="?", help=f"{what} (default: the newest .pytrace here)"
+    )
+
+
+def trace_or_newest(file: Path | None) -> Path:
+    """The file, or the newest trace in the working folder. Says which it is.
+
+    Raises:
+        errors.UnreadableTrace: no file is given, and there is no trace.
+    """
+    if file is not None:
+        return file
+    found = []
+    for path in Path().glob("*.pytrace"):
+        with suppress(OSError):  # it may end meanwhile
+            if path.is_file():
+                found.append((path.stat().st_mtime_ns, path))
+    if not found:
+        raise errors.UnreadableTrace(
+            "there is no .pytrace file here; record one:  pytracer run train.py"
+        )
+    newest = max(found)[1]
+    all_ranks = re.sub(r"\.rank\d+\b", ".rank*", newest.name)
+    others = f"; all ranks:  pytracer summary {shlex.quote(all_ranks)}"
+    tell(f"pytracer: {newest} is the newest trace here{others if '*' in all_ranks else ''}")
+    return newest
 
 
 def in_words(error: errors.PytracerError) -> str:
@@ -165,5 +200,6 @@ def summary_document(loaded: Any) -> dict[str, Any]:
         "categories": json.loads(loaded.summary().reset_index().to_json(orient="records")),
         "meta": dict(loaded.data.meta),
         "findings": json.loads(loaded.findings().to_json(orient="records")),
+        "advice": json.loads(loaded.advice().to_json(orient="records")),
         "file": dict(loaded.data.file_report),
     }

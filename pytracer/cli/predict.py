@@ -8,6 +8,7 @@ from typing import Any
 from pytracer import errors
 from pytracer.cli import output
 from pytracer.cli.command import Command
+from pytracer.cli.imagine import add_wish, wish
 
 
 class Fits(Command):
@@ -26,7 +27,7 @@ class Fits(Command):
     name = "fits"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file or a memory snapshot of torch")
+        output.add_trace(parser)
         parser.add_argument(
             "--on",
             metavar="SIZE",
@@ -52,7 +53,7 @@ class Fits(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
-        loaded = output.read(options.file)
+        loaded = output.read(output.trace_or_newest(options.file))
         options.on = _bytes(options.on)
         if options.plan:
             return _plan(options, loaded)
@@ -96,6 +97,7 @@ def _add_verify(parser: Any, how: str) -> None:
         action="store_true",
         help=f"also run the program, {how}, and show both: --verify -- train.py --epochs 1",
     )
+    add_wish(parser, write=False)
 
 
 def _plan(options: argparse.Namespace, loaded: Any) -> int:
@@ -123,7 +125,7 @@ def _verified(options: argparse.Namespace, prediction: Any, which: Any, data: An
 
     try:
         with output.patience("running it"):
-            return which(verify)(data, prediction, options.program)
+            return which(verify)(data, prediction, options.program, wish(options))
     except errors.UsageError as error:
         return error
 
@@ -135,7 +137,10 @@ def _show(
 
     failed = isinstance(verified, errors.UsageError)
     if options.json:
-        both = {} if verified is None or failed else {"verified": verified.document()}
+        both = {}
+        if verified is not None and not failed:
+            changes = [vars(one) for one in verified.changes]
+            both["verified"] = {**verified.document(), "touched": changes}
         output.print_json({**document, **both})
     else:
         print(text)
@@ -172,9 +177,12 @@ def _document(prediction: Any) -> dict[str, Any]:
         "device": prediction.device,
         "card": prediction.card,
         "fits": bool(prediction),
+        "verdict": prediction.verdict,
+        "basis": prediction.basis,
         "smallest_card": prediction.smallest_card,
         "beside": prediction.beside,
         "peak_reserved": prediction.replay.peak_reserved,
+        "reserved": [prediction.replay.reserved[0], prediction.most_reserved],
         "retries": prediction.replay.retries,
         "failed": None if failed is None else asdict(failed),
         "holders": [vars(row) for row in prediction.holders],

@@ -70,8 +70,10 @@ class Summary(Command):
     Shows the memory at the peak: by category, the modules and lines that held
     most, the bytes that the allocator adds, the duration of a step, and one hint.
 
-      pytracer summary run.pytrace                 the screen
+      pytracer summary                             the newest .pytrace here
+      pytracer summary run.pytrace                 this one
       pytracer summary run.pytrace --words         and an explanation of its words
+      pytracer summary run.pytrace --advice        every change that helps
       pytracer summary run.pytrace --by module,op  who holds memory
       pytracer summary snapshot.pickle             torch's own memory history
       pytracer summary run/                        all ranks of a job, compared
@@ -81,14 +83,16 @@ class Summary(Command):
     name = "summary"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument(
-            "file",
-            type=Path,
-            nargs="?",
-            help="a .pytrace file, a memory snapshot of torch, or a folder with the ranks of a job",
+        output.add_trace(
+            parser, "a .pytrace file, a memory snapshot of torch, or a folder with a job's ranks"
         )
         jobs.add_engine(parser)
         parser.add_argument("--words", action="store_true", help="explain the words on the screen")
+        parser.add_argument(
+            "--advice",
+            action="store_true",
+            help="instead of the screen, every change that lowers the peak, with what it saves",
+        )
         parser.add_argument(
             "--by",
             metavar="KEY,...",
@@ -106,14 +110,13 @@ class Summary(Command):
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer import reading
-        from pytracer.export import words
+        from pytracer.export import advice_text, words
         from pytracer.export.table import columns, shown_categories, wants_color
 
-        if options.file is None:
-            if not options.words:
-                raise errors.UsageError("summary needs a file: pytracer summary run.pytrace")
+        if options.file is None and options.words:
             print(words.legend(width=columns()))
             return 0
+        options.file = output.trace_or_newest(options.file)
         if options.by is not None:
             return _holders(options)
         if jobs.is_job(options.file):
@@ -121,6 +124,9 @@ class Summary(Command):
         with output.patience(f"reading {options.file}"):
             loaded = reading.read(options.file)
             loaded = loaded.anonymous() if options.anonymous else loaded
+            if options.advice and not options.json:
+                print(advice_text.text(loaded, columns()))
+                return 0
             table = loaded.table(color=wants_color(sys.stdout))
         if options.json:
             output.print_json(output.summary_document(loaded))
@@ -185,12 +191,12 @@ class Watch(Command):
     name = "watch"
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("file", type=Path, help="a .pytrace file that a program is writing")
+        output.add_trace(parser, "a .pytrace file that a program is writing")
 
     def run(self, options: argparse.Namespace) -> int:
         from pytracer.cli import watch
 
-        watch.watch(options.file)
+        watch.watch(output.trace_or_newest(options.file))
         return 0
 
 
@@ -212,7 +218,9 @@ class Diff(Command):
         parser.add_argument(
             "before",
             type=Path,
-            help="a .pytrace file, a memory snapshot of torch, or a folder of ranks",
+            nargs="?",
+            help="a .pytrace file, a memory snapshot of torch, or a folder of ranks (for --steps "
+            "the default is the newest .pytrace here)",
         )
         parser.add_argument("after", type=Path, nargs="?", help="the other one (default: the same)")
         parser.add_argument(
@@ -229,14 +237,17 @@ class Diff(Command):
         output.add_json(parser)
 
     def run(self, options: argparse.Namespace) -> int:
+        if options.before is None and options.steps is not None:
+            options.before = output.trace_or_newest(None)
         if jobs.is_job(options.before) or jobs.is_job(options.after):
             options.before, options.after = jobs.diff(options)
-        if options.after is None and options.steps is None:
+        if options.before is None or (options.after is None and options.steps is None):
             raise errors.UsageError("a diff needs a second trace, or --steps 1,3 of this one")
         if options.steps is not None and options.at != "peak":
             raise errors.UsageError(f"--at {options.at}: steps are compared at their peaks")
         from pytracer.analysis.answers import diff
         from pytracer.export.diff import render
+        from pytracer.export.table import columns
 
         after_path = options.after or options.before
         before = output.read(options.before)
@@ -255,7 +266,7 @@ class Diff(Command):
                 }
             )
             return 0
-        print(render(changes, names))
+        print(render(changes, names, columns(most=120)))
         return 0
 
 

@@ -6,7 +6,6 @@ torch. `pytracer/cost/measurements.py` reads the document without torch.
 """
 
 import re
-import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -85,11 +84,9 @@ class Measurement:
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
-        self._profiler = profile(activities=activities, record_shapes=True)
-        with warnings.catch_warnings():
-            # torch 2.11 warns about several cycles even though this profiler has only one.
-            warnings.filterwarnings("ignore", ".*Profiler clears events")
-            self._profiler.start()
+        # Without acc_events torch warns, once per process, of what happens after several cycles.
+        self._profiler = profile(activities=activities, record_shapes=True, acc_events=True)
+        self._profiler.start()
         C.mark_modules(True)
 
     def stop(self) -> dict[str, Any] | None:

@@ -32,13 +32,13 @@ def device_name(device: str) -> str:
 
 
 def _processor() -> str:
-    """The processor's name in /proc/cpuinfo."""
+    """The processor's name in /proc/cpuinfo. platform.processor() would start `uname`."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine() or "cpu")
+    return next(names, platform.machine() or "cpu")
 
 
 def cache_bytes(device: str) -> int | None:
@@ -157,7 +157,7 @@ def _key(name: str) -> str:
 
 def _read() -> dict[str, Any]:
     try:
-        document = json.loads(_file().read_text())
+        document = json.loads(_file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
@@ -169,7 +169,7 @@ def _write(key: str, measured: dict[str, Any]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         beside = path.with_suffix(f".{os.getpid()}")
-        beside.write_text(json.dumps({**_read(), key: measured}, indent=1))
+        beside.write_text(json.dumps({**_read(), key: measured}, indent=1), encoding="utf-8")
         beside.replace(path)
     except OSError:
         pass

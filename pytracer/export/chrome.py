@@ -17,7 +17,7 @@ import numpy as np
 
 from pytracer import errors, meta
 from pytracer._native import core
-from pytracer.analysis.facts import phases
+from pytracer.analysis.facts import lines
 from pytracer.export import tracks as tracks_of
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -308,7 +308,7 @@ class Document(Sink):
 
     def _thread_tracks(self) -> list[tuple[int, str]]:
         """The threads of the program's group with their names, the main thread first."""
-        main = phases.main_thread(self.trace)
+        main = lines.main_thread(self.trace)
         numbers = np.unique(self.slices.thread).tolist()
         return [
             *self._own_threads(),
@@ -360,7 +360,7 @@ class Document(Sink):
         for process, name in processes:
             yield _metadata_event("process_name", process, process, name=f"{name}{suffix}")
             yield _metadata_event("process_sort_index", process, process, sort_index=process)
-        main = phases.main_thread(self.trace)
+        main = lines.main_thread(self.trace)
         threads = [
             *self._own_threads(),
             *(
@@ -380,7 +380,8 @@ def _thread_name(trace: Trace, thread: int, main: int) -> str:
         return f"thread {thread}"
     text = int(threads.name[thread])
     name = (trace.strings[text] if text < len(trace.strings) else "") or "thread"
-    return f"{'main thread' if thread == main else name} {threads.native_id[thread]}"
+    number = threads.native_id[thread] or ""  # a row for many threads has none
+    return f"{'main thread' if thread == main else name} {number}".rstrip()
 
 
 def _metadata_event(event: str, process: int, thread: int, **arguments: Any) -> str:

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from pytracer.analysis.answers import diff_rows
 from pytracer.analysis.answers.diff import Diff, Side
 from pytracer.analysis.answers.diff_rows import Change, Changes
+from pytracer.export.table import cut_in_front
 from pytracer.units import size_text
 
 _MOST_ROWS = 6  # each takes one line or two
+_LEAST_TEXT = 15  # the longest category, `optimizer_state`
 
 
 def render(diff: Diff, names: tuple[str, str] = ("before", "after"), width: int = 80) -> str:
@@ -31,7 +33,9 @@ def signed(amount: int) -> str:
 def _sides(names: tuple[str, str], diff: Diff, width: int) -> list[str]:
     texts = [_moment(side) for side in (diff.before, diff.after)]
     room = max(width - max(map(len, texts)) - 2, 8)
-    shown = [_short(name, room) for name in names]
+    shown = [cut_in_front(name, room) for name in names]
+    if shown[0] == shown[1] and names[0] != names[1]:  # too narrow: their own lines
+        return [line for name, text in zip(names, texts, strict=True) for line in (name, text)]
     column = max(map(len, shown))
     return [f"{name:<{column}}  {text}" for name, text in zip(shown, texts, strict=True)]
 
@@ -65,10 +69,14 @@ def _categories(diff: Diff, width: int) -> Iterator[str]:
     before, after = diff.before.by_category, diff.after.by_category
     changes = sorted(((after[c] - before[c], c) for c in after), key=lambda pair: -abs(pair[0]))
     parts = [f"{name} {signed(change)}" for change, name in changes if change]
-    while len(", ".join(parts)) > width:
-        parts.pop()
-    if parts:
-        yield ", ".join(parts)
+    line = ""
+    for part in parts:
+        if line and len(f"{line}, {part},") > width:
+            yield f"{line},"
+            line = ""
+        line = f"{line}, {part}" if line else part
+    if line:
+        yield line
 
 
 def _rows(diff: Diff, width: int) -> Iterator[str]:
@@ -85,8 +93,10 @@ def _rows(diff: Diff, width: int) -> Iterator[str]:
             yield f"{head} {'  '.join(texts)}"
             continue
         # The category and the module stand beside the number, the rest below.
-        yield f"{head} {_short('  '.join(texts[:2]), width - len(head) - 1)}"
-        yield f"{'':>{len(head)}} {_short('  '.join(texts[2:]), width - len(head) - 1)}"
+        room = width - len(head) - 1
+        for text in (*_fitted(texts[:2], room), *_fitted(texts[2:], room)):
+            yield f"{head} {text}"
+            head = " " * len(head)
     left = [change.row.change for change in changes.rows[_MOST_ROWS:]]
     if left:
         both = sum(size for size in left if size > 0), sum(size for size in left if size < 0)
@@ -124,6 +134,12 @@ def _text(key: str, text: str, change: Change) -> str:
     return shown
 
 
-def _short(text: str, width: int) -> str:
-    """The text, or its end if it is too long, because names differ at the end."""
-    return text if len(text) <= width else "..." + text[len(text) - width + 3 :]
+def _fitted(texts: list[str], width: int) -> list[str]:
+    """The texts in one line, in which the longest gives way; in a line each if that is too narrow."""
+    fitted = list(texts)
+    while (over := len("  ".join(fitted)) - width) > 0:
+        length, longest = max((len(text), i) for i, text in enumerate(fitted))
+        if length <= _LEAST_TEXT:
+            return [cut_in_front(text, width) for text in texts]
+        fitted[longest] = cut_in_front(fitted[longest], max(length - over, _LEAST_TEXT))
+    return ["  ".join(fitted)] if fitted else []

@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytracer.files import refuse_to_overwrite
+
 if TYPE_CHECKING:
     from pytracer.export.chrome import Exported
     from pytracer.recorded import Trace
@@ -67,6 +69,7 @@ def html(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
 
 def pytrace(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
     """The trace itself."""
+    refuse_to_overwrite(Path(path), overwrite=overwrite)
     return trace.save(path, overwrite=overwrite)
 
 

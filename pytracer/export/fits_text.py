@@ -1,12 +1,14 @@
 """Predictions as text: whether a run fits, a plan, another batch; and their verification."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from pytracer.analysis.allocator.replay import FailedRequest
+from pytracer.analysis.allocator.advice import Choice
+from pytracer.analysis.allocator.replay import EXACT, NOT_KNOWN, FailedRequest
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
-from pytracer.analysis.forecasts.fits import Fits, Holder
+from pytracer.analysis.forecasts.fits import PERHAPS, Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
+from pytracer.export import touched_text
 from pytracer.export.table import cut_in_front, paragraph
 from pytracer.model_names import module_text
 from pytracer.names import short_line
@@ -21,10 +23,11 @@ def render(fits: Fits, width: int = 80) -> str:
     """The page, without a line break at its end."""
     lines = [*paragraph("fits", _answer(fits), width)]
     lines += paragraph("beside", _beside(fits), width)
+    lines += paragraph("basis", _basis(fits), width)
     if len(fits.by_kind) > 1:
         kinds = (f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items())
         lines += paragraph("peaks", ", ".join(kinds), width)
-    if fits.replay.failed is not None:
+    if fits.replay.failed is not None and not _is_full(fits):
         lines += _failure(fits.replay.failed, width)
         lines += _holders(fits.holders, width)
     lines += ["", *_choices(fits, width)]
@@ -44,39 +47,96 @@ def _answer(fits: Fits) -> str:
     if fits.card is None:
         return f"{needs}, with the settings it was recorded with"
     card = size_text(fits.card)
+    if _is_full(fits):
+        return f"no, not on {card}: all of it is in use before torch's allocator starts; {needs}"
     if fits:
         again = f", {fits.replay.retries:,} retries" if fits.replay.retries else ""
         return f"yes, on {card}: {needs}{again}"
+    if fits.verdict == PERHAPS:
+        sure = f"; surely with {_named(fits.helps.settings)}" if fits.helps is not None else ""
+        return f"perhaps, on {card}: {_doubt(fits)}{sure}"
     if fits.helps is not None:
         return f"not on {card} as it is, but with {_named(fits.helps.settings)}: {needs} without"
     return f"no, not on {card}: {needs}, and no setting of the allocator is enough"
 
 
+def _is_full(fits: Fits) -> bool:
+    """Whether the card has nothing left for torch's allocator."""
+    return fits.card is not None and fits.card <= fits.beside
+
+
+def _doubt(fits: Fits) -> str:
+    """Why it is not sure that the run fits."""
+    if fits.replay.failing_orders:
+        return (
+            f"a request fails in {fits.replay.failing_orders:,} of {fits.replay.orders:,} orders in "
+            "which the driver may place segments"
+        )
+    reserves = f"torch's allocator may reserve {size_text(fits.most_reserved)}"
+    if fits.beside_at_most <= fits.beside:
+        return reserves
+    beside = f"context, kernels and libraries may take {size_text(fits.beside_at_most)} beside it"
+    return f"{reserves}, and {beside}"
+
+
 def _beside(fits: Fits) -> str:
-    peak = size_text(fits.replay.peak_reserved)
-    reserves = f"reserves {peak}" if fits.replay else f"has reserved {peak} when a request fails"
     if not fits.beside:
-        return f"{NOT_MEASURED}. The allocator {reserves}"
-    return (
-        f"{size_text(fits.beside)} are the context, libraries and the driver's; torch's "
-        f"allocator {reserves} of the rest"
+        return f"{NOT_MEASURED}. The allocator {_reserves(fits)}"
+    beside, needed = _adding_up([fits.beside, fits.smallest_card - fits.beside])
+    start = (
+        f"{beside} are the context, libraries and the driver's. Torch's allocator needs {needed}"
     )
+    return start if _is_full(fits) else f"{start}, and {_reserves(fits)}"
+
+
+def _reserves(fits: Fits) -> str:
+    replayed = fits.replay
+    if replayed:
+        return f"reserves {_between(*replayed.reserved)} if it can"
+    return f"has reserved {size_text(replayed.peak_reserved)} when a request fails"
+
+
+def _adding_up(parts: Sequence[int]) -> list[str]:
+    """The parts of a sum, rounded so that they add up to the sum as it is printed."""
+    number, unit = size_text(sum(parts)).split()
+    decimals = len(number.partition(".")[2])
+    step = _UNITS[unit] / 10**decimals
+    steps = [int(part // step) for part in parts]
+    missing = round(float(number) * 10**decimals) - sum(steps)
+    by_rest = sorted(range(len(parts)), key=lambda i: parts[i] % step, reverse=True)
+    for i in by_rest[:missing]:
+        steps[i] += 1
+    return [f"{count / 10**decimals:.{decimals}f} {unit}" for count in steps]
+
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def _basis(fits: Fits) -> str:
+    if fits.basis == NOT_KNOWN:
+        return "not known, for the reason in the notes"
+    if fits.basis == EXACT:
+        return "exact, wherever the driver puts segments"
+    tried = "all orders" if fits.replay.are_all else f"{fits.replay.orders:,} orders"
+    scratch = ", and of what libraries may take" if fits.uncertain else ""
+    return f"an interval over {tried} in which the driver may put segments{scratch}"
 
 
 def on_a_card(fits: Fits) -> str:
     """The answer in a sentence, for a line per card."""
-    reserved, failed = size_text(fits.replay.peak_reserved), fits.replay.failed
+    failed = fits.replay.failed
     beside = f"{size_text(fits.beside)} beside torch's allocator"
     beside = beside if fits.beside else f"beside {NOT_MEASURED}"
     kinds = [f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items()]
     peaks = f"; peaks: {', '.join(kinds)}" if len(kinds) > 1 else ""
-    if failed is None and fits.uncertain:
-        most = fits.replay.peak_reserved + fits.uncertain
-        is_safe = fits.card is None or fits.beside + most <= fits.card
-        start = "fits" if is_safe else "may fit"
-        return f"{start}: torch reserves {reserved}, at most {size_text(most)}{peaks}; {beside}"
     if failed is None:
-        return f"fits: torch reserves {reserved}{peaks}; {beside}"
+        reserves = _between(*fits.replay.reserved)
+        most = f", at most {size_text(fits.most_reserved)}" if fits.uncertain else ""
+        if fits.verdict == PERHAPS:
+            return f"{fits.verdict}: {_doubt(fits)}{peaks}; {beside}"
+        return f"{fits.verdict}: torch reserves {reserves}{most}{peaks}; {beside}"
+    if fits.verdict == PERHAPS:
+        return f"{fits.verdict}: {_doubt(fits)}{peaks}; {beside}"
     failure = (
         f"an allocation of {size_text(failed.bytes)} fails when torch has reserved "
         f"{size_text(failed.reserved)}"
@@ -113,12 +173,18 @@ def _holders(rows: tuple[Holder, ...], width: int) -> Iterator[str]:
 
 def _choices(fits: Fits, width: int) -> Iterator[str]:
     yield from paragraph("settings", "the smallest card with each, as replayed", width)
-    for choice in fits.choices[:_MOST_CHOICES]:
+    rows = [(_says(fits, choice), choice) for choice in fits.choices[:_MOST_CHOICES]]
+    wide = max((len(says) for says, _ in rows), default=0)
+    for says, choice in rows:
         size = size_text(choice.smallest_room + fits.beside)
-        says = "as recorded" if choice.as_recorded else ""
-        if fits.card is not None and choice.runs:
-            says += f"{', ' if says else ''}fits"
-        yield f"{'':<{_MARGIN}}{size:>8}  {_named(choice.settings):<42}{says}"[:width]
+        start = f"{'':<{_MARGIN}}{size:>8}  {says:<{wide}}{'  ' if wide else ''}"
+        yield start + _named(choice.settings)
+
+
+def _says(fits: Fits, choice: Choice) -> str:
+    recorded = "as recorded" if choice.as_recorded else ""
+    runs = "fits" if fits.card is not None and fits.surely_runs(choice) else ""
+    return ", ".join(filter(None, (recorded, runs)))
 
 
 def _named(settings: str) -> str:
@@ -129,7 +195,10 @@ def render_what_if(prediction: WhatIf, width: int = 80) -> str:
     """The predicted peak, and the rows without a law."""
     length = f", length {prediction.length}" if prediction.length is not None else ""
     lines = paragraph("what if", f"batch {prediction.batch}{length} on {prediction.device}", width)
-    lines += paragraph("peak", _between(prediction.lowest, prediction.highest), width)
+    lines += paragraph("peak", _likely(prediction), width)
+    traced = ", ".join(f"{batch:,}" for batch in prediction.batches)
+    basis = f"{prediction.basis}, from traces with {traced} rows of the model's input"
+    lines += paragraph("basis", basis, width)
     if prediction.reserved is not None:
         lines += paragraph("reserved", _between(*prediction.reserved), width)
     agree = "trace gives" if prediction.traces == 1 else "traces agree on"
@@ -144,6 +213,13 @@ def render_what_if(prediction: WhatIf, width: int = 80) -> str:
     return _joined(lines, prediction.verified, width)
 
 
+def _likely(prediction: WhatIf) -> str:
+    between = _between(prediction.lowest, prediction.highest)
+    if prediction.exact or prediction.likely is None:
+        return between
+    return f"{between}; {size_text(prediction.likely)} if the program does what it did"
+
+
 def text_of(forecast: Fits | WhatIf | CheckpointPlan) -> str:
     """Any forecast as text."""
     return render_what_if(forecast) if isinstance(forecast, WhatIf) else str(forecast)
@@ -151,6 +227,8 @@ def text_of(forecast: Fits | WhatIf | CheckpointPlan) -> str:
 
 def _between(lowest: int, highest: int) -> str:
     low, high = size_text(lowest), size_text(highest)
+    if low == high and lowest != highest:  # three digits do not tell them apart
+        low, high = (f"{bytes_ / (1 << 20):,.2f} MiB" for bytes_ in (lowest, highest))
     return low if lowest == highest else f"between {low} and {high}"
 
 
@@ -205,4 +283,5 @@ def render_verified(verified: Verified, width: int = 80) -> str:
     for note in verified.notes:
         lines += paragraph("note", note, width)
     lines += paragraph("", f"added to {verified.file}", width)
+    lines += touched_text.render(verified.changes, kept=False, keep="", width=width).splitlines()
     return "\n".join(line.rstrip() for line in lines)

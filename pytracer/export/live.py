@@ -1,29 +1,38 @@
 """A recording in progress as text: one screen, or one line a step.
 
 This runs beside the training, perhaps on the same core. So it imports neither pandas nor torch, and
-its memory does not grow with the recording.
+its memory does not grow with the recording. Totals, peaks and steps are counted as the file grows.
+What the bytes are for is asked of the last whole step, by the rules of `pytracer summary`.
 """
 
 import json
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unicodedata import east_asian_width
 
+import numpy as np
+
 from pytracer import errors
 from pytracer._native import core
-from pytracer.analysis.facts import owners
+from pytracer.analysis.answers.step_memory import StepMemory, step_memory
+from pytracer.analysis.facts.grouping import Holder
+from pytracer.analysis.facts.window import Window
 from pytracer.export.table import Paint, category_color, cut_in_front
+from pytracer.files import most_memory
 from pytracer.meta import Meta, read as read_meta
 from pytracer.model_names import module_text
-from pytracer.names import is_bare, layers_alike, short_line, short_path
-from pytracer.schema import ALWAYS_SHOWN, CATEGORIES, CATEGORY_ORDER, DEVICE_TYPES, PHASES
+from pytracer.names import is_bare, layers_alike, short_line
+from pytracer.recorded import Trace
+from pytracer.schema import ALWAYS_SHOWN, CATEGORY_ORDER, DEVICE_TYPES
 from pytracer.units import size_text, time_text
 
-_PIECE = 1 << 20  # bytes of the file, between two looks at the keyboard
+_PIECE = 1 << 15  # bytes of the file, between two looks at the keyboard
+_REST = 100  # the rules run at most one part in that many of the time
 _RECENT = 100  # steps over which growth is measured
 _BARS = "▁▂▃▄▅▆▇█"
 _PLAIN_BARS = "_.-=+*%#"
@@ -42,6 +51,13 @@ class Step(NamedTuple):
     took_ns: int | None  # None for the first known step
 
 
+class Shown(NamedTuple):
+    """What is known of the bytes of one step."""
+
+    step: int | None  # None: no step has ended, and this is what is alive now
+    memory: StepMemory
+
+
 class Following:
     """Follows a trace while it is written."""
 
@@ -53,14 +69,17 @@ class Following:
         """
         self.path = path
         self._follower = self._open()
-        self._texts: dict[int, str] = {}  # lines, by their row of the stack table
+        self._window = Window()
         self._meta_text = ""
         self._meta = read_meta({})
         self.state: dict[str, Any] = self._follower.state()
+        self._shown: Shown | None = None
+        self._shown_of: object = None  # the state of the file that it was made of
+        self._rests_until = 0.0
 
     def _open(self) -> Any:
         try:
-            return core.Follower(os.fsencode(self.path))
+            return core.Follower(os.fsencode(self.path), most_memory())
         except core.FileError as error:
             raise errors.UnreadableTrace(str(error)) from None
 
@@ -74,6 +93,10 @@ class Following:
             more: bool = self._follower.advance(_PIECE)
         except core.FileError as error:
             raise errors.UnreadableTrace(str(error)) from None
+        self._window.add(self._follower.take_rows())
+        if self._window.is_large:
+            ends = [ticks for _, ticks, _, _ in self._follower.steps(0)]
+            self._window.condense(self._follower.tables(), np.array(ends, np.uint64))
         return more
 
     def look(self) -> None:
@@ -154,39 +177,57 @@ class Following:
         slow = self.state["clock_unix_ns"]
         return int(slow[-1] - slow[0]) if len(slow) > 1 else 0
 
+    def shown(self) -> Shown | None:
+        """What the bytes of the last whole step are for; None until something was allocated.
+
+        While the recording goes on, a picture may be of an earlier step: the rules rest for a time
+        that is a multiple of what they took.
+        """
+        file = (self.state["step"], self.finished) if self.state["step"] else self.state["events"]
+        begun = time.monotonic()
+        rests = begun < self._rests_until and not self.finished
+        if self.main is not None and file != self._shown_of and not rests:
+            self._shown = self._by_the_rules(self.main) or self._shown
+            self._shown_of = file
+            self._rests_until = time.monotonic() + _REST * (time.monotonic() - begun)
+        return self._shown
+
+    def _by_the_rules(self, main: Mapping[str, Any]) -> Shown | None:
+        """What the last whole step's bytes are for; None if too little of the step is kept."""
+        trace: Trace = self._window.trace(self._follower.tables())
+        device, last = device_name(main), self.state["last_ticks"]
+        rows = self._follower.steps(max(self.state["step"] - 2, 0))
+        if not rows:
+            return Shown(None, step_memory(trace, device, last, last))
+        number, end = rows[-1][:2]
+        begin = rows[0][1] if len(rows) > 1 else 0
+        if begin < self._window.complete_from:
+            return None
+        return Shown(number, step_memory(trace, device, begin, end))
+
     def modules(self) -> list[tuple[str, int]]:
         """The modules that held most at the last step's peak. Equal layers count as one."""
-        sums: dict[str, int] = {}
-        for path, amount in self._follower.modules():
-            shown = module_text(self.meta.roots.whole(path))
-            name = shown if is_bare(shown) else layers_alike(shown)
-            sums[name] = sums.get(name, 0) + amount
-        return _highest(sums)
+        shown = self.shown()
+        return _sums(shown.memory.modules, _layer) if shown else []
 
     def lines(self) -> list[tuple[str, int]]:
         """The lines whose allocations held most at the last step's peak."""
-        sums: dict[str, int] = {}
-        for row, amount in self._follower.lines().items():
-            text = self._line(row)
-            sums[text] = sums.get(text, 0) + amount
-        return _highest(sums)
-
-    def _line(self, row: int) -> str:
-        """The innermost line of the user's code in a stack."""
-        if row not in self._texts:
-            at, text = row, ""
-            while at and not text:
-                parent, file, line = self._follower.frame(at)
-                if owners.is_users_file(file):
-                    text = f"{short_path(file, self.meta.directory)}:{line}"
-                at = parent
-            self._texts[row] = text
-        return self._texts[row]
+        shown = self.shown()
+        return _sums(shown.memory.lines, str) if shown else []
 
 
-def _highest(sums: Mapping[str, int]) -> list[tuple[str, int]]:
-    named = [(name, amount) for name, amount in sums.items() if name and amount > 0]
-    return sorted(named, key=lambda row: (-row[1], row[0]))
+def _layer(path: str) -> str:
+    """The module, as it is shown among layers that are alike."""
+    name = module_text(path)
+    return name if is_bare(name) else layers_alike(name)
+
+
+def _sums(holders: Sequence[Holder], name_of: Callable[[str], str]) -> list[tuple[str, int]]:
+    sums: dict[str, int] = {}
+    for holder in holders:
+        name = name_of(holder.name)
+        sums[name] = sums.get(name, 0) + holder.bytes
+    return sorted(sums.items(), key=lambda row: (-row[1], row[0]))
 
 
 # ---------------------------------------------------------------------- one line a step
@@ -224,7 +265,7 @@ def screen(
     width, height = size
     body = [*_head(live, paint, width)]
     if live.main is not None:
-        body += ["", *_categories(live.main, paint, width, fine=fine), ""]
+        body += ["", *_categories(live.shown(), paint, width, fine=fine), ""]
         body += _history(live, width, fine=fine)
         body += _holders(live, width)
     body += _listed("devices", list(users), width)
@@ -249,10 +290,7 @@ def _head(live: Following, paint: Paint, width: int) -> Iterator[str]:
         doing = "finished"
     elif live.abandoned:
         doing = "its process is gone"
-    phase = PHASES[live.state["phase"]]
     parts = [live.path.name, doing, f"step {live.state['step']:,}"]
-    if doing == "recording" and phase != "other":
-        parts.append(f"in {phase}")
     if live.elapsed_ns:
         parts.append(time_text(live.elapsed_ns))
     yield paint(cut("   ".join(parts), width), _BOLD)
@@ -263,7 +301,7 @@ def _head(live: Following, paint: Paint, width: int) -> Iterator[str]:
     peak = device["peak"]
     name = device_name(device)
     text = f"{name}   now {size_text(device['now'])}   peak {size_text(peak['bytes'])}"
-    text += f" in step {peak['step']:,}, {PHASES[peak['phase']]}"
+    text += f" in step {peak['step']:,}"
     if device["type"] and device["reserved"] > 0:
         text += f"   reserved {size_text(device['reserved'])}"
     yield cut(text, width)
@@ -276,19 +314,19 @@ def device_name(device: Mapping[str, Any]) -> str:
     return name if name == "cpu" else f"{name}:{device['index']}"
 
 
-def _categories(
-    device: Mapping[str, Any], paint: Paint, width: int, *, fine: bool
-) -> Iterator[str]:
-    now, peak = device["now_by_category"], device["peak"]["by_category"]
-    yield cut(f"  {'':<16}{'now':>10}{'at the peak':>13}", width)
-    largest, room = max(*peak, 1), max(width - 51, 0)
+def _categories(shown: Shown | None, paint: Paint, width: int, *, fine: bool) -> Iterator[str]:
+    if shown is None or shown.step is None:
+        yield cut("  categories follow when a step has ended", width)
+        return
+    end, peak = shown.memory.end.by_category, shown.memory.peak.by_category
+    yield cut(f"  {f'of step {shown.step:,}':<16}{'at its end':>10}{'at its peak':>13}", width)
+    largest, room = max(*peak.values(), 1), max(width - 51, 0)
     for name in CATEGORY_ORDER:
-        number = CATEGORIES.index(name)
-        if not (now[number] or peak[number] or name in ALWAYS_SHOWN):
+        if not (end[name] or peak[name] or name in ALWAYS_SHOWN):
             continue
-        share = peak[number] / max(device["peak"]["bytes"], 1)
-        row = f"  {name:<16}{size_text(now[number]):>10}{size_text(peak[number]):>13}{share:>8.1%}"
-        bar = ("█" if fine else "#") * round(room * max(peak[number], 0) / largest)
+        share = peak[name] / max(shown.memory.peak.bytes, 1)
+        row = f"  {name:<16}{size_text(end[name]):>10}{size_text(peak[name]):>13}{share:>8.1%}"
+        bar = ("█" if fine else "#") * round(room * max(peak[name], 0) / largest)
         yield cut(row, width) + (paint(f"  {bar}", category_color(name)) if bar else "")
 
 

@@ -23,7 +23,6 @@ from pytracer.analysis.answers import findings
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.export.html import printable
-from pytracer.export.rows import alike
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, I32, I64, U32
 
@@ -294,7 +293,7 @@ def _raw_columns(trace: Trace, rows: Rows) -> list[NDArray[Any]]:
 
 def _alike(columns: list[NDArray[Any]]) -> tuple[U32, Rows]:
     """Gives rows that agree in all columns one number. Also returns the first row of each, in order."""
-    number, first = alike(columns)
+    number, first = grouping.alike(columns)
     by_time = np.argsort(first)
     rank = np.empty(len(first), np.uint32)
     rank[by_time] = np.arange(len(first), dtype=np.uint32)

@@ -29,6 +29,7 @@ from pytracer.analysis.answers import (
     recording_quality,
     training_steps,
 )
+from pytracer.analysis.answers.situation import Finding
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.cost import table as cost_table
@@ -274,7 +275,7 @@ def _books(trace: Trace, device: str, pack: packed.Packed) -> dict[str, Any]:
     }
 
 
-def _finding(row: findings.Finding, number: int, pack: packed.Packed) -> dict[str, Any]:
+def _finding(row: Finding, number: int, pack: packed.Packed) -> dict[str, Any]:
     """A finding, and the moment at which its allocations sum up to its bytes, if they are shown."""
     is_marked = number < packed.MOST_FINDINGS and bool((pack.marks >> np.uint32(number) & 1).any())
     return {

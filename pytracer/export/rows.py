@@ -1,6 +1,6 @@
 """The rows of a timeline, and the sink that its tracks write them through."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pytracer import errors, meta, sanitized
 from pytracer.analysis.facts import scopes, usage
 from pytracer.recorded import Trace
-from pytracer.schema import I64, U32, U64
+from pytracer.schema import I64, U64
 
 # torch.profiler counts time from the start of a quarter of a year with this many seconds, because
 # microseconds since 1970 with a fraction do not fit a double. The same grid puts both on one clock.
@@ -52,7 +52,6 @@ MOST_SLICES = 200_000
 MOST_SAMPLES = 50_000
 COUNTER_BUCKETS = 5000
 FOLDS = 2000  # slices of time, each with a bar for folded allocations
-MOST_NUMBERS = 2**63  # of a column of 64 bits
 HEAVY = 1_000_000_000  # bytes of JSON from which Perfetto in a browser gets into trouble
 
 
@@ -251,44 +250,6 @@ def largest(size: NDArray[Any], which: NDArray[np.intp], most: int) -> NDArray[n
     if len(which) <= most:
         return which
     return np.sort(which[np.argsort(size[which], kind="stable")[len(which) - most :]])
-
-
-def alike(columns: Sequence[NDArray[Any]]) -> tuple[U32, NDArray[np.intp]]:
-    """Gives rows that are equal in all columns one number. Also returns each number's first row.
-
-    Columns must not have negative numbers.
-    """
-    number, most = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        values = int(column.max(initial=0)) + 1
-        if most * values >= MOST_NUMBERS:
-            distinct, number = np.unique(number, return_inverse=True)
-            most = len(distinct)
-        if most * values >= MOST_NUMBERS:
-            distinct, column = np.unique(column, return_inverse=True)
-            values = len(distinct)
-        number *= values
-        np.add(number, column, out=number, casting="unsafe", dtype=np.int64)
-        most *= values
-    return _numbered(number)
-
-
-_PART = 1 << 16
-
-
-def _numbered(values: I64) -> tuple[U32, NDArray[np.intp]]:
-    """Like np.unique with both of its options, but faster and smaller if most values are equal."""
-    begins = range(0, len(values), _PART)
-    distinct = np.unique(
-        np.concatenate([values[:0], *(np.unique(values[b : b + _PART]) for b in begins)])
-    )
-    number, firsts = np.zeros(len(values), np.uint32), np.zeros(len(distinct), np.intp)
-    for begin in reversed(begins):
-        part = number[begin : begin + _PART]
-        part[:] = np.searchsorted(distinct, values[begin : begin + _PART])
-        # Backwards, so that the first row of each number is the one that stays.
-        firsts[part[::-1]] = np.arange(begin, begin + len(part))[::-1]
-    return number, firsts
 
 
 def or_none(values: NDArray[Any], missing: NDArray[np.bool_]) -> I64:

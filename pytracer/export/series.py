@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import phases, scopes, usage
+from pytracer.analysis.facts import scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, PHASES
@@ -91,7 +91,7 @@ def _highest_of_slices(times: I64, total: I64, points: int) -> NDArray[np.intp]:
 
 def phase_bands(trace: Trace, last: int) -> tuple[Band, ...]:
     """The main thread's phases, without the gaps between them."""
-    line = phases.timeline(trace)
+    line = timelines.timeline(trace)
     begins = np.append(trace.time_ns(line.begins), last) if len(line.ticks) else np.zeros(1)
     bands = []
     for i, phase in enumerate(line.phase.tolist()):

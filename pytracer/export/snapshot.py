@@ -20,13 +20,12 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pytracer import meta, sanitized
+from pytracer import errors, meta, sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.facts import devices, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.grouping import role_text
-from pytracer.export.rows import alike
+from pytracer.analysis.facts.grouping import alike, role_text
 from pytracer.files import write_whole
 from pytracer.ranges import Ranges
 from pytracer.recorded import Trace
@@ -35,6 +34,7 @@ from pytracer.version import __version__
 
 _PROTOCOL = 4  # the newest version that every version of the viewer reads
 _CHUNK = 1 << 16  # events at a time
+_MOST_HELD = 500_000  # blocks at the end: each is a dict of 2 KB until it is written
 _SMALL_SEGMENT = 2 << 20
 _SEPARATOR = " · "
 
@@ -44,6 +44,7 @@ def write(trace: Trace, path: str | Path, *, overwrite: bool = False) -> Path:
 
     Raises:
         errors.CannotWrite: the file exists already, or cannot be written.
+        errors.PytracerError: more blocks are alive at the end than a snapshot may have.
     """
     return write_whole(Path(path), lambda file: _fill(trace, file), overwrite=overwrite)
 
@@ -53,6 +54,11 @@ def _fill(trace: Trace, file: BinaryIO) -> None:
     names = _device_names(trace)
     words = _Words(trace)
     parts = [_Device(trace, name, number, words) for number, name in enumerate(names)]
+    if (held := sum(len(part.alive) for part in parts)) > _MOST_HELD:
+        raise errors.PytracerError(
+            f"{held:,} blocks are alive at the end, and a memory snapshot may have {_MOST_HELD:,}; "
+            "choose another format, such as perfetto"
+        )
     ours = {
         "version": __version__,
         "devices": names,
@@ -271,11 +277,17 @@ class _Device:
 
     # ------------------------------------------------------------ segments at the end
 
+    @cached_property
+    def alive(self) -> U32:
+        """The blocks that are alive at the end, by address."""
+        alloc, own = self.alloc, self.own
+        alive = own[(alloc.completed[own] < 0) & (alloc.requested_bytes[own] > 0)]
+        by_address: U32 = alive[np.argsort(alloc.address[alive], kind="stable")]
+        return by_address
+
     def segments(self) -> list[dict[str, Any]]:
         """The segments at the end, with their blocks."""
-        alloc = self.alloc
-        alive = self.own[(alloc.completed[self.own] < 0) & (alloc.requested_bytes[self.own] > 0)]
-        alive = alive[np.argsort(alloc.address[alive], kind="stable")]
+        alloc, alive = self.alloc, self.alive
         is_cpu = self.name == "cpu"  # whose blocks are as large as what was asked for
         sizes = alloc.requested_bytes if is_cpu else blocks.allocated_bytes(self.trace)
         rows = []

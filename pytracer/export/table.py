@@ -61,6 +61,9 @@ def _imagined(now: Overview, width: int) -> list[str]:
     if imagined.peak_at_most is not None:
         most = size_text(imagined.peak_at_most)
         text += f". With {unknown(imagined)} the peak is at most {most}"
+    if imagined.not_counted:
+        layers = " and ".join(imagined.not_counted)
+        text += f". The peak is at least this: what oneDNN takes for {layers} is not known"
     lines = [str(row.get("line")) for row in imagined.stand_ins]
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
@@ -83,9 +86,9 @@ def wants_color(stream: TextIO) -> bool:
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()
 
 
-def columns() -> int:
-    """The width of the terminal or of COLUMNS, from 40 to 80."""
-    return min(max(shutil.get_terminal_size().columns, 40), 80)
+def columns(most: int = 80) -> int:
+    """The width of the terminal or of COLUMNS, from 40 to `most`."""
+    return min(max(shutil.get_terminal_size().columns, 40), most)
 
 
 class Paint:
@@ -111,7 +114,9 @@ def _nothing(now: Overview, width: int) -> list[str]:
 
 
 def _head(now: Overview, width: int, paint: Paint) -> Iterator[str]:
-    head = f"peak {size_text(now.peak.bytes)} on {now.peak.device}"
+    imagined = now.meta.imagined
+    least = "at least " if imagined is not None and imagined.not_counted else ""
+    head = f"peak {least}{size_text(now.peak.bytes)} on {now.peak.device}"
     when = "before the first event"
     if now.when:
         when = f"{now.when}, {time_text(now.peak.time_ns)} after the start"

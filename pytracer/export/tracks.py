@@ -14,9 +14,17 @@ from pytracer import meta, sanitized
 from pytracer._native import core
 from pytracer.analysis.allocator import blocks, segments
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import device_times, lifetimes, owners, phases, scopes, usage
+from pytracer.analysis.facts import (
+    device_times,
+    lifetimes,
+    owners,
+    phases,
+    scopes,
+    timelines,
+    usage,
+)
 from pytracer.analysis.facts.allocations import allocations
-from pytracer.analysis.facts.grouping import role_text
+from pytracer.analysis.facts.grouping import alike, role_text
 from pytracer.cost import per_module
 from pytracer.export.rows import (
     ALLOCATIONS,
@@ -45,7 +53,6 @@ from pytracer.export.rows import (
     Rows,
     ScopeSlices,
     Sink,
-    alike,
     largest,
     or_none,
 )
@@ -138,11 +145,11 @@ def step_slices(sink: Sink) -> Rows:
 
 def phase_slices(sink: Sink) -> Rows:
     """The main thread's phases, without `other`."""
-    line = phases.timeline(sink.trace)
+    line = timelines.timeline(sink.trace)
     begin = sink.times(line.begins)
     end = np.append(begin[1:], sink.end_ns)
     names = np.array([sink.texts.add(name) for name in PHASES])
-    shown = (line.phase != phases.OTHER) & (end > begin)
+    shown = (line.phase != timelines.OTHER) & (end > begin)
     device_us = _device_us(sink, line)[shown].tolist()
     return _track(
         sink,
@@ -154,7 +161,7 @@ def phase_slices(sink: Sink) -> Rows:
     )
 
 
-def _device_us(sink: Sink, line: phases.Timeline) -> I64:
+def _device_us(sink: Sink, line: timelines.Timeline) -> I64:
     """The device's time for each phase. An interrupted phase has it in its first stretch."""
     measured = device_times.device_times(sink.trace)
     _, first = np.unique(line.interval, return_index=True)
@@ -538,18 +545,12 @@ def _own_of_modules(trace: Trace, slices: ScopeSlices) -> I64:
 
 
 def _with_what_is_inside(own: I64, parent: NDArray[np.intp]) -> I64:
-    """The sum of each slice and all slices inside it. Parents come before their children."""
-    depth = np.zeros(len(own), np.int64)
-    above = parent.copy()
-    while (deeper := above >= 0).any():
-        depth += deeper
-        above = np.where(deeper, parent[above], -1)
-    total = own.copy()
-    by_depth = np.argsort(depth, kind="stable")
-    cuts = np.searchsorted(depth[by_depth], np.arange(1, int(depth.max(initial=0)) + 2))
-    for begin, end in reversed(list(pairwise(cuts.tolist()))):
-        rows = by_depth[begin:end]
-        np.add.at(total, parent[rows], total[rows])
+    """The sum of each slice and all slices inside it."""
+    total, above = own.copy(), parent.copy()
+    while len(inner := np.flatnonzero(above >= 0)):
+        # Each round doubles the levels below a slice that its sum has.
+        np.add.at(total, above[inner], total[inner])
+        above[inner] = above[above[inner]]
     return total
 
 
@@ -561,9 +562,9 @@ def lifetime_track(process: int, category: NDArray[Any]) -> I64:
 
 def _step_bounds(trace: Trace) -> U64:
     """The first event, and the end of each step. The last step may be unfinished."""
-    line = phases.timeline(trace)
+    line = timelines.timeline(trace)
     bounds = np.concatenate([trace.events.ticks[:1], line.step_ends])
-    training = (line.phase == phases.FORWARD) | (line.phase == phases.BACKWARD_PHASE)
+    training = (line.phase == timelines.FORWARD) | (line.phase == timelines.BACKWARD_PHASE)
     if len(bounds) and (line.ticks[training] > bounds[-1]).any():
         bounds = np.append(bounds, usage.last_tick(trace))
     return bounds if len(trace.events.ticks) else bounds[:0]

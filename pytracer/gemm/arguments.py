@@ -1,6 +1,7 @@
 """The arguments of `pytracer gemm`. Importing this module does not import torch."""
 
 import argparse
+import math
 from pathlib import Path
 
 from pytracer.gemm.presets import MODELS
@@ -86,7 +87,7 @@ def _add_advise(advise: argparse.ArgumentParser) -> None:
         advise.add_argument(f"--{name}", type=int, metavar="N", help=_MEANING[name])
     advise.add_argument(
         "--step-ms",
-        type=float,
+        type=_duration,
         help="duration of a training step; gains are also shown as a share of it",
     )
     advise.add_argument(
@@ -106,10 +107,20 @@ def _add_timing(command: argparse.ArgumentParser, default: str) -> None:
     )
     command.add_argument(
         "--seconds",
-        type=float,
+        type=_duration,
         default=100.0,
         help="about how long to time products; preparing them takes extra time (default 100)",
     )
     command.add_argument("--json", action="store_true", help="one JSON document on stdout")
     command.add_argument("-o", "--output", type=Path, help="write the JSON document there")
     command.add_argument("-f", "--force", action="store_true", help="overwrite the output file")
+
+
+def _duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:  # nan is neither
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value

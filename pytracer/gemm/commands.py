@@ -41,8 +41,6 @@ def run(options: argparse.Namespace, traced: Model | None, progress: Progress, k
     Raises:
         errors.PytracerError: the command cannot run; the text says what to do instead.
     """
-    if options.seconds <= 0:
-        raise errors.UsageError(f"--seconds {options.seconds}: it must be more than 0")
     device = devices.pick(options.device)
     timer = Timer(device)
     if options.what == "sweep":
@@ -318,8 +316,6 @@ def _advise(
 ) -> Done:
     model = traced if traced is not None else _described(options)
     if options.step_ms is not None:
-        if options.step_ms <= 0:
-            raise errors.UsageError(f"--step-ms {options.step_ms}: it must be more than 0")
         model = replace(model, step_seconds=options.step_ms / 1e3)
     devices.require_dtypes(timer.facts, [model.dtype])
     libraries = _libraries(options, timer)

@@ -15,7 +15,7 @@ import numpy as np
 from pytracer import errors, sanitized
 from pytracer.analysis.answers.breakdown import parameter_rows
 from pytracer.analysis.answers.training_steps import step_rows
-from pytracer.analysis.facts import phases
+from pytracer.analysis.facts import timelines
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import main_device
 from pytracer.model_names import module_text
@@ -112,7 +112,7 @@ def linear_layers(trace: Trace, rows: int | None = None) -> LinearLayers:
         parameter_itemsize=next(iter(own.values())).itemsize,
         gradient_bytes=round(bytes_of["gradients"]),
         state_bytes=round(bytes_of["optimizer_state"]),
-        trained=bool((allocations(trace).phase == phases.BACKWARD_PHASE).any()),
+        trained=bool((allocations(trace).phase == timelines.BACKWARD_PHASE).any()),
         step_seconds=_step_seconds(trace),
         device=device,
     )
@@ -122,7 +122,7 @@ def _calls(trace: Trace) -> list[_Call]:
     """The products of the first step that has any."""
     rows = allocations(trace)
     ops = np.array([text in _PRODUCTS for text in trace.strings], np.bool_)
-    chosen = ops[rows.op] & (rows.phase == phases.FORWARD)
+    chosen = ops[rows.op] & (rows.phase == timelines.FORWARD)
     if not chosen.any():
         return []
     chosen &= rows.step == rows.step[chosen].min()
@@ -245,7 +245,7 @@ def _softmax_bytes(trace: Trace) -> set[int]:
     """The sizes that the forward's log-softmaxes allocated."""
     rows = allocations(trace)
     ops = np.array([text == "aten::_log_softmax" for text in trace.strings], np.bool_)
-    chosen = ops[rows.op] & (rows.phase == phases.FORWARD)
+    chosen = ops[rows.op] & (rows.phase == timelines.FORWARD)
     return {int(size) for size in rows.requested_bytes[chosen]}
 
 

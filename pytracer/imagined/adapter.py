@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -15,7 +16,17 @@ import torch.utils.data
 
 from pytracer import errors, private_torch
 from pytracer._native import C
-from pytracer.imagined import ranks, recurrent, scratch, sizes
+from pytracer.imagined import (
+    attention,
+    checkpoints,
+    ctc,
+    kernels,
+    losses,
+    ranks,
+    recurrent,
+    scratch,
+    sizes,
+)
 from pytracer.imagined.known import GUESS, Known
 from pytracer.imagined.patches import listed, replaced
 from pytracer.imagined.standins import Reads, where
@@ -36,9 +47,15 @@ aten = torch.ops.aten
 _RUNS_BACKWARD = private_torch.backward_runner.__code__
 _WRAPPERS = ("eval_frame.py", "_compile.py")  # torch's own frames around a mode
 _COMPOSITE = private_torch.dispatch_keys.CompositeImplicitAutograd
+_COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
 _STEP = "Optimizer.step#"
+# The engine adds gradients and rows in place, but not where a dispatch mode is there.
+_IN_PLACE = frozenset((aten.add.Tensor, aten.index_add.default))
+# A card makes the last of their results first.
+_LAST_FIRST = frozenset((aten.native_dropout.default,))
+_FAKE = private_torch.mode_keys.FAKE
 
 
 class Fakes:
@@ -49,7 +66,7 @@ class Fakes:
         device: str,
         memory: Any,
         reads: Reads,
-        attention: Callable[..., Any],
+        attention_: Callable[..., Any] | None,
         ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
@@ -61,16 +78,29 @@ class Fakes:
             device: the type of device whose tensors get memory.
             memory: the imagined memory.
             reads: answers the program's reads of values.
-            attention: replaces `scaled_dot_product_attention`.
-            ran: called with each operator and its arguments after it ran.
+            attention_: replaces `scaled_dot_product_attention`, if anything does.
+            ran: called with each operator of the device and its arguments after it ran.
             job: the ranks of which the program is one.
             take: takes the scratch of a convolution or of a recurrent layer.
             sizes_: makes up sizes that depend on values.
         """
         self._known = Known(is_fake)
-        self._watching = _Watching(device, memory, self._known, attention, ran, job, take, sizes_)
-        self._reads, self._memory, self._job = reads, memory, job
+        self._known.assumes = reads.assumes
+        self._composites = attention.Composites()
         self._mode = _Mode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        self._watching = _Watching(
+            self._mode,
+            device,
+            memory,
+            self._known,
+            attention_,
+            ran,
+            job,
+            take,
+            sizes_,
+            self._composites,
+        )
+        self._reads, self._memory, self._job = reads, memory, job
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -78,17 +108,28 @@ class Fakes:
         _begin_engine()
         with contextlib.ExitStack() as stack:
             synchronized = self._job.shelf.synchronized
-            for patch in _patches(self._reads, self._known, self._memory, synchronized):
+            back = self._watching.back
+            for patch in _patches(self._reads, self._known, self._memory, synchronized, back):
                 stack.enter_context(patch)
             guard = C.ImaginedGuard()
             stack.callback(lambda: holder.clear())
             holder = [guard]
             del guard
+            stack.callback(_placed(self._known, self._composites)._destroy)
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(self._mode)
             stack.enter_context(self._watching)
             stack.enter_context(ranks.placed(self._job, self._known))
             yield
+
+
+def _placed(known: Known, composites: attention.Composites) -> Any:
+    """Replaces operators that read fake tensors by pointer, until `_destroy()` of the result."""
+    library = torch.library.Library("aten", "IMPL")
+    ctc.place(library, known)
+    recurrent.place_packing(library, known)
+    composites.place(library)
+    return library
 
 
 def _begin_engine() -> None:
@@ -99,10 +140,31 @@ def _begin_engine() -> None:
 class _Mode(FakeTensorMode):
     """Never touches a device, even while the patched `torch.cuda` claims that there is one."""
 
+    _entered = 0
+
     @property
     def avoid_device_init(self) -> bool:
         """Keeps small known constants on the CPU."""
         return True
+
+    def __enter__(self) -> "_Mode":
+        """Counts, because torch's own code finds this mode and enters it again."""
+        self._entered += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Ends the last entry."""
+        super().__exit__(*error)  # type: ignore[arg-type]
+        self._entered -= 1
+
+    def computes_shapes(self) -> bool:
+        """Whether an operator is asked for its result's shape only, and takes no memory.
+
+        Without us the program has no fake mode. So whoever entered one, this or another, asks for
+        shapes: DTensor's sharding propagation, a compiler, the program itself.
+        """
+        return self._entered > 1 or private_torch.active_mode(_FAKE) is not self
 
 
 class _Watching(TorchDispatchMode):
@@ -110,19 +172,24 @@ class _Watching(TorchDispatchMode):
 
     def __init__(
         self,
+        mode: _Mode,
         device: str,
         memory: Any,
         known: Known,
-        attention: Callable[..., Any],
+        attention_: Callable[..., Any] | None,
         ran: Callable[[Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
+        composites: attention.Composites,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._job, self._take, self._sizes = job, take, sizes_
+        self._mode, self._job, self._take, self._sizes = mode, job, take, sizes_
         self._device, self._memory, self._known = device, memory, known
-        self._attention, self._ran = attention, ran
+        self._attention, self._ran = attention_, ran
+        self._kernels = kernels.Kernels(take, attention_)
+        self._composites = composites
+        sizes_.knows(known)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -130,6 +197,8 @@ class _Watching(TorchDispatchMode):
         given = kwargs or {}
         if not all(issubclass(one, FakeTensor) for one in types):
             return NotImplemented  # it does the operator by other operators, as DTensor does
+        if self._mode.computes_shapes():
+            return func(*args, **given)
         if func.namespace == "c10d":
             return ranks.collective(func, args, self._known, self._job)
         if func is aten.is_pinned.default:
@@ -139,34 +208,39 @@ class _Watching(TorchDispatchMode):
                 self._job.shelf.stepped()
             with without_modes():
                 return func(*args, **given)
-        if func is aten.scaled_dot_product_attention.default:  # in inference mode
+        if (
+            self._attention and func is aten.scaled_dot_product_attention.default
+        ):  # in inference mode
             return self._attention(*args, **given)
+        if func in kernels.COMPOSED:
+            with self:
+                return func._op_dk(_COMPOSED, *args, **given)
         if torch.is_inference_mode_enabled() and _is_composite(func):
             with self:  # otherwise autograd takes it apart before a mode sees it
                 return func._op_dk(_COMPOSITE, *args, **given)
         try:
-            if func in recurrent.OPERATORS:
-                result = recurrent.run(func, args, self._take)
-            else:
-                result = func(*args, **given)
+            ours_runs = func in self._kernels
+            result = self._kernels.run(func, args, given) if ours_runs else func(*args, **given)
         except (DataDependentOutputException, DynamicOutputShapeException) as problem:
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
-            raise errors.CannotImagine(
-                f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
-                "register one with torch.library.register_fake"
-            ) from None
+            result = kernels.in_place(func, args, given)
+        losses.keep(func, args, result)
         if func in _COPIES:
             self._copied(func, args, given, result)
         self._known.ran(func, args, given, result)
         self._sizes.ran(func, args, result)
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
-        if func is aten.add.Tensor and _sums_gradients():
-            self._memory.take_over(result, args[0])  # on a card the engine adds in place
-        self._memory.back(ours)
+        if func in _IN_PLACE and (self._composites.is_running or _is_of_the_engine()):
+            self._memory.take_over(result, args[0])
+        self._memory.back(ours[::-1] if func in _LAST_FIRST else ours)
+        self._kernels.take_scratch()
         if func in scratch.CONVOLUTIONS and ours:
             self._take(scratch.of_convolution(func, args, result))
-        self._ran(func, args)
+        if func in scratch.TABLES and ours:
+            self._take(scratch.of_table(func, args))
+        if ours:
+            self._ran(func, args)
         return result
 
     def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:
@@ -185,7 +259,8 @@ class _Watching(TorchDispatchMode):
         if result is not None:
             return result
         count = isinstance(problem, DynamicOutputShapeException)
-        raise errors.CannotImagine(_needs(func, "a count of them" if count else "values")) from None
+        needed = "a count of them" if count else "values"
+        raise errors.CannotImagine(_needs(func, needed, self._sizes.way)) from None
 
     def _copied(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """A copy to the host waits for the card."""
@@ -193,6 +268,10 @@ class _Watching(TorchDispatchMode):
         blocks = not (kwargs.get("non_blocking") or args[2:3] == (True,))
         if blocks and self._is_ours(source) and result.fake_device.type == CPU:
             self._job.shelf.synchronized()
+
+    def back(self, tensors: list[Any]) -> None:
+        """Gives memory to tensors on the imagined device that were made without an operator."""
+        self._memory.back([one for one in tensors if self._is_ours(one)])
 
     def _is_ours(self, one: Any) -> bool:
         return isinstance(one, FakeTensor) and one.fake_device.type == self._device
@@ -215,8 +294,8 @@ def _empty_like(one: Any, device: torch.device) -> Any:
     return torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=device)
 
 
-def _sums_gradients() -> bool:
-    """Whether the engine itself adds gradients, and not Python code inside a node."""
+def _is_of_the_engine() -> bool:
+    """Whether the engine or a node of torch's runs it, and not Python code inside a node."""
     if private_torch.backward_pass_number() == -1 or torch.is_grad_enabled():
         return False
     frame: Any = sys._getframe(2)  # the operator's caller
@@ -225,11 +304,14 @@ def _sums_gradients() -> bool:
     return frame is not None and frame.f_code is _RUNS_BACKWARD
 
 
-def _needs(func: Any, needed: str) -> str:
+def _needs(func: Any, needed: str, sizes_way: str | None) -> str:
+    experts = 'For the rows of experts, say sizes="balanced" or sizes="worst" (--sizes). Or skip'
+    if sizes_way is not None:  # it was said, and this follows from no choice of a router
+        experts = "Skip"
     return (
         f"{where()}: {func} returns a result that depends on a tensor's values ({needed}), and "
-        'an imagined run has none. For the rows of experts, say sizes="balanced" or sizes="worst" '
-        "(--sizes). Or skip it while imagining: `if not pytracer.is_imagining():`"
+        f"an imagined run has none. {experts} it while imagining: "
+        "`if not pytracer.is_imagining():`"
     )
 
 
@@ -243,7 +325,11 @@ def _stand_in(tensor: torch.Tensor) -> Any:
 
 
 def _patches(
-    reads: Reads, known: Known, memory: Any, synchronized: Callable[[], None]
+    reads: Reads,
+    known: Known,
+    memory: Any,
+    synchronized: Callable[[], None],
+    back: Callable[[list[Any]], None],
 ) -> Iterator[contextlib.AbstractContextManager[Any]]:
     """Yields the patches of torch's attributes one by one."""
     resize = torch.UntypedStorage.resize_
@@ -258,7 +344,8 @@ def _patches(
     # Some code takes a FakeTensor as a sign of a compiler.
     yield replaced(private_torch.subclasses, "FakeTensor", _NoTensor)
     yield replaced(torch.utils.data.DataLoader, "__init__", _loads_here)
-    yield replaced(torch, "save", _saves_nothing)
+    yield replaced(torch, "save", checkpoints.saving(torch.save))
+    yield replaced(torch, "load", checkpoints.loading(torch.load, back))
     for owner, name, packing in recurrent.patches():
         yield replaced(owner, name, packing)
     yield replaced(torch.nn.init, "_no_grad_trunc_normal_", _truncated)
@@ -341,8 +428,42 @@ def _methods(reads: Reads, known: Known) -> dict[str, Any]:
         "record_stream": lambda self, stream: None,
         "pin_memory": lambda self, *_: self,
         "is_pinned": lambda self, *_: False,
+        "__deepcopy__": _copied_deeply,
         "__format__": lambda self, spec: format(item(self) if self.dim() == 0 else str(self), spec),
     }
+
+
+def _copied_deeply(self: Any, memo: dict[Any, Any]) -> Any:
+    """As torch copies real tensors. It would copy the mode of a fake one, too."""
+    if id(self) in memo:
+        return memo[id(self)]
+    if not self.is_leaf:
+        return torch.Tensor.__deepcopy__(self, memo)  # type: ignore[no-untyped-call]  # refuses it
+    with torch.no_grad():
+        if isinstance(self, torch.nn.Parameter):
+            data = self.data.clone(memory_format=torch.preserve_format)
+            copy: Any = torch.nn.Parameter(data, self.requires_grad)
+        else:
+            copy = _whole_copied(self, memo).as_strided(
+                self.shape, self.stride(), self.storage_offset()
+            )
+            copy = copy.detach().requires_grad_(self.requires_grad)
+            copy.grad = deepcopy(self.grad, memo)
+    own = {name: one for name, one in vars(self).items() if name not in vars(copy)}
+    vars(copy).update(deepcopy(own, memo))
+    memo[id(self)] = copy
+    return copy
+
+
+def _whole_copied(tensor: Any, memo: dict[Any, Any]) -> torch.Tensor:
+    """A copy of the tensor's storage, one for all tensors that share it."""
+    storage, size = tensor.untyped_storage(), tensor.element_size()
+    copies = memo.setdefault("pytracer", {})
+    key = (storage._cdata, tensor.dtype)
+    if key not in copies:
+        whole = tensor.detach().as_strided((storage.nbytes() // size,), (1,), 0)
+        copies[key] = whole.clone()
+    return copies[key]  # type: ignore[no-any-return]
 
 
 def _of_real(read: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -> Any:
@@ -414,10 +535,6 @@ def _loads_here(self: Any, *args: Any, **kwargs: Any) -> None:
     given = inspect.signature(_loader).bind(self, *args, **kwargs)
     given.arguments.update(_OF_WORKERS)
     _loader(*given.args, **given.kwargs)
-
-
-def _saves_nothing(*_: Any, **__: Any) -> None:
-    """Skips `torch.save`: a checkpoint without values could overwrite a real one."""
 
 
 def _truncated(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:

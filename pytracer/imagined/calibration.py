@@ -47,7 +47,7 @@ def file() -> Path:
 def kept() -> dict[str, Measured]:
     """The measured cards by title. A file that cannot be read has none."""
     try:
-        document = json.loads(file().read_text())
+        document = json.loads(file().read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     entries = document.get("cards") if isinstance(document, dict) else None
@@ -126,7 +126,9 @@ def _keep(card: Measured) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{os.getpid()}")
-        fresh.write_text(json.dumps({"cards": [vars(one) for one in cards.values()]}, indent=1))
+        fresh.write_text(
+            json.dumps({"cards": [vars(one) for one in cards.values()]}, indent=1), encoding="utf-8"
+        )
         fresh.replace(path)
     except OSError as problem:
         raise errors.CaptureError(f"cannot keep the card in {path}: {problem.strerror}") from None

@@ -46,7 +46,23 @@ def _gib(amount: float) -> int:
 
 
 _REPORT = "a report of torch's out-of-memory message: "
+_REPORTS = "many reports of torch's out-of-memory message"
+_PROPERTIES = "public reports of torch.cuda.get_device_properties"
 
+
+def _in_mib(
+    name: str,
+    title: str,
+    capability: tuple[int, int],
+    mebibytes: int,
+    processors: int,
+    source: str = _PROPERTIES,
+) -> Card:
+    return Card(name, title, capability, mebibytes << 20, processors, source)
+
+
+# The numbers of multiprocessors are those of NVIDIA's data sheets (CUDA cores / 128; of A100, A30,
+# H100 and V100 / 64) and of the reports. A source that begins with "estimated" is no measurement.
 CARDS = (
     Card(
         "H200",
@@ -63,7 +79,7 @@ CARDS = (
         (9, 0),
         _gib(79.10),
         132,
-        "many reports of torch's out-of-memory message",
+        _REPORTS,
     ),
     Card(
         "A100-80GB",
@@ -129,6 +145,33 @@ CARDS = (
         40,
         _REPORT + "https://github.com/Zheng-Chong/CatVTON/issues/133",
     ),
+    _in_mib("B200", "NVIDIA B200", (10, 0), 182_631, 148),
+    _in_mib("GB200", "NVIDIA GB200", (10, 0), 188_733, 152, _REPORTS),
+    # Announced with 192 GB; no report of one was found, so all its figures are those of a B200.
+    _in_mib("B100", "NVIDIA B100", (10, 0), 182_631, 148, "estimated: the figures of a B200"),
+    _in_mib(
+        "GH200", "NVIDIA GH200 480GB", (9, 0), 97_285, 132, "estimated: as an H20 of equal size"
+    ),
+    _in_mib("H100-NVL", "NVIDIA H100 NVL", (9, 0), 95_324, 132, _REPORTS),
+    _in_mib("H100-PCIe", "NVIDIA H100 PCIe", (9, 0), 81_008, 114),
+    _in_mib("H20", "NVIDIA H20", (9, 0), 97_285, 78),
+    _in_mib("RTX-PRO-6000", "NVIDIA RTX PRO 6000 Blackwell Server Edition", (12, 0), 97_249, 188),
+    _in_mib("RTX5090", "NVIDIA GeForce RTX 5090", (12, 0), 32_112, 170, _REPORTS),
+    _in_mib("RTX5080", "NVIDIA GeForce RTX 5080", (12, 0), 15_841, 84, _REPORTS),
+    _in_mib(
+        "RTX5070Ti", "NVIDIA GeForce RTX 5070 Ti", (12, 0), 15_841, 70, "estimated: as an RTX 5080"
+    ),
+    _in_mib("RTX4080", "NVIDIA GeForce RTX 4080", (8, 9), 16_049, 76),
+    _in_mib("L4", "NVIDIA L4", (8, 9), 22_559, 58, _REPORTS),
+    _in_mib("L40S", "NVIDIA L40S", (8, 9), 45_466, 142, _REPORTS),
+    _in_mib("RTX6000-Ada", "NVIDIA RTX 6000 Ada Generation", (8, 9), 48_622, 142),
+    _in_mib("A6000", "NVIDIA RTX A6000", (8, 6), 48_538, 84, _REPORTS),
+    _in_mib("A5000", "NVIDIA RTX A5000", (8, 6), 24_114, 64),
+    _in_mib("A40", "NVIDIA A40", (8, 6), 45_416, 84),
+    _in_mib("RTX3080", "NVIDIA GeForce RTX 3080", (8, 6), 9_900, 68, "estimated: 10 GiB less 3 %"),
+    _in_mib("RTX3060", "NVIDIA GeForce RTX 3060", (8, 6), 11_931, 28),
+    _in_mib("RTX2080Ti", "NVIDIA GeForce RTX 2080 Ti", (7, 5), 11_019, 68),
+    _in_mib("V100-16GB", "Tesla V100-SXM2-16GB", (7, 0), 16_130, 80),
 )
 
 _SHORT = {"A100": "A100-80GB", "V100": "V100-32GB"}

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from pytracer import runner
 from pytracer.imagined.patches import replaced
+from pytracer.start import after_import
 
 _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
@@ -34,9 +34,7 @@ def eager(compiled: list[str]) -> Iterator[None]:
 def imported() -> Iterator[None]:
     """Replaces what decides by values where the outcome for memory is known."""
     with contextlib.ExitStack() as stack:
-        stack.callback(
-            runner.after_import(_STOPS_AT_A_WORD, lambda: stack.enter_context(_never_ends()))
-        )
+        stack.callback(after_import(_STOPS_AT_A_WORD, lambda: stack.enter_context(_never_ends())))
         yield
 
 

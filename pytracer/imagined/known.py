@@ -45,6 +45,19 @@ _NO_VALUES = frozenset(
 )
 
 
+# Writes that do not read what was there.
+_OVERWRITES = frozenset(
+    (
+        aten.copy_.default,
+        aten.fill_.Scalar,
+        aten.fill_.Tensor,
+        aten.zero_.default,
+        aten.scatter_.src,
+        aten.scatter_.value,
+        aten.index_copy_.default,
+        aten.index_put_.default,
+    )
+)
 _COPIES = frozenset(
     (
         aten._to_copy.default,
@@ -55,7 +68,30 @@ _COPIES = frozenset(
     )
 )
 _GUESSED, _ASSUMED = "guessed", "assumed"
-_NEVER = frozenset((aten.isnan.default, aten.isinf.default))  # of any number
+# Of any number: none is infinite, or none at all.
+_NEVER = frozenset(
+    (aten.isnan.default, aten.isinf.default, aten.isposinf.default, aten.isneginf.default)
+)
+_ITSELF = {aten.eq.Tensor: True, aten.ne.Tensor: False}
+_INFINITE = {aten.eq.Scalar: False, aten.ne.Scalar: True}
+# What follows where all elements are the same truth.
+_OF_ONE: dict[Any, Callable[[bool], bool]] = {
+    **dict.fromkeys((aten.all.default, aten.all.dim, aten.any.default, aten.any.dim), bool),
+    **dict.fromkeys((aten.logical_not.default, aten.bitwise_not.default), lambda one: not one),
+}
+_OF_TWO: dict[Any, Callable[[bool, bool], bool]] = {
+    **dict.fromkeys((aten.mul.Tensor, aten.logical_and.default), lambda one, other: one and other),
+    aten.bitwise_and.Tensor: lambda one, other: one and other,
+    **dict.fromkeys(
+        (aten.logical_or.default, aten.bitwise_or.Tensor), lambda one, other: one or other
+    ),
+}
+# What each says of a random number and another one.
+_UNEQUAL = {
+    **dict.fromkeys((aten.eq.Scalar, aten.eq.Tensor), False),
+    **dict.fromkeys((aten.ne.Scalar, aten.ne.Tensor), True),
+}
+_SUMS = frozenset((aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default))
 _UNIFORM = frozenset((aten.rand.default, aten.rand.generator, aten.rand_like.default))
 # What each says of every number in [0, 1), by the other side.
 _COMPARES: dict[Any, Callable[[float], bool | None]] = {
@@ -85,7 +121,12 @@ class Known:
         self._least = WeakIdKeyDictionary()  # the smallest number that may have been drawn
         self._pinned = WeakIdKeyDictionary()
         self._uniform = WeakIdKeyDictionary()  # the storages of random numbers from [0, 1)
+        self._undefined = WeakIdKeyDictionary()  # the storages that nobody has written to
+        self._everywhere = WeakIdKeyDictionary()  # the storages of one truth, of any size
         self._grounds = False
+        self.assumes: Callable[[], None] = lambda: (
+            None
+        )  # called where a size relies on an assumption
 
     def is_guess(self, tensor: Any) -> bool:
         """Whether the values come from a guess, so that nothing may be decided by them."""
@@ -117,19 +158,19 @@ class Known:
     def ran(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Repeats an operator that ran on fake tensors on their known values."""
         fresh = [one for one in tree_iter(result) if self._is_fake(one)]
+        if func._schema.is_mutable:
+            self._is_written(func, args, kwargs)
         if func in _ON_THE_HOST and self._must_have_memory(fresh[0], kwargs):
             self._ground(fresh[0])
             return
         if func in _UNIFORM:
             self._uniform[fresh[0].untyped_storage()] = True
-        if func in _NEVER or (func is aten.ne.Scalar and args[1] == math.inf):
-            self._all(fresh[0], func is aten.ne.Scalar)
+        if (same := self._same_everywhere(func, args)) is not None:
+            self._everywhere[fresh[0].untyped_storage()] = same
+            self._all(fresh[0], same)
             return
-        if func is aten.eq.Tensor and args[0] is args[1]:
-            self._all(fresh[0], True)
-            return
-        if self._asks_for_a_special_word(func, args):
-            self._all(fresh[0], False)
+        if func in _UNEQUAL and self._asks_for_a_special_word(args):
+            self._all(fresh[0], _UNEQUAL[func])
             self._guesses[fresh[0].untyped_storage()] = _ASSUMED
             return
         if func in _COMPARES and (answer := self._compared(func, args)) is not None:
@@ -165,10 +206,7 @@ class Known:
         return self._grounds or bool(kwargs.get("pin_memory"))
 
     def _ground(self, tensor: Any) -> None:
-        with without_modes():
-            memory = torch.zeros(
-                tensor.untyped_storage().nbytes(), dtype=torch.uint8, device="cpu"
-            ).untyped_storage()
+        memory = _zeros(tensor.untyped_storage().nbytes())
         C.ground(tensor, memory)
         self._mirrors[tensor.untyped_storage()] = memory
         if not self._grounds:
@@ -185,6 +223,13 @@ class Known:
                     copies = value.reshape(-1).repeat(one.numel() // max(value.numel(), 1))
                     self._mirror(one, copies.reshape(one.shape))
 
+    def ground(self, tensor: Any, values: torch.Tensor) -> None:
+        """Gives memory with these values to a new tensor on the host."""
+        with self.grounding():
+            self._ground(tensor)
+        with without_modes(), torch.no_grad():
+            _look_into(self._mirrors[tensor.untyped_storage()], tensor).copy_(values)
+
     def learn(self, tensor: Any, values: torch.Tensor) -> None:
         """Keeps the values of a new tensor."""
         with without_modes(), torch.no_grad():
@@ -196,8 +241,22 @@ class Known:
             if self._is_fake(one):
                 self._mirrors.pop(one.untyped_storage(), None)
 
+    def _is_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Forgets what writes in place end: that elements are alike, and that they are undefined."""
+        for one in filter(self._is_fake, tree_iter((args, kwargs))):
+            storage = one.untyped_storage()
+            self._everywhere.pop(storage, None)
+            was_undefined = self._undefined.pop(storage, False)
+            overwritten = was_undefined and func in _OVERWRITES and one is args[0]
+            if overwritten and one.numel() <= MOST:  # whatever it was before, nobody reads it
+                self._mirrors[storage] = _zeros(storage.nbytes())
+
     def _can_run(self, func: Any, given: list[Any], fresh: list[Any]) -> bool:
-        if func in _NO_VALUES or _RANDOM in func.tags or not fresh:
+        returns_nothing = not fresh and func._schema.is_mutable and not func._schema.returns
+        if func in _NO_VALUES:
+            self._undefined.update((one.untyped_storage(), True) for one in fresh)
+            return False
+        if _RANDOM in func.tags or not (fresh or returns_nothing):
             return False
         if any(one.numel() > MOST for one in (*given, *fresh)):
             return False
@@ -221,14 +280,29 @@ class Known:
         self._pass_on_guesses(func, args, kwargs, fresh)
         return True
 
-    def _asks_for_a_special_word(self, func: Any, args: Any) -> bool:
-        """Whether guesses are compared with a number that is known, such as that of padding."""
-        if func not in (aten.eq.Scalar, aten.eq.Tensor) or not self.is_guess(args[0]):
+    def _asks_for_a_special_word(self, args: Any) -> bool:
+        """Whether guesses are compared: with a number that is known, such as padding's, or others."""
+        if not self.is_guess(args[0]):
             return False
         other = args[1]
-        return not self._is_fake(other) or (
-            other.untyped_storage() in self._mirrors and not self.is_guess(other)
-        )
+        return not self._is_fake(other) or other.untyped_storage() in self._mirrors
+
+    def _same_everywhere(self, func: Any, args: Any) -> bool | None:
+        """The truth that all elements of the result have, because no number is NaN or infinite."""
+        if func in _NEVER:
+            return False
+        if func in _INFINITE and isinstance(args[1], float) and math.isinf(args[1]):
+            return _INFINITE[func]
+        if func in _ITSELF and args[0] is args[1]:
+            return _ITSELF[func]
+        given = [
+            self._everywhere.get(one.untyped_storage()) for one in args[:2] if self._is_fake(one)
+        ]
+        if func in _OF_ONE and given[0] is not None:
+            return _OF_ONE[func](given[0])
+        if func in _OF_TWO and len(given) == 2 and None not in given:
+            return _OF_TWO[func](*given)
+        return False if func in _SUMS and given[0] is False else None
 
     def _all(self, tensor: Any, answer: bool) -> None:
         if tensor.numel() <= MOST:
@@ -283,6 +357,11 @@ class Known:
         """Drops the values of tensors that the operator may have overwritten with unknown ones."""
         if func._schema.is_mutable:
             self.forget(given)
+
+
+def _zeros(size: int) -> torch.UntypedStorage:
+    with without_modes():
+        return torch.zeros(size, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 def _look_into(mirror: torch.UntypedStorage, tensor: Any) -> torch.Tensor:

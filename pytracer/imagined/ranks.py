@@ -8,6 +8,7 @@ when DDP compares shapes, every rank has this rank's values.
 import contextlib
 import math
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -300,13 +301,15 @@ def _of_waits(shelf: Shelf) -> Iterator[tuple[Any, str, Any]]:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hides torch's warning about fake tensors that are read by pointer: these have memory."""
-    warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor", UserWarning)
-    hidden = warnings.filters[0]
+    text = re.compile("Accessing the data pointer of FakeTensor")
+    hidden = ("ignore", text, UserWarning, None, 0)
+    filters: Any = warnings.filters
+    filters.insert(0, hidden)  # after filterwarnings() Python shows the program's warnings again
     try:
         yield
     finally:
-        if hidden in warnings.filters:
-            warnings.filters.remove(hidden)  # type: ignore[attr-defined]
+        if hidden in filters:
+            filters.remove(hidden)
 
 
 @contextlib.contextmanager

@@ -12,12 +12,12 @@ import torch
 
 from pytracer import private_torch
 from pytracer.imagined import scratch
+from pytracer.imagined.ctc import KEYS
 from pytracer.imagined.known import Known
 from pytracer.private_torch import FakeTensor, without_modes
 
 aten = torch.ops.aten
 LAYERS = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cuDNN's numbers
-OPERATORS = frozenset((aten._cudnn_rnn.default, aten._cudnn_rnn_backward.default))
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,21 @@ def place(library: Any, is_fake: Callable[[Any], bool]) -> None:
     for name in LAYERS:
         library.impl(f"{name}.input", _of_rows(name, is_fake), "AutogradCUDA")
         library.impl(f"{name}.data", _of_packed(name, is_fake), "AutogradCUDA")
+
+
+_BY_POINTER = (aten._pad_packed_sequence.default, aten._pack_padded_sequence_backward.default)
+
+
+def place_packing(library: Any, known: Known) -> None:
+    """Gives memory to the lengths of sequences, which torch reads and writes by pointer."""
+    for operator in _BY_POINTER:
+
+        def kernel(*args: Any, operator: Any = operator) -> Any:
+            with known.grounding():
+                return operator._op_dk(_composite(), *args)
+
+        for key in KEYS:
+            library.impl(operator.name().removeprefix("aten::"), kernel, key)
 
 
 def _of_rows(name: str, is_fake: Callable[[Any], bool]) -> Callable[..., Any]:
@@ -164,18 +179,28 @@ def pack(args: tuple[Any, ...], known: Known) -> Any:
         rows, sizes = aten._pack_padded_sequence(like, lengths, *args[2:])
     packed = given.new_empty((rows.shape[0], *given.shape[2:]))
     counts = torch.empty(sizes.shape, dtype=sizes.dtype)
-    known.learn(counts, sizes)
+    known.ground(counts, sizes)
     return packed, counts
 
 
 # ---------------------------------------------------------------- cuDNN's operator
 
 
-def run(func: Any, args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
-    """What the operator returns. `take` takes its scratch while the results are there."""
-    if func is aten._cudnn_rnn.default:
+def kernels(
+    take: Callable[[scratch.Scratch], None], state: scratch.Scratch | None
+) -> dict[Any, Callable[..., Any]]:
+    """Fake kernels of the operators. `take`: takes the scratch of a call. `state`: dropout's."""
+
+    def forward(*args: Any) -> Any:
+        dropout, train = args[11:13]
+        if state is not None and dropout and train:
+            take(state)
         return _forward(args, take)
-    return _backward(args, take)
+
+    return {
+        aten._cudnn_rnn.default: forward,
+        aten._cudnn_rnn_backward.default: lambda *args: _backward(args, take),
+    }
 
 
 def _forward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> Any:
@@ -192,7 +217,7 @@ def _forward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) -> 
         packed = given.new_empty(sum(one.numel() for one in weights))
     kept = scratch.reserve(layer) if train else 0
     reserve = given.new_empty(kept, dtype=torch.uint8)
-    take(scratch.of_recurrent(layer, backward=False))
+    take(scratch.of_recurrent(layer))
     return output.transpose(0, 1) if batch_first else output, hy, cy, reserve, packed
 
 
@@ -214,7 +239,7 @@ def _backward(args: tuple[Any, ...], take: Callable[[scratch.Scratch], None]) ->
         buffer = packed.new_empty(sum(one.numel() for one in weights))
         parts = buffer.split([one.numel() for one in weights])
         d_weights = [part.view(one.shape) for part, one in zip(parts, weights, strict=True)]
-    take(scratch.of_recurrent(layer, backward=True))
+    take(scratch.of_recurrent(layer))
     if batch_first:
         d_given = d_given.transpose(0, 1)
     return d_given, d_hx, d_cx, d_weights

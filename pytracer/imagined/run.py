@@ -1,7 +1,7 @@
 """`imagine()`: runs a block on an imagined card."""
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +10,18 @@ import torch
 from pytracer import errors
 from pytracer._native import C
 from pytracer.analysis.allocator import settings as allocator_settings
-from pytracer.capture.session import Options, Session, allocator_settings as asked_settings
+from pytracer.capture.session import (
+    Options,
+    Session,
+    allocator_settings as asked_settings,
+    imagined,
+)
 from pytracer.imagined import (
     attention,
+    checkpoints,
     frameworks,
+    hosts,
+    kernels,
     recurrent,
     reductions,
     scratch,
@@ -22,11 +30,14 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
+from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
 from pytracer.imagined.workspaces import Workspaces
 from pytracer.reading import Views
 from pytracer.recorded import Trace
+from pytracer.sandbox.inside import Inside
+from pytracer.sandbox.written import Change
 from pytracer.units import parse_size
 
 if TYPE_CHECKING:
@@ -50,6 +61,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         ranks: of how many ranks the program is one. The default is what the program asks for.
         rank: which of them.
         sizes: "balanced" or "worst", for masks of the rows that a router gives to an expert.
+        write: make the block's changes of files for real when it has ended. Otherwise the block sees
+            a private view of the files, and `touched` lists what it would have changed.
+        allow_network: let the block connect to other machines.
     """
 
     def __init__(
@@ -63,8 +77,11 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         ranks: int | None = None,
         rank: int = 0,
         sizes: str | None = None,
+        write: bool = False,
+        allow_network: bool = False,
     ) -> None:
         """Checks the options. Changes nothing yet."""
+        self._view = Inside(allow_network=allow_network, write=write)
         size = None if capacity is None else parse_size(capacity)
         self.card = None if card == CPU else find(card, size)
         self._options = Options(detail=detail, stacks=stacks)
@@ -75,6 +92,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             raise errors.UsageError(f"sizes={sizes!r}: say one of {', '.join(WAYS)}")
         self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
         self._compiled: list[str] = []
+        self._not_counted: set[str] = set()
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -85,6 +103,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             raise errors.CaptureError("a card is being imagined already: leave that block first")
         self._data = None
         with contextlib.ExitStack() as stack:
+            stack.enter_context(self._view)
             self._enter(stack)
             self._stack = stack.pop_all()
         return self
@@ -97,20 +116,24 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     ) -> None:
         """Removes the card. An exception of the block goes on."""
         session, self._session = self._session, None
+        self._view.failed = error is not None
         with self._stack:
             if session is not None:
-                session.notes["imagined"] = self._document()
                 self._data = session.stop()
 
     @property
     def data(self) -> Trace:
         """The recorded columns. Inside the block, those recorded so far."""
         if self._session is not None:
-            self._session.notes["imagined"] = self._document()
             return self._session.peek()
         if self._data is None:
             raise errors.CaptureError("nothing has been imagined yet: the block has not run")
         return self._data
+
+    @property
+    def touched(self) -> tuple[Change, ...]:
+        """The files and folders that the block has changed in its private view."""
+        return self._view.changes
 
     def step(self) -> None:
         """Marks the end of a training step."""
@@ -136,36 +159,46 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
     def _enter(self, stack: contextlib.ExitStack) -> None:
         rules = allocator_settings.parse(asked_settings()).rules(None, None) if self.card else {}
         device = C.ImaginedDevice(is_cuda=self.card is not None, rules=rules)
-        session = _Session(self._options, device, self._job, is_cuda=self.card is not None)
+        is_cuda = self.card is not None
+        session = _Session(self._options, device, self._job, self._document, is_cuda=is_cuda)
         standins.current.append(self._reads)
         stack.callback(standins.current.pop)
         session.start()
         stack.callback(session.abandon)
+        imagined.append(session)
+        stack.callback(imagined.remove, session)
         device.open()
         stack.callback(device.close)
         stack.enter_context(self._fakes(device, stack).entered())
         stack.enter_context(frameworks.eager(self._compiled))
         stack.enter_context(frameworks.imported())
+        stack.enter_context(checkpoints.of_safetensors())
         self._session = session
 
     def _fakes(self, device: Any, stack: contextlib.ExitStack) -> Fakes:
         if self.card is None:
-            plain = torch.nn.functional.scaled_dot_product_attention
-            return Fakes(
-                CPU, device, self._reads, plain, _nothing, self._job, _nothing, self._sizes
-            )
+            for owner in (torch, torch.random):
+                for name, answer in hosts.random_state().items():
+                    stack.enter_context(replaced(owner, name, answer))
+
+            def noted(func: Any, args: Any) -> None:
+                if library := scratch.of_onednn(func):
+                    self._not_counted.add(library)
+
+            return Fakes(CPU, device, self._reads, None, noted, self._job, _nothing, self._sizes)
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
         recurrent.place(library, is_fake)
+        kernels.place(library)
         self._scratch = scratch.Taken(device)
         self._job.shelf.hold = device.hold
         self._workspaces = Workspaces(self.card, device)
         sums = reductions.Reductions(self.card)
 
         def ran(func: Any, args: Any) -> None:
-            self._workspaces.used_by(func)
-            self._scratch.hold(*sums.scratch(func, args))
+            self._workspaces.used_by(func, args)
+            self._scratch.hold(*sums.scratch(func, args), scratch.beside(func, args))
 
         take = self._scratch.take
         fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take, self._sizes)
@@ -180,6 +213,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "stand_ins": self._reads.listed(),
             "sizes": self._how,
             "compiled": sorted(set(self._compiled)),
+            "not_counted": sorted(self._not_counted),
             **self._job.document(),
             **({} if card is None else {**_facts(card), **self._scratch.document()}),
         }
@@ -202,14 +236,26 @@ def _nothing(*_: Any) -> None:
 class _Session(Session):
     """Records the imagined device, and no real one."""
 
-    def __init__(self, options: Options, device: Any, job: Job, *, is_cuda: bool) -> None:
+    def __init__(
+        self,
+        options: Options,
+        device: Any,
+        job: Job,
+        describe: Callable[[], dict[str, Any]],
+        *,
+        is_cuda: bool,
+    ) -> None:
         super().__init__(options)
+        self._describe = describe
         self._device, self._job, self._is_cuda = device, job, is_cuda
 
     def _look_once_more(self) -> None:
         super()._look_once_more()
         known = {*self._learned["ddp_buckets"], *self._job.buckets}
         self._learned["ddp_buckets"] = sorted(known)
+
+    def _whole_meta(self) -> dict[str, Any]:
+        return {**super()._whole_meta(), "imagined": self._describe()}
 
     def _allocator_counters(self) -> dict[str, Any]:
         return {"cuda:0": self._device.counters()} if self._is_cuda else {}

@@ -2,7 +2,7 @@
 
 import json
 import os
-import subprocess
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,6 +13,8 @@ from typing import Any
 
 from pytracer import errors, runner
 from pytracer.reading import LoadedTrace, read
+from pytracer.sandbox import launch, network
+from pytracer.start import after_import
 
 _ORDER = "PYTRACER_IMAGINES"  # the child's order, set by pytracer only for the process it starts
 # Imports this copy of the package. The program's folder takes the first place later.
@@ -41,6 +43,7 @@ class Plan:
     model: Mapping[str, Any] | None = None  # an order for `huggingface.train`, and no program
     sizes: str | None = None  # for the rows of experts
     batch: int | None = None  # what {batch} stands for
+    wish: launch.Wish = field(default_factory=launch.Wish)
 
     def file(self) -> str:
         """The name of the trace's file."""
@@ -74,6 +77,7 @@ class Imagined:
     card: str
     trace: LoadedTrace | None
     problem: str
+    ran: launch.Ran  # with what it would have changed
 
 
 def imagine(plan: Plan, keep: Path) -> Imagined:
@@ -81,22 +85,23 @@ def imagine(plan: Plan, keep: Path) -> Imagined:
     path = keep / plan.file()
     environment = plan.environment()
     plan = plan.filled()
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "problem"
-        order = {**vars(plan), "path": str(path), "problem": str(report)}
-        child = subprocess.run(
+    with tempfile.TemporaryDirectory(prefix="pytracer-") as folder:
+        trace, report = Path(folder, "trace"), Path(folder, "problem")
+        order = {**vars(plan), "wish": vars(plan.wish), "path": str(trace), "problem": str(report)}
+        ran = launch.run(
             [sys.executable, "-c", _CHILD],
-            env={**environment, _ORDER: json.dumps(order), "PYTRACER": ""},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
+            {**environment, _ORDER: json.dumps(order), "PYTRACER": ""},
+            plan.wish,
+            [Path(folder)],
+            report,
         )
         problem = report.read_text() if report.exists() else ""
-    if not problem and not path.exists():
-        last = " / ".join(child.stderr.strip().splitlines()[-_MOST_LINES:])
-        problem = f"the program ended with exit code {child.returncode}: {last}"
-    return Imagined(plan.card, None if problem else read(path), problem)
+        if not problem and not trace.exists():
+            last = " / ".join(ran.stderr.strip().splitlines()[-_MOST_LINES:])
+            problem = f"the program ended with exit code {ran.returncode}: {last}"
+        if not problem:
+            shutil.move(trace, path)
+    return Imagined(plan.card, None if problem else read(path), problem, ran)
 
 
 # ---------------------------------------------------------------- in the child
@@ -143,10 +148,7 @@ class _Run:
             return "the program never imported torch"
         self._block.__exit__(None, None, None)
         if not self._block.data.has_allocations:
-            return (
-                "the program put nothing on the card: does it check torch.cuda.is_available(), or "
-                "does it run on the CPU?"
-            )
+            return str(errors.NothingOnTheCard())
         self._block.save(path, overwrite=True)
         return ""
 
@@ -155,12 +157,15 @@ def main() -> int:
     """The main function of the process that `imagine` starts."""
     order = json.loads(os.environ.pop(_ORDER))
     path, report = order.pop("path"), Path(order.pop("problem"))
-    plan = Plan(**{**order, "program": tuple(order["program"])})
+    wish = launch.Wish(**order.pop("wish"))
+    plan = Plan(**{**order, "program": tuple(order["program"]), "wish": wish})
     run = _Run(plan)
+    if not wish.network and not wish.unprotected:
+        network.refuse()
     problem = ""
     try:
         execute = _program(plan)
-        runner.after_import("torch", run.begin)
+        after_import("torch", run.begin)
         with suppress(_Enough):
             execute()
     except SystemExit as stop:

@@ -20,8 +20,9 @@ class Try:
 
     batch: int
     fits: bool
-    needs: int  # the bytes of the smallest card on which it runs
+    needs: int  # the bytes of the smallest card on which it surely runs
     peak: int
+    beside: int = 0  # of them, what is counted beside torch's allocator
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def largest_batch(
         with imagine(on, capacity, **options) as t:
             run(batch)
         fits = t.fits()
-        return Try(batch, bool(fits), fits.smallest_card, t.peak.bytes)
+        return Try(batch, bool(fits), fits.surely_needs, t.peak.bytes, fits.beside_at_most)
 
     batch, tries = search(attempt, card.capacity)
     return Largest(batch, card.name, card.capacity, tries)

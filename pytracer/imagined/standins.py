@@ -1,5 +1,6 @@
 """Stand-ins for values that the program reads from fake tensors, and a list of these reads."""
 
+import math
 import sys
 import sysconfig
 from collections import Counter
@@ -35,6 +36,10 @@ class Reads:
             return kind(value)
         self._lines[where()] += 1
         return _KINDS[kind](value)
+
+    def assumes(self) -> None:
+        """Lists the line whose sizes rely on an assumption."""
+        self._lines[where()] += 1
 
     def decide(self) -> bool:
         """The value that the program decides by, from the assumptions.
@@ -101,17 +106,36 @@ def _decides(*_: Any) -> bool:
     return True
 
 
+def _equals(self: Any, other: Any) -> bool:
+    """No number is NaN or infinite, which `json` asks of each that it writes."""
+    if other is self:
+        return True
+    if type(other) is float and math.isinf(other):
+        return False
+    return _decides()
+
+
+def _differs(self: Any, other: Any) -> bool:
+    if other is self:
+        return False
+    if type(other) is float and math.isinf(other):
+        return True
+    return _decides()
+
+
 class StandInFloat(float):
     """An unknown number. A program can compute with it and print it, but not compare it."""
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _decides
+    __eq__, __ne__ = _equals, _differs
     __hash__ = float.__hash__
 
 
 class StandInInt(int):
     """An unknown whole number."""
 
-    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = _decides
+    __bool__ = __lt__ = __le__ = __gt__ = __ge__ = _decides
+    __eq__, __ne__ = _equals, _differs
     __hash__ = int.__hash__
 
 

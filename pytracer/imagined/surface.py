@@ -11,6 +11,8 @@ from pytracer import private_torch
 from pytracer.imagined.cards import Card
 from pytracer.imagined.patches import replaced
 
+# What a torch for the CPU says of a card's software: that of torch 2.11 for CUDA.
+_RUNTIME, _NCCL = "13.0", (2, 28, 9)
 Counters = Callable[[], dict[str, int]]
 _STREAMS = 32  # torch has as many of a priority, and gives them out in turn
 
@@ -31,6 +33,9 @@ def described(card: Card, device: Any) -> Iterator[None]:
             (torch.cuda, {**_cuda(card, counters, trim), **streams.answers()}),
             (torch.cuda.memory, _memory(card, counters, trim)),
             (torch.cuda.random, _random()),
+            (torch.version, {"cuda": torch.version.cuda or _RUNTIME}),
+            (torch.cuda.nccl, {"version": _of_nccl(torch.cuda.nccl.version)}),
+            (torch.distributed, {"is_nccl_available": lambda: torch.distributed.is_available()}),
             (bindings, {"_cuda_getCurrentRawStream": lambda device: 0}),  # libraries import it
             (torch.accelerator, {**_accelerator(), **streams.of_accelerators()}),
         ):
@@ -38,6 +43,10 @@ def described(card: Card, device: Any) -> Iterator[None]:
                 if hasattr(owner, name) or owner is bindings:
                     stack.enter_context(replaced(owner, name, answer))
         yield
+
+
+def _of_nccl(asked: Callable[[], tuple[int, ...]]) -> Callable[[], tuple[int, ...]]:
+    return asked if hasattr(private_torch.bindings, "_nccl_version") else lambda: _NCCL
 
 
 def _cuda(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[str, Any]:
@@ -108,6 +117,7 @@ def _memory(card: Card, counters: Counters, trim: Callable[[], None]) -> dict[st
         "reset_peak_memory_stats": _nothing,
         "reset_accumulated_memory_stats": _nothing,
         "set_per_process_memory_fraction": _nothing,
+        "get_per_process_memory_fraction": lambda device=None: 1.0,
         "memory_summary": lambda device=None, abbreviated=False: "",
     }
 

@@ -28,6 +28,7 @@ _CUBLAS = frozenset(
         aten._addmm_activation.default,
     )
 )
+_GROUPED = aten._grouped_mm.default
 _LT = frozenset((aten.addmm.default, aten._addmm_activation.default))
 _LT_BYTES = 1 << 20
 # Later releases share cuBLAS's workspace with cuBLASLt (CublasHandlePool.cpp).
@@ -40,17 +41,23 @@ class Workspaces:
     def __init__(self, card: Card, device: Any) -> None:
         """`device`: the imagined device that holds the workspaces."""
         self._device = device
+        self._has_grouped_products = card.capability[0] in (9, 10)
         self._bytes = _asked() or card.cublas_workspace
         self._there: set[tuple[str, bool]] = set()
 
-    def used_by(self, func: Any) -> None:
+    def used_by(self, func: Any, args: Any) -> None:
         """Takes the workspaces of an operator that ran. On a card, backward has a thread of its own."""
-        if func not in _CUBLAS:
+        if func not in _CUBLAS and not (func is _GROUPED and self._is_one_by_one(args)):
             return
         backward = private_torch.backward_pass_number() != -1
         self._take("cublas", backward, self._bytes)
         if func in _LT and _LT_HAS_ITS_OWN:
             self._take("cublaslt", backward, _LT_BYTES)
+
+    def _is_one_by_one(self, args: Any) -> bool:
+        """Whether a product of groups is one of cuBLAS for each group (native/cuda/GroupedBlas.cpp)."""
+        is_bfloat16 = all(one.dtype == torch.bfloat16 for one in args[:2])
+        return not (is_bfloat16 and self._has_grouped_products)
 
     def _take(self, library: str, backward: bool, amount: int) -> None:
         if (library, backward) not in self._there:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pytracer import environment, errors
-from pytracer.api import free_name, is_out_of_memory, of_former_name, trace
-from pytracer.capture.cycles import Recording
+from pytracer.api import free_name, is_out_of_memory, trace
+from pytracer.capture.cycles import NOT_WATCHED, Recording
 from pytracer.integrations import scalars
 
 _T = TypeVar("_T")
@@ -30,12 +30,12 @@ class Callback:
         steps: number of steps to keep.
         skip: number of steps before those.
         path: write the trace there, one file per rank (run.rank3.pytrace).
-        watch: also trace later steps, 20 at a time, to explain a failure for lack of memory.
+        watch: also trace later steps, 20 at a time and at little cost, to explain a failure for
+            lack of memory.
         table: show the table on rank 0, and a page if memory runs out.
         writer: a TensorBoard SummaryWriter to log to. W&B, MLflow, Prometheus and OpenTelemetry get
             the figures if the program has imported them.
         log: a file that gets a JSON line for each kept step.
-        report: the former name of `table`; deprecated.
         **options: options of `pytracer.trace`: stacks, detail, devices, ...
     """
 
@@ -49,12 +49,9 @@ class Callback:
         table: bool = True,
         writer: Any = None,
         log: str | Path | None = None,
-        report: bool | None = None,
         **options: Any,
     ) -> None:
         """Does not record until `begin`."""
-        if report is not None:
-            table = of_former_name(report)
         self._steps, self._skip, self._watch = steps, skip, watch
         self._path = None if path is None else _of_this_rank(Path(path))
         self._table, self._writer, self._log, self._options = table, writer, log, options
@@ -70,10 +67,11 @@ class Callback:
         keep = {} if self._file is None else {"path": self._file}
         self._attempt += 1
         self._recording = Recording(
-            lambda **more: trace(*targets, **self._options, **more),
+            lambda **more: trace(*targets, **more),
             skip=self._skip,
             steps=self._steps,
             watch=self._watch,
+            options=self._options,
             keep=keep,
             ready=self._ready,
             problem=errors.warn,
@@ -93,7 +91,11 @@ class Callback:
         recording.end(error)
         if error is not None and recording.last is not None:
             self.trace = recording.last
-            if self._table and is_out_of_memory(error):
+            if not self._table or not is_out_of_memory(error):
+                return
+            if recording.rests:
+                self._say(f"{NOT_WATCHED}. A larger `steps` keeps more of them")
+            else:
                 path = free_name("pytracer-oom")
                 self._say(f"{recording.last.post_mortem()}\nsaved     {recording.last.save(path)}")
 

@@ -1,43 +1,44 @@
-"""A job as a Parquet dataset: a folder per rank (`rank=3/`), each with the rows of its digest.
+"""A job as a Parquet dataset: a folder per rank (`rank=3/`), each with the rank's digest.
 
+A file has one row. Its columns are the fields of `Digest`: numbers, texts, and lists of records.
 Each rank can write its own folder, so nothing central computes. Every tool that reads Parquet reads
 it; `query` asks DuckDB. docs/ranks.md describes the columns.
 """
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 from pytracer import errors
 from pytracer.files import write_whole
-from pytracer.ranks import digest
-from pytracer.ranks.digest import Digest, Row
+from pytracer.ranks.digest import Digest
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _FILE = "digest.parquet"
-_VERSION = b"pytracer_digest"  # of the schema's metadata
+_FORMAT = {b"pytracer_digest": b"2"}  # the file's metadata
 _FOLDER = re.compile(r"rank=(\d{1,9})")
 
-# What `query` calls the rows: a view for each kind of them.
+# What `query` calls the records: a view for each kind of them.
+_OF_STEPS = (
+    "SELECT rank, generate_subscripts(steps, 1) - 1 AS step, unnest(steps) AS it FROM digests"
+)
 _VIEWS = {
-    "ranks": "SELECT rank, max(text) FILTER (name = 'status') AS status, "
-    "max(text) FILTER (name = 'host') AS host, max(text) FILTER (name = 'part') AS part, "
-    "max(bytes) FILTER (name = 'peak') AS peak, max(bytes) FILTER (name = 'reserved') AS reserved, "
-    "max(bytes) FILTER (name = 'growth_per_step') AS growth_per_step, "
-    "max(text) FILTER (name = 'file') AS file FROM facts WHERE fact = 'rank' GROUP BY rank",
-    "steps": "SELECT rank, step, bytes AS peak, ns AS duration_ns FROM facts "
-    "WHERE fact = 'step' AND name = 'peak'",
-    "categories": "SELECT rank, category, bytes FROM facts WHERE fact = 'category'",
-    "step_categories": "SELECT rank, step, category, bytes FROM facts "
-    "WHERE fact = 'step' AND name = 'category'",
-    "owners": "SELECT rank, step, category, module, op, line, bytes FROM facts WHERE fact = 'owner'",
-    "findings": "SELECT rank, name AS kind, module, line, bytes, text FROM facts "
-    "WHERE fact = 'finding'",
-    "ledger": "SELECT rank, name, bytes FROM facts WHERE fact = 'ledger'",
+    "ranks": "SELECT rank, status, host, part, peak, reserved, growth_per_step, file FROM digests",
+    "steps": "SELECT rank, step, it.peak, it.duration_ns, it.forward_ns, it.growth "
+    f"FROM ({_OF_STEPS})",
+    "categories": "SELECT rank, unnest(map_keys(at_peak)) AS category, "
+    "unnest(map_values(at_peak)) AS bytes FROM digests",
+    "step_categories": "SELECT rank, step, unnest(map_keys(it.by_category)) AS category, "
+    f"unnest(map_values(it.by_category)) AS bytes FROM ({_OF_STEPS})",
+    "owners": "SELECT rank, peak_step AS step, unnest(holders, recursive := true) FROM digests",
+    "findings": "SELECT rank, unnest(notes, recursive := true) FROM digests",
+    "ledger": "SELECT rank, unnest(ledger, recursive := true) FROM digests",
+    "collectives": "SELECT rank, unnest(entered, recursive := true) FROM digests",
 }
 
 
@@ -62,10 +63,14 @@ def write(digests: Iterable[Digest], folder: str | Path, *, overwrite: bool = Fa
         except OSError as error:
             reason = os.strerror(error.errno or 5)
             raise errors.CannotWrite(f"{folder} cannot be written to: {reason}") from None
-        table = _table(one.rows())
+        table = table_of(one)
 
         def fill(file: Any, table: Any = table) -> None:
-            parquet.write_table(table, file, compression="zstd")
+            # A file of one row: what Parquet may add to each column takes more than the figures.
+            lean = {"store_schema": False, "use_dictionary": False, "write_statistics": False}
+            with parquet.ParquetWriter(file, table.schema, compression="zstd", **lean) as writer:
+                writer.write_table(table)
+                writer.add_key_value_metadata(_FORMAT)
 
         write_whole(place / _FILE, fill, overwrite=overwrite)
     return target
@@ -84,24 +89,25 @@ def read(folder: str | Path) -> list[Digest]:
         if found is None:
             continue
         try:
-            table = parquet.ParquetFile(file).read()
+            stored = parquet.ParquetFile(file)
+            table = stored.read()
         except (OSError, ValueError) as error:
             why = str(error).splitlines()[0] if str(error) else type(error).__name__
             digests.append(
                 Digest(int(found[1]), status="unreadable", file=str(file), problem=f"{file}: {why}")
             )
             continue
-        version = (table.schema.metadata or {}).get(_VERSION)
-        if version != str(digest.FORMAT).encode() or table.column_names != list(Row._fields):
+        is_ours = _FORMAT.items() <= (stored.metadata.metadata or {}).items()
+        if not is_ours or not table.schema.equals(_schema()) or table.num_rows != 1:
             raise errors.UnreadableTrace(
                 f"{file} is not a digest that this version reads: write the dataset again"
             )
-        digests.append(digest.of_rows(int(found[1]), _rows(table)))
+        digests.append(digest_of(int(found[1]), table))
     return digests
 
 
 def query(folder: str | Path, sql: str) -> "pd.DataFrame":
-    """Runs a question in DuckDB, in this process. The tables are `facts`, and the views of it.
+    """Runs a question in DuckDB, in this process. The tables are `digests`, and the views of it.
 
     Raises:
         errors.PytracerError: DuckDB is not installed.
@@ -120,12 +126,15 @@ def query(folder: str | Path, sql: str) -> "pd.DataFrame":
         with duckdb.connect() as connection:
             # A table, and not a view: a join of two views would open every file twice.
             connection.execute(
-                "CREATE TEMP TABLE facts AS "
+                "CREATE TEMP TABLE digests AS "
                 f"SELECT * FROM read_parquet('{files}', hive_partitioning=true)"
             )
             for name, view in _VIEWS.items():
                 connection.execute(f"CREATE VIEW {name} AS {view}")
-            return connection.execute(sql).df()
+            answer = connection.execute(sql)
+            if answer is None:
+                raise errors.UsageError("the question is empty: write one SELECT")
+            return answer.df()
     except duckdb.Error as error:
         raise errors.UsageError(f"DuckDB: {error}") from None
 
@@ -138,19 +147,72 @@ def _parquet() -> Any:
     return parquet
 
 
-def _table(rows: Iterable[Row]) -> Any:
+def table_of(one: Digest) -> Any:
+    """The digest as an Arrow table of one row. Its rank is the name of its folder."""
     import pyarrow as pa
 
-    kinds = {int | None: pa.int64(), str: pa.string()}
-    fields = [(name, kinds[kind]) for name, kind in Row.__annotations__.items()]
-    schema = pa.schema(fields, {_VERSION: str(digest.FORMAT)})
-    columns: Sequence[Any] = list(zip(*rows, strict=True)) or [()] * len(fields)
-    return pa.Table.from_arrays(
-        [pa.array(column, kind) for column, (_, kind) in zip(columns, fields, strict=True)],
-        schema=schema,
-    )
+    return pa.Table.from_pylist([_as_record(one)], _schema())
 
 
-def _rows(table: Any) -> Iterable[Row]:
-    columns = [table.column(name).to_pylist() for name in Row._fields]
-    return (Row(*row) for row in zip(*columns, strict=True))
+def digest_of(rank: int, table: Any) -> Digest:
+    """The digest that `table_of` made this table of."""
+    (record,) = table.to_pylist()
+    return Digest(rank=rank, **{name: _as(kind, record[name]) for name, kind in _columns(Digest)})
+
+
+def _columns(kind: type) -> Iterator[tuple[str, Any]]:
+    """The fields of a digest, or of a record in it, with their types."""
+    hints = get_type_hints(kind)
+    return ((name, hint) for name, hint in hints.items() if name != "rank")
+
+
+@cache
+def _schema() -> Any:
+    import pyarrow as pa
+
+    return pa.schema(_fields(Digest))
+
+
+def _fields(kind: type) -> list[Any]:
+    """The columns of a table, or of a record. A file that has them has a value wherever one must be."""
+    import pyarrow as pa
+
+    return [
+        pa.field(name, _arrow(each), nullable=each == int | None) for name, each in _columns(kind)
+    ]
+
+
+def _arrow(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if kind is str:
+        return pa.string()
+    if kind in (int, int | None):
+        return pa.int64()
+    if get_origin(kind) is Mapping:
+        return pa.map_(pa.string(), pa.field("value", pa.int64(), nullable=False))
+    if get_origin(kind) is tuple:
+        return pa.list_(pa.field("element", _arrow(get_args(kind)[0]), nullable=False))
+    return pa.struct(_fields(kind))
+
+
+def _as_record(value: Any) -> Any:
+    """Numbers, texts, lists and dictionaries, as Arrow takes them."""
+    if isinstance(value, Digest):
+        return {name: _as_record(getattr(value, name)) for name, _ in _columns(Digest)}
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if hasattr(value, "_fields"):
+        return {name: _as_record(each) for name, each in value._asdict().items()}
+    return [_as_record(each) for each in value] if isinstance(value, tuple) else value
+
+
+def _as(kind: Any, value: Any) -> Any:
+    """The way back from `_as_record`, for a value of this type."""
+    if kind in (str, int, int | None):
+        return value
+    if get_origin(kind) is Mapping:
+        return dict(value)
+    if get_origin(kind) is tuple:
+        return tuple(_as(get_args(kind)[0], each) for each in value)
+    return kind(**{name: _as(each, value[name]) for name, each in _columns(kind)})

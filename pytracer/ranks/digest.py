@@ -1,11 +1,11 @@
 """One rank of a job in numbers: small enough that one process holds thousands of ranks.
 
 A digest has the rank's peak, its steps, who held the memory at the peak, the findings and the ledger.
-Its rows are those of the Parquet dataset (`dataset.py`); `of_rows` is the way back.
+`dataset.py` stores it as it is: each field is a column, and each tuple a list.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import NamedTuple
@@ -21,51 +21,9 @@ from pytracer.meta import ClockReading, Communication
 from pytracer.recorded import Trace
 from pytracer.schema import CATEGORIES, CATEGORY, CATEGORY_ORDER, I64, ROLE, Mask
 
-FORMAT = 1  # of the rows
 _MOST_HOLDERS = 100  # further ones are added up, by category
 _MOST_OF_CATEGORY = 8
 _OWNER_KEYS = ("category", "module", "op", "line")
-
-
-def ranges_text(ranks: Iterable[int]) -> str:
-    """Ranks in as few ranges as possible: "0-3,8-56:8" (every eighth from 8 to 56)."""
-    texts: list[str] = []
-    left = sorted(ranks)
-    while left:
-        step = left[1] - left[0] if len(left) > 1 else 1
-        count = next((n for n in range(1, len(left)) if left[n] - left[n - 1] != step), len(left))
-        last = left[count - 1]
-        if count == 1:
-            texts.append(str(left[0]))
-        else:
-            texts.append(f"{left[0]}-{last}" + (f":{step}" if step > 1 else ""))
-        left = left[count:]
-    return ",".join(texts)
-
-
-def ranks_of(text: str) -> Iterator[int]:
-    """The ranks in `ranges_text`."""
-    for part in filter(None, text.split(",")):
-        ends, _, step = part.partition(":")
-        first, _, last = ends.partition("-")
-        yield from range(int(first), int(last or first) + 1, int(step or 1))
-
-
-class Row(NamedTuple):
-    """A row of the dataset. What it says of depends on `fact`; see docs/ranks.md."""
-
-    # "rank", "step", "category", "own_peak", "owner", "own_owner", "finding", "ledger", "sharded",
-    # "group", "entered", "clock"
-    fact: str
-    name: str = ""
-    step: int | None = None
-    category: str = ""
-    module: str = ""
-    op: str = ""
-    line: str = ""
-    bytes: int | None = None
-    ns: int | None = None
-    text: str = ""
 
 
 class Step(NamedTuple):
@@ -97,6 +55,13 @@ class Note(NamedTuple):
     line: str
     evidence: str
     change: str
+
+
+class Amount(NamedTuple):
+    """A row of the ledger (`analysis/allocator/ledger.py`)."""
+
+    name: str
+    bytes: int
 
 
 class Share(NamedTuple):
@@ -158,7 +123,7 @@ class Digest:
     holders: tuple[Holder, ...] = ()  # at the peak
     own_holders: tuple[Holder, ...] = ()  # of each category at its own peak, the largest
     notes: tuple[Note, ...] = ()
-    ledger: tuple[tuple[str, int], ...] = ()
+    ledger: tuple[Amount, ...] = ()
     shares: tuple[Share, ...] = ()
     groups: tuple[GroupState, ...] = ()
     entered: tuple[Entered, ...] = ()
@@ -168,178 +133,6 @@ class Digest:
     def is_readable(self) -> bool:
         """Whether there are figures to compare."""
         return self.status != "unreadable"
-
-    def rows(self) -> Iterator[Row]:
-        """The digest as rows."""
-        yield from self._facts()
-        for number, step in enumerate(self.steps):
-            yield Row("step", "peak", number, bytes=step.peak, ns=step.duration_ns)
-            yield Row("step", "forward", number, ns=step.forward_ns)
-            yield Row("step", "growth", number, bytes=step.growth)
-            for category, size in step.by_category.items():
-                yield Row("step", "category", number, category, bytes=size)
-        for category, size in self.at_peak.items():
-            yield Row("category", category=category, bytes=size)
-        for category, size in self.own_peak.items():
-            yield Row("own_peak", category=category, bytes=size)
-        for held in self.holders:
-            yield Row("owner", "", self.peak_step, *held[:4], held.bytes)
-        for held in self.own_holders:
-            yield Row("own_owner", "", None, *held[:4], held.bytes)
-        for note in self.notes:
-            yield Row(
-                "finding",
-                note.kind,
-                None,
-                "",
-                note.module,
-                "",
-                note.line,
-                note.bytes,
-                text=f"{note.evidence}\n{note.change}",
-            )
-        for name, size in self.ledger:
-            yield Row("ledger", name, bytes=size)
-        for share in self.shares:
-            yield Row("sharded", "local", bytes=share.local_bytes, text=share.how)
-            yield Row("sharded", "global", bytes=share.global_bytes, text=share.how)
-        yield from self._communication()
-
-    def _communication(self) -> Iterator[Row]:
-        for group in self.groups:
-            ranks = ranges_text(group.ranks)
-            yield Row("group", group.name, op=group.operation, text=group.description, line=ranks)
-            yield Row("group", group.name, op="enqueued", bytes=group.enqueued)
-            yield Row("group", group.name, op="completed", bytes=group.completed)
-        for one in self.entered:
-            yield Row("entered", one.group, one.step, bytes=one.sequence, ns=one.unix_ns)
-        for reading in self.clock_readings:
-            took = reading.after_ns - reading.before_ns
-            yield Row("clock", bytes=reading.number, ns=reading.before_ns, text=str(took))
-
-    def _facts(self) -> Iterator[Row]:
-        for name in _TEXTS:
-            if text := getattr(self, name):
-                yield Row("rank", name, text=text)
-        for name in _NUMBERS:
-            if (number := getattr(self, name)) is not None:
-                yield Row("rank", name, bytes=number)
-        for name in self.wrappers:
-            yield Row("rank", "wrapper", text=name)
-
-
-_TEXTS = (
-    "status",
-    "error",
-    "file",
-    "host",
-    "device",
-    "program",
-    "peak_phase",
-    "last_phase",
-    "part",
-    "problem",
-)
-_NUMBERS = (
-    "world_size",
-    "began_unix_ns",
-    "ended_unix_ns",
-    "first_step",
-    "peak",
-    "peak_step",
-    "reserved",
-    "gathered",
-    "growth_per_step",
-)
-
-
-def of_rows(rank: int, rows: Iterable[Row]) -> Digest:
-    """The digest that these rows were made of. Rows of an unknown fact are ignored."""
-    facts: dict[str, object] = {}
-    parts: dict[str, list[Row]] = {}
-    for row in rows:
-        parts.setdefault(row.fact, []).append(row)
-    for row in parts.get("rank", ()):
-        if row.name in _TEXTS:
-            facts[row.name] = row.text
-        elif row.name in _NUMBERS and row.bytes is not None:
-            facts[row.name] = row.bytes
-    return Digest(
-        rank,
-        **facts,  # type: ignore[arg-type]
-        wrappers=tuple(row.text for row in parts.get("rank", ()) if row.name == "wrapper"),
-        at_peak={row.category: row.bytes or 0 for row in parts.get("category", ())},
-        own_peak={row.category: row.bytes or 0 for row in parts.get("own_peak", ())},
-        steps=_steps_of_rows(parts.get("step", ())),
-        holders=_holders_of_rows(parts.get("owner", ())),
-        own_holders=_holders_of_rows(parts.get("own_owner", ())),
-        notes=tuple(
-            Note(row.name, row.bytes or 0, row.module, row.line, *_two_texts(row.text))
-            for row in parts.get("finding", ())
-        ),
-        ledger=tuple((row.name, row.bytes or 0) for row in parts.get("ledger", ())),
-        shares=_shares_of_rows(parts.get("sharded", ())),
-        groups=tuple(_groups_of_rows(parts.get("group", ()))),
-        entered=tuple(
-            Entered(row.name, row.step or 0, row.bytes or 0, row.ns or 0)
-            for row in parts.get("entered", ())
-        ),
-        clock_readings=tuple(
-            ClockReading(row.bytes or 0, row.ns or 0, (row.ns or 0) + int(row.text or 0))
-            for row in parts.get("clock", ())
-        ),
-    )
-
-
-def _groups_of_rows(rows: Iterable[Row]) -> Iterator[GroupState]:
-    named: dict[str, list[Row]] = {}
-    for row in rows:
-        named.setdefault(row.name, []).append(row)
-    for name, (first, *figures) in named.items():
-        last = {row.op: row.bytes or 0 for row in figures}
-        ranks = tuple(ranks_of(first.line))
-        counts = (last.get("enqueued", 0), last.get("completed", 0))
-        yield GroupState(name, first.text, ranks, *counts, first.op)
-
-
-def _holders_of_rows(rows: Iterable[Row]) -> tuple[Holder, ...]:
-    return tuple(Holder(row.category, row.module, row.op, row.line, row.bytes or 0) for row in rows)
-
-
-def _two_texts(text: str) -> tuple[str, str]:
-    evidence, _, change = text.partition("\n")
-    return evidence, change
-
-
-def _steps_of_rows(rows: Iterable[Row]) -> tuple[Step, ...]:
-    steps: dict[int, dict[str, Row]] = {}
-    categories: dict[int, dict[str, int]] = {}
-    for row in rows:
-        number = row.step or 0
-        if row.name == "category":
-            categories.setdefault(number, {})[row.category] = row.bytes or 0
-        else:
-            steps.setdefault(number, {})[row.name] = row
-    empty = Row("step")
-    return tuple(
-        Step(
-            named.get("peak", empty).bytes or 0,
-            named.get("growth", empty).bytes or 0,
-            named.get("peak", empty).ns or 0,
-            named.get("forward", empty).ns or 0,
-            categories.get(number, {}),
-        )
-        for number, named in sorted(steps.items())
-    )
-
-
-def _shares_of_rows(rows: Iterable[Row]) -> tuple[Share, ...]:
-    shares: dict[str, dict[str, int]] = {}
-    for row in rows:
-        shares.setdefault(row.text, {})[row.name] = row.bytes or 0
-    return tuple(
-        Share(how, sizes.get("local", 0), sizes.get("global", 0)) for how, sizes in shares.items()
-    )
 
 
 # ---------------------------------------------------------------- from a trace
@@ -386,7 +179,9 @@ def of(trace: Trace, rank: int | None = None, file: str = "") -> Digest:
             for each in findings.findings(trace)
         ),
         ledger=tuple(
-            (row.name, row.bytes) for row in ledger.ledger(trace).rows if row.bytes is not None
+            Amount(row.name, row.bytes)
+            for row in ledger.ledger(trace).rows
+            if row.bytes is not None
         )
         if peak.device != "cpu"
         else (),
@@ -489,10 +284,9 @@ def _own_holders(trace: Trace) -> tuple[Holder, ...]:
 def _all_holders(trace: Trace, which: Mask) -> list[Holder]:
     """The bytes of these allocations by category, module, op and line, the largest first."""
     groups = [grouping.group(trace, key, which) for key in _OWNER_KEYS]
-    table = np.column_stack([group.codes for group in groups])
-    distinct, of_row = np.unique(table, axis=0, return_inverse=True)
+    distinct, of_row = grouping.together(groups)
     size = allocations(trace).requested_bytes[which]
-    total = usage.sums(of_row.reshape(-1), size, len(distinct))
+    total = usage.sums(of_row, size, len(distinct))
     holders = []
     for row in np.argsort(-total, kind="stable"):
         category, module, op, line = (

@@ -13,22 +13,29 @@ struct Step {
   uint32_t block = 0;
   uint64_t bytes = 0;
   uint32_t lane = 0;
+  uint64_t address = 0;
 };
 
 const std::vector<ReplayLane> kLanes = {{0, 0}, {7, 0}, {0, 1}};
 
-ReplayResult replay(const std::vector<Step>& steps, const AllocatorRules& rules) {
+ReplayResult replay(const std::vector<Step>& steps,
+                    const AllocatorRules& rules,
+                    bool with_addresses = false) {
   std::vector<uint8_t> kind;
   std::vector<uint32_t> block;
   std::vector<uint64_t> bytes;
   std::vector<uint32_t> lane;
+  std::vector<uint64_t> address;
   for (const Step& step : steps) {
     kind.push_back(static_cast<uint8_t>(step.kind));
     block.push_back(step.block);
     bytes.push_back(step.bytes);
     lane.push_back(step.lane);
+    if (with_addresses) {
+      address.push_back(step.address);
+    }
   }
-  return replay_allocator({kind, block, bytes, lane}, kLanes, rules, true);
+  return replay_allocator({kind, block, bytes, lane, address}, kLanes, rules, true);
 }
 
 using enum ReplayStep;
@@ -54,6 +61,15 @@ TEST(a_retry_completes_a_free_only_once) {
   CHECK(found.active == 0);
 }
 
+TEST(a_recorded_segment_decides_where_a_block_lies) {
+  const std::vector<Step> steps = {{kGiven, 9, 20 * kMiB, 0, 4096},
+                                   {kAlloc, 0, 2 * kMiB, 0, 4096},
+                                   {kAlloc, 1, 2 * kMiB, 0, 4096 + 2 * kMiB},
+                                   {kAlloc, 2, 2 * kMiB, 0, 5}};
+  CHECK(replay({steps.begin(), steps.end() - 1}, AllocatorRules{}, true).departed_step == -1);
+  CHECK(replay(steps, AllocatorRules{}, true).departed_step == 3);
+}
+
 // Under the sanitizers this is what finds a block that is used after it was given back.
 TEST(on_random_streams_nothing_is_lost) {
   std::mt19937 random(0);  // NOLINT: the same stream each time
@@ -70,9 +86,11 @@ TEST(on_random_streams_nothing_is_lost) {
       const auto kind = static_cast<ReplayStep>(below(8) < 4 ? 0 : below(kReplaySteps));
       const bool takes = kind == kAlloc || kind == kAttempt;
       const auto block = static_cast<uint32_t>(takes ? i : below(i + 1));
-      steps.push_back({kind, block, 1 + below(60 * kMiB), static_cast<uint32_t>(below(3))});
+      const uint64_t address = below(4) == 0 ? random() : below(200) * kMiB;
+      const auto lane = static_cast<uint32_t>(below(3));
+      steps.push_back({kind, block, 1 + below(60 * kMiB), lane, address});
     }
-    ReplayResult found = replay(steps, rules);
+    ReplayResult found = replay(steps, rules, below(2) == 0);
     CHECK(found.allocated <= found.active);
     CHECK(found.active <= found.reserved);
     CHECK(found.reserved <= found.peak_reserved);

@@ -1,6 +1,7 @@
 #include "append_log.h"
 #include "check.h"
 #include "harvest.h"
+#include "recorded.h"
 #include "recorder.h"
 #include "streamer.h"
 
@@ -20,56 +21,6 @@
 
 namespace pytracer {
 namespace {
-
-// A session of the process's one recorder, and what it recorded.
-class Recorded {
- public:
-  explicit Recorded(uint64_t max_events = Recorder::kNoLimit)
-      : id_(Recorder::get().begin_session(max_events)) {}
-
-  ~Recorded() {
-    Recorder::get().end_session(id_);
-    Recorder::get().forget_session(id_);
-  }
-
-  Recording read() const {
-    RecordingBuilder builder;
-    Harvest harvest(id_);
-    harvest.drain_all(builder);
-    for (const auto& [name, count] : builder.recording.losses) {
-      CHECK(name != "lost_unfinished_rows");
-    }
-    return builder.recording;
-  }
-
-  uint32_t id() const { return id_; }
-
- private:
-  uint32_t id_;
-};
-
-ThreadState& here() {
-  return Recorder::this_thread();
-}
-
-void op(const char* name, int64_t sequence, int64_t next_sequence, auto body) {
-  int key = 0;
-  Recorder::get().push(here(), ScopeKind::kOp, &key, name, sequence);
-  body();
-  Recorder::get().pop(here(), &key, next_sequence);
-}
-
-void alloc(uint64_t address, uint64_t bytes = 8) {
-  Recorder::get().record(Action::kAlloc, kCpuPlace, address, bytes);
-}
-
-void release(uint64_t address) {
-  Recorder::get().record(Action::kFreeCompleted, kCpuPlace, address, 0);
-}
-
-std::string name_of(const Recording& r, uint32_t scope) {
-  return scope == 0 ? "" : r.strings[r.scope_begins.name[scope - 1]];
-}
 
 // The example above the recorder, in recorder.h: loss = linear(x).sum(); loss.backward().
 TEST(the_example_in_recorder_h) {

@@ -12,7 +12,8 @@ import torch
 
 from programs.conformance.cases import CASES, make
 from programs.conformance.techniques import TECHNIQUES
-from programs.hints.healthy import HEALTHY
+from programs.hints.kept import HEALTHY
+from programs.hints.one_step import ONE_STEP, traced
 from programs.hints.sick import SICK
 from pytracer import trace
 from pytracer.analysis.answers import hints
@@ -128,6 +129,14 @@ def test_nothing_is_advised_that_cannot_be_done_on_a_cpu() -> None:
 
 def test_the_page_of_findings_has_every_program() -> None:
     text = DOCUMENT.read_text()
-    for name in [*HEALTHY, *SICK]:
+    for name in [*HEALTHY, *ONE_STEP, *SICK]:
         assert f"| {name.replace('_', ' ')} |" in text
     assert f"{len(CASES)} cases" in text
+
+
+@pytest.mark.parametrize("stacks", [True, False])
+@pytest.mark.parametrize("name", ONE_STEP)
+def test_one_healthy_step_accuses_nobody(name: str, stacks: bool) -> None:
+    """README's first snippet, around one step or one call; the caller keeps what it returns."""
+    t, _kept = traced(name, stacks=stacks)
+    assert t.findings().to_dict("records") == []

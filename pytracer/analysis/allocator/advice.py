@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pytracer import errors
 from pytracer.analysis.allocator import settings as allocator_settings
-from pytracer.analysis.allocator.replay import Replay, recorded_settings, replay, steps
+from pytracer.analysis.allocator.replay import FEW_ORDERS, Replay, replay
+from pytracer.analysis.allocator.steps import recorded_settings, steps
 from pytracer.analysis.facts.usage import devices as devices_of
 from pytracer.recorded import Trace, once_per_trace
 
@@ -24,7 +24,7 @@ _WORTH_SHARE, _WORTH_BYTES = 0.02, 32 << 20  # the least that an advised setting
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to set the allocator. Sizes are bytes."""
+    """One way to set the allocator, in the worst of a few orders of segments. Sizes are bytes."""
 
     settings: str
     as_recorded: bool
@@ -39,13 +39,13 @@ def choices(trace: Trace, device: str, room: int | None = None) -> list[Choice]:
     recorded = recorded_settings(trace, device)
     rows = []
     for settings in _candidates(recorded):
-        unlimited = replay(trace, settings, device=device, unlimited=True)
+        unlimited = replay(trace, settings, device=device, unlimited=True, orders=FEW_ORDERS)
         in_room = unlimited if room is None else _in_room(trace, settings, device, room)
         rows.append(
             Choice(
                 settings,
                 settings == recorded,
-                unlimited.peak_reserved,
+                unlimited.reserved[1],
                 unlimited.smallest_room,
                 in_room.retries,
                 bool(in_room),
@@ -66,20 +66,8 @@ def _candidates(recorded: str) -> Iterator[str]:
         yield ""
 
 
-def _replayable(settings: str) -> bool:
-    """Whether the settings can be replayed.
-
-    The driver's own allocator cannot. Nor can settings of a later torch or of a damaged file.
-    """
-    try:
-        allocator_settings.parse(settings)
-    except errors.UsageError:
-        return False
-    return True
-
-
 def _in_room(trace: Trace, settings: str, device: str, room: int) -> Replay:
-    return replay(trace, settings, device=device, capacity=room, unlimited=True)
+    return replay(trace, settings, device=device, capacity=room, unlimited=True, orders=FEW_ORDERS)
 
 
 @dataclass(frozen=True)
@@ -105,20 +93,23 @@ def _less_reserved(trace: Trace) -> dict[str, Advice]:
     result = {}
     for device in devices_of(trace):
         recorded = recorded_settings(trace, device)
-        if device == "cpu" or not _replayable(recorded):
+        if device == "cpu" or allocator_settings.parsed(recorded) is None:
             continue
         tried = list(_candidates(recorded))
         if len(steps(trace, device).position) > _LONG:
             tried = tried[:2]  # as recorded, and expandable segments
-        by_settings = {
-            settings: replay(trace, settings, device=device, unlimited=True).peak_reserved
-            for settings in tried
-        }
-        now, best = by_settings[recorded], min(by_settings, key=lambda each: by_settings[each])
-        saved = now - by_settings[best]
+        by_settings = {settings: _reserved(trace, settings, device, 1) for settings in tried}
+        best = min(by_settings, key=lambda each: by_settings[each][1])
+        now = _reserved(trace, recorded, device, FEW_ORDERS)[0]
+        saved = now - _reserved(trace, best, device, FEW_ORDERS)[1]
         if saved > max(_WORTH_SHARE * now, _WORTH_BYTES):
             result[device] = Advice(best, saved)
     return result
+
+
+def _reserved(trace: Trace, settings: str, device: str, orders: int) -> tuple[int, int]:
+    """The least and the most that is reserved in so many orders of segments."""
+    return replay(trace, settings, device=device, unlimited=True, orders=orders).reserved
 
 
 def to_run_in(trace: Trace, device: str, room: int) -> Advice | None:
@@ -128,7 +119,8 @@ def to_run_in(trace: Trace, device: str, room: int) -> Advice | None:
     others proves nothing.
     """
     recorded = recorded_settings(trace, device)
-    if not _replayable(recorded) or _in_room(trace, recorded, device, room):
+    is_known = allocator_settings.parsed(recorded) is not None
+    if not is_known or _in_room(trace, recorded, device, room).may_run:
         return None
     for settings in _candidates(recorded):
         if _in_room(trace, settings, device, room):

@@ -1,15 +1,19 @@
 """Replays a trace's requests and frees in torch's CUDA caching allocator, with other settings.
 
-`csrc/core/allocator_replay.h` is the allocator. This module turns events into its steps, and its
-figures into answers: how much it reserves, which request fails first, and who holds memory then.
+`csrc/core/allocator_replay.h` is the allocator. `steps` turns events into its steps, and this module
+turns its figures into answers: how much it reserves, which request fails first, and who holds memory
+then.
 
-The events leave three questions open. This module decides them so:
+Of free blocks of equal size the allocator takes the one with the lowest address. The basis of an
+answer says what that means for it:
 
-- Blocks from before the trace come first, by address. If the recording began late, the gaps between
-  those blocks are unknown, and a note says so.
-- If segments were given back while memory was not short, then `empty_cache()` did it, or the end of
-  a CUDA graph's pool. The replay does so at the same step, under all settings.
-- A request that failed in the recording is tried at its step. The later requests are unknown.
+- "exact": with the recorded settings, segments lie where the recording shows them, and each block is
+  compared with the recorded one. Or no choice between equal blocks depends on addresses. Or all
+  orders of segments were tried.
+- "interval": nobody knows where the driver would put the segments. The answer lies between the least
+  and the most of several orders of them.
+- "not known": the recording began late or is incomplete, or the allocator did something else than the
+  model.
 """
 
 from dataclasses import dataclass
@@ -17,33 +21,39 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pytracer import errors, frames, meta
+from pytracer import frames
 from pytracer._native import core
 from pytracer.analysis.allocator import settings as allocator_settings
-from pytracer.analysis.allocator.segments import GROWS, SHRINKS
 from pytracer.analysis.allocator.settings import MIB, Settings
+from pytracer.analysis.allocator.steps import (
+    ALLOC,
+    ATTEMPT,
+    FREE_COMPLETED,
+    REFUSED,
+    SEED,
+    Steps,
+    recorded_settings,
+    recorded_steps,
+    steps,
+)
 from pytracer.analysis.facts import devices, grouping, lifetimes, owners, usage
 from pytracer.recorded import Trace, once_per_trace
-from pytracer.schema import ACTION, I64, Mask
+from pytracer.schema import ACTION, Mask
 from pytracer.units import parse_size
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_ALLOC, _FREE_REQUESTED, _FREE_COMPLETED, _ATTEMPT, _TRIM = range(5)
 LIMIT_STEP = 2 * MIB  # the precision of the smallest limit
+EXACT, INTERVAL, NOT_KNOWN = "exact", "interval", "not known"
+ORDERS, FEW_ORDERS = 64, 12  # of segments, that are tried for one answer, and for one of many
+_STEPS_AT_MOST = 2_000_000  # in all orders together
 
-
-@dataclass(frozen=True)
-class Steps:
-    """A device's events as the allocator's model takes them."""
-
-    device: str
-    columns: dict[str, Any]
-    position: I64  # rows of the event table; -1: before the trace
-    late_bytes: int  # alive when the trace began
+_DEPARTED = (
+    "From event {:,} on the allocator placed blocks otherwise than its model, so a rule is missing "
+    "here, and the answer may be wrong. Please report it with the trace."
+)
 
 
 @dataclass(frozen=True)
@@ -71,44 +81,54 @@ class Replay:
     device: str
     settings: str
     limit: int | None  # the bytes that the allocator may hold
-    peak_reserved: int
+    peak_reserved: int  # in the likeliest order of segments
+    reserved: tuple[int, int]  # the least and the most of all orders tried
     peak_allocated: int
     fragmentation: int  # reserved and not in use, when most was reserved
     retries: int
-    failed: FailedRequest | None
-    notes: tuple[str, ...]  # why the answer is not exact
+    failed: FailedRequest | None  # in any order
+    basis: str  # EXACT, INTERVAL or NOT_KNOWN
+    orders: int  # of segments, that were tried
+    are_all: bool  # no other order has another outcome
+    failing_orders: int
+    notes: tuple[str, ...]  # why the answer is not known
     _trace: Trace
     _rules: dict[str, Any]
+    _steps: Steps
+    _failed_step: int
 
     def __bool__(self) -> bool:
-        """Whether the program runs to the end."""
+        """Whether the program runs to the end, in every order tried."""
         return self.failed is None
+
+    @property
+    def may_run(self) -> bool:
+        """Whether the program runs to the end in some order."""
+        return self.failing_orders < self.orders
 
     def __repr__(self) -> str:
         """The main fields, without the trace."""
         fields = ("device", "settings", "limit", "peak_reserved", "peak_allocated", "retries")
-        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in fields)
+        shown = ", ".join(f"{name}={getattr(self, name)!r}" for name in (*fields, "basis"))
         return f"<Replay {shown}, {'runs' if self else 'fails'}>"
 
     def alive_at_failure(self) -> Mask:
         """Which allocations were alive when the first request failed."""
-        own_steps = steps(self._trace, self.device)
-        at = core.replay(own_steps.columns, self._rules, False)["failed_step"]
-        return _alive_before(self._trace, own_steps, max(at, 0))
+        return _alive_before(self._trace, self._steps, max(self._failed_step, 0))
 
     @cached_property
     def smallest_limit(self) -> int:
-        """The smallest limit that runs to the end with these settings, to 2 MiB."""
-        return _smallest(steps(self._trace, self.device), self._rules, "limit")
+        """The smallest limit that runs to the end with these settings, to 2 MiB, in every order."""
+        return _smallest(self._steps, self._rules, "limit", self.orders)
 
     @cached_property
     def smallest_room(self) -> int:
-        """The least memory that the driver must have for this allocator, to 2 MiB."""
-        return _smallest(steps(self._trace, self.device), self._rules, "capacity")
+        """The least memory that the driver must have for this allocator, likewise."""
+        return _smallest(self._steps, self._rules, "capacity", self.orders)
 
     def timeline(self) -> "pd.DataFrame":
         """Reserved, in use, and the largest free block, after each event; index: time_ns."""
-        own_steps = steps(self._trace, self.device)
+        own_steps = self._steps
         curves = core.replay(own_steps.columns, self._rules, True)
         count = len(curves["reserved_after"])
         in_trace = own_steps.position[:count] >= 0
@@ -130,6 +150,7 @@ def replay(
     capacity: int | None = None,
     *,
     unlimited: bool = False,
+    orders: int = ORDERS,
 ) -> Replay:
     """Replays the trace's requests with these settings.
 
@@ -140,49 +161,107 @@ def replay(
         device: by default the device that the program trains on.
         capacity: the memory that the driver has for this allocator; by default enough.
         unlimited: the allocator may hold all that the driver has, whatever limit was recorded.
+        orders: of segments, at most, where no recording shows their addresses.
 
     Raises:
         errors.UsageError: the settings or the device do not exist, or the trace is not of a GPU.
     """
     name = device or usage.main_device(trace)
-    own_steps = steps(trace, name)
-    chosen = allocator_settings.parse(
-        recorded_settings(trace, name) if settings is None else settings
-    )
+    recorded = allocator_settings.parse(recorded_settings(trace, name))
+    chosen = recorded if settings is None else allocator_settings.parse(settings)
     bound = None if unlimited else _limit(trace, name, chosen, settings is None, limit)
+    is_alone = bound == devices.allowed(trace, name) and capacity is None and not unlimited
+    own_steps = _steps(trace, name, follows=chosen == recorded, with_refusals=is_alone)
     rules = chosen.rules(bound, capacity)
     counted = core.replay(own_steps.columns, rules, False)
-    at_peak = _at_peak(own_steps, rules, counted)
+    tried = in_orders(own_steps.columns, rules, orders, recorded_is_enough=is_alone)
+    failure = counted if counted["failed_step"] >= 0 else tried["failure"]
+    reserved = (tried["lowest_peak"], tried["highest_peak"])
+    basis, why = _basis(trace, own_steps, tried)
     return Replay(
         device=name,
         settings=chosen.text,
         limit=bound,
         peak_reserved=counted["peak_reserved"],
+        reserved=reserved if reserved[1] else (counted["peak_reserved"],) * 2,
         peak_allocated=counted["peak_allocated"],
-        fragmentation=at_peak,
+        fragmentation=_at_peak(own_steps, rules, counted),
         retries=counted["retries"],
-        failed=_failed(trace, own_steps, counted),
-        notes=tuple(notes(trace, name)),
+        failed=_failed(trace, own_steps, failure),
+        basis=basis,
+        orders=tried["orders"],
+        are_all=tried["are_all"],
+        failing_orders=tried["failed"],
+        notes=why,
         _trace=trace,
         _rules=rules,
+        _steps=own_steps,
+        _failed_step=-1 if failure is None else failure["failed_step"],
     )
 
 
-def recorded_settings(trace: Trace, device: str) -> str:
-    """The recorded PYTORCH_ALLOC_CONF, with expandable segments if the events show them."""
-    text = meta.of(trace).alloc_conf
-    if devices.expandable(trace, device) and "expandable_segments" not in text:
-        text = f"{text},expandable_segments:True".lstrip(",")
-    return text
+def _steps(trace: Trace, device: str, *, follows: bool, with_refusals: bool) -> Steps:
+    """The steps; with those of the recorded driver, if its settings are replayed.
+
+    What it refused says nothing of another card.
+    """
+    plain, recorded = steps(trace, device), None
+    if follows:
+        recorded = recorded_steps(trace, device)
+    if recorded is None or with_refusals:
+        return recorded or plain
+    return recorded.without(REFUSED)
+
+
+def _basis(trace: Trace, own_steps: Steps, tried: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
+    """How the answer is known, and why it is not known."""
+    why = notes(trace, own_steps.device, follows="address" in own_steps.columns)
+    if why:
+        return NOT_KNOWN, tuple(why)
+    if tried["are_all"] and tried["lowest_peak"] == tried["highest_peak"]:
+        return EXACT, ()
+    return INTERVAL, ()
+
+
+@once_per_trace
+def _departures(trace: Trace) -> dict[str, int]:
+    """Per device, the event at which a block first lies elsewhere than the model puts it."""
+    found = {}
+    for device in usage.devices(trace):
+        own_steps = None if device == "cpu" else recorded_steps(trace, device)
+        if own_steps is None:
+            continue
+        rules = recorded_rules(trace, device, devices.allowed(trace, device))
+        at = core.replay(own_steps.columns, rules, False)["departed_step"]
+        if at >= 0 and own_steps.columns["kind"][at] != ATTEMPT:
+            found[device] = int(own_steps.position[at])
+    return found
+
+
+def in_orders(
+    columns: dict[str, Any], rules: dict[str, Any], most: int, *, recorded_is_enough: bool = False
+) -> dict[str, Any]:
+    """The figures in up to so many orders of segments; in fewer if there are many steps.
+
+    The recorded order is enough for questions about the recorded run itself.
+    """
+    affordable = max(_STEPS_AT_MOST // max(len(columns["kind"]), 1), 4)
+    most = min(most, affordable)
+    found: dict[str, Any] = core.replay_orders(columns, rules, most, recorded_is_enough)
+    return found
 
 
 def counted_as_recorded(
     trace: Trace, device: str, columns: dict[str, Any], limit: int | None = None
 ) -> dict[str, Any]:
     """What the model counts for these steps, with the recorded settings and that limit."""
-    rules = allocator_settings.parse(recorded_settings(trace, device)).rules(limit, None)
-    counted: dict[str, Any] = core.replay(columns, rules, False)
+    counted: dict[str, Any] = core.replay(columns, recorded_rules(trace, device, limit), False)
     return counted
+
+
+def recorded_rules(trace: Trace, device: str, limit: int | None = None) -> dict[str, Any]:
+    """The recorded settings with that limit, for `core.replay`."""
+    return allocator_settings.parse(recorded_settings(trace, device)).rules(limit, None)
 
 
 def _limit(
@@ -196,173 +275,42 @@ def _limit(
     return devices.allowed(trace, device)
 
 
-# ---------------------------------------------------------------- the steps
-
-
-def steps(trace: Trace, device: str) -> Steps:
-    """The device's events as steps.
-
-    Raises:
-        errors.UsageError: it is not a CUDA device, or the trace has no allocation on it.
-    """
-    by_device = _steps_by_device(trace)
-    if device not in by_device:
-        here = usage.devices(trace)
-        also = f"; it has {', '.join(here)}" if here else ""
-        if device == "cpu" and here:
-            raise errors.UsageError(
-                "fits and replay model CUDA's allocator, but this trace is of the CPU: record on a GPU, "
-                "or imagine one: pytracer imagine --on RTX4090 train.py"
-            )
-        raise errors.UsageError(f"the trace has no allocation on {device}{also}")
-    return by_device[device]
-
-
-@once_per_trace
-def _steps_by_device(trace: Trace) -> dict[str, Steps]:
-    return {name: _steps(trace, name) for name in usage.devices(trace) if name != "cpu"}
-
-
-def _steps(trace: Trace, device: str) -> Steps:
-    lives, events = lifetimes.lifetimes(trace), trace.events
-    own = np.flatnonzero(devices.on(trace, device, lives.place))
-    lanes, lane_of_place = _lanes(trace, device)
-    last = len(lane_of_place) - 1  # a damaged trace may lack some places
-    seeds = own[lives.start[own] < 0]
-    seeds = seeds[np.argsort(lives.address[seeds], kind="stable")]
-    rows = [_Rows(np.full(len(seeds), -1), _ALLOC, seeds)]
-    made = own[lives.start[own] >= 0]
-    asked = own[lives.end[own] >= 0]
-    done = own[lives.completed[own] >= 0]
-    rows.append(_Rows(lives.end[asked], _FREE_REQUESTED, asked))
-    rows.append(_Rows(lives.completed[done], _FREE_COMPLETED, done))
-    rows.append(_Rows(lives.start[made], _ALLOC, made))
-    position = np.concatenate([each.position for each in rows])
-    kind = np.concatenate([np.full(len(each.position), each.kind) for each in rows])
-    block = np.concatenate([each.block for each in rows])
-    size, lane = lives.bytes[block], lane_of_place[np.minimum(lives.place[block], last)]
-    # Requests that failed, and segments given back while memory was not short.
-    here = devices.on(trace, device, events.place)
-    failures = np.flatnonzero(here & (events.action == ACTION["oom"]))
-    trims, trimmed = _trims(trace, device, here, lanes, lane_of_place)
-    more = len(lives.start) + np.arange(len(failures) + len(trims))
-    position = np.concatenate([position, failures, trims])
-    kind = np.concatenate([kind, np.full(len(failures), _ATTEMPT), np.full(len(trims), _TRIM)])
-    size = np.concatenate([size, events.bytes[failures], np.zeros(len(trims), np.uint64)])
-    lane = np.concatenate([lane, lane_of_place[np.minimum(events.place[failures], last)], trimmed])
-    block = np.concatenate([block, more])
-    # A block that ended unseen ends before the block that begins at the same event.
-    order = np.lexsort((_RANK[kind], position))
-    order = np.concatenate([np.arange(len(seeds)), order[len(seeds) :]])
-    columns = {
-        "kind": kind[order].astype(np.uint8),
-        "block": block[order].astype(np.uint32),
-        "bytes": size[order].astype(np.uint64),
-        "lane": lane[order].astype(np.uint32),
-        "lanes": lanes,
-    }
-    return Steps(device, columns, position[order].astype(np.int64), int(lives.bytes[seeds].sum()))
-
-
-@dataclass(frozen=True)
-class _Rows:
-    position: NDArray[Any]
-    kind: int
-    block: NDArray[np.intp]
-
-
-_RANK = np.array([3, 0, 1, 4, 2])  # of kinds at one event
-
-
-def _lanes(trace: Trace, device: str) -> tuple[list[tuple[int, int]], NDArray[np.intp]]:
-    """Each lane's stream and pool number (0: the default pool), and the lane of each place."""
-    places = trace.places
-    there = np.flatnonzero(devices.places_on(trace, device))
-    pools = {(0, 0): 0}
-    lanes: dict[tuple[int, int], int] = {}
-    lane_of_place = np.zeros(len(places.stream), np.intp)
-    for place in there.tolist():
-        name = (int(places.pool_high[place]), int(places.pool_low[place]))
-        pool = pools.setdefault(name, len(pools))
-        key = (int(places.stream[place]), pool)
-        lane_of_place[place] = lanes.setdefault(key, len(lanes))
-    return list(lanes), lane_of_place
-
-
-def _trims(
-    trace: Trace,
-    device: str,
-    here: Mask,
-    lanes: list[tuple[int, int]],
-    lane_of_place: NDArray[np.intp],
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """The events at which the program gave cached memory back, and a lane of the memory's pool."""
-    events = trace.events
-    numbers = {
-        name: [ACTION[each] for each in each_of]
-        for name, each_of in (("back", SHRINKS), ("taken", GROWS))
-    }
-    acts = np.flatnonzero(here & (events.action < ACTION["label"]))
-    back = np.isin(events.action[acts], numbers["back"])
-    if not back.any():
-        return np.zeros(0, np.intp), np.zeros(0, np.intp)
-    bound = devices.allowed(trace, device) or devices.counted(trace, device, "limit_bytes")
-    collects = "garbage_collection_threshold" in recorded_settings(trace, device)
-    reserved = _reserved_before(trace, acts)
-    position, lane = [], []
-    starts = np.flatnonzero(back & ~np.concatenate([[False], back[:-1]]))
-    for start in starts.tolist():
-        stop = start
-        while stop < len(acts) and back[stop]:
-            stop += 1
-        if stop < len(acts):
-            action = int(events.action[acts[stop]])
-            needed = int(events.bytes[acts[stop]]) if action in numbers["taken"] else 0
-            short = bound is not None and int(reserved[start]) + needed > 0.95 * bound
-            if action == ACTION["oom"] or (needed and (short or collects)):
-                continue  # the allocator itself made room
-        of_burst = {
-            lanes[lane][1]: lane
-            for lane in lane_of_place[
-                np.minimum(events.place[acts[start:stop]], len(lane_of_place) - 1)
-            ]
-        }
-        for pool in sorted(of_burst, reverse=True):  # private pools first; pool 0 trims all
-            position.append(int(acts[start]))
-            lane.append(int(of_burst[pool]))
-    return np.array(position, np.intp), np.array(lane, np.intp)
-
-
-def _reserved_before(trace: Trace, rows: NDArray[np.intp]) -> I64:
-    """The bytes that the allocator held before each of these events of one device."""
-    action, size = trace.events.action[rows], trace.events.bytes[rows].astype(np.int64)
-    grows = np.isin(action, [ACTION[name] for name in (*GROWS, "seed_segment")])
-    shrinks = np.isin(action, [ACTION[name] for name in SHRINKS])
-    change = np.where(grows, size, np.where(shrinks, -size, 0))
-    before: I64 = np.cumsum(change) - change
-    return before
-
-
 # ---------------------------------------------------------------- the answers
 
 
-def _smallest(steps: Steps, rules: dict[str, Any], bound: str) -> int:
-    """The smallest limit or capacity with which the program runs, by bisection."""
+def _smallest(steps: Steps, rules: dict[str, Any], bound: str, orders: int) -> int:
+    """The smallest limit or capacity with which the program runs in each of so many orders."""
     free = {**rules, "limit": 2**64 - 1, "capacity": 2**64 - 1}
-
-    def runs(amount: int) -> bool:
-        tried = core.replay(steps.columns, {**free, bound: amount}, False)
-        return bool(tried["failed_step"] < 0)
-
     counted = core.replay(steps.columns, free, False)
     high: int = -(-counted["peak_reserved"] // LIMIT_STEP) * LIMIT_STEP
     low: int = counted["peak_allocated"] // LIMIT_STEP * LIMIT_STEP - LIMIT_STEP
-    while low > 0 and runs(low):  # blocks keep a smaller uncut rest if memory is short
+    smallest = _smallest_in(steps, free, bound, low, high)
+    if not counted["order_matters"]:
+        return smallest
+    for order in range(1, orders):
+        tried = {**free, "order": order}
+        if not _runs(steps, tried, bound, smallest):
+            most = core.replay(steps.columns, tried, False)["peak_reserved"]
+            high = -(-most // LIMIT_STEP) * LIMIT_STEP
+            smallest = _smallest_in(steps, tried, bound, smallest, max(high, smallest))
+    return smallest
+
+
+def _smallest_in(steps: Steps, rules: dict[str, Any], bound: str, low: int, high: int) -> int:
+    """The same in one order of segments, by bisection."""
+    while low > 0 and _runs(steps, rules, bound, low):
+        # Blocks keep a smaller uncut rest if memory is short.
         high, low = low, low * 7 // 8 // LIMIT_STEP * LIMIT_STEP
     while high - low > LIMIT_STEP:
         middle = (low + high) // 2 // LIMIT_STEP * LIMIT_STEP
-        low, high = (low, middle) if runs(middle) else (middle, high)
+        runs = _runs(steps, rules, bound, middle)
+        low, high = (low, middle) if runs else (middle, high)
     return high
+
+
+def _runs(steps: Steps, rules: dict[str, Any], bound: str, amount: int) -> bool:
+    tried = core.replay(steps.columns, {**rules, bound: amount}, False)
+    return bool(tried["failed_step"] < 0)
 
 
 def _at_peak(steps: Steps, rules: dict[str, Any], counted: dict[str, Any]) -> int:
@@ -370,15 +318,14 @@ def _at_peak(steps: Steps, rules: dict[str, Any], counted: dict[str, Any]) -> in
     at = counted["peak_reserved_step"]
     if at < 0:
         return 0
-    head = {name: steps.columns[name][: at + 1] for name in ("kind", "block", "bytes", "lane")}
-    there = core.replay({**steps.columns, **head}, rules, False)
+    there = core.replay(steps.until(at + 1).columns, rules, False)
     return int(there["reserved"] - there["active"])
 
 
-def _failed(trace: Trace, steps: Steps, counted: dict[str, Any]) -> FailedRequest | None:
-    at = counted["failed_step"]
-    if at < 0:
+def _failed(trace: Trace, steps: Steps, counted: dict[str, Any] | None) -> FailedRequest | None:
+    if counted is None:
         return None
+    at = counted["failed_step"]
     position = int(steps.position[at])
     place = owners.place_of(trace, int(trace.events.scope[position]) if position >= 0 else 0)
     moment = usage.moment(trace, max(position, 0), steps.device)
@@ -405,17 +352,20 @@ def _alive_before(trace: Trace, steps: Steps, at: int) -> Mask:
     """Which allocations were alive just before that step."""
     kind, block = steps.columns["kind"][:at], steps.columns["block"][:at]
     alive = np.zeros(len(lifetimes.lifetimes(trace).start), np.bool_)
-    alive[block[kind == _ALLOC]] = True
-    alive[block[kind == _FREE_COMPLETED]] = False
+    alive[block[(kind == ALLOC) | (kind == SEED)]] = True
+    alive[block[kind == FREE_COMPLETED]] = False
     return alive
 
 
-def notes(trace: Trace, device: str) -> list[str]:
-    """Why a replay is not exact; empty for the CPU, which is not replayed."""
+def notes(trace: Trace, device: str, *, follows: bool = False) -> list[str]:
+    """What the recording lacks; nothing for the CPU, which is not replayed.
+
+    A replay that follows the recording knows what was there before it.
+    """
     if device == "cpu":
         return []
     own_steps, texts = steps(trace, device), []
-    if own_steps.late_bytes:
+    if own_steps.late_bytes and not follows:
         texts.append(
             "The recording began late, so blocks alive then are placed without gaps. To be exact, "
             "start it before the model is on the GPU."
@@ -425,4 +375,6 @@ def notes(trace: Trace, device: str) -> list[str]:
         texts.append("The recording ends where a request failed; the later requests are unknown.")
     if trace.losses.get("lost_alloc"):
         texts.append("Some allocations did not fit into the recording; record fewer steps.")
+    elif device in _departures(trace):
+        texts.append(_DEPARTED.format(_departures(trace)[device]))
     return texts

@@ -71,6 +71,14 @@ def parse(text: str) -> Settings:
     return settings
 
 
+def parsed(text: str) -> Settings | None:
+    """The settings; None for those of another allocator, a later torch or a damaged file."""
+    try:
+        return parse(text)
+    except errors.UsageError:
+        return None
+
+
 def joined(text: str, more: str) -> str:
     """The settings with some replaced or added."""
     pairs = dict(_pairs(text)) | dict(_pairs(more))

@@ -49,9 +49,15 @@ def measured(
         elif name in own_peak:
             amount = own_peak[name]
         else:
-            raise errors.UsageError(f"no limit is called {name!r}; there is: {', '.join(LIMITS)}")
+            raise unknown(name)
         rows.append(Exceeded(name, parse_size(size), amount))
     return rows
+
+
+def unknown(name: str) -> errors.UsageError:
+    """The error about a limit that does not exist."""
+    listed = errors.did_you_mean(name, LIMITS) or f"; there is: {', '.join(LIMITS)}"
+    return errors.UsageError(f"no limit is called {name!r}{listed}")
 
 
 def growth_per_step(trace: Trace, device: str | None = None) -> int:

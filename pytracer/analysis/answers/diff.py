@@ -15,7 +15,7 @@ import numpy as np
 from pytracer import errors, frames, meta
 from pytracer.analysis.allocator.blocks import device_bytes
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import grouping, phases, usage
+from pytracer.analysis.facts import grouping, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import At
 from pytracer.model_names import Roots
@@ -150,7 +150,7 @@ def _moment(trace: Trace, at: At, step: int | None, name: str) -> int:
     if at != "peak":
         raise errors.UsageError(f"at={at!r}: steps are compared at their peaks")
     positions, levels, at_start = usage.levels_of(trace)
-    of_position = phases.timeline(trace).step_at(trace.events.ticks[positions])
+    of_position = timelines.timeline(trace).step_at(trace.events.ticks[positions])
     own = np.flatnonzero(of_position == step)
     count = len(training_steps.step_rows(trace))
     if not 0 <= step < count or isinstance(step, bool):
@@ -191,9 +191,7 @@ def _by_key(trace: Trace, keys: tuple[str, ...], position: int, others: Roots) -
     texts = [
         comparable(key, group.names, own, others) for key, group in zip(keys, groups, strict=True)
     ]
-    table = np.column_stack([group.codes for group in groups])
-    distinct, row = np.unique(table, axis=0, return_inverse=True)
-    row = row.reshape(-1)
+    distinct, row = grouping.together(groups)
     total = usage.sums(row, allocations(trace).requested_bytes[which], len(distinct))
     count = np.bincount(row, minlength=len(distinct))
     found_rows: _Rows = {}

@@ -1,13 +1,15 @@
 """One concrete suggestion that follows from the data: a change that makes the peak smaller."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import findings
+from pytracer.analysis.answers import findings, growth, held
+from pytracer.analysis.answers.edits import Edit, peak_after
+from pytracer.analysis.answers.situation import Finding, at_peak
 from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.names import called_layer, layers_alike, numbers_text, short_line
@@ -15,6 +17,7 @@ from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
 
+_WORTH_A_LINE = 0.01  # of the peak: in a list
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: the least that a saving must save
 _SMALLEST_CHANGE = 1 << 20
@@ -55,12 +58,64 @@ _WORDS_OF = {
 _WORDS_OF["pytorch_lightning.Trainer"] = _WORDS_OF["lightning.Trainer"]
 
 
+# The kinds of suggestions, in their order.
+MISTAKE, FREE, TRADE, NOTICED = "mistake", "free", "trade", "noticed"
+_SAME, _ROUNDED, _OTHER = "bit-equal", "equal up to rounding", "changed"
+
+
 @dataclass(frozen=True)
 class Hint:
     """A suggestion, and the bytes at the peak that it concerns."""
 
     text: str
     bytes: int
+    kind: str = NOTICED
+    edit: Edit | None = field(default=None, repr=False, compare=False)  # what it does to blocks
+    price: str = "none"  # in time
+    numbers: str = _SAME  # that the program computes
+
+
+@dataclass(frozen=True)
+class Change:
+    """A suggestion with what a replay of the trace without those blocks shows."""
+
+    kind: str
+    change: str
+    saves: int | None  # of the peak's requested bytes; None: no replay shows it
+    peak_after: int | None
+    price: str
+    numbers: str
+
+
+@once_per_trace
+def changes(trace: Trace, device: str) -> list[Change]:
+    """Every suggestion that lowers the peak by a hundredth, the largest of each kind first.
+
+    Those that no replay can show come last, without a figure.
+    """
+    now = _situation(trace, device)
+    if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
+        return []
+    found = [_replayed(now, each) for rules in _ALL for rule in rules for each in rule(now)]
+    least = max(_WORTH_A_LINE * now.peak.bytes, _SMALLEST_CHANGE)
+    kept = [one for one in found if one.saves is None or one.saves >= least]
+    kinds = (MISTAKE, FREE, TRADE, NOTICED)
+    return sorted(kept, key=lambda one: (kinds.index(one.kind), -(one.saves or 0)))
+
+
+def all_of_them(trace: Trace, device: str) -> int:
+    """The peak after every mistake is mended and every free saving made: not the sum of them."""
+    now = _situation(trace, device)
+    hints = (each for rules in _ALL for rule in rules for each in rule(now))
+    edits = [each.edit for each in hints if each.edit and each.kind in (MISTAKE, FREE)]
+    return peak_after(trace, now.peak.device, edits)
+
+
+def _replayed(now: "_Situation", one: Hint) -> Change:
+    if one.edit is None:
+        return Change(one.kind, one.text, None, None, one.price, one.numbers)
+    after = peak_after(now.trace, now.peak.device, [one.edit])
+    return Change(one.kind, one.text, now.peak.bytes - after, after, one.price, one.numbers)
 
 
 @dataclass(frozen=True)
@@ -92,26 +147,27 @@ def hint(trace: Trace, device: str | None = None) -> Hint | None:
     return _hint(trace, device or usage.main_device(trace))
 
 
+def _situation(trace: Trace, device: str) -> _Situation:
+    return _Situation(trace, usage.peak(trace, device), usage.alive(trace, "peak", device))
+
+
 @once_per_trace
 def _hint(trace: Trace, device: str) -> Hint | None:
-    peak = usage.peak(trace, device)
-    now = _Situation(trace, peak, usage.alive(trace, "peak", device))
+    now = _situation(trace, device)
+    peak = now.peak
     if health.has_holes(trace.losses):  # the losses may cause anything else
         return next(_out_of_memory(now), None)
     for mistake in (_out_of_memory, _unknown, _finding):
         for each in mistake(now):
             return each
-    for rules in (
-        (_fused_optimizer, _fused_functions, _loss, _buckets),
-        (_activations, _twins, _state, _temporaries, _cache),
-    ):
+    for rules in (_FREE, _TRADES):
         savings = [each for rule in rules for each in rule(now)]
         worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
         savings = [each for each in savings if each.bytes >= worth]
         if savings:
             most = max(savings, key=lambda each: each.bytes)
             return next(_finding_elsewhere(now), most)
-    return None
+    return next(_kept_results(now), None) or next(_unexplained(now), None)
 
 
 def advised(trace: Trace, change: str) -> str:
@@ -171,9 +227,29 @@ def _finding_elsewhere(now: _Situation) -> Iterator[Hint]:
     yield from _as_hints(row for row in rows if row.kind not in ("cache", "held"))
 
 
-def _as_hints(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
+def _kept_results(now: _Situation) -> Iterator[Hint]:
+    """What a variable keeps of equal calls: a leak, or what the program is for."""
+    for row in growth.kept_results(at_peak(now.trace, now.peak.device)):
+        if "`" in row.evidence and row.bytes > _WORTH_A_CHANGE * now.peak.bytes:
+            yield Hint(f"{row.evidence}.", row.bytes)
+
+
+def _unexplained(now: _Situation) -> Iterator[Hint]:
+    """Activations beside the graph. The program may need them, so nothing is advised."""
+    row = held.unexplained(at_peak(now.trace, now.peak.device))
+    if row is not None and row.bytes > _WORTH_A_HINT * now.peak.bytes:
+        yield Hint(f"{row.evidence}: a module, a hook or a later step may need them.", row.bytes)
+
+
+def _mistakes(now: _Situation) -> Iterator[Hint]:
+    """All findings, but what the allocator keeps: that is a saving."""
+    rows = findings.findings(now.trace, now.peak.device)
+    yield from _as_hints((row for row in rows if row.kind != "cache"), MISTAKE)
+
+
+def _as_hints(rows: Iterable[Finding], kind: str = NOTICED) -> Iterator[Hint]:
     for row in rows:
-        yield Hint(f"{row.evidence}: {row.change}.", row.bytes)
+        yield Hint(f"{row.evidence}: {row.change}.", row.bytes, kind, row.edit)
 
 
 # ---------------------------------------------------------------- savings that cost nothing
@@ -181,13 +257,7 @@ def _as_hints(rows: Iterable[findings.Finding]) -> Iterator[Hint]:
 
 def _without(now: _Situation, which: Mask) -> int:
     """How much lower the peak would be without these allocations."""
-    here = usage.on_device(now.trace, now.peak.device) & ~which
-    none = np.zeros(len(here), np.int64)
-    _, (level,) = usage.level_columns(now.trace, here, none, 1)
-    before = int(
-        allocations(now.trace).requested_bytes[here & (allocations(now.trace).start < 0)].sum()
-    )
-    return now.peak.bytes - max(int(level.max(initial=0)), before)
+    return now.peak.bytes - peak_after(now.trace, now.peak.device, [Edit(which)])
 
 
 def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
@@ -206,16 +276,24 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
             f"The peak is in the step of {kind}, with {size_text(saved)} of temporaries: "
             f"{kind}(..., fused=True) avoids them, and is faster.",
             saved,
+            FREE,
+            Edit(scratch),
+            "none; it is faster",
+            _ROUNDED,
         )
     elif scopes.scopes_named(now.trace, lambda text: text.startswith("aten::_foreach"))[
         steps != 0
     ].any():
-        saved = _without(now, scratch & ~_largest_of_each_op(now, scratch))
+        edit = Edit(scratch & ~_largest_of_each_op(now, scratch))
+        saved = _without(now, edit.which)
         yield Hint(
             f"The peak is in the step of {kind}, with temporaries for all parameters at once: "
             f"{kind}(..., foreach=False) makes them for one after the other, which saves "
             f"{size_text(saved)} and is slower.",
             saved,
+            TRADE,
+            edit,
+            "a slower step of the optimizer",
         )
 
 
@@ -253,7 +331,7 @@ _FUSED = (
 def _fused_functions(now: _Situation) -> Iterator[Hint]:
     """A function of torch's, written by hand: autograd saves the result of each of its ops."""
     alloc, strings = allocations(now.trace), now.trace.strings
-    kept = now.of_category("activations") & (alloc.role == ROLE["saved"])
+    kept = (alloc.category == CATEGORY["activations"]) & (alloc.role == ROLE["saved"])
     forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
     for fused in _FUSED:
         by_hand = np.zeros(len(kept), np.bool_)
@@ -261,21 +339,36 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
             own = forward & (alloc.module == module)
             ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
             if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
-                by_hand |= own & kept
-        if by_hand.any():
-            where = [row.pattern for row in repeated_modules(now.trace, by_hand, depth=False)]
-            amount = int(alloc.requested_bytes[by_hand].sum())
+                by_hand |= own & kept & ~_last_of_each_call(now.trace, own)
+        there = by_hand & now.at_peak
+        if there.any():
+            where = [row.pattern for row in repeated_modules(now.trace, there, depth=False)]
+            amount = int(alloc.requested_bytes[there].sum())
             yield Hint(
                 f"{', '.join(where[:2])} keep {size_text(amount)} for a {fused.name} that is "
                 f"written by hand: {fused.instead} keeps only its input.",
                 amount,
+                FREE,
+                Edit(by_hand),
+                "none; it is faster",
+                _ROUNDED,
             )
+
+
+def _last_of_each_call(trace: Trace, which: Mask) -> Mask:
+    """The last of these allocations in each call of a module: its result, which others keep."""
+    call = scopes.tree(trace).module[phases.moments(trace).made_scope]
+    rows = np.flatnonzero(which)
+    last = np.full(int(call.max(initial=0)) + 1, -1)
+    last[call[rows]] = rows  # rows are in order
+    result = np.zeros(len(which), np.bool_)
+    result[last[last >= 0]] = True
+    return result
 
 
 def _loss(now: _Situation) -> Iterator[Hint]:
     """The elements that torch keeps behind a loss."""
-    at_peak = findings.at_peak(now.trace, now.peak.device)
-    yield from _as_hints(findings.behind_numbers(at_peak))
+    yield from _as_hints(held.behind_numbers(at_peak(now.trace, now.peak.device)), FREE)
 
 
 def _buckets(now: _Situation) -> Iterator[Hint]:
@@ -288,6 +381,8 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
             f"DistributedDataParallel keeps {size_text(amount)} of buckets beside the gradients: "
             f"{advised(now.trace, 'views')} keeps the gradients in them.",
             _without(now, bucket),
+            FREE,
+            Edit(bucket),
         )
 
 
@@ -296,7 +391,8 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies of weights."""
-    yield from _as_hints(findings.twins(findings.at_peak(now.trace, now.peak.device)))
+    for one in _as_hints(findings.twins(at_peak(now.trace, now.peak.device)), TRADE):
+        yield replace(one, numbers=_OTHER)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -310,13 +406,16 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             f"activations: {advised(now.trace, 'checkpoint')} saves most of that for a second "
             "forward.",
             most.bytes,
+            TRADE,
+            price="up to one more forward of them",
         )
     elif amount:
         batch, bits = advised(now.trace, "batch"), advised(now.trace, "16 bits")
         ways = f"{batch} or {bits}"
         if not _recomputed_layers(now.trace):
             ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
-        yield Hint(f"Activations are {size_text(amount)}: {ways} shrink them.", amount // 2)
+        text = f"Activations are {size_text(amount)}: {ways} shrink them."
+        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=_OTHER)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -328,6 +427,9 @@ def _state(now: _Situation) -> Iterator[Hint]:
             "quarter of it, "
             "sharding (FSDP, ZeRO) a share per device.",
             amount * 3 // 4,
+            TRADE,
+            Edit(allocations(now.trace).category == CATEGORY["optimizer_state"], share=0.25),
+            numbers=_OTHER,
         )
 
 
@@ -342,6 +444,7 @@ def _cache(now: _Situation) -> Iterator[Hint]:
             f"{advice.text} reserves {size_text(advice.bytes)} less, as a replay of these requests "
             "shows.",
             advice.bytes,
+            FREE,
         )
 
 
@@ -364,7 +467,14 @@ def _temporaries(now: _Situation) -> Iterator[Hint]:
     yield Hint(
         f"The largest temporary at the peak is {size_text(amount)}{where}: work on it in pieces.",
         amount,
+        TRADE,
+        price="more and smaller kernels",
     )
+
+
+_FREE = (_fused_optimizer, _fused_functions, _loss, _buckets)
+_TRADES = (_activations, _twins, _state, _temporaries, _cache)
+_ALL = ((_mistakes,), _FREE, _TRADES, (_kept_results, _unexplained))
 
 
 # ---------------------------------------------------------------- repeated modules

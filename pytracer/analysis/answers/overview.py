@@ -36,6 +36,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
     alive = usage.alive(trace, "peak", peak.device)
     others = [name for name in usage.devices(trace) if name != peak.device]
     noted = meta.of(trace)
+    nothing_ran = noted.imported or noted.imagined is not None  # so no time is a step's
     return Overview(
         peak=peak,
         when="" if peak.phase is None else training_steps.when(trace, peak),
@@ -45,7 +46,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         lines=grouping.holders(trace, "line", alive),
         memory=device_bytes(trace, alive, peak.position, peak.device),
         updates_by_hand=training_steps.updates_by_hand(trace),
-        medians=None if noted.imported else training_steps.phase_medians(trace),
+        medians=None if nothing_ran else training_steps.phase_medians(trace),
         hint=hints.hint(trace, peak.device),
         health=recording_quality.health_rows(trace),
         own_time=recording_quality.own_time(trace),

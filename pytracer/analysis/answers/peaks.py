@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import frames
-from pytracer.analysis.facts import phases, usage
+from pytracer.analysis.facts import timelines, usage
 from pytracer.analysis.facts.categories import handed_caches
 from pytracer.analysis.facts.scopes import NEVER
 from pytracer.analysis.facts.usage import Peak
@@ -54,7 +54,9 @@ def by_kind(trace: Trace, device: str | None = None) -> dict[str, Peak]:
     positions, levels, _ = usage.levels_of(trace, name)
     if len(levels) == 0:
         return {}
-    kind = _kind_of_stretch(trace)[phases.timeline(trace).stretch_at(trace.events.ticks[positions])]
+    kind = _kind_of_stretch(trace)[
+        timelines.timeline(trace).stretch_at(trace.events.ticks[positions])
+    ]
     highest = {}
     for number, word in enumerate(KINDS):
         own = np.flatnonzero(kind == number)
@@ -67,21 +69,21 @@ def by_kind(trace: Trace, device: str | None = None) -> dict[str, Peak]:
 def kind_at(trace: Trace, position: int) -> str:
     """The kind of work at that event; "" between them."""
     tick = trace.events.ticks[position : position + 1]
-    number = int(_kind_of_stretch(trace)[phases.timeline(trace).stretch_at(tick)[0]])
+    number = int(_kind_of_stretch(trace)[timelines.timeline(trace).stretch_at(tick)[0]])
     return "" if number == _BETWEEN else KINDS[number]
 
 
 @once_per_trace
 def _kind_of_stretch(trace: Trace) -> NDArray[np.uint8]:
     """The kind of each piece of the timeline."""
-    line = phases.timeline(trace)
-    alone = (line.phase == phases.FORWARD) & (line.kept_from[line.interval] == NEVER)
+    line = timelines.timeline(trace)
+    alone = (line.phase == timelines.FORWARD) & (line.kept_from[line.interval] == NEVER)
     kind = np.full(len(line.phase), _TRAINING, np.uint8)
-    kind[line.phase == phases.OTHER] = _BETWEEN
+    kind[line.phase == timelines.OTHER] = _BETWEEN
     kind[alone] = _EVALUATION
     cached = line.stretch_at(handed_caches(trace))
     # A call's arguments are looked at just before it begins.
-    cached = np.minimum(cached + (line.phase[cached] == phases.OTHER), len(kind) - 1)
+    cached = np.minimum(cached + (line.phase[cached] == timelines.OTHER), len(kind) - 1)
     kind[cached[alone[cached]]] = _GENERATION
     said = np.flatnonzero(kind != _BETWEEN)
     if len(said) == 0:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
-from pytracer.analysis.answers import findings, hints
-from pytracer.analysis.answers.findings import Situation
+from pytracer.analysis.answers import findings, growth, hints
+from pytracer.analysis.answers.situation import Finding, Situation
 from pytracer.analysis.facts import devices, grouping, owners, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.names import short_line
@@ -127,10 +127,9 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     if not alive.any():
         return []
     groups = [grouping.group(trace, key, alive) for key in _KEYS]
-    codes = np.stack([group.codes for group in groups], axis=1)
-    distinct, which = np.unique(codes, axis=0, return_inverse=True)
-    total = usage.sums(which.ravel(), size[alive], len(distinct))
-    count = np.bincount(which.ravel(), minlength=len(distinct))
+    distinct, which = grouping.together(groups)
+    total = usage.sums(which, size[alive], len(distinct))
+    count = np.bincount(which, minlength=len(distinct))
     rows = []
     for i in np.argsort(-total, kind="stable")[:most]:
         texts = (
@@ -141,11 +140,12 @@ def largest(trace: Trace, alive: Mask, most: int | None = 8) -> list[Held]:
     return rows
 
 
-def needless(trace: Trace, failed: Failure) -> list[findings.Finding]:
+def needless(trace: Trace, failed: Failure) -> list[Finding]:
     """Findings about memory that was alive at that moment and need not have been."""
     if not failed.alive.any():
         return []  # the first allocation on its device
-    rows = findings.needless(_situation(trace, failed))
+    now = _situation(trace, failed)
+    rows = findings.needless(now) + growth.kept_results(now)
     largest = [row for row in rows if row.at_peak > _WORTH * failed.moment.bytes]
     return sorted(largest, key=lambda row: -row.at_peak)
 

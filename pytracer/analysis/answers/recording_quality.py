@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import frames, health as counters, meta, sanitized
-from pytracer.analysis.facts import devices, phases, scopes
+from pytracer.analysis.facts import devices, lines, scopes, timelines
 from pytracer.analysis.facts.lifetimes import lifetimes
 from pytracer.analysis.facts.scopes import BACKWARD, MODULE, OPTIMIZER
 from pytracer.recorded import Trace, once_per_trace
@@ -147,9 +147,8 @@ def _alive_when_counted(trace: Trace, device: str, here: Mask) -> Mask | None:
 
 def mistakes(trace: Trace) -> dict[str, int]:
     """How often the trace shows each mistake in how the program traces or trains, by name."""
-    threads = phases.training_threads(trace)
     return {
-        "training_threads": threads if threads > 1 else 0,
+        "training_threads": lines.training_at_once(trace),
         "weights_elsewhere": _weights_elsewhere(trace),
         "foreign_parameters": _foreign_parameters(trace),
         "steps_without_backward": _steps_without_backward(trace),
@@ -197,11 +196,11 @@ def _steps_without_backward(trace: Trace) -> int:
     """
     tree = scopes.tree(trace)
     modules = tree.kind == MODULE
-    tells = phases.tells_of_grad_mode(trace)
+    tells = timelines.tells_of_grad_mode(trace)
     if tells is not None:
         with_grad = tree.module[tells & (tree.flags & SCOPE_GRAD != 0)]
         modules &= np.isin(np.arange(len(modules)), with_grad)
-    own = tree.thread == phases.main_thread(trace)
+    own = lines.on_main_line(trace, tree.thread)
     steps = np.sort(tree.begin[own & (tree.kind == OPTIMIZER)])
 
     def since_last_step(which: Mask) -> NDArray[np.intp]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pytracer import frames, meta
 from pytracer.analysis.answers import peaks
-from pytracer.analysis.facts import device_times, phases, scopes, usage
+from pytracer.analysis.facts import device_times, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.usage import Peak
 from pytracer.recorded import Trace
@@ -27,7 +27,7 @@ def first_step(trace: Trace) -> int:
 
 def when(trace: Trace, peak: Peak) -> str:
     """`step 3, in backward`; after the last step, `after step 3, in evaluation`."""
-    step, line = peak.step or 0, phases.timeline(trace)
+    step, line = peak.step or 0, timelines.timeline(trace)
     over = 0 < len(line.step_ends) <= step and not phases.trains_on(trace)
     name = (
         f"after step {first_step(trace) + step - 1}" if over else f"step {first_step(trace) + step}"
@@ -42,7 +42,7 @@ def when(trace: Trace, peak: Peak) -> str:
 def updates_by_hand(trace: Trace) -> bool:
     """Whether a program trains (it has several backwards) without marks where its steps end."""
     backwards = int((scopes.tree(trace).kind == scopes.BACKWARD).sum())
-    return backwards > 1 and len(phases.timeline(trace).step_ends) == 0
+    return backwards > 1 and len(timelines.timeline(trace).step_ends) == 0
 
 
 def steps(trace: Trace, device: str | None = None) -> "pd.DataFrame":
@@ -101,15 +101,41 @@ def steady_growth(growth: Sequence[int]) -> Growth:
 
     A leak may come once per rollout or epoch: in every eighth step, for example. So runs of several
     steps count as well, if there are at least three. Random ups and downs rarely go on like that,
-    and a single large allocation never does.
+    and a single large allocation never does. A leak may begin late: steps before it do not count.
     """
+    until = np.cumsum([0, *growth])
     best = Growth(1, list(growth))
-    for steps in range(2, len(growth) // 3 + 1):
-        runs = np.reshape(growth[len(growth) % steps :], (-1, steps)).sum(axis=1)
-        other = Growth(steps, runs.tolist())
+    if not best.goes_on:
+        best = _late_growth(growth, until) or best
+    count, shortest = len(growth), 2
+    while shortest <= count // 3:
+        runs = count // shortest
+        # All lengths that give as many runs at once: a trace may have many thousands of steps.
+        steps = np.arange(shortest, count // runs + 1)
+        amounts = np.diff(until[count - np.outer(np.arange(runs, -1, -1), steps)], axis=0)
+        least, median = amounts.min(axis=0), np.median(amounts, axis=0)
+        goes_on = (least > 0) & (2 * least >= median)
+        fastest = int(np.where(goes_on, (median / steps).astype(np.int64), -1).argmax())
+        other = Growth(int(steps[fastest]), amounts[:, fastest].tolist())
         is_faster = (other.per_step, not best.goes_on) > (best.per_step, False)
         best = other if other.goes_on and is_faster else best
+        shortest = int(steps[-1]) + 1
     return best
+
+
+_LEAST_LATE = 5  # steps that grow until the end
+
+
+def _late_growth(growth: Sequence[int], until: I64) -> Growth | None:
+    """The growth of the last steps, to levels that were never reached before; None if there is none."""
+    flat = np.flatnonzero(np.asarray(growth) <= 0)
+    first = int(flat[-1]) + 1 if len(flat) else 0
+    while len(growth) - first >= _LEAST_LATE:
+        late = Growth(1, list(growth[first:]))
+        if late.goes_on and 2 * (until[-1] - until[: first + 1].max()) > until[-1] - until[first]:
+            return late
+        first += max((len(growth) - first) // 2, 1)
+    return None
 
 
 TIMED = ("forward", "backward", "optimizer")
@@ -117,7 +143,7 @@ TIMED = ("forward", "backward", "optimizer")
 
 def step_rows(trace: Trace, device: str | None = None) -> list[StepRow]:
     """See `steps`."""
-    events, line = trace.events, phases.timeline(trace)
+    events, line = trace.events, timelines.timeline(trace)
     levels = _levels_of_steps(trace, device)
     if levels is None:
         return []
@@ -156,7 +182,7 @@ class _StepLevels(NamedTuple):
 
 def _levels_of_steps(trace: Trace, device: str | None = None) -> _StepLevels | None:
     """None if there is no step."""
-    events, line = trace.events, phases.timeline(trace)
+    events, line = trace.events, timelines.timeline(trace)
     if len(events.ticks) == 0:
         return None
     positions, levels, at_start = usage.levels_of(trace, device)
@@ -194,7 +220,7 @@ class PhaseMedians:
 
 def phase_medians(trace: Trace) -> PhaseMedians | None:
     """The device's times, or on the CPU the host's; None if no phase of a whole step has a time."""
-    count = len(phases.timeline(trace).step_ends)
+    count = len(timelines.timeline(trace).step_ends)
     of_device = usage.main_device(trace) != "cpu"
     by_phase = {}
     for phase in TIMED:
@@ -207,7 +233,7 @@ def phase_medians(trace: Trace) -> PhaseMedians | None:
 
 
 def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
-    line, durations = phases.timeline(trace), _durations(trace)
+    line, durations = timelines.timeline(trace), _durations(trace)
     step = line.step_at(line.ticks)
     those = np.flatnonzero((line.phase == PHASE[phase]) & line.of_training & (step < steps))
     sums = np.zeros(steps, np.int64)
@@ -217,7 +243,7 @@ def _host_times(trace: Trace, phase: str, steps: int) -> list[int]:
 
 def _durations(trace: Trace) -> I64:
     """The duration of each stretch of the host's timeline, in ns. The last event ends the last."""
-    line = phases.timeline(trace)
+    line = timelines.timeline(trace)
     last = trace.events.ticks[-1:] if len(trace.events.ticks) else line.ticks[-1:]
     durations: I64 = np.maximum(np.diff(trace.time_ns(np.append(line.begins, last))), 0)
     return durations
@@ -225,7 +251,7 @@ def _durations(trace: Trace) -> I64:
 
 def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:
     """How long the program had been in the phase, in training, by each of these times."""
-    line = phases.timeline(trace)
+    line = timelines.timeline(trace)
     begins = trace.time_ns(line.ticks)
     counts = (line.phase == PHASE[phase]) & line.of_training
     before = np.append(0, np.cumsum(np.diff(begins) * counts[:-1]))
@@ -234,10 +260,10 @@ def _time_until(trace: Trace, phase: str, ticks: U64) -> I64:
     return total
 
 
-def _micro_steps(line: phases.Timeline, bounds: U64) -> NDArray[np.intp]:
+def _micro_steps(line: timelines.Timeline, bounds: U64) -> NDArray[np.intp]:
     """How many backwards followed a forward, between each of these times and the next."""
-    turns = np.flatnonzero(np.isin(line.phase, (phases.FORWARD, phases.BACKWARD_PHASE)))
-    forward = line.phase[turns] == phases.FORWARD
+    turns = np.flatnonzero(np.isin(line.phase, (timelines.FORWARD, timelines.BACKWARD_PHASE)))
+    forward = line.phase[turns] == timelines.FORWARD
     pairs = np.flatnonzero(forward[:-1] & ~forward[1:])
     at = line.stretch_at(bounds)
     ended = np.searchsorted(turns[pairs + 1], at[1:], side="right")

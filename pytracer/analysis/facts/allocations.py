@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pytracer.analysis.facts import lifetimes, owners, phases
+from pytracer.analysis.facts import lifetimes, owners, phases, timelines
 from pytracer.analysis.facts.categories import categories
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import I32, I64, U8, U16, U32, U64
@@ -51,7 +51,7 @@ class Allocations:
         runs again, its own.
         """
         own, forward = getattr(self, what), getattr(self, f"forward_{what}")
-        itself = (self.phase == phases.RECOMPUTE) & (own != 0)
+        itself = (self.phase == timelines.RECOMPUTE) & (own != 0)
         answer: U32 = np.where((forward != 0) & ~itself, forward, own)
         return answer
 
@@ -62,7 +62,7 @@ def allocations(trace: Trace) -> Allocations:
     lives, moments, purpose = lifetimes.lifetimes(trace), phases.moments(trace), categories(trace)
     owner = owners.owners(trace)
     before = lives.start < 0
-    step = phases.timeline(trace).step_at(moments.made_ticks).astype(np.int32)
+    step = timelines.timeline(trace).step_at(moments.made_ticks).astype(np.int32)
     step[before] = -1
     thread = trace.events.thread[lives.start]
     thread[before] = 0

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import meta
-from pytracer.analysis.facts import phases
+from pytracer.analysis.facts import timelines
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import I64, PHASE, U8
 
@@ -34,7 +34,7 @@ def device_times(trace: Trace) -> DeviceTimes:
         np.array([row[i] for row in rows], kind)
         for i, kind in enumerate((np.uint8, np.uint64, np.uint64, np.int64))
     )
-    line = phases.timeline(trace)
+    line = timelines.timeline(trace)
     # The borders lie just outside of their scope; the middle lies inside.
     middle = begin + (end - begin) // np.uint64(2)
     return DeviceTimes(phase, line.step_at(middle), line.stretch_at(middle), device_ns)
@@ -47,7 +47,7 @@ def per_step(trace: Trace, phase: str, steps: int) -> list[int | None]:
     """
     times = device_times(trace)
     rows = (times.phase == PHASE[phase]) & (times.step < steps)
-    rows &= phases.timeline(trace).of_training[times.stretch]
+    rows &= timelines.timeline(trace).of_training[times.stretch]
     sums = np.zeros(steps, np.int64)
     np.add.at(sums, times.step[rows], times.device_ns[rows])
     measured = np.zeros(steps, np.bool_)

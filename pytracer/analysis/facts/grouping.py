@@ -1,6 +1,6 @@
 """Allocations grouped by a key: the key's value for each, and who holds how many bytes."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,10 @@ from pytracer.analysis.facts.devices import pool_text
 from pytracer.analysis.facts.usage import sums
 from pytracer.model_names import module_text
 from pytracer.recorded import Trace
-from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, Mask
+from pytracer.schema import CATEGORIES, CATEGORY, I64, KEYS, PHASES, ROLE, ROLES, U8, U32, Mask
+
+_MOST_NUMBERS = 2**63  # of a column of 64 bits
+_PART = 1 << 16
 
 
 def dtype_rows(trace: Trace) -> NDArray[Any]:
@@ -134,7 +137,49 @@ def group(trace: Trace, key: str, which: Mask | NDArray[np.intp]) -> Group:
         return texts.strings_as(sanitized.labels(trace).name[alloc.label[which]], _cuts(trace))
     if key == "pool":
         return texts.pools(alloc.place[which])
-    raise errors.UsageError(f"cannot group by {key!r}; there is: {', '.join(KEYS)}")
+    listed = errors.did_you_mean(key, KEYS) or f"; there is: {', '.join(KEYS)}"
+    raise errors.UsageError(f"cannot group by {key!r}{listed}")
+
+
+def together(groups: Sequence[Group]) -> tuple[I64, U32]:
+    """The distinct rows of the groups' codes, in order, and for each allocation its row of them."""
+    row, firsts = alike([group.codes + 1 for group in groups])
+    return np.column_stack([group.codes[firsts] for group in groups]), row
+
+
+def alike(columns: Sequence[NDArray[Any]]) -> tuple[U32, NDArray[np.intp]]:
+    """Gives rows that are equal in all columns one number. Also returns each number's first row.
+
+    Columns must not have negative numbers.
+    """
+    number, most = np.zeros(len(columns[0]), np.int64), 1
+    for column in columns:
+        values = int(column.max(initial=0)) + 1
+        if most * values >= _MOST_NUMBERS:
+            distinct, number = np.unique(number, return_inverse=True)
+            most = len(distinct)
+        if most * values >= _MOST_NUMBERS:
+            distinct, column = np.unique(column, return_inverse=True)
+            values = len(distinct)
+        number *= values
+        np.add(number, column, out=number, casting="unsafe", dtype=np.int64)
+        most *= values
+    return _numbered(number)
+
+
+def _numbered(values: I64) -> tuple[U32, NDArray[np.intp]]:
+    """Like np.unique with both of its options, but faster and smaller if most values are equal."""
+    begins = range(0, len(values), _PART)
+    distinct = np.unique(
+        np.concatenate([values[:0], *(np.unique(values[b : b + _PART]) for b in begins)])
+    )
+    number, firsts = np.zeros(len(values), np.uint32), np.zeros(len(distinct), np.intp)
+    for begin in reversed(begins):
+        part = number[begin : begin + _PART]
+        part[:] = np.searchsorted(distinct, values[begin : begin + _PART])
+        # Backwards, so that the first row of each number is the one that stays.
+        firsts[part[::-1]] = np.arange(begin, begin + len(part))[::-1]
+    return number, firsts
 
 
 def _cuts(trace: Trace) -> dict[str, str]:

@@ -17,7 +17,7 @@ _LIBRARY = re.compile(
     r"|(^|/)torch/(_\w+|ao|autograd|cuda|distributed|fx|func|nn|optim|profiler|utils)/"
     r"|(^|/)torch/(_\w+|functional|hub|overrides|random|serialization|storage)\.py$"
     r"|(^|/)pytracer/(capture|cli|integrations|claims|cost|gemm|imagined)/"
-    r"|(^|/)pytracer/(api|__main__|offload|recording|runner|trace|verify)\.py$|(^|/)bin/pytracer$"
+    r"|(^|/)pytracer/(api|__main__|offload|runner|traced_program|trial|verify)\.py$|(^|/)bin/pytracer$"
     r"|^<frozen |(^|/)(contextlib|functools|runpy)\.py$"
     r"|^(\?\?)?$|\.(c|cc|cpp|cu|cuh|h|hpp|pyx|S)$"  # the C++ frames of another tool's recording
 )

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import sanitized
-from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.facts import scopes, timelines
 from pytracer.analysis.facts.lifetimes import Lifetimes
 from pytracer.analysis.facts.phases import Moments
 from pytracer.recorded import Trace
-from pytracer.schema import ACTION, CATEGORY, I32, I64, U32, Mask
+from pytracer.schema import ACTION, CATEGORY, I32, I64, SCOPE_GRAPH, U32, Mask
 
 
 @dataclass(frozen=True)
@@ -43,29 +43,46 @@ def reads(trace: Trace, lives: Lifetimes) -> Reads:
     return Reads(event, lives.allocation_of_event[event], op, is_used[labels.role[row]])
 
 
-def made_from(trace: Trace, moments: Moments, read: Reads, made: Mask) -> Mask:
-    """The blocks from which these were made, directly or through other blocks.
-
-    A block from which blocks of several steps were made is a data set and no batch. Blocks that
-    come from a model's results (the words it chose, the state of a search) lead to no batch.
-    """
-    links = _Links(trace, moments, read)
-    results = np.isin(moments.made_phase, (phases.FORWARD, phases.RECOMPUTE))
-    of_results = links.closure(results, links.results_of)
-    return links.closure(made & ~of_results, lambda those: links.sources_of(those) & ~of_results)
-
-
-class _Links:
-    """Which blocks the program's operators made from which."""
+class Links:
+    """Which blocks the program's operators made from which, outside of modules."""
 
     def __init__(self, trace: Trace, moments: Moments, read: Reads) -> None:
+        """Finds who made each block, and in which step."""
         tree = scopes.tree(trace)
         self._read = read
         self._op_of_block = scopes.outermost_op(tree)[tree.op[moments.made_scope]]
         self._ops = len(tree.kind)
         self._step = _steps(trace, moments)
+        forward = np.isin(moments.made_phase, (timelines.FORWARD, timelines.RECOMPUTE))
+        has_graph = tree.flags[self._op_of_block] & SCOPE_GRAPH != 0
+        in_module = tree.module[moments.made_scope] != 0
+        # What a model returned, or an operator with a graph made of it.
+        self.results: Mask = forward & (in_module | has_graph)
+        # What operators made of neither, while a forward waited for its backward.
+        by_operator = (self._op_of_block != 0) & (moments.made_phase == timelines.FORWARD)
+        self.fresh: Mask = by_operator & ~self.results & ~self.made_of(self.results)
 
-    def results_of(self, blocks: Mask) -> Mask:
+    def made_of(self, blocks: Mask) -> Mask:
+        """Blocks that operators made of these, directly or through other blocks."""
+        return self._closure(blocks, self._results_of)
+
+    def sources(self, blocks: Mask, but: Mask) -> Mask:
+        """The blocks from which these were made, directly or through others, but not those.
+
+        A block from which blocks of several steps were made is a data set and no batch.
+        """
+        return self._closure(blocks & ~but, lambda those: self._sources_of(those) & ~but)
+
+    def met_by(self, blocks: Mask) -> Mask:
+        """Blocks that an operator read together with one of these."""
+        met = np.zeros(self._ops, np.bool_)
+        met[self._read.op[blocks[self._read.block]]] = True
+        met[0] = False
+        result = np.zeros(len(blocks), np.bool_)
+        result[self._read.block[met[self._read.op]]] = True
+        return result & ~blocks
+
+    def _results_of(self, blocks: Mask) -> Mask:
         """Blocks made by operators that read one of these blocks."""
         reads_one = np.zeros(self._ops, np.bool_)
         reads_one[self._read.op[blocks[self._read.block]]] = True
@@ -73,7 +90,7 @@ class _Links:
         made: Mask = reads_one[self._op_of_block]
         return made
 
-    def sources_of(self, blocks: Mask) -> Mask:
+    def _sources_of(self, blocks: Mask) -> Mask:
         """Blocks read, for one step only, by operators that made one of these blocks."""
         made = np.flatnonzero(blocks & (self._op_of_block != 0))
         step = np.full(self._ops, -1, np.int64)
@@ -86,7 +103,7 @@ class _Links:
         return is_source
 
     @staticmethod
-    def closure(begin: Mask, more_of: Callable[[Mask], Mask]) -> Mask:
+    def _closure(begin: Mask, more_of: Callable[[Mask], Mask]) -> Mask:
         """All blocks that `more_of` reaches from these, in any number of steps."""
         result = np.zeros(len(begin), np.bool_)
         while True:
@@ -98,7 +115,7 @@ class _Links:
 
 def _steps(trace: Trace, moments: Moments) -> I64:
     """The step in which each block was made; without step ends, each backward begins a new one."""
-    line, tree = phases.timeline(trace), scopes.tree(trace)
+    line, tree = timelines.timeline(trace), scopes.tree(trace)
     ends = (
         line.step_ends if len(line.step_ends) else np.sort(tree.begin[tree.kind == scopes.BACKWARD])
     )

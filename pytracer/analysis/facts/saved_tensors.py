@@ -3,28 +3,23 @@
 With `saved_tensors="hooks"` every save is an event. By default the capture reads the graph just
 before a backward, but not before each one, which would take too long. Training repeats itself. So a
 block that was alive at a backward whose graph was not read counts as saved if all blocks like it
-were. Two blocks are alike if the same op of the same module made them, in the same phase and of the
-same size. "All" means, for blocks made in forward: those whose first backward's graph was read; for
-blocks made outside: those alive at any backward whose graph was read. So a block that is made like
-a target and never used does not count as saved.
+were until then. Two blocks are alike if the same op of the same module made them, in the same phase
+and of the same size. "All" means, for blocks made in forward: those whose first backward's graph was
+read; for blocks made outside: those of which the first graph in their life was read. So a block that
+is made like a target and never used does not count as saved.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytracer import meta
-from pytracer.analysis.facts import phases, scopes
+from pytracer.analysis.facts import scopes, timelines
 from pytracer.analysis.facts.lifetimes import Lifetimes
-from pytracer.analysis.facts.phases import (
-    BACKWARD_PHASE,
-    DATA,
-    FORWARD,
-    OPTIMIZER_PHASE,
-    OTHER,
-    Moments,
-)
+from pytracer.analysis.facts.phases import Moments
 from pytracer.analysis.facts.scopes import BACKWARD, Tree
+from pytracer.analysis.facts.timelines import BACKWARD_PHASE, DATA, FORWARD, OPTIMIZER_PHASE, OTHER
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, U64, Mask
 
@@ -57,42 +52,83 @@ def _let_go_at_once(trace: Trace, moments: Moments) -> Mask:
 def _alike(trace: Trace, lives: Lifetimes, moments: Moments, saved: Mask, owned: Mask) -> Mask:
     """Blocks at backwards whose graph was not read, and that are like blocks that were saved.
 
-    If no graph was read that has a block's size (batches vary), the blocks of other sizes decide,
-    if all of them were saved. `owned` blocks are no evidence: a block of another kind may be
-    made in the same way, such as a copy of a weight.
+    Only what was seen before tells: the end of a trace does not change its beginning. If no graph
+    was read that has a block's size (batches vary), the blocks of other sizes decide, if all of them
+    were saved. `owned` blocks are no evidence: a block of another kind may be made in the same way,
+    such as a copy of a weight.
     """
     backwards = _backwards(trace)
-    is_there, was_read = _at_next_backward(trace, moments, backwards)
-    outside = np.isin(moments.made_phase, (OTHER, DATA))
-    unread = _alive_at(backwards.begin[~backwards.read], moments)
-    open_ = ~saved & (np.where(outside, unread, is_there & ~was_read))
+    at = _at_backwards(trace, moments, backwards)
+    open_ = ~saved & at.unread
     if not open_.any():
         return open_
     rows, tells = np.flatnonzero(open_), saved & ~owned
+    unlike = at.read & ~saved  # alive when the graph was read, but not in it
+    seen = np.minimum(_saved_at(trace, lives), at.first)
     kind = kinds(scopes.tree(trace), lives, moments)
-    left = is_there & was_read & ~saved  # alive when the graph was read, but not in it
-    read = _alive_at(backwards.begin[backwards.read], moments)
-    unlike = np.where(outside, read & ~saved, left)
-    like = np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
-    of_new_sizes = ~np.isin(kind[rows], kind[tells | unlike])
+    has_like = _seen_before(kind, rows, tells, seen, at.first)
+    has_unlike = _seen_before(kind, rows, unlike, at.first, at.first)
     # An optimizer's own blocks do not vary with the batch.
-    of_new_sizes &= moments.made_phase[rows] != OPTIMIZER_PHASE
-    if of_new_sizes.any():
+    is_new = ~has_like & ~has_unlike & (moments.made_phase[rows] != OPTIMIZER_PHASE)
+    if is_new.any():
         kind = kinds(scopes.tree(trace), lives, moments, sizes=False)
-        of_new_sizes &= np.isin(kind[rows], kind[tells]) & ~np.isin(kind[rows], kind[unlike])
-    open_[rows] = like | of_new_sizes
+        is_new &= _seen_before(kind, rows, tells, seen, at.first)
+        is_new &= ~_seen_before(kind, rows, unlike, at.first, at.first)
+    open_[rows] = (has_like & ~has_unlike) | is_new
     return open_
 
 
-def _at_next_backward(trace: Trace, moments: Moments, backwards: "_Backwards") -> tuple[Mask, Mask]:
-    """Whether each allocation is alive at the next backward, and whether that one's graph was read."""
-    following = np.searchsorted(backwards.begin, moments.made_ticks).astype(np.int32)
-    next_begin = np.append(backwards.begin, scopes.NEVER)[following]
-    is_there = moments.freed_ticks > next_begin
+def _seen_before(
+    kind: U64, rows: NDArray[np.intp], evidence: Mask, seen: U64, decided: U64
+) -> Mask:
+    """Which of these rows have evidence of their kind, seen by the time at which they are decided."""
+    names = np.unique(kind[evidence])  # few: programs repeat
+    first = np.full(len(names) + 1, scopes.NEVER)
+    np.minimum.at(first, np.searchsorted(names, kind[evidence]), seen[evidence])
+    at = np.searchsorted(names, kind[rows])
+    known = np.where(np.append(names, 0)[at] == kind[rows], first[at], scopes.NEVER)
+    before: Mask = (known <= decided[rows]) & (known != scopes.NEVER)
+    return before
+
+
+def _saved_at(trace: Trace, lives: Lifetimes) -> U64:
+    """When each allocation was first seen to be saved; NEVER if it was not."""
+    saves = np.flatnonzero(trace.events.action == ACTION["saved"])
+    block = lives.allocation_of_event[saves]
+    result = np.full(len(lives.start), scopes.NEVER)
+    np.minimum.at(result, block[block >= 0], trace.events.ticks[saves[block >= 0]])
+    return result
+
+
+@dataclass(frozen=True)
+class _AtBackwards:
+    """The backwards at which each allocation may be saved: it is alive as they begin.
+
+    For a block of a forward that is the next backward. A block made outside may wait for a later
+    one. A later one does not tell what it is: an embedding is saved for its loss, and waits for the
+    passes of its parts.
+    """
+
+    read: Mask  # the graph of the first of them was read
+    unread: Mask  # there is one whose graph was not read
+    first: U64  # the tick at which the first of them begins, or NEVER
+
+
+def _at_backwards(trace: Trace, moments: Moments, backwards: "_Backwards") -> _AtBackwards:
+    outside = np.isin(moments.made_phase, (OTHER, DATA))
+    begin = np.searchsorted(backwards.begin, moments.made_ticks)
+    end = np.searchsorted(backwards.begin, moments.freed_ticks)
+    end = np.where(outside, end, np.minimum(end, begin + 1))
+    ticks = np.append(backwards.begin, scopes.NEVER)
     # A forward without a backward of its own (without grad mode) saved nothing.
-    kept_from = phases.timeline(trace).kept_from[moments.made_interval]
-    is_there &= (moments.made_phase != FORWARD) | (kept_from == next_begin)
-    return is_there, np.append(backwards.read, False)[following]
+    kept_from = timelines.timeline(trace).kept_from[moments.made_interval]
+    is_there = (end > begin) & ((moments.made_phase != FORWARD) | (kept_from == ticks[begin]))
+    were_read = np.append(0, np.cumsum(backwards.read))
+    return _AtBackwards(
+        read=is_there & np.append(backwards.read, False)[begin],
+        unread=is_there & (end - begin > were_read[end] - were_read[begin]),
+        first=np.where(is_there, ticks[begin], scopes.NEVER),
+    )
 
 
 @dataclass(frozen=True)
@@ -111,13 +147,6 @@ def _backwards(trace: Trace) -> _Backwards:
     # The graph is read right before its backward begins, so after the previous one began.
     counts = np.diff(np.searchsorted(reads, first, side="right"))
     return _Backwards(begin, counts > 0)
-
-
-def _alive_at(times: U64, moments: Moments) -> Mask:
-    """The allocations that are alive at one or more of these times."""
-    next_time = np.append(times, scopes.NEVER)[np.searchsorted(times, moments.made_ticks)]
-    alive: Mask = (next_time != scopes.NEVER) & (moments.freed_ticks > next_time)
-    return alive
 
 
 def kinds(tree: Tree, lives: Lifetimes, moments: Moments, *, sizes: bool = True) -> U64:

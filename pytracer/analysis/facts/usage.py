@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytracer import errors, frames, sanitized
-from pytracer.analysis.facts import lifetimes, phases, scopes
+from pytracer.analysis.facts import lifetimes, phases, scopes, timelines
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.devices import device_of_place
 from pytracer.recorded import Trace, once_per_trace
@@ -181,7 +181,7 @@ def highest(trace: Trace, device: str) -> Highest:
     if len(levels) == 0 or levels[at] <= 0:
         return Highest(device, start, 0)
     tick = trace.events.ticks[changes.position[own][at]]
-    step = phases.timeline(trace).step_at(np.array([tick]))[0]
+    step = timelines.timeline(trace).step_at(np.array([tick]))[0]
     return Highest(device, start + int(levels[at]), int(step))
 
 
@@ -202,7 +202,7 @@ def moment(trace: Trace, position: int, device: str) -> Peak:
         ticks, scope = trace.events.ticks[at], trace.events.scope[at]
         scope = sanitized.within(scope, len(scopes.tree(trace).kind))
         time_ns = int(trace.time_ns(ticks)[0])
-        step = int(phases.timeline(trace).step_at(ticks)[0])
+        step = int(timelines.timeline(trace).step_at(ticks)[0])
         phase = PHASES[phases.of_events(trace, ticks, scope)[0]]
     by_category = in_order(bytes_by_category(trace, there))
     return Peak(

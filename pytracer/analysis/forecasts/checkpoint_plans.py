@@ -42,10 +42,12 @@ from numpy.typing import NDArray
 
 from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import replay
+from pytracer.analysis.allocator.steps import Steps, steps
 from pytracer.analysis.answers import training_steps
-from pytracer.analysis.facts import phases, scopes, usage
+from pytracer.analysis.facts import phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
 from pytracer.analysis.facts.scopes import MODULE, NEVER, NODE
+from pytracer.analysis.forecasts.module_calls import ModuleCalls, has_inside
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.cost import measurements, per_module
 from pytracer.model_names import Roots, in_code, module_text
@@ -62,6 +64,7 @@ Lines = tuple[str, ...]
 
 _LONGEST_LIST = 60  # characters of a list on one line of code
 _ALL_PLANS_OF = 8  # candidates: 256 plans
+_MOST_COUNTS = 128  # of modules, in an order of more candidates than that
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
 _FORWARD = 1 / 3  # of a step, if its phases were not timed
 _BUS = 25e9  # bytes a second between the device and pinned memory
@@ -285,7 +288,9 @@ class _Work:
         self.size = self.alloc.requested_bytes.astype(np.int64)
         self.moments = phases.moments(trace)
         self.end = np.where(self.alloc.completed < 0, np.int64(_LAST), self.alloc.completed)
-        steps = phases.timeline(trace).step_ends
+        self.by_start = np.argsort(self.alloc.start, kind="stable")
+        self.starts = self.alloc.start[self.by_start]
+        steps = timelines.timeline(trace).step_ends
         self.steps = max(len(steps), 1)
         self.forward_share, self.forward_ticks, self.step_ns = self._times()
         self.forward_bytes = int(self.size[self.own & self._in_forward].sum())
@@ -328,7 +333,7 @@ class _Work:
         if not len(calls):
             return 0
         took = (self.tree.end[calls] - self.tree.begin[calls]).astype(np.int64)
-        step = phases.timeline(self.trace).step_at(self.tree.begin[calls])
+        step = timelines.timeline(self.trace).step_at(self.tree.begin[calls])
         by_step = np.bincount(step, weights=took, minlength=int(step.max()) + 1)[np.unique(step)]
         return int(np.median(by_step[1:] if len(by_step) > 1 else by_step))
 
@@ -341,7 +346,8 @@ class _Work:
         floor = _WORTH * int(self.size[kept].sum())
         units = dict(self._worthwhile(layers, floor))
         # A stack is a choice only if none of its layers is: they keep no more than their results.
-        bare = {s: c for s, c in stacks.items() if not any(u.startswith(f"{s}.") for u in units)}
+        chosen = sorted(units)
+        bare = {s: c for s, c in stacks.items() if not has_inside(s, chosen)}
         units |= dict(self._worthwhile(bare, floor))
         first_call = {name: its[0] for name, its in (layers | bare).items()}
         return dict(sorted(units.items(), key=lambda each: first_call[each[0]]))
@@ -349,10 +355,18 @@ class _Work:
     def _worthwhile(
         self, by_name: dict[str, NDArray[np.intp]], floor: float
     ) -> Iterator[tuple[str, _Unit]]:
+        every = np.concatenate([[], *by_name.values()]).astype(np.intp)
+        found = self._calls(every)
+        around = found.around[self.tree.parent[every]]
+        # Of calls inside calls of other modules, each module has the blocks of its own calls.
+        apart = bool(((around != 0) & (self.tree.name[around] != self.tree.name[every])).any())
         for name, calls in by_name.items():
-            unit = self._unit(name, calls)
+            unit = self._unit(name, calls, self._calls(calls) if apart else found)
             if unit is not None and unit.dropped * self.steps > floor / 4:
                 yield name, unit
+
+    def _calls(self, calls: NDArray[np.intp]) -> ModuleCalls:
+        return ModuleCalls(self.tree, calls, self.alloc.scope, self.own & self._in_forward)
 
     def why_no_units(self) -> str:
         """The reason why no module can be checkpointed, and what to do."""
@@ -385,26 +399,23 @@ class _Work:
             if name and (is_layer or is_child):
                 result.setdefault(name, []).append(call)
         # A stack that is itself called, such as a Sequential, is less of a choice than its layers.
-        stacks = {o for o in result if any(name.startswith(f"{o}.") for name in result)}
+        in_order = sorted(result)
+        stacks = {name for name in result if has_inside(name, in_order)}
         calls_of = {name: np.array(its) for name, its in result.items()}
         layers = {name: its for name, its in calls_of.items() if name not in stacks}
         return layers, {name: its for name, its in calls_of.items() if name in stacks}
 
-    def _unit(self, name: str, calls: NDArray[np.intp]) -> _Unit | None:
+    def _unit(self, name: str, calls: NDArray[np.intp], found: ModuleCalls) -> _Unit | None:
         tree, trace = self.tree, self.trace
-        marked = np.zeros(len(tree.kind), np.bool_)
-        marked[calls] = True
-        call_of = tree.nearest_context(marked)
-        nodes = np.flatnonzero((tree.kind == NODE) & (call_of[tree.forward] != 0))
         unit = _Unit(name, _Edits(), 0, 0.0, _LAST, frozenset(), _Edits(), 0, 0)
         kept_calls, made = [], 0
         for call in calls.tolist():
-            own_nodes = nodes[call_of[tree.forward[nodes]] == call]
+            own_nodes = found.nodes(call)
             if len(own_nodes) == 0:
                 continue  # no backward followed
             first = int(np.searchsorted(trace.events.ticks, tree.begin[own_nodes].min()))
-            inside = self.own & (call_of[self.alloc.scope] == call) & self._in_forward
-            self._call(unit, call, first, np.flatnonzero(inside), call_of)
+            inside = found.blocks(call)
+            self._call(unit, call, first, inside, found.around)
             kept_calls.append(call)
             made += int(self.size[inside].sum())
             unit.begins = min(unit.begins, first)
@@ -556,10 +567,10 @@ class _Work:
         begins = int(np.searchsorted(ticks, self.tree.begin[call]))
         # Older blocks belong to the step before: its logits, for example.
         earliest = int(np.searchsorted(ticks, self.tree.begin[self._root_of(call)]))
-        given = self.own & (alloc.start >= earliest) & (alloc.start < begins)
-        given &= self.end >= begins
-        given &= (alloc.phase == PHASE["forward"]) & (self.end < over)
-        numbers = np.flatnonzero(given)
+        first, last = np.searchsorted(self.starts, [earliest, begins])
+        numbers = np.sort(self.by_start[first:last])
+        given = self.own[numbers] & (self.end[numbers] >= begins) & (self.end[numbers] < over)
+        numbers = numbers[given & (alloc.phase[numbers] == PHASE["forward"])]
         if not len(numbers):
             return  # kept anyway, or made before the forward, like a batch
         k = int(numbers[self.size[numbers].argmax()])
@@ -613,9 +624,12 @@ class _Work:
                 yield from combinations(names, count)
             return
         worth = sorted(names, key=lambda n: -self.units[n].dropped / max(self.units[n].again, 1e-9))
+        place = {name: number for number, name in enumerate(names)}
+        parts = min(len(names), _MOST_COUNTS)
         for order in (names, worth, names[::-1]):
-            for count in range(len(names) + 1):
-                yield tuple(sorted(order[:count], key=names.index))
+            for part in range(parts + 1):
+                count = len(names) * part // parts
+                yield tuple(sorted(order[:count], key=place.__getitem__))
 
     def judge(self, chosen: tuple[str, ...], offloaded: tuple[str, ...], budget: int) -> Plan:
         """Replays the plan."""
@@ -659,7 +673,7 @@ class _Work:
 
     def steps_of(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> dict[str, Any]:
         """The allocator's steps with the plan: the recorded ones and the plan's."""
-        base = replay.steps(self.trace, self.device)
+        base = steps(self.trace, self.device)
         columns = {name: base.columns[name] for name in ("kind", "block", "bytes", "lane")}
         lanes = self._lane_of_block(base)
         made = int(columns["block"].max(initial=0)) + 1
@@ -682,7 +696,7 @@ class _Work:
         ordered = {name: values[by_time] for name, values in joined.items()}
         return {**base.columns, **ordered}
 
-    def _lane_of_block(self, base: replay.Steps) -> NDArray[np.uint32]:
+    def _lane_of_block(self, base: Steps) -> NDArray[np.uint32]:
         lanes = np.zeros(len(self.size), np.uint32)
         made = base.columns["kind"] == _ALLOC
         lanes[base.columns["block"][made]] = base.columns["lane"][made]

@@ -13,6 +13,7 @@ from pytracer import errors, frames, meta
 from pytracer.analysis.allocator import advice as allocator_advice, ledger, replay
 from pytracer.analysis.allocator.advice import Choice
 from pytracer.analysis.allocator.replay import Replay
+from pytracer.analysis.allocator.steps import steps
 from pytracer.analysis.answers import peaks, postmortem
 from pytracer.analysis.facts import devices, usage
 from pytracer.analysis.facts.usage import Peak
@@ -32,9 +33,10 @@ _NOTHING_READ = (
     "more. `pytracer ledger --probe` measures it."
 )
 _NOT_MEASURED = (
-    "This card's memory beside torch's allocator was not measured: leave 0.5 to 1 GiB for the "
-    "context, kernels and libraries; an H200 has 744 MiB."
+    "This card's memory beside torch's allocator was not measured: the context, kernels and "
+    "libraries took 744 MiB on an H200 and 1.2 GiB on an H100. Up to 1.2 GiB are counted."
 )
+MOST_BESIDE = 1229 << 20  # of the measured cards
 _UNCERTAIN = (
     "cuDNN's scratch, and what NCCL keeps for a while, are known only on the card. The answer is "
     "without them; the table and the line per card have the most that they may take."
@@ -55,9 +57,12 @@ class Holder:
     line: str
 
 
+YES, PERHAPS, NO = "fits", "may fit", "does not fit"
+
+
 @dataclass(frozen=True)
 class Fits:
-    """The answer; it is true if the run fits as recorded. Sizes are bytes."""
+    """The answer; it is true if the run surely fits as recorded. Sizes are bytes."""
 
     device: str
     card: int | None  # None: no card was given
@@ -69,12 +74,46 @@ class Fits:
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
     uncertain: int = 0  # what torch may reserve beside, at most: not known in an imagined run
+    beside_at_most: int = 0  # more than `beside` where it was not measured
     by_kind: dict[str, Peak] = field(default_factory=dict)  # the peak of each kind of work
     verified: Verified | None = None  # None: not verified
 
     def __bool__(self) -> bool:
-        """Whether the run completes on that card."""
-        return bool(self.replay)
+        """Whether the run completes on that card, with the most that is uncertain."""
+        return self.verdict == YES
+
+    @property
+    def verdict(self) -> str:
+        """YES; PERHAPS, if it does with the least that is uncertain; or NO."""
+        if not self.replay.may_run:
+            return NO
+        return YES if self.replay and self._has_room_for_all else PERHAPS
+
+    @property
+    def most_reserved(self) -> int:
+        """What torch may reserve at most."""
+        return self.replay.reserved[1] + self.uncertain
+
+    @property
+    def more(self) -> int:
+        """What the run may take of the card beyond what is sure."""
+        return self.uncertain + max(self.beside_at_most - self.beside, 0)
+
+    @property
+    def surely_needs(self) -> int:
+        """A card on which the run completes with the most that is uncertain."""
+        return self.smallest_card + self.more
+
+    @property
+    def _has_room_for_all(self) -> bool:
+        most = self.beside + self.replay.reserved[1] + self.more
+        return not self.more or self.card is None or most <= self.card
+
+    @property
+    def basis(self) -> str:
+        """What the reserved bytes are: exact, an interval, or not known."""
+        is_interval = self.uncertain and self.replay.basis == replay.EXACT
+        return replay.INTERVAL if is_interval else self.replay.basis
 
     def __str__(self) -> str:
         """The answer as text."""
@@ -85,7 +124,12 @@ class Fits:
         """Settings with which the run fits, if it does not fit as recorded."""
         if self:
             return None
-        return next((choice for choice in self.choices if choice.runs), None)
+        return next((choice for choice in self.choices if self.surely_runs(choice)), None)
+
+    def surely_runs(self, choice: Choice) -> bool:
+        """Whether the run completes with these settings, with the most that is uncertain."""
+        most = self.beside + choice.peak_reserved + self.more
+        return choice.runs and (not self.more or self.card is None or most <= self.card)
 
     def settings(self) -> "pd.DataFrame":
         """One row per choice of settings, least memory first."""
@@ -107,9 +151,12 @@ def fits(
 
     Raises:
         errors.UsageError: the size, device or settings do not exist, or the trace is not of a GPU.
+        errors.NothingOnTheCard: the trace is of an imagined card, and has nothing on it.
     """
+    if meta.of(trace).imagined is not None and not trace.has_allocations:
+        raise errors.NothingOnTheCard
     name = device or usage.main_device(trace)
-    replay.steps(trace, name)
+    steps(trace, name)
     beside, notes = _beside(trace, name)
     card = None if on is None else parse_size(on)
     left = None if on is None else room(trace, on, name)
@@ -124,6 +171,7 @@ def fits(
         choices=tuple(allocator_advice.choices(trace, name, left)),
         notes=(*replayed.notes, *notes, *([_UNCERTAIN] if _uncertain(trace) else [])),
         uncertain=_uncertain(trace),
+        beside_at_most=MOST_BESIDE if _NOT_MEASURED in notes else beside,
         by_kind=peaks.by_kind(trace, name),
         _render=render,
     )
@@ -141,15 +189,10 @@ def room(trace: Trace, on: int | str, device: str) -> int:
     """The bytes that a card of this size has for torch's allocator; on the CPU all of them.
 
     Raises:
-        errors.UsageError: the size does not exist, or the card has nothing left.
+        errors.UsageError: the size does not exist.
     """
-    card = parse_size(on)
     beside = 0 if device == "cpu" else _beside(trace, device)[0]
-    if card <= beside:
-        raise errors.UsageError(
-            f"a card of {card:,} bytes: {beside:,} are in use before torch's allocator starts"
-        )
-    return card - beside
+    return max(parse_size(on) - beside, 0)
 
 
 def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:

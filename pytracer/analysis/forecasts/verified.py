@@ -35,6 +35,7 @@ class Verified:
     machine: Mapping[str, Any]  # date, torch, CUDA, cuDNN and device
     file: str  # the file of predictions that got a new line
     notes: tuple[str, ...] = ()
+    changes: tuple[Any, ...] = ()  # of files, in the program's private view of them
 
     def __bool__(self) -> bool:
         """Whether the run ended as predicted, with no figure more than a percent off."""

@@ -66,10 +66,13 @@ def data_loader(lab: Lab) -> dict[str, Any]:
 def _resident(pid: int) -> int:
     """The process's private memory. Pages shared with its parent cost nothing extra."""
     try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
         wanted = "Private_"
     except OSError:  # the kernels of some containers hide this file; take all resident memory
-        lines, wanted = Path(f"/proc/{pid}/status").read_text().splitlines(), "VmRSS"
+        lines, wanted = (
+            Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines(),
+            "VmRSS",
+        )
     return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(wanted))
 
 

@@ -1,14 +1,16 @@
-// Steps of a program with several optimizers, as people count them: a GAN's two steps are one.
+// Where a step ends: the steps of a program as people count them. A GAN's two optimizers make one.
 //
 // An iteration is over when an optimizer steps for the second time in it. Often its end is known
 // earlier: when, so far, only such optimizers have followed the one that stepped last.
-// pytracer/analysis/facts/phases.py has the same in Python.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <set>
+#include <span>
 #include <unordered_map>
+#include <vector>
 
 namespace pytracer {
 
@@ -79,5 +81,55 @@ class Iterations {
   uint64_t last_ = 0;
   bool any_ = false;
 };
+
+// Tells which optimizers' steps end an iteration, as the program runs.
+class StepEnds {
+ public:
+  // A forward begins. Returns whether the last optimizer's step ended an iteration.
+  bool forward() {
+    forward_since_ = true;
+    bool over = is_open_ && iterations_.is_over();
+    if (over) {
+      iterations_.close();
+      is_open_ = false;
+    }
+    return over;
+  }
+
+  // An optimizer has stepped. Returns whether the optimizer's step before ended an iteration.
+  bool stepped(uint64_t optimizer) {
+    bool over = iterations_.stepped(optimizer, forward_since_) && is_open_;
+    forward_since_ = false;
+    is_open_ = true;
+    return over;
+  }
+
+  // The program is over. Returns whether the last optimizer's step ended an iteration; if not, the
+  // iteration was cut short.
+  bool end() const { return is_open_ && !iterations_.goes_on(); }
+
+ private:
+  Iterations iterations_;
+  bool forward_since_ = false;
+  bool is_open_ = false;  // an optimizer has stepped since the last end
+};
+
+// The optimizers' steps that end an iteration. For each step: which optimizer, and whether a
+// forward began since the step before.
+inline std::vector<size_t> step_ends(std::span<const uint64_t> optimizers,
+                                     std::span<const uint8_t> has_forward) {
+  StepEnds steps;
+  std::vector<size_t> ends;
+  for (size_t i = 0; i < std::min(optimizers.size(), has_forward.size()); ++i) {
+    bool over = has_forward[i] != 0 && steps.forward();
+    if (steps.stepped(optimizers[i]) || over) {
+      ends.push_back(i - 1);
+    }
+  }
+  if (steps.end()) {
+    ends.push_back(optimizers.size() - 1);
+  }
+  return ends;
+}
 
 }  // namespace pytracer

@@ -1,0 +1,300 @@
+"""Memory that each step leaves behind, and what a variable keeps that is no leak."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytracer.analysis.answers import training_steps
+from pytracer.analysis.answers.edits import Edit
+from pytracer.analysis.answers.keepers import bound_of, has_graph, keeper_of, kinds
+from pytracer.analysis.answers.outer_calls import outermost, outermost_calls
+from pytracer.analysis.answers.situation import Finding, Proof, Situation
+from pytracer.analysis.facts import grouping, lines, scopes, timelines, usage
+from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.scopes import BACKWARD
+from pytracer.recorded import Trace
+from pytracer.schema import CATEGORY, I64, U64, Mask
+from pytracer.units import size_text
+
+_MOST_LINES = 3  # of lines that grow
+_PART = 10  # a tenth of a growth is worth a line of its own
+
+
+def kept_results(now: Situation) -> list[Finding]:
+    """What a variable keeps of equal calls, where no optimizer steps, and what still fills.
+
+    These are no findings, because the program may need all of them.
+    """
+    turns, steps = _equal_calls(now), _steps(now)
+    rows = [_results(now, turns, leak) for leak in _leaks(now, turns)] if turns else []
+    filling = [leak for leak in _leaks(now, steps) if bound_of(now, leak.keeper)] if steps else []
+    rows += [_filling(now, leak) for leak in filling]
+    return [row for row in rows if row.bytes > 0]
+
+
+def _filling(now: Situation, leak: "_Leak") -> Finding:
+    evidence = (
+        f"`{leak.keeper}` still fills, by {size_text(leak.each)} per step: it may hold "
+        f"{bound_of(now, leak.keeper):,} items"
+    )
+    return now.finding("kept", leak.alike & (allocations(now.trace).end < 0), evidence, "")
+
+
+@dataclass(frozen=True)
+class Growing:
+    """Blocks that one variable (or an unknown keeper) keeps more of in each step."""
+
+    finding: Finding
+    alike: Mask  # the blocks made like them, in any step
+
+
+@dataclass(frozen=True)
+class _Leak:
+    """What one keeper, "" if unknown, keeps of each turn."""
+
+    keeper: str
+    own: Mask
+    alike: Mask  # the blocks made like them, in any turn
+    each: int  # bytes per turn
+
+
+def growing(now: Situation) -> Iterator[Growing]:
+    """Blocks that each step leaves behind."""
+    turns = _steps(now)
+    if turns is None:
+        return
+    for leak in _leaks(now, turns):
+        if bound_of(now, leak.keeper):
+            continue  # it may be far from full, and then it grows no more
+        yield Growing(_growth(now, turns, leak), leak.alike)
+    yield from _swelling(now, turns)
+
+
+def _leaks(now: Situation, turns: "_Turns") -> Iterator[_Leak]:
+    """Blocks that each turn leaves behind. Turns are alike, so something keeps these blocks.
+
+    They may be gone when the trace ends, if the function that kept them has returned.
+    """
+    if min(turns.growth) <= 0:
+        return
+    alloc, each = allocations(now.trace), int(np.median(turns.growth))
+    there = (alloc.start <= turns.last) & ((alloc.completed < 0) | (alloc.completed > turns.last))
+    kept = there & _follows_the_steps(now)
+    kept &= np.isin(turns.of_allocation, turns.settled)
+    # Layers that first run later get their optimizer state later. That is not a leak.
+    kept &= alloc.category != CATEGORY["optimizer_state"]
+    kind = kinds(now.trace)
+    for keeper, own in _by_keeper(now, kept, kind).items():
+        amount = now.bytes(own) // len(turns.settled)
+        # The very last result is kept, too, but it comes from one turn only.
+        made_in = np.unique(turns.of_allocation[own])
+        if amount > each // _PART and len(made_in) > len(turns.settled) // 2:
+            yield _Leak(keeper, own, np.isin(kind, np.unique(kind[own])), amount)
+
+
+def _follows_the_steps(now: Situation) -> Mask:
+    """Blocks on the device; if several lines train, only those of the main thread's.
+
+    Another line's step may last for several of these steps, and keeps its tensors that long.
+    """
+    here = usage.on_device(now.trace, now.device)
+    if lines.training_lines(now.trace) > 1:
+        here &= lines.on_main_line(now.trace, allocations(now.trace).thread)
+    return here
+
+
+def _swelling(now: Situation, turns: "_Turns") -> Iterator[Growing]:
+    """Blocks that are made anew and larger in each turn, such as torch.cat of old and new."""
+    alloc = allocations(now.trace)
+    turn, each = turns.of_allocation, int(np.median(turns.growth))
+    if min(turns.growth) <= 0 or _longer_batches(now, turns):
+        return
+    ends = np.append(turns.begins[1:], turns.last)[np.clip(turn, 0, len(turns.begins) - 1)]
+    left = _follows_the_steps(now) & (turn >= 1) & (alloc.start < ends)
+    left &= (alloc.completed < 0) | (alloc.completed > ends)
+    place = kinds(now.trace, sizes=False)
+    rows = np.flatnonzero(left)
+    rows = rows[np.lexsort((turn[rows], place[rows]))]
+    cuts = np.flatnonzero(np.diff(place[rows])) + 1
+    for own in np.split(rows, cuts) if len(rows) else ():
+        more = np.diff(alloc.requested_bytes[own].astype(np.int64))
+        in_each = np.array_equal(turn[own], np.arange(turn[own[0]], turn[own[0]] + len(own)))
+        if not in_each or len(own) < len(turns.settled) or len(more) < 2 or (more <= 0).any():
+            continue
+        amount = int(np.median(more))
+        if amount > each // _PART:
+            alike = place == place[own[0]]
+            yield Growing(_swollen(now, turns, alike, amount), alike)
+
+
+def _longer_batches(now: Situation, turns: "_Turns") -> bool:
+    """Whether each turn's batch is larger than the last, as when sorted by length.
+
+    Then all blocks made from batches grow, too.
+    """
+    alloc = allocations(now.trace)
+    inputs = (alloc.category == CATEGORY["inputs"]) & np.isin(turns.of_allocation, turns.settled)
+    of_turn = turns.of_allocation[inputs] - turns.settled[0]
+    sums = usage.sums(of_turn, alloc.requested_bytes[inputs], len(turns.settled))
+    return len(sums) > 1 and bool((np.diff(sums.astype(np.int64)) > 0).all())
+
+
+def _swollen(now: Situation, turns: "_Turns", own: Mask, amount: int) -> Finding:
+    line, module = now.where(own)
+    at = line or (f"module {module}" if module else "an unknown line")
+    keeper = keeper_of(now, own, kinds(now.trace))
+    evidence = (
+        f"Memory grows by {size_text(amount)} per {turns.word}: "
+        f"{f'`{keeper}`' if keeper else 'a tensor'} made at {at} is made anew in each, and larger"
+    )
+    change = "write into a buffer made once, or keep a list of small results on the CPU"
+    there = now.bytes(own & now.alive)
+    more = max(there - amount, 0)
+    proof, edit = Proof(own, now.position, None), Edit(own, share=amount / max(there, 1))
+    return Finding("growth", amount, more, line, module, evidence, change, proof, edit)
+
+
+def _growth(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
+    line, module = now.where(leak.own)
+    made = f", made in module {module}" if module else ""
+    if line:
+        lines = grouping.holders(now.trace, "line", leak.own)[:_MOST_LINES]
+        large = [row.name for row in lines if row.bytes * _PART > now.bytes(leak.own)]
+        made = f", made at {', '.join(large or [line])}"
+    by = f"`{leak.keeper}` keeps" if leak.keeper else "something keeps"
+    amount = size_text(leak.each)
+    evidence = f"Memory grows by {amount} per {turns.word}{made}: {by} what {turns.make}"
+    earlier = leak.alike & (turns.of_allocation < turns.at(now.position)) & now.alive
+    proof = Proof(leak.own, turns.last, len(turns.settled))
+    change, there = _instead_of_keeping(now, leak.keeper), now.bytes(earlier)
+    edit = Edit(leak.alike, end=turns.over(now.trace))
+    return Finding("growth", leak.each, there, line, module, evidence, change, proof, edit)
+
+
+def _results(now: Situation, turns: "_Turns", leak: _Leak) -> Finding:
+    """What the keeper has at the end. A statement, and no advice: it may be what the program is for."""
+    alloc = allocations(now.trace)
+    at_the_end = leak.alike & (alloc.end < 0)
+    calls = len(np.unique(turns.of_allocation[at_the_end]))
+    by = f"`{leak.keeper}` still held" if leak.keeper else "something still held"
+    evidence = (
+        f"When the trace ended, {by} {size_text(now.bytes(at_the_end))} that {calls} calls had made"
+    )
+    change, there = _instead_of_keeping(now, leak.keeper), leak.alike & now.alive
+    return replace(now.finding("kept", at_the_end, evidence, change), at_peak=now.bytes(there))
+
+
+def _instead_of_keeping(now: Situation, keeper: str) -> str:
+    # Detaching a graph's output frees the graph; a tensor alone stays, detached or not. After a
+    # backward the graph has freed its saved tensors.
+    trains = bool((scopes.tree(now.trace).kind == BACKWARD).any())
+    may_have = not trains and bool(outermost(now.trace).with_grad.any())
+    graph = has_graph(now, keeper) if keeper else may_have
+    instead = "x.detach() (keeps x, not its graph)" if graph else "x.mean().item()"
+    change = f"keep a number, not a tensor: loss.item(), or {instead}"
+    if keeper:
+        change = f"put numbers into `{keeper}`, not tensors: loss.item(), or {instead}"
+    if not graph:
+        change += "; tensors that are needed (predictions, a replay buffer) need a bound"
+    if graph and not trains:
+        change += "; where nothing is trained, `with torch.no_grad():`"
+    return change
+
+
+def _by_keeper(now: Situation, kept: Mask, kind: U64) -> dict[str, Mask]:
+    """These allocations by the variable that keeps them, "" if it is unknown.
+
+    Lines (or modules) with the same keeper are one leak, because one graph keeps the blocks of many
+    lines. All other lines count together, under the keeper of most of their blocks.
+    """
+    key = "line" if grouping.holders(now.trace, "line", kept) else "module"
+    by_holder = grouping.group(now.trace, key, kept)
+    groups: dict[str, Mask] = {}
+    rest = kept.copy()
+    for holder in grouping.holders(now.trace, key, kept)[:_MOST_LINES]:
+        own = np.zeros(len(kept), np.bool_)
+        own[np.flatnonzero(kept)[by_holder.codes == by_holder.names.index(holder.name)]] = True
+        rest &= ~own
+        keeper = keeper_of(now, own, kind)
+        groups[keeper] = groups.get(keeper, own) | own
+    if rest.any():
+        keeper = keeper_of(now, rest, kind)
+        groups[keeper] = groups.get(keeper, rest) | rest
+    return groups
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """The turns of the program: runs of steps, or the calls of one module if no optimizer steps."""
+
+    word: str
+    make: str  # "each step makes", "every 8 steps make"
+    growth: list[int]  # of each turn but the first, which makes optimizer state
+    of_allocation: I64
+    settled: NDArray[np.intp]  # turns whose leftovers a later turn would have freed
+    begins: NDArray[np.intp]  # rows of the event table
+    last: int  # the row after which the last growth was measured
+
+    def over(self, trace: Trace) -> U64:
+        """The ticks at which each allocation's turn is over."""
+        rows = np.append(self.begins[1:], self.last)
+        turn = np.clip(self.of_allocation, 0, len(self.begins) - 1)
+        over: U64 = trace.events.ticks[np.clip(rows, 0, len(trace.events.ticks) - 1)[turn]]
+        return over
+
+    def at(self, position: int) -> int:
+        """The turn of this event."""
+        return int(np.searchsorted(self.begins, position, side="right")) - 1
+
+
+def _steps(now: Situation) -> _Turns | None:
+    """The runs of steps; None if there are fewer than three whole steps, which show no growth."""
+    trace, alloc = now.trace, allocations(now.trace)
+    ticks, ends = trace.events.ticks, timelines.timeline(trace).step_ends
+    rows = training_steps.step_rows(trace, now.device)
+    if len(ends) >= 3:
+        rows = rows[: len(ends)]  # after the last end there is no whole step
+    if len(rows) < 3:
+        return None
+    cuts = np.searchsorted(ticks, ends, side="right")
+    last = int(cuts[-1]) - 1 if len(rows) == len(ends) else len(ticks) - 1
+    growth = training_steps.steady_growth([row.growth_bytes for row in rows[1:]])
+    run = growth.steps
+    first = len(rows) - run * len(growth.amounts)  # steps before the first run
+    return _Turns(
+        "step" if run == 1 else f"{run} steps",
+        "each step makes" if run == 1 else f"every {run} steps make",
+        growth.amounts,
+        np.where(alloc.step < 0, -1, np.maximum((alloc.step - first + run) // run, 0)),
+        np.arange(1, len(growth.amounts)),
+        np.concatenate([[0], cuts[first - 1 :: run]]),
+        last,
+    )
+
+
+def _equal_calls(now: Situation) -> _Turns | None:
+    """The calls of one module; None if an optimizer steps, or if the program calls others."""
+    trace, alloc, tree = now.trace, allocations(now.trace), scopes.tree(now.trace)
+    calls = outermost_calls(trace)
+    steps = len(timelines.timeline(trace).step_ends)
+    if steps or len(calls) < 4 or len(np.unique(tree.name[calls])) > 1:
+        return None
+    positions = np.searchsorted(trace.events.ticks, tree.begin[calls])
+    here = usage.on_device(trace, now.device)
+    none = np.zeros(len(here), np.int64)
+    changes, (level,) = usage.level_columns(trace, here, none, 1)
+    if len(changes) == 0:
+        return None
+    before = np.searchsorted(changes, positions)  # how many changes came before each call
+    levels = np.concatenate([[now.bytes(here & (alloc.start < 0))], level])[before]
+    return _Turns(
+        "call",
+        "each call makes",
+        np.diff(levels)[1:].tolist(),
+        np.searchsorted(positions, alloc.start, side="right") - 1,
+        np.arange(1, len(calls) - 2),
+        positions,
+        int(positions[-1]) - 1,
+    )

@@ -1,0 +1,41 @@
+"""The list of changes as text."""
+
+import textwrap
+from typing import Any
+
+from pytracer.analysis.answers import hints
+from pytracer.units import size_text
+
+_HEADS = {
+    "mistake": "Mistakes",
+    "free": "Free savings",
+    "trade": "Savings at a price",
+    "noticed": "Noticed, and not proved to be in vain",
+}
+
+
+def text(loaded: Any, width: int) -> str:
+    """The list for a screen of this width."""
+    trace, peak = loaded.data, loaded.peak
+    changes = hints.changes(trace, peak.device)
+    lines = [f"The peak is {size_text(peak.bytes)}."]
+    if not changes:
+        return f"{lines[0]} No change is known that lowers it by a hundredth."
+    for kind, head in _HEADS.items():
+        rows = [one for one in changes if one.kind == kind]
+        lines += ["", head] if rows else []
+        for row in rows:
+            lines += _row(row, width)
+    after = hints.all_of_them(trace, peak.device)
+    if after < peak.bytes and len(changes) > 1:
+        lines += ["", f"All mistakes and free savings together: the peak is {size_text(after)}."]
+    return "\n".join(lines)
+
+
+def _row(row: hints.Change, width: int) -> list[str]:
+    saves = "" if row.saves is None else f"saves {size_text(row.saves)}"
+    start = f"  {saves:<17}"
+    body = row.change
+    if row.kind != "noticed":
+        body += f" Price: {row.price}. Results: {row.numbers}."
+    return textwrap.wrap(body, width, initial_indent=start, subsequent_indent=" " * len(start))

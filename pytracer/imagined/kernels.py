@@ -1,0 +1,149 @@
+"""Operators as a device runs them, where torch's fake tensors have no kernel or another one.
+
+Four classes differ:
+
+- An operator that only writes in place returns nothing new, so it needs no kernel here.
+- A torch for the CPU has no kernels of CUDA. If an operator has a formula beside them, torch takes it
+  apart into the formula's operators. `place` restores the whole operator.
+- Some operators run others, whose results are scratch (`COMPOSED`). A fake kernel has the result only.
+- The operators in `Kernels` have no fake kernel, or one that refuses what the device takes.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pytracer import errors, private_torch
+from pytracer.imagined import attention, ctc, recurrent, scratch
+from pytracer.imagined.standins import where
+
+aten = torch.ops.aten
+COMPOSED = frozenset((aten._safe_softmax.default,))
+_FORMULA, _CUDA = "CompositeImplicitAutograd", "CUDA"
+_ALIGNMENT = 16  # bytes of a row of a grouped product
+
+
+def place(library: Any) -> None:
+    """Registers a kernel of CUDA for each operator that torch would take apart without one.
+
+    Nobody runs it, because the tensors are fake. It only keeps the operator whole.
+    """
+    if private_torch.has_kernel("aten::mm", _CUDA):
+        return  # a torch for CUDA has them all
+    for name in _with_a_formula():
+        library.impl(name, _never_runs, _CUDA)
+
+
+def _never_runs(*_: Any, **__: Any) -> Any:
+    raise errors.CannotImagine("a tensor of CUDA that is not imagined cannot be computed here")
+
+
+@cache
+def _with_a_formula() -> tuple[str, ...]:
+    """The operators with kernels of CUDA beside a formula, by torch's own list of operators."""
+    listed = Path(private_torch.code_generator.__file__).parent
+    text = (listed / "packaged/ATen/native/native_functions.yaml").read_text(encoding="utf-8")
+    blocks = {block.partition("(")[0]: block for block in text.split("\n- func: ")[1:]}
+    return tuple(_that_have_both(blocks))
+
+
+def _that_have_both(blocks: dict[str, str]) -> Iterator[str]:
+    for name, block in blocks.items():
+        keys = _keys(block)
+        if _FORMULA not in keys:
+            continue
+        delegate = re.search(r"^  structured_delegate: (\S+)$", block, re.M)
+        if delegate is not None:
+            keys |= _keys(blocks[delegate[1]])
+        if _CUDA in keys:
+            yield name
+
+
+def _keys(block: str) -> set[str]:
+    found = re.findall(r"^    ([A-Za-z0-9_, ]+):", block, re.M)
+    return {key.strip() for keys in found for key in keys.split(",")}
+
+
+def in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operator without a fake kernel returns that makes nothing new.
+
+    Raises:
+        errors.CannotImagine: its result is new, so its shape is not known.
+    """
+    schema = func._schema
+    given = dict(zip((one.name for one in schema.arguments), args, strict=False)) | kwargs
+    written = {
+        alias: given[one.name]
+        for one in schema.arguments
+        if one.alias_info is not None and one.alias_info.is_write and one.name in given
+        for alias in one.alias_info.before_set
+    }
+    results = []
+    for one in schema.returns:
+        alias = None if one.alias_info is None else next(iter(one.alias_info.before_set), None)
+        if alias not in written:
+            raise errors.CannotImagine(
+                f"{where()}: {func} has no fake kernel, which computes the shape of its result: "
+                "register one with torch.library.register_fake"
+            ) from None
+        results.append(written[alias])
+    return tuple(results) if len(results) > 1 else next(iter(results), None)
+
+
+class Kernels:
+    """Fake kernels for operators of torch's own."""
+
+    def __init__(self, take: Callable[[scratch.Scratch], None], operator: Any) -> None:
+        """`take`: takes the scratch of a call. `operator`: the card's attention, if there is a card."""
+        self._take = take
+        self._wanted: list[scratch.Scratch] = []
+        wants = self._wanted.append
+
+        def grouped(a: Any, b: Any, offs: Any = None, *rest: Any, **options: Any) -> Any:
+            if operator is not None and a.dtype == b.dtype == torch.bfloat16:
+                groups = a.shape[0] if offs is None else offs.shape[0]
+                wants(scratch.of_grouped_product(groups, operator.processors, operator.capability))
+            return _grouped_product(a, b, offs, *rest, **options)
+
+        self._run: dict[Any, Callable[..., Any]] = {aten._grouped_mm.default: grouped}
+        self._run |= {**ctc.kernels(wants), **attention.kernels(wants, operator)}
+        state = operator and scratch.of_dropout(operator.processors, operator.capability)
+        self._run |= recurrent.kernels(wants, state)
+
+    def __contains__(self, func: Any) -> bool:
+        """Whether the operator has a kernel here."""
+        return func in self._run
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the operator returns."""
+        return self._run[func](*args, **kwargs)
+
+    def take_scratch(self) -> None:
+        """Takes the scratch of the operator that ran, now that its results have memory."""
+        while self._wanted:
+            self._take(self._wanted.pop())
+
+
+def _grouped_product(
+    a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: torch.dtype | None = None
+) -> Any:
+    """`create_grouped_gemm_output_tensor` of native/GroupedMMUtils.h: rows of whole 16 bytes."""
+    flat, flat_b = a.dim() == 2, b.dim() == 2
+    shape: tuple[int, ...]
+    if flat and flat_b:
+        shape = (offs.shape[0], a.shape[0], b.shape[1])
+    elif flat:
+        shape = (a.shape[0], b.shape[-1])
+    elif flat_b:
+        shape = (a.shape[1], b.shape[1])
+    else:
+        shape = (a.shape[0], a.shape[1], b.shape[-1])
+    dtype = out_dtype or a.dtype
+    per_row = _ALIGNMENT // dtype.itemsize
+    row = shape[-1] + -shape[-1] % per_row
+    stride = (row, 1) if flat != flat_b else (shape[1] * row, row, 1)
+    return torch.empty_strided(shape, stride, dtype=dtype, device=a.device)

@@ -1,0 +1,78 @@
+"""Scratch of imagined cards, held against calls that were measured on an H100."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pytracer
+from benchmarks.imagine_tables import layer_of
+from pytracer.imagined import scratch
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+MEASURED = json.loads((RESULTS / "cudnn-scratch-nvidia-h100-80gb-hbm3.json").read_text())
+LEVELS, LAYERS = MEASURED["levels"], [row for row in MEASURED["recurrent"] if "saved" in row]
+
+
+def test_the_reserve_of_a_recurrent_layer_is_exact() -> None:
+    """Also with dropout, which keeps a mask between two levels."""
+    wrong = [
+        row for row in [*LEVELS, *LAYERS] if scratch.reserve(layer_of(row)) not in row["saved"]
+    ]
+    assert len(LEVELS) == 120
+    assert wrong == []
+
+
+def test_no_pass_of_a_recurrent_layer_takes_more_than_its_bound() -> None:
+    """Not even a small one, whose levels each take 8 MiB."""
+    shares = [row["largest"] / scratch.of_recurrent(layer_of(row)).most for row in LEVELS]
+    assert 0.5 < max(shares) <= 0.8
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_the_states_of_dropout_are_made_once(dropout: float) -> None:
+    """An H100 has 132 processors of 2,048 threads, and a state has 24 bytes."""
+    with pytracer.imagine("H100") as t:
+        layers = nn.LSTM(64, 64, 2, dropout=dropout).to("cuda")
+        for _ in range(3):
+            layers(torch.randn(4, 2, 64, device="cuda"))[0].sum().backward()
+    frame = t.allocations()
+    states = frame[frame.requested_bytes == 132 * 2048 * 24]
+    assert len(states) == (1 if dropout else 0)
+    assert states.end_ns.isna().all()
+
+
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_the_gradient_of_a_table_is_an_interval(kind: Any) -> None:
+    """Measured with 4,096 rows of 8 words: 10,826,344 bytes beside the copy of the gradient."""
+    with pytracer.imagine("H100") as t:
+        table = kind(100_000, 64).to("cuda")
+        words = torch.randint(100_000, (4096, 8), device="cuda")
+        table(words).sum().backward()
+    bounds = t.data.meta["imagined"]
+    least = t.peak.bytes
+    assert bounds["peak_at_most"] > least
+    assert bounds["scratch_at_most"] >= 10_826_344
+
+
+def test_few_words_of_a_table_take_no_scratch() -> None:
+    with pytracer.imagine("H100") as t:
+        table = nn.Embedding(100_000, 64).to("cuda")
+        table(torch.randint(100_000, (8, 384), device="cuda")).sum().backward()
+    assert "peak_at_most" not in t.data.meta["imagined"]
+
+
+@pytest.mark.parametrize("contiguous", [True, False])
+def test_a_linear_layer_adds_its_bias_as_on_a_real_machine(contiguous: bool) -> None:
+    """To rows that are not contiguous, it adds the bias in place."""
+    peaks = []
+    for made in (pytracer.trace(devices="cpu", table=False), pytracer.imagine("cpu")):
+        with made as t:
+            layer = nn.Linear(64, 4096)
+            x = torch.randn(32, 64, 64)
+            layer(x if contiguous else x.transpose(0, 1))
+        peaks.append(t.peak.bytes)
+    assert peaks[0] == peaks[1]
