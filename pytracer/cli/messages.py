@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytracer import errors
-from pytracer.analysis.facts import timelines
 from pytracer.cli import output
 from pytracer.start import tell, where_packages_are
 
@@ -215,6 +214,7 @@ def _before(shown: "Shown") -> str:
 def show(traced: Any, shown: Shown) -> None:
     """Prints the table and the next commands in one write, so the program cannot print in between."""
     from pytracer import meta
+    from pytracer.analysis.facts import timelines  # imports numpy, which a program may do first
     from pytracer.export.table import wants_color
 
     stderr = sys.__stderr__

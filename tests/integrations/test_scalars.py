@@ -104,7 +104,6 @@ def test_a_frameworks_callback_shows_its_options(framework) -> None:
         "skip",
         "path",
         "watch",
-        "report",
         "writer",
         "log",
     } <= signature.parameters.keys()

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pytracer.analysis.facts import saved_tensors, scopes, timelines
 from pytracer.analysis.facts.evidence import Categories, Evidence
 from pytracer.analysis.facts.phases import MISSING, Moments
+from pytracer.analysis.facts.reads import Proof
 from pytracer.analysis.facts.timelines import DATA, FORWARD, OTHER
 from pytracer.recorded import Trace
 from pytracer.schema import ACTION, CATEGORY, I32, ROLE, U32, Mask
@@ -79,6 +80,17 @@ def labels_of_an_evaluation(trace: Trace, facts: Evidence) -> Mask:
     labels |= links.sources(labels, but=of_results)
     is_label: Mask = labels & (facts.outside | links.fresh)
     return is_label
+
+
+def proof(trace: Trace, facts: Evidence, of: Mask, is_input: Mask) -> Proof:
+    """What the rules above have to know so that they say of these blocks what they say now."""
+    links, roots = facts.links, facts.without_grad
+    of_results = roots | links.made_of(roots)
+    proof = links.proof_of_sources(of, labels_of_an_evaluation(trace, facts), but=of_results)
+    proof |= links.proof_of_meeting(of | proof.blocks, of_results, roots)
+    proof |= links.proof_of_sources(of, is_input, but=links.made_of(links.results))
+    proof |= links.proof_of_sources(of, facts.used, but=links.results)
+    return proof | links.proof_of_sources(of, facts.used, but=facts.with_grad)
 
 
 def _fetched_ahead(trace: Trace, facts: Evidence) -> Mask:

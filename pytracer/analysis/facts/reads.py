@@ -43,6 +43,22 @@ def reads(trace: Trace, lives: Lifetimes) -> Reads:
     return Reads(event, lives.allocation_of_event[event], op, is_used[labels.role[row]])
 
 
+@dataclass
+class Proof:
+    """What has to be known for a rule to say of some blocks what it says with everything."""
+
+    events: NDArray[np.intp]  # sorted positions
+    blocks: Mask  # other blocks
+
+    @classmethod
+    def none(cls, of: Mask) -> "Proof":
+        """Nothing, for rules on these blocks."""
+        return cls(np.zeros(0, np.intp), np.zeros(len(of), np.bool_))
+
+    def __or__(self, other: "Proof") -> "Proof":
+        return Proof(np.union1d(self.events, other.events), self.blocks | other.blocks)
+
+
 class Links:
     """Which blocks the program's operators made from which, outside of modules."""
 
@@ -81,6 +97,47 @@ class Links:
         result = np.zeros(len(blocks), np.bool_)
         result[self._read.block[met[self._read.op]]] = True
         return result & ~blocks
+
+    def proof_of_sources(self, of: Mask, blocks: Mask, but: Mask) -> "Proof":
+        """What shows which of the first blocks are `sources`: two chains of reads for each.
+
+        With it, and without all other reads and blocks, `sources` says the same of those.
+        """
+        read, proof = self._read, Proof.none(of)
+        leads = np.full(self._ops, -1, np.int64)
+        on_chain = (self.sources(blocks, but) | blocks) & ~but & (self._op_of_block != 0)
+        leads[self._op_of_block[on_chain]] = np.flatnonzero(on_chain)
+        rows = np.flatnonzero(leads[read.op] >= 0)
+        first, last = np.full((2, len(of)), -1, np.int64)
+        last[read.block[rows]] = rows
+        first[read.block[rows[::-1]]] = rows[::-1]
+        begin = of & ~but
+        new = np.append(first[begin], last[begin])
+        while (new := new[new >= 0]).size:
+            proof.events = np.union1d(proof.events, read.event[new])
+            made = np.unique(leads[read.op[new]])
+            made = made[~proof.blocks[made]]
+            proof.blocks[made] = True
+            new = first[made]
+        return proof
+
+    def proof_of_meeting(self, of: Mask, blocks: Mask, roots: Mask) -> "Proof":
+        """What shows which of the first are `met_by` these blocks, which were made of the roots."""
+        read, proof = self._read, Proof.none(of)
+        partner, met = np.full(self._ops, -1, np.int64), np.full(len(of), -1, np.int64)
+        rows = np.flatnonzero(blocks[read.block] & (read.op != 0))
+        partner[read.op[rows]] = rows
+        rows = np.flatnonzero(of[read.block] & ~blocks[read.block] & (partner[read.op] >= 0))
+        met[read.block[rows]] = rows
+        rows = met[met >= 0]
+        proof.events, new = read.event[rows], partner[read.op[rows]]
+        while (new := new[new >= 0]).size:
+            proof.events = np.union1d(proof.events, read.event[new])
+            made = np.unique(read.block[new])
+            made = made[~proof.blocks[made]]
+            proof.blocks[made] = True
+            new = partner[self._op_of_block[made[~roots[made]]]]
+        return proof
 
     def _results_of(self, blocks: Mask) -> Mask:
         """Blocks made by operators that read one of these blocks."""

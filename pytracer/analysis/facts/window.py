@@ -7,7 +7,8 @@ A window is a trace like any other, only smaller. So the same rules apply to it.
   those that made a gradient that still lives. Later steps are judged by their likeness to these
   (saved_tensors.py, casts.py);
 - of every other block that is alive then: the events that made it and say what it is, with their
-  scopes, and the landmarks of the step that made it (timelines.landmarks).
+  scopes, and the landmarks of the step that made it (timelines.landmarks). Of dead blocks the same,
+  where they show that a living one is an input (inputs.proof).
 
 All other events and scopes are left out. So its size is that of a few steps and of the live blocks,
 however long the recording.
@@ -21,7 +22,9 @@ from numpy.typing import NDArray
 
 from pytracer import sanitized
 from pytracer._native import core
-from pytracer.analysis.facts import scopes, timelines
+from pytracer.analysis.facts import inputs, scopes, timelines
+from pytracer.analysis.facts.categories import categories
+from pytracer.analysis.facts.evidence import evidence
 from pytracer.analysis.facts.lifetimes import Lifetimes, lifetimes
 from pytracer.analysis.facts.scopes import NEVER, Tree
 from pytracer.recorded import Trace
@@ -178,7 +181,11 @@ def _needed(trace: Trace, steps: _Steps) -> tuple[Mask, Mask]:
     begin = np.where(lives.start < 0, np.uint64(0), ticks[lives.start])
     end = np.where(lives.completed < 0, NEVER, ticks[lives.completed])
     blocks = steps.meet(begin, end)
+    is_input = categories(trace).category == CATEGORY["inputs"]
+    proof = inputs.proof(trace, evidence(trace), blocks, is_input)
+    blocks |= proof.blocks
     events = steps.kept[steps.of(ticks)] | _events_of(trace, lives, blocks)
+    events[proof.events] = True
     marked_ends = np.where(tree.kind == scopes.STEP, tree.begin, tree.end)
     numbers = steps.meet(tree.begin, marked_ends)
     numbers[trace.events.scope[events]] = True
