@@ -252,11 +252,14 @@ def train(steps: int, *, keeps: bool = False) -> Trace:
 
 
 def test_the_window_grows_with_what_lives_and_not_with_the_steps() -> None:
-    """After 60 steps it has about the rows that it had after 10; a kept block adds a few."""
+    """After 60 steps it has about the rows that it had after 10.
+
+    A kept block adds a few, and as many for the block that it was made from.
+    """
     rows = [rows for _, _, rows in Replayed(train(60)).steps()]
     assert max(rows) < 1.2 * max(rows[:10])
     grown = [rows for _, _, rows in Replayed(train(60, keeps=True)).steps()]
-    assert grown[-1] - grown[20] < 15 * (len(grown) - 21)
+    assert grown[-1] - grown[20] < 18 * (len(grown) - 21)
 
 
 def test_a_program_without_steps_is_cut_but_what_lives_stays() -> None:

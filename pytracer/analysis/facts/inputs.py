@@ -87,10 +87,12 @@ def proof(trace: Trace, facts: Evidence, of: Mask, is_input: Mask) -> Proof:
     links, roots = facts.links, facts.without_grad
     of_results = roots | links.made_of(roots)
     proof = links.proof_of_sources(of, labels_of_an_evaluation(trace, facts), but=of_results)
-    proof |= links.proof_of_meeting(of | proof.blocks, of_results, roots)
+    proof |= links.proof_of_meeting(of | proof.blocks, of_results)
     proof |= links.proof_of_sources(of, is_input, but=links.made_of(links.results))
     proof |= links.proof_of_sources(of, facts.used, but=links.results)
-    return proof | links.proof_of_sources(of, facts.used, but=facts.with_grad)
+    proof |= links.proof_of_sources(of, facts.used, but=facts.with_grad)
+    proof |= links.proof_of_origin(of | proof.blocks, roots)
+    return proof | links.proof_of_origin(of | proof.blocks, links.results)
 
 
 def _fetched_ahead(trace: Trace, facts: Evidence) -> Mask:

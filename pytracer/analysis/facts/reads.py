@@ -121,23 +121,36 @@ class Links:
             new = first[made]
         return proof
 
-    def proof_of_meeting(self, of: Mask, blocks: Mask, roots: Mask) -> "Proof":
-        """What shows which of the first are `met_by` these blocks, which were made of the roots."""
+    def proof_of_meeting(self, of: Mask, blocks: Mask) -> "Proof":
+        """What shows which of the first are `met_by` the second."""
         read, proof = self._read, Proof.none(of)
-        partner, met = np.full(self._ops, -1, np.int64), np.full(len(of), -1, np.int64)
-        rows = np.flatnonzero(blocks[read.block] & (read.op != 0))
-        partner[read.op[rows]] = rows
+        partner = self._one_read_of(blocks)
         rows = np.flatnonzero(of[read.block] & ~blocks[read.block] & (partner[read.op] >= 0))
-        met[read.block[rows]] = rows
-        rows = met[met >= 0]
-        proof.events, new = read.event[rows], partner[read.op[rows]]
-        while (new := new[new >= 0]).size:
+        _, one = np.unique(read.block[rows], return_index=True)
+        both = np.append(rows[one], partner[read.op[rows[one]]])
+        proof.blocks[read.block[both]] = True
+        return Proof(np.unique(read.event[both]), proof.blocks)
+
+    def proof_of_origin(self, of: Mask, roots: Mask) -> "Proof":
+        """What shows which of the first are `made_of` these roots: one chain of reads for each."""
+        read, proof = self._read, Proof.none(of)
+        parent = self._one_read_of(roots | self.made_of(roots))
+        made = np.flatnonzero(of & ~roots)
+        while (new := parent[self._op_of_block[made]])[new >= 0].size:
+            new = new[new >= 0]
             proof.events = np.union1d(proof.events, read.event[new])
             made = np.unique(read.block[new])
             made = made[~proof.blocks[made]]
             proof.blocks[made] = True
-            new = partner[self._op_of_block[made[~roots[made]]]]
+            made = made[~roots[made]]
         return proof
+
+    def _one_read_of(self, blocks: Mask) -> I64:
+        """Per operator: a row in which it reads one of these blocks, or -1."""
+        result = np.full(self._ops, -1, np.int64)
+        rows = np.flatnonzero(blocks[self._read.block] & (self._read.op != 0))
+        result[self._read.op[rows]] = rows
+        return result
 
     def _results_of(self, blocks: Mask) -> Mask:
         """Blocks made by operators that read one of these blocks."""
