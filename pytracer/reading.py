@@ -282,7 +282,7 @@ class Views:
         rows = findings.findings(self.data)
         # The texts are in the middle: pandas leaves out middle columns on a narrow screen.
         inside = ["evidence", "change"]
-        others = [*inside, "proof"]
+        others = [*inside, "proof", "edit"]
         outside = [name for name in Finding.__dataclass_fields__ if name not in others]
         return frames.of_rows(rows, [*outside[:3], *inside, *outside[3:]])
 
@@ -298,7 +298,7 @@ class Views:
         from pytracer.analysis.facts import usage
 
         device = usage.main_device(self.data)
-        columns = list(hints.Change.__dataclass_fields__)
+        columns = [name for name in hints.Change.__dataclass_fields__ if name != "edit"]
         rows = hints.changes(self.data, device)
         frame = frames.of_rows(rows, columns)
         frame = frame.astype({"saves": "Int64", "peak_after": "Int64"})

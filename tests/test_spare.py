@@ -149,6 +149,11 @@ def found_by(text: str, folder: Path, **given: Any) -> dict[str, int]:
         ("def f():\n    x = torch.ones(9)\n    y = x[:3]\n    look()\nf()", {}),
         ("def f():\n    x = torch.ones(9)\n    k = lambda: x\n    look()\n    return k\nf()", {}),
         ("def f():\n    x = torch.ones(9)\n    look()\n    return locals()\nf()", {}),
+        (
+            "def f(m):\n    x = torch.ones(9)\n    look()\n    m.eval()\nf(torch.nn.Tanh())",
+            {"x": 1},
+        ),
+        ("def f():\n    x = torch.ones(9)\n    look()\n    print(eval('x'))\nf()", {}),
         ("x = torch.ones(9)\ndef f():\n    print(x)\nlook()\nf()", {}),
         ("class C: pass\nc = C()\nc.x = torch.ones(9)\nlook()", {}),
         ("m = torch.nn.Linear(2, 2)\nm.x = x = torch.ones(9)\nlook()\nm", {}),

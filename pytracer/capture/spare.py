@@ -32,7 +32,8 @@ _INSTALLED = tuple(
         )
     }
 )
-_READ_ALL = {"dir", "eval", "exec", "globals", "locals", "vars"}  # they may read any variable
+# Functions that may read any variable. `model.eval()` is none of them.
+_READ_ALL = {"builtins", "dir", "eval", "exec", "globals", "locals", "vars"}
 # In LOAD_FAST_LOAD_FAST and STORE_FAST_LOAD_FAST: what is done with each of the two names.
 _USES = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF|CLASSDEREF|CLOSURE)")
 _ENDS = re.compile(r"RETURN_|RAISE_VARARGS|RERAISE|JUMP_(?:FORWARD|BACKWARD|ABSOLUTE)")
@@ -118,7 +119,7 @@ def read_later(code: CodeType, at: int) -> frozenset[str]:
             if name not in step.writes:
                 left += step.next
     shared = {*code.co_cellvars, *code.co_freevars, *_read_inside(code)}
-    by_name = {*code.co_varnames, *code.co_names} if _READ_ALL & {*code.co_names} else set[str]()
+    by_name = {*code.co_varnames, *code.co_names} if _READ_ALL & names else set[str]()
     return frozenset(later | shared | by_name)
 
 

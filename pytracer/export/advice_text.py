@@ -20,7 +20,8 @@ def text(loaded: Any, width: int) -> str:
     changes = hints.changes(trace, peak.device)
     lines = [f"The peak is {size_text(peak.bytes)}."]
     if not changes:
-        return f"{lines[0]} No change is known that lowers it by a hundredth."
+        none = f"{lines[0]} No change is known that lowers it by a hundredth."
+        return textwrap.fill(none, width)
     for kind, head in _HEADS.items():
         rows = [one for one in changes if one.kind == kind]
         lines += ["", head] if rows else []
@@ -28,7 +29,8 @@ def text(loaded: Any, width: int) -> str:
             lines += _row(row, width)
     after = hints.all_of_them(trace, peak.device)
     if after < peak.bytes and len(changes) > 1:
-        lines += ["", f"All mistakes and free savings together: the peak is {size_text(after)}."]
+        together = f"All mistakes and free savings together: the peak is {size_text(after)}."
+        lines += ["", *textwrap.wrap(together, width)]
     return "\n".join(lines)
 
 

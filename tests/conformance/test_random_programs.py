@@ -247,10 +247,15 @@ class Program:
             turn = {"one": here, "a new one per step": in_a_new_thread}.get(plan.thread)
             turn = turn or in_whichever_is_idle()
             for _ in range(plan.steps):
-                turn(self.step)
+                turn(self.step_here)
             self.look()
         for hook in hooks:  # Python never collects a parameter that its own hook holds
             hook.remove()
+
+    def step_here(self) -> None:
+        """A step on the program's device; each thread has a default device of its own."""
+        with torch.device(self.says.device):
+            self.step()
 
     def hook(self, own: torch.optim.Optimizer | None) -> Callable[[Tensor], None]:
         def dropped(parameter: Tensor) -> None:

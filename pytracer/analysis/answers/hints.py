@@ -2,8 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytracer import health, meta
 from pytracer.analysis.allocator import advice as allocator_advice, blocks
@@ -12,6 +14,7 @@ from pytracer.analysis.answers.edits import Edit, peak_after
 from pytracer.analysis.answers.situation import Finding, at_peak
 from pytracer.analysis.facts import devices, grouping, phases, scopes, usage
 from pytracer.analysis.facts.allocations import allocations
+from pytracer.analysis.facts.scopes import NEVER
 from pytracer.names import called_layer, layers_alike, numbers_text, short_line
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
@@ -85,6 +88,7 @@ class Change:
     peak_after: int | None
     price: str
     numbers: str
+    edit: Edit | None = field(default=None, repr=False, compare=False)
 
 
 @once_per_trace
@@ -105,17 +109,16 @@ def changes(trace: Trace, device: str) -> list[Change]:
 
 def all_of_them(trace: Trace, device: str) -> int:
     """The peak after every mistake is mended and every free saving made: not the sum of them."""
-    now = _situation(trace, device)
-    hints = (each for rules in _ALL for rule in rules for each in rule(now))
-    edits = [each.edit for each in hints if each.edit and each.kind in (MISTAKE, FREE)]
-    return peak_after(trace, now.peak.device, edits)
+    made = (one.edit for one in changes(trace, device) if one.kind in (MISTAKE, FREE))
+    return peak_after(trace, device, [edit for edit in made if edit is not None])
 
 
 def _replayed(now: "_Situation", one: Hint) -> Change:
     if one.edit is None:
         return Change(one.kind, one.text, None, None, one.price, one.numbers)
     after = peak_after(now.trace, now.peak.device, [one.edit])
-    return Change(one.kind, one.text, now.peak.bytes - after, after, one.price, one.numbers)
+    saves = now.peak.bytes - after
+    return Change(one.kind, one.text, saves, after, one.price, one.numbers, one.edit)
 
 
 @dataclass(frozen=True)
@@ -333,14 +336,17 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
     alloc, strings = allocations(now.trace), now.trace.strings
     kept = (alloc.category == CATEGORY["activations"]) & (alloc.role == ROLE["saved"])
     forward = (alloc.phase == PHASE["forward"]) & (alloc.module != 0)
+    backward = alloc.phase == PHASE["backward"]
     for fused in _FUSED:
-        by_hand = np.zeros(len(kept), np.bool_)
+        spared = np.zeros(len(kept), np.bool_)
         for module in np.unique(alloc.module[kept & forward]).tolist():
             own = forward & (alloc.module == module)
             ops = {strings[op] for op in np.unique(alloc.op[own]).tolist()}
             if {*fused.tells} <= ops <= {*fused.tells, *_ARITHMETIC}:
-                by_hand |= own & kept & ~_last_of_each_call(now.trace, own)
-        there = by_hand & now.at_peak
+                spared |= _all_but_the_last(now.trace, own, alloc.start)
+                back, end = backward & (alloc.module == module), alloc.completed
+                spared |= _all_but_the_last(now.trace, back, np.where(end < 0, NEVER, end))
+        there = spared & kept & now.at_peak
         if there.any():
             where = [row.pattern for row in repeated_modules(now.trace, there, depth=False)]
             amount = int(alloc.requested_bytes[there].sum())
@@ -349,20 +355,23 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
                 f"written by hand: {fused.instead} keeps only its input.",
                 amount,
                 FREE,
-                Edit(by_hand),
+                Edit(spared),
                 "none; it is faster",
                 _ROUNDED,
             )
 
 
-def _last_of_each_call(trace: Trace, which: Mask) -> Mask:
-    """The last of these allocations in each call of a module: its result, which others keep."""
-    call = scopes.tree(trace).module[phases.moments(trace).made_scope]
+def _all_but_the_last(trace: Trace, which: Mask, when: NDArray[Any]) -> Mask:
+    """These allocations of a module's calls, or of their backwards, without the last of each."""
+    tree, scope = scopes.tree(trace), phases.moments(trace).made_scope
+    node = tree.node[scope]
+    call = tree.module[np.where(node != 0, tree.forward[node], scope)]
     rows = np.flatnonzero(which)
+    rows = rows[np.argsort(when[rows], kind="stable")]
     last = np.full(int(call.max(initial=0)) + 1, -1)
-    last[call[rows]] = rows  # rows are in order
-    result = np.zeros(len(which), np.bool_)
-    result[last[last >= 0]] = True
+    last[call[rows]] = rows
+    result = which.copy()
+    result[last[last >= 0]] = False
     return result
 
 

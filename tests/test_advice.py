@@ -1,0 +1,156 @@
+"""Advice says what a change saves. The tests make the change, and measure."""
+
+import json
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pytracer
+from pytracer.cli import main
+from pytracer.export import advice_text
+from tests.tiers import by_tier
+
+WITHIN = 0.05  # of the bytes that a change saves
+
+
+@dataclass(frozen=True)
+class Made:
+    """Which mistakes a program makes, and which savings it misses."""
+
+    width: int = 256
+    layers: int = 4
+    rows: int = 512
+    words: int = 2048
+    keeps_logits: bool = False
+    gelu_by_hand: bool = False
+    evaluates: str = "no"  # or "with grad", "without grad"
+    plain_optimizer: bool = False
+
+
+class HandWritten(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
+        return 0.5 * x * (1.0 + torch.tanh(inner))
+
+
+class Block(nn.Module):
+    def __init__(self, how: Made) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(how.width)
+        self.up, self.down = (
+            nn.Linear(how.width, 4 * how.width),
+            nn.Linear(4 * how.width, how.width),
+        )
+        self.act = HandWritten() if how.gelu_by_hand else nn.GELU(approximate="tanh")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = x + self.down(self.act(self.up(self.norm(x))))
+        return y
+
+
+def traced(how: Made, steps: int = 4) -> Any:
+    """A trace of a training with these mistakes."""
+    torch.manual_seed(0)
+    blocks = (Block(how) for _ in range(how.layers))
+    model = nn.Sequential(*blocks, nn.Linear(how.width, how.words))
+    optimizer = torch.optim.AdamW(model.parameters(), fused=not how.plain_optimizer)
+    with pytracer.trace(model, optimizer, devices="cpu", table=False) as t:
+        for _ in range(steps):
+            logits = model(torch.randn(how.rows, how.width))
+            loss = nn.functional.cross_entropy(logits, torch.randint(0, how.words, (how.rows,)))
+            if not how.keeps_logits:
+                del logits
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        if how.evaluates != "no":
+            model.eval()
+            with torch.set_grad_enabled(how.evaluates == "with grad"):
+                for _ in range(2):
+                    model(torch.randn(4096, how.width)).sum().item()
+    return t
+
+
+def rows_of(t: Any, kind: str) -> Any:
+    advice = t.advice()
+    return advice[(advice.kind == kind) & advice.saves.notna()]
+
+
+def saves_what_it_says(sick: Made, kind: str, says: str, **mended: Any) -> None:
+    """The row about this says the peak that the mended program has."""
+    before, after = traced(sick), traced(replace(sick, **mended))
+    rows = rows_of(before, kind)
+    (row,) = rows[rows.change.str.contains(says, regex=False)].itertuples()
+    saved = before.peak.bytes - after.peak.bytes
+    assert saved > 1 << 20
+    assert abs(row.saves - saved) <= WITHIN * saved
+    assert row.peak_after == before.peak.bytes - row.saves
+
+
+def test_a_variable_that_lives_too_long() -> None:
+    sick = Made(keeps_logits=True)
+    saves_what_it_says(sick, "mistake", "del logits", keeps_logits=False)
+
+
+def test_a_function_written_by_hand() -> None:
+    saves_what_it_says(Made(gelu_by_hand=True), "free", "GELU", gelu_by_hand=False)
+
+
+def test_a_step_without_a_fused_optimizer() -> None:
+    sick = Made(plain_optimizer=True, layers=8, width=384, rows=16)
+    saves_what_it_says(sick, "free", "fused=True", plain_optimizer=False)
+
+
+def test_an_evaluation_with_grad_mode() -> None:
+    sick = Made(evaluates="with grad")
+    saves_what_it_says(sick, "mistake", "no_grad", evaluates="without grad")
+
+
+def test_all_changes_together_are_not_the_sum_of_them() -> None:
+    sick = Made(keeps_logits=True, gelu_by_hand=True)
+    t, mended = traced(sick), traced(replace(sick, keeps_logits=False, gelu_by_hand=False))
+    advice = t.advice()
+    after = advice.attrs["peak_after_all"]
+    saved = t.peak.bytes - mended.peak.bytes
+    assert abs(t.peak.bytes - after - saved) <= WITHIN * saved
+    assert len(rows_of(t, "mistake")) == len(rows_of(t, "free")) == 1
+    assert list(advice.kind) == sorted(
+        advice.kind, key=["mistake", "free", "trade", "noticed"].index
+    )
+
+
+@pytest.mark.parametrize("width", [128, 192, 320, 448][: by_tier(1, 2, 4)])
+@pytest.mark.parametrize("layers", [2, 3, 6, 9][: by_tier(1, 2, 4)])
+def test_a_healthy_program_makes_no_mistake(width: int, layers: int) -> None:
+    t = traced(Made(width=width, layers=layers))
+    assert set(t.advice().kind) <= {"trade"}
+    assert t.advice().attrs["peak_after_all"] in (None, t.peak.bytes)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_list_fits_a_screen(width: int) -> None:
+    t = traced(Made(keeps_logits=True, gelu_by_hand=True))
+    shown = advice_text.text(t, width)
+    assert max(map(len, shown.splitlines())) <= width
+    assert shown.index("Mistakes") < shown.index("Free savings") < shown.index("together")
+
+
+def test_the_list_of_a_program_without_memory_is_empty() -> None:
+    with pytracer.trace(devices="cpu", table=False) as t:
+        pass
+    assert len(t.advice()) == 0
+    assert "No change is known" in advice_text.text(t, 80)
+
+
+def test_the_list_is_in_the_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    t = traced(Made(keeps_logits=True))
+    t.save(tmp_path / "run.pytrace")
+    assert main(["summary", str(tmp_path / "run.pytrace"), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["advice"]
+    assert [row["change"] for row in said] == list(t.advice().change)
+    assert said[0]["saves"] == t.advice().saves[0]
