@@ -294,15 +294,15 @@ class Views:
         free savings together, which is not the sum of them.
         """
         from pytracer import frames
-        from pytracer.analysis.answers import hints
         from pytracer.analysis.facts import usage
+        from pytracer.analysis.forecasts import changes
 
         device = usage.main_device(self.data)
-        columns = [name for name in hints.Change.__dataclass_fields__ if name != "edit"]
-        rows = hints.changes(self.data, device)
+        columns = [name for name in changes.Change.__dataclass_fields__ if name != "edit"]
+        rows = changes.changes(self.data, device)
         frame = frames.of_rows(rows, columns)
         frame = frame.astype({"saves": "Int64", "peak_after": "Int64"})
-        frame.attrs["peak_after_all"] = hints.all_of_them(self.data, device) if rows else None
+        frame.attrs["peak_after_all"] = changes.together(self.data, device) if rows else None
         return frame
 
     def check(self, **limits: int | str) -> "list[Exceeded]":

@@ -20,10 +20,9 @@ from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, CATEGORY, PHASE, ROLE, Mask
 from pytracer.units import size_text
 
-_WORTH_A_LINE = 0.01  # of the peak: in a list
 _WORTH_A_HINT = 0.05  # of the peak
 _WORTH_A_CHANGE = 0.1  # of the peak: the least that a saving must save
-_SMALLEST_CHANGE = 1 << 20
+SMALLEST_CHANGE = 1 << 20
 _LARGE_STATE = 256 << 20  # a smaller model's state is not worth a hint
 _CAN_BE_FUSED = {  # the devices for which torch has such a kernel
     "Adam": ("cpu", "cuda"),
@@ -63,7 +62,7 @@ _WORDS_OF["pytorch_lightning.Trainer"] = _WORDS_OF["lightning.Trainer"]
 
 # The kinds of suggestions, in their order.
 MISTAKE, FREE, TRADE, NOTICED = "mistake", "free", "trade", "noticed"
-_SAME, _ROUNDED, _OTHER = "bit-equal", "equal up to rounding", "changed"
+SAME, ROUNDED, OTHER = "bit-equal", "equal up to rounding", "changed"
 
 
 @dataclass(frozen=True)
@@ -75,50 +74,17 @@ class Hint:
     kind: str = NOTICED
     edit: Edit | None = field(default=None, repr=False, compare=False)  # what it does to blocks
     price: str = "none"  # in time
-    numbers: str = _SAME  # that the program computes
-
-
-@dataclass(frozen=True)
-class Change:
-    """A suggestion with what a replay of the trace without those blocks shows."""
-
-    kind: str
-    change: str
-    saves: int | None  # of the peak's requested bytes; None: no replay shows it
-    peak_after: int | None
-    price: str
-    numbers: str
-    edit: Edit | None = field(default=None, repr=False, compare=False)
+    numbers: str = SAME  # that the program computes
+    modules: tuple[str, ...] = ()  # that it says to checkpoint
 
 
 @once_per_trace
-def changes(trace: Trace, device: str) -> list[Change]:
-    """Every suggestion that lowers the peak by a hundredth, the largest of each kind first.
-
-    Those that no replay can show come last, without a figure.
-    """
-    now = _situation(trace, device)
+def every_hint(trace: Trace, device: str) -> list[Hint]:
+    """The hints of all rules; none where nothing was recorded, or not all."""
     if len(allocations(trace)) == 0 or health.has_holes(trace.losses):
         return []
-    found = [_replayed(now, each) for rules in _ALL for rule in rules for each in rule(now)]
-    least = max(_WORTH_A_LINE * now.peak.bytes, _SMALLEST_CHANGE)
-    kept = [one for one in found if one.saves is None or one.saves >= least]
-    kinds = (MISTAKE, FREE, TRADE, NOTICED)
-    return sorted(kept, key=lambda one: (kinds.index(one.kind), -(one.saves or 0)))
-
-
-def all_of_them(trace: Trace, device: str) -> int:
-    """The peak after every mistake is mended and every free saving made: not the sum of them."""
-    made = (one.edit for one in changes(trace, device) if one.kind in (MISTAKE, FREE))
-    return peak_after(trace, device, [edit for edit in made if edit is not None])
-
-
-def _replayed(now: "_Situation", one: Hint) -> Change:
-    if one.edit is None:
-        return Change(one.kind, one.text, None, None, one.price, one.numbers)
-    after = peak_after(now.trace, now.peak.device, [one.edit])
-    saves = now.peak.bytes - after
-    return Change(one.kind, one.text, saves, after, one.price, one.numbers, one.edit)
+    now = _situation(trace, device)
+    return [each for rules in _ALL for rule in rules for each in rule(now)]
 
 
 @dataclass(frozen=True)
@@ -165,7 +131,7 @@ def _hint(trace: Trace, device: str) -> Hint | None:
             return each
     for rules in (_FREE, _TRADES):
         savings = [each for rule in rules for each in rule(now)]
-        worth = max(_WORTH_A_CHANGE * peak.bytes, _SMALLEST_CHANGE)
+        worth = max(_WORTH_A_CHANGE * peak.bytes, SMALLEST_CHANGE)
         savings = [each for each in savings if each.bytes >= worth]
         if savings:
             most = max(savings, key=lambda each: each.bytes)
@@ -282,7 +248,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
             FREE,
             Edit(scratch),
             "none; it is faster",
-            _ROUNDED,
+            ROUNDED,
         )
     elif scopes.scopes_named(now.trace, lambda text: text.startswith("aten::_foreach"))[
         steps != 0
@@ -357,7 +323,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
                 FREE,
                 Edit(spared),
                 "none; it is faster",
-                _ROUNDED,
+                ROUNDED,
             )
 
 
@@ -401,7 +367,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies of weights."""
     for one in _as_hints(findings.twins(at_peak(now.trace, now.peak.device)), TRADE):
-        yield replace(one, numbers=_OTHER)
+        yield replace(one, numbers=OTHER)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -417,6 +383,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
             most.bytes,
             TRADE,
             price="up to one more forward of them",
+            modules=most.names,
         )
     elif amount:
         batch, bits = advised(now.trace, "batch"), advised(now.trace, "16 bits")
@@ -424,7 +391,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         if not _recomputed_layers(now.trace):
             ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
         text = f"Activations are {size_text(amount)}: {ways} shrink them."
-        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=_OTHER)
+        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -438,7 +405,7 @@ def _state(now: _Situation) -> Iterator[Hint]:
             amount * 3 // 4,
             TRADE,
             Edit(allocations(now.trace).category == CATEGORY["optimizer_state"], share=0.25),
-            numbers=_OTHER,
+            numbers=OTHER,
         )
 
 
@@ -494,8 +461,13 @@ class Repeated:
     """Modules whose paths differ only in numbers: the layers of a stack."""
 
     pattern: str  # "h.*.mlp"; of a Sequential's children "[0, 2, 4]"
-    modules: int
+    names: tuple[str, ...]
     bytes: int
+
+    @property
+    def modules(self) -> int:
+        """How many they are."""
+        return len(self.names)
 
 
 def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repeated]:
@@ -505,7 +477,7 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
     checkpoint or move whole layers.
     """
     totals: dict[str, int] = {}
-    members: dict[str, set[str]] = {}
+    members: dict[str, dict[str, None]] = {}
     rows = grouping.holders(trace, "module", which)
     called = scopes.called_modules(trace)
     names = [called_layer(row.name, called) if depth else row.name for row in rows]
@@ -517,8 +489,8 @@ def repeated_modules(trace: Trace, which: Mask, depth: bool = True) -> list[Repe
             alone = not depth and len(bare) <= _MOST_APART
             pattern = numbers_text([name] if alone else bare)
         totals[pattern] = totals.get(pattern, 0) + row.bytes
-        members.setdefault(pattern, set()).add(name)
-    repeated = [Repeated(p, len(members[p]), total) for p, total in totals.items()]
+        members.setdefault(pattern, {})[name] = None
+    repeated = [Repeated(p, tuple(members[p]), total) for p, total in totals.items()]
     return sorted(repeated, key=lambda each: -each.bytes)
 
 

@@ -222,6 +222,19 @@ def plan(
     )
 
 
+def of_layers(trace: Trace, device: str, layers: Iterable[str]) -> Plan | None:
+    """The plan that checkpoints these layers, as far as that is possible."""
+    wanted = {in_code(name) for name in layers}
+    work = _Work(trace, device) if wanted else None
+    chosen = tuple(name for name in work.units if name in wanted) if work else ()
+    return work.judge(chosen, (), _LAST) if work and chosen else None
+
+
+def code_in(trace: Trace, plan: Plan) -> str:
+    """The code of a plan for the models of this trace."""
+    return code_of(plan.modules, meta.of(trace).roots)
+
+
 def _frontier(plans: Iterable[Plan]) -> Iterator[Plan]:
     """The plans that no other plan beats in both time and peak, the quickest first."""
     least = None
