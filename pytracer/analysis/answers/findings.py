@@ -14,7 +14,12 @@ from pytracer.analysis.allocator import advice as allocator_advice, blocks
 from pytracer.analysis.answers.edits import Edit
 from pytracer.analysis.answers.growth import growing
 from pytracer.analysis.answers.held import held
-from pytracer.analysis.answers.outer_calls import OuterCalls, in_vain_of, outermost
+from pytracer.analysis.answers.outer_calls import (
+    OuterCalls,
+    ends_without_grad,
+    in_vain_of,
+    outermost,
+)
 from pytracer.analysis.answers.situation import Finding, Proof, Situation, at_peak
 from pytracer.analysis.facts import lines, owners, phases, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import allocations
@@ -116,7 +121,7 @@ def evaluation(now: Situation, rest: Mask) -> Iterator[Finding]:
         f"{times} kept up to {at_once}{at} for a backward that never came",
         cure,
         Proof(outlived, int(moments[int(level.argmax())])),
-        Edit(outlived),
+        Edit(outlived, end=ends_without_grad(now.trace, outlived)),
     )
 
 

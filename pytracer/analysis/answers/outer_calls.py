@@ -75,6 +75,40 @@ def _leads_nowhere(tree: Tree, of_scope: I64, passes: U64) -> Mask:
     return result[1:]
 
 
+def ends_without_grad(trace: Trace, which: Mask) -> U64:
+    """When these blocks of forward calls would end if autograd kept none of them.
+
+    The last block of a call is its result, which ends with the next call beside it, or else with
+    the call around it. Other blocks end with their call. All other blocks are NEVER here.
+    """
+    tree, alloc = scopes.tree(trace), allocations(trace)
+    rows = np.flatnonzero(which)
+    call = tree.module[alloc.scope]
+    last = np.full(len(tree.kind), -1, np.int64)  # per call, the position at which it made a block
+    np.maximum.at(last, call[alloc.start >= 0], alloc.start[alloc.start >= 0])
+    outer = tree.module[tree.parent]
+    calls = np.flatnonzero(tree.kind == MODULE)
+    calls = calls[np.lexsort((tree.begin[calls], outer[calls]))]
+    beside = np.zeros(len(tree.kind), np.uint32)  # the next call, 0 for none
+    beside[calls[:-1]] = np.where(outer[calls[:-1]] == outer[calls[1:]], calls[1:], 0)
+    beside[outer == 0] = 0
+    end_position = np.searchsorted(trace.events.ticks, tree.end)
+
+    result = np.full(len(which), NEVER)
+    result[rows] = tree.end[call[rows]]
+    rows = rows[(last[call[rows]] == alloc.start[rows])]
+    here = call[rows]
+    while len(rows):
+        # The result of a last call may be that of the call around it.
+        around = outer[here]
+        is_last = (beside[here] == 0) & (around != 0) & (last[around] < end_position[here])
+        until = np.where(beside[here] != 0, tree.end[beside[here]], tree.end[around])
+        until[around == 0] = NEVER  # the program has it
+        result[rows[~is_last]] = until[~is_last]
+        rows, here = rows[is_last], around[is_last]
+    return result
+
+
 def in_vain_of(now: Situation, calls: OuterCalls) -> Mask:
     """Calls with grad mode on that no backward went through, and none can after the trace.
 
