@@ -356,4 +356,5 @@ def test_gpu_what_data_parallel_copies_to_the_other_gpu_is_weights() -> None:
     assert set(replicas.category) == {"weights"}
     held = replicas.groupby("step", observed=True).requested_bytes.sum()
     assert set(held) == {4 * 4 * 512 * 512}
-    assert not (rows.category == "unknown").any()
+    made = rows[rows.start_ns.notna()]  # other tests may have left blocks
+    assert not (made.category == "unknown").any()
