@@ -19,6 +19,7 @@ import pytest
 
 import pytracer
 from pytracer import _native, errors
+from pytracer.version import TESTED_TORCH
 
 ROOT = Path(__file__).parents[1]
 TIME_OF_PYTHON_S = 1  # that a build may take to refuse, on a machine that does nothing else
@@ -83,6 +84,12 @@ def test_the_changelog_keeps_to_the_rules_of_contributing(tmp_path: Path) -> Non
     assert len(faults(good.replace("A view (", "A view, slower before ("))) == 1
     assert len(faults("## 1.0.0 - 2026-11-26\n- A view.\n")) == 1
     assert len(faults(good + "\n" * 120)) == 1
+
+
+def test_the_workflows_wheels_have_a_binary_for_each_tested_torch() -> None:
+    """[tool.cibuildwheel] cannot read pytracer/version.py."""
+    folders = SETTINGS["tool"]["cibuildwheel"]["environment"]["PYTRACER_TORCHES"].split(":")
+    assert tuple(Path(folder).name for folder in folders) == TESTED_TORCH
 
 
 def test_pull_requests_run_what_ci_runs() -> None:
