@@ -153,7 +153,7 @@ def test_after_the_block_nothing_of_the_program_is_referred_to() -> None:
 
 @pytest.mark.ci
 def test_a_program_that_makes_code_for_ever_needs_no_more_memory_for_ever() -> None:
-    """What is known of code is dropped when there is too much of it. The lines stay right."""
+    """The cache of code objects is emptied when it is full. Lines stay right."""
     lines = BASE.co_linetable
     most = 0
     with a_trace() as t:

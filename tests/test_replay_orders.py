@@ -168,7 +168,7 @@ def test_a_replay_that_says_the_order_does_not_matter_is_right(case):
 @settings(max_examples=by_tier(40, 200, 2000), deadline=None)
 @given(SMALL)
 def test_a_few_orders_give_an_interval_inside_that_of_all(case):
-    """What is not proved is not said to be: an interval of some orders is never wider."""
+    """An interval over some orders lies inside the interval over all of them."""
     steps, rules = case
     each = in_all_orders(steps, rules)
     found = core.replay_orders(table(steps), asdict(rules), 3, False)

@@ -17,9 +17,7 @@ class Edit:
 
     which: Mask
     share: float = 0.0  # of their bytes that is left; 0: they are not made
-    end: U64 | None = (
-        None  # the ticks at which they end, if that is earlier; then nothing is smaller
-    )
+    end: U64 | None = None  # ticks: they end no later, and keep their size
 
 
 def peak_after(trace: Trace, device: str, edits: Iterable[Edit]) -> int:

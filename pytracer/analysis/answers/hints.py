@@ -62,7 +62,7 @@ _WORDS_OF["pytorch_lightning.Trainer"] = _WORDS_OF["lightning.Trainer"]
 
 # The kinds of suggestions, in their order.
 MISTAKE, FREE, TRADE, NOTICED = "mistake", "free", "trade", "noticed"
-SAME, ROUNDED, OTHER = "bit-equal", "equal up to rounding", "changed"
+_SAME, _ROUNDED, _OTHER = "bit-equal", "equal up to rounding", "changed"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Hint:
     kind: str = NOTICED
     edit: Edit | None = field(default=None, repr=False, compare=False)  # what it does to blocks
     price: str = "none"  # in time
-    numbers: str = SAME  # that the program computes
+    numbers: str = _SAME  # that the program computes
     modules: tuple[str, ...] = ()  # that it says to checkpoint
 
 
@@ -141,10 +141,13 @@ def _hint(trace: Trace, device: str) -> Hint | None:
 
 def advised(trace: Trace, change: str) -> str:
     """The change in the words of the framework that the program trains with."""
-    for framework in meta.of(trace).frameworks:
-        if words := _WORDS_OF.get(framework, {}).get(change):
-            return words
-    return _WORDS[change]
+    return words_of_framework(trace, change) or _WORDS[change]
+
+
+def words_of_framework(trace: Trace, change: str) -> str:
+    """The option of the program's framework that makes this change; "" if there is none."""
+    words = (_WORDS_OF.get(name, {}).get(change, "") for name in meta.of(trace).frameworks)
+    return next(filter(None, words), "")
 
 
 def _out_of_memory(now: _Situation) -> Iterator[Hint]:
@@ -248,7 +251,7 @@ def _fused_optimizer(now: _Situation) -> Iterator[Hint]:
             FREE,
             Edit(scratch),
             "none; it is faster",
-            ROUNDED,
+            _ROUNDED,
         )
     elif scopes.scopes_named(now.trace, lambda text: text.startswith("aten::_foreach"))[
         steps != 0
@@ -323,7 +326,7 @@ def _fused_functions(now: _Situation) -> Iterator[Hint]:
                 FREE,
                 Edit(spared),
                 "none; it is faster",
-                ROUNDED,
+                _ROUNDED,
             )
 
 
@@ -367,7 +370,7 @@ def _buckets(now: _Situation) -> Iterator[Hint]:
 def _twins(now: _Situation) -> Iterator[Hint]:
     """Autocast's copies of weights."""
     for one in _as_hints(findings.twins(at_peak(now.trace, now.peak.device)), TRADE):
-        yield replace(one, numbers=OTHER)
+        yield replace(one, numbers=_OTHER)
 
 
 def _activations(now: _Situation) -> Iterator[Hint]:
@@ -391,7 +394,7 @@ def _activations(now: _Situation) -> Iterator[Hint]:
         if not _recomputed_layers(now.trace):
             ways = f"{batch}, {bits} or {advised(now.trace, 'checkpoint').removesuffix(' on them')}"
         text = f"Activations are {size_text(amount)}: {ways} shrink them."
-        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=OTHER)
+        yield Hint(text, amount // 2, TRADE, price="of the one that is chosen", numbers=_OTHER)
 
 
 def _state(now: _Situation) -> Iterator[Hint]:
@@ -405,7 +408,7 @@ def _state(now: _Situation) -> Iterator[Hint]:
             amount * 3 // 4,
             TRADE,
             Edit(allocations(now.trace).category == CATEGORY["optimizer_state"], share=0.25),
-            numbers=OTHER,
+            numbers=_OTHER,
         )
 
 

@@ -6,6 +6,7 @@ by an operator that made a block, such as a normalisation.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,17 +44,12 @@ def reads(trace: Trace, lives: Lifetimes) -> Reads:
     return Reads(event, lives.allocation_of_event[event], op, is_used[labels.role[row]])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Proof:
     """What has to be known for a rule to say of some blocks what it says with everything."""
 
     events: NDArray[np.intp]  # sorted positions
     blocks: Mask  # other blocks
-
-    @classmethod
-    def none(cls, of: Mask) -> "Proof":
-        """Nothing, for rules on these blocks."""
-        return cls(np.zeros(0, np.intp), np.zeros(len(of), np.bool_))
 
     def __or__(self, other: "Proof") -> "Proof":
         return Proof(np.union1d(self.events, other.events), self.blocks | other.blocks)
@@ -91,59 +87,56 @@ class Links:
 
     def met_by(self, blocks: Mask) -> Mask:
         """Blocks that an operator read together with one of these."""
-        met = np.zeros(self._ops, np.bool_)
-        met[self._read.op[blocks[self._read.block]]] = True
-        met[0] = False
+        met = self._one_read_of(blocks) >= 0
         result = np.zeros(len(blocks), np.bool_)
         result[self._read.block[met[self._read.op]]] = True
         return result & ~blocks
 
-    def proof_of_sources(self, of: Mask, blocks: Mask, but: Mask) -> "Proof":
+    def proof_of_sources(self, of: Mask, blocks: Mask, but: Mask) -> Proof:
         """What shows which of the first blocks are `sources`: two chains of reads for each.
 
         With it, and without all other reads and blocks, `sources` says the same of those.
         """
-        read, proof = self._read, Proof.none(of)
+        read = self._read
         leads = np.full(self._ops, -1, np.int64)
         on_chain = (self.sources(blocks, but) | blocks) & ~but & (self._op_of_block != 0)
         leads[self._op_of_block[on_chain]] = np.flatnonzero(on_chain)
-        rows = np.flatnonzero(leads[read.op] >= 0)
+        made = leads[read.op]
+        rows = np.flatnonzero(made >= 0)
         first, last = np.full((2, len(of)), -1, np.int64)
         last[read.block[rows]] = rows
         first[read.block[rows[::-1]]] = rows[::-1]
         begin = of & ~but
-        new = np.append(first[begin], last[begin])
-        while (new := new[new >= 0]).size:
-            proof.events = np.union1d(proof.events, read.event[new])
-            made = np.unique(leads[read.op[new]])
-            made = made[~proof.blocks[made]]
-            proof.blocks[made] = True
-            new = first[made]
-        return proof
+        return self._chain(np.append(first[begin], last[begin]), made, first)
 
-    def proof_of_meeting(self, of: Mask, blocks: Mask) -> "Proof":
+    def proof_of_meeting(self, of: Mask, blocks: Mask) -> Proof:
         """What shows which of the first are `met_by` the second."""
-        read, proof = self._read, Proof.none(of)
+        read = self._read
         partner = self._one_read_of(blocks)
         rows = np.flatnonzero(of[read.block] & ~blocks[read.block] & (partner[read.op] >= 0))
         _, one = np.unique(read.block[rows], return_index=True)
         both = np.append(rows[one], partner[read.op[rows[one]]])
-        proof.blocks[read.block[both]] = True
-        return Proof(np.unique(read.event[both]), proof.blocks)
+        return self._chain(both, read.block, np.full(len(of), -1, np.int64))
 
-    def proof_of_origin(self, of: Mask, roots: Mask) -> "Proof":
+    def proof_of_origin(self, of: Mask, roots: Mask) -> Proof:
         """What shows which of the first are `made_of` these roots: one chain of reads for each."""
-        read, proof = self._read, Proof.none(of)
-        parent = self._one_read_of(roots | self.made_of(roots))
-        made = np.flatnonzero(of & ~roots)
-        while (new := parent[self._op_of_block[made]])[new >= 0].size:
-            new = new[new >= 0]
-            proof.events = np.union1d(proof.events, read.event[new])
-            made = np.unique(read.block[new])
-            made = made[~proof.blocks[made]]
-            proof.blocks[made] = True
-            made = made[~roots[made]]
-        return proof
+        parent = self._one_read_of(roots | self.made_of(roots))[self._op_of_block]
+        parent[roots] = -1
+        return self._chain(parent[of], self._read.block, parent)
+
+    def _chain(self, rows: I64, block_of: NDArray[Any], following: I64) -> Proof:
+        """These rows of reads, the block that each leads to, and that block's following row.
+
+        -1 is no row.
+        """
+        events, blocks = np.zeros(0, np.intp), np.zeros(len(following), np.bool_)
+        while (rows := rows[rows >= 0]).size:
+            events = np.union1d(events, self._read.event[rows])
+            new = np.unique(block_of[rows])
+            new = new[~blocks[new]]
+            blocks[new] = True
+            rows = following[new]
+        return Proof(events, blocks)
 
     def _one_read_of(self, blocks: Mask) -> I64:
         """Per operator: a row in which it reads one of these blocks, or -1."""
@@ -154,10 +147,7 @@ class Links:
 
     def _results_of(self, blocks: Mask) -> Mask:
         """Blocks made by operators that read one of these blocks."""
-        reads_one = np.zeros(self._ops, np.bool_)
-        reads_one[self._read.op[blocks[self._read.block]]] = True
-        reads_one[0] = False
-        made: Mask = reads_one[self._op_of_block]
+        made: Mask = (self._one_read_of(blocks) >= 0)[self._op_of_block]
         return made
 
     def _sources_of(self, blocks: Mask) -> Mask:

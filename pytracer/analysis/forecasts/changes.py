@@ -52,7 +52,7 @@ def _replayed(trace: Trace, device: str, peak: int, one: Hint) -> Change:
         after = peak_after(trace, device, [one.edit])
     elif plan := checkpoint_plans.of_layers(trace, device, one.modules):
         after = plan.peak
-        if "torch.utils.checkpoint" in one.text:  # and no option of a framework
+        if not hints.words_of_framework(trace, "checkpoint"):
             code = checkpoint_plans.code_in(trace, plan)
         price = f"a step takes {plan.time_ratio:.2f} times as long"
     saves = None if after is None else peak - after
