@@ -571,7 +571,11 @@ def test_layers_alike_share_a_row(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "\n[2] " in capsys.readouterr().out
 
 
-def test_errors_say_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # `make demo` leaves a trace where it ran
     with trace(devices="cpu") as t:
         torch.ones(4)
     with pytest.raises(errors.UsageError, match=r"cost=True"):
