@@ -91,6 +91,14 @@ class OwnTicks(NamedTuple):
     waited_ns: int = 0
 
 
+class Doubt(NamedTuple):
+    """What an imagined run has seen that no card would do."""
+
+    bytes: int
+    asked_by: str  # the file of torch's bookkeeping that asked for them; "" for a sharded tensor
+    share: int | None  # the most that the tensor may have on a rank
+
+
 class Imagined(NamedTuple):
     """The device of an imagined run."""
 
@@ -105,6 +113,7 @@ class Imagined(NamedTuple):
     reserved_at_most: int | None = None
     scratch_at_most: int = 0
     not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
+    doubts: tuple[Doubt, ...] = ()
 
 
 class Group(NamedTuple):
@@ -377,6 +386,11 @@ def _imagined(value: Any) -> Imagined | None:
         reserved_at_most=_whole(value.get("reserved_at_most")),
         scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
         not_counted=_each(str, value.get("not_counted")),
+        doubts=tuple(
+            Doubt(size, _text(row.get("asked_by")), _whole(row.get("share")))
+            for row in _objects(value.get("doubts"))
+            if (size := _whole(row.get("bytes"))) is not None
+        ),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 
 import pytracer
 from programs.conformance.cases import CASES, Case, make, run
+from pytracer.analysis.facts.doubts import doubts
 from tests.imagined_oracle import compare, peaks
 from tests.tiers import first_of
 
@@ -66,3 +67,4 @@ def test_a_program_takes_what_it_is_imagined_to_take(name: str) -> None:
     assert not found.invented
     assert not found.missing
     assert peaks(real.data) == peaks(imagined.data)
+    assert not doubts(imagined.data)

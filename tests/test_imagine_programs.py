@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import pytracer
 from pytracer import errors
+from pytracer.analysis.facts.doubts import doubts
 from pytracer.imagined import huggingface
 
 # peft asks transformers by a name that is to go.
@@ -226,6 +227,7 @@ def test_a_program_of_a_library_needs_what_it_really_takes(
         program("cuda", tmp_path)
     assert card.peak.device == "cuda:0"
     assert card.peak.by_category["optimizer_state"] > 0
+    assert not doubts(card.data)
 
 
 @pytest.mark.ci

@@ -431,6 +431,9 @@ def _document(answer: _Answer) -> dict[str, Any]:
         peak, run = imagined.trace.peak, imagined.trace.data.meta["imagined"]
         document |= {
             "fits": bool(fits),
+            "verdict": fits.verdict,
+            "basis": fits.basis,
+            "why": list(fits.replay.notes),
             "with": None if fits.helps is None else fits.helps.settings,
             "peak": peak.bytes,
             "by_category": dict(peak.by_category),
@@ -461,9 +464,7 @@ def _largest(
             runs.append(answer.imagined.ran)
             if answer.fits is None:
                 raise errors.CannotImagine(answer.imagined.problem)
-            peak = answer.imagined.trace.peak.bytes
-            fits = answer.fits
-            return search.Try(batch, bool(fits), fits.surely_needs, peak, fits.beside_at_most)
+            return search.tried(batch, answer.fits, answer.imagined.trace.peak.bytes)
 
         try:
             batch, tries = search.search(attempt, card.card.capacity)

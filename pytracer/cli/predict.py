@@ -64,7 +64,7 @@ class Fits(Command):
         if options.verify:
             verified = _verified(options, prediction, lambda verify: verify.fits, loaded.data)
         _show(options, prediction, str(prediction), _document(prediction), verified)
-        return _code(prediction, verified)
+        return _code(prediction or options.on is None, verified)
 
 
 def fits(on: str, loaded: Any) -> Any:
@@ -162,6 +162,9 @@ def _document_of_plan(prediction: Any) -> dict[str, Any]:
         "device": prediction.device,
         "budget": prediction.budget,
         "fits": bool(prediction),
+        "verdict": prediction.verdict,
+        "basis": prediction.basis,
+        "reserved": prediction.reserved,
         "now": asdict(prediction.now),
         "chosen": asdict(prediction.chosen),
         "code": prediction.code,

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from pytracer.analysis.allocator.advice import Choice
-from pytracer.analysis.allocator.replay import EXACT, NOT_KNOWN, FailedRequest
+from pytracer.analysis.allocator.replay import EXACT, NOT_KNOWN, PERHAPS, FailedRequest
 from pytracer.analysis.forecasts.checkpoint_plans import CheckpointPlan
-from pytracer.analysis.forecasts.fits import PERHAPS, Fits, Holder
+from pytracer.analysis.forecasts.fits import Fits, Holder
 from pytracer.analysis.forecasts.verified import Verified
 from pytracer.analysis.forecasts.what_if import WhatIf
 from pytracer.export import touched_text
@@ -44,6 +44,11 @@ def _joined(lines: list[str], verified: Verified | None, width: int) -> str:
 
 def _answer(fits: Fits) -> str:
     needs = f"the run needs a card of {size_text(fits.smallest_card)}"
+    if fits.verdict == NOT_KNOWN:
+        where = "" if fits.card is None else f" on {size_text(fits.card)}"
+        return (
+            f"not known{where}; what was recorded needs a card of {size_text(fits.smallest_card)}"
+        )
     if fits.card is None:
         return f"{needs}, with the settings it was recorded with"
     card = size_text(fits.card)
@@ -75,7 +80,7 @@ def _doubt(fits: Fits) -> str:
     reserves = f"torch's allocator may reserve {size_text(fits.most_reserved)}"
     if fits.beside_at_most <= fits.beside:
         return reserves
-    beside = f"context, kernels and libraries may take {size_text(fits.beside_at_most)} beside it"
+    beside = f"the context and libraries may take {size_text(fits.beside_at_most)} beside it"
     return f"{reserves}, and {beside}"
 
 
@@ -129,6 +134,10 @@ def on_a_card(fits: Fits) -> str:
     beside = beside if fits.beside else f"beside {NOT_MEASURED}"
     kinds = [f"{kind} {size_text(peak.bytes)}" for kind, peak in fits.by_kind.items()]
     peaks = f"; peaks: {', '.join(kinds)}" if len(kinds) > 1 else ""
+    if fits.verdict == NOT_KNOWN:
+        why = fits.replay.notes[0].rstrip(".")
+        needs = f"what is counted needs a card of {size_text(fits.smallest_card)}"
+        return f"not known: {why}; {needs}{peaks}; {beside}"
     if failed is None:
         reserves = _between(*fits.replay.reserved)
         most = f", at most {size_text(fits.most_reserved)}" if fits.uncertain else ""
@@ -237,7 +246,7 @@ def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
     chosen, budget = plan.chosen, size_text(plan.budget)
     needs = f"{size_text(chosen.peak_reserved or chosen.peak)} instead of "
     needs += size_text(plan.now.peak_reserved or plan.now.peak)
-    if not plan:
+    if not chosen.fits:
         answer = f"no plan fits in {budget}; the smallest needs {needs}"
         if not (chosen.modules or chosen.offloaded):
             now = size_text(chosen.peak_reserved or chosen.peak)
@@ -246,6 +255,10 @@ def render_plan(plan: CheckpointPlan, width: int = 80) -> str:
         answer = f"fits in {budget} without a checkpoint"
     else:
         answer = f"fits in {budget}: {needs}, for {chosen.time_ratio - 1:.0%} more time"
+    if plan.verdict == NOT_KNOWN:
+        answer = f"not known, for the reason in the notes. By what was recorded: {answer}"
+    elif plan.verdict == PERHAPS:
+        answer = f"perhaps: {answer}, but not wherever the driver may put segments"
     lines = [*paragraph("plan", answer, width)]
     if chosen.modules:
         lines += paragraph("modules", ", ".join(map(module_text, chosen.modules)), width)

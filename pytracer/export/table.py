@@ -56,8 +56,6 @@ def _imagined(now: Overview, width: int) -> list[str]:
         return []
     rank = f"rank {imagined.rank} of {imagined.ranks} " if imagined.ranks > 1 else ""
     text = f"{rank}on {imagined.title}, which was not there: no byte of it is real"
-    if imagined.compiled:
-        text += ". torch.compile was not followed: compiled code is counted as eager"
     if imagined.peak_at_most is not None:
         most = size_text(imagined.peak_at_most)
         text += f". With {unknown(imagined)} the peak is at most {most}"
@@ -68,7 +66,8 @@ def _imagined(now: Overview, width: int) -> list[str]:
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
         text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
-    return paragraph("imagined", text, width)
+    doubtful = [line for doubt in now.doubts for line in paragraph("NOT KNOWN", doubt, width)]
+    return [*doubtful, *paragraph("imagined", text, width)]
 
 
 def unknown(imagined: Imagined) -> str:

@@ -20,6 +20,7 @@ from pytracer.imagined import (
     attention,
     checkpoints,
     ctc,
+    doubts,
     kernels,
     losses,
     ranks,
@@ -71,6 +72,7 @@ class Fakes:
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
+        doubts_: doubts.Doubts,
     ) -> None:
         """Changes nothing yet.
 
@@ -83,6 +85,7 @@ class Fakes:
             job: the ranks of which the program is one.
             take: takes the scratch of a convolution or of a recurrent layer.
             sizes_: makes up sizes that depend on values.
+            doubts_: is shown every tensor that was made.
         """
         self._known = Known(is_fake)
         self._known.assumes = reads.assumes
@@ -99,6 +102,7 @@ class Fakes:
             take,
             sizes_,
             self._composites,
+            doubts_,
         )
         self._reads, self._memory, self._job = reads, memory, job
 
@@ -182,6 +186,7 @@ class _Watching(TorchDispatchMode):
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
         composites: attention.Composites,
+        doubts_: doubts.Doubts,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mode, self._job, self._take, self._sizes = mode, job, take, sizes_
@@ -189,6 +194,7 @@ class _Watching(TorchDispatchMode):
         self._attention, self._ran = attention_, ran
         self._kernels = kernels.Kernels(take, attention_)
         self._composites = composites
+        self._doubts = doubts_
         sizes_.knows(known)
 
     def __torch_dispatch__(
@@ -196,6 +202,7 @@ class _Watching(TorchDispatchMode):
     ) -> Any:
         given = kwargs or {}
         if not all(issubclass(one, FakeTensor) for one in types):
+            self._doubts.given((args, given))
             return NotImplemented  # it does the operator by other operators, as DTensor does
         if self._mode.computes_shapes():
             return func(*args, **given)
@@ -240,6 +247,7 @@ class _Watching(TorchDispatchMode):
         if func in scratch.TABLES and ours:
             self._take(scratch.of_table(func, args))
         if ours:
+            self._doubts.made(ours)
             self._ran(func, args)
         return result
 

@@ -30,6 +30,7 @@ from pytracer.imagined import (
 )
 from pytracer.imagined.adapter import CPU, Fakes, is_fake
 from pytracer.imagined.cards import Card, find
+from pytracer.imagined.doubts import Doubts
 from pytracer.imagined.patches import replaced
 from pytracer.imagined.ranks import Job
 from pytracer.imagined.sizes import WAYS, Sizes
@@ -93,6 +94,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._job, self._sizes, self._how = Job(ranks, rank), Sizes(sizes), sizes
         self._compiled: list[str] = []
         self._not_counted: set[str] = set()
+        self._doubts = Doubts()
         self._stack = contextlib.ExitStack()
         self._session: _Session | None = None
         self._data: Trace | None = None
@@ -185,7 +187,17 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 if library := scratch.of_onednn(func):
                     self._not_counted.add(library)
 
-            return Fakes(CPU, device, self._reads, None, noted, self._job, _nothing, self._sizes)
+            return Fakes(
+                CPU,
+                device,
+                self._reads,
+                None,
+                noted,
+                self._job,
+                _nothing,
+                self._sizes,
+                self._doubts,
+            )
         operator = attention.Attention(self.card)
         library = attention.library(operator)
         stack.callback(library._destroy)
@@ -201,7 +213,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             self._scratch.hold(*sums.scratch(func, args), scratch.beside(func, args))
 
         take = self._scratch.take
-        fakes = Fakes("cuda", device, self._reads, operator, ran, self._job, take, self._sizes)
+        fakes = Fakes(
+            "cuda", device, self._reads, operator, ran, self._job, take, self._sizes, self._doubts
+        )
         # Last, because the modules that torch imports for its fake tensors must see the real devices.
         stack.enter_context(surface.described(self.card, device))
         return fakes
@@ -214,6 +228,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
             "sizes": self._how,
             "compiled": sorted(set(self._compiled)),
             "not_counted": sorted(self._not_counted),
+            "doubts": self._doubts.document(),
             **self._job.document(),
             **({} if card is None else {**_facts(card), **self._scratch.document()}),
         }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytracer import errors
+from pytracer.analysis.allocator.replay import NOT_KNOWN
+from pytracer.analysis.forecasts.fits import Fits
 
 MOST = 1 << 20
 _MOST_TRIES = 24
@@ -23,6 +25,17 @@ class Try:
     needs: int  # the bytes of the smallest card on which it surely runs
     peak: int
     beside: int = 0  # of them, what is counted beside torch's allocator
+
+
+def tried(batch: int, fits: Fits, peak: int) -> Try:
+    """The batch as it was imagined.
+
+    Raises:
+        errors.CannotImagine: it is not known whether it fits.
+    """
+    if fits.verdict == NOT_KNOWN:
+        raise errors.CannotImagine(fits.replay.notes[0])
+    return Try(batch, bool(fits), fits.surely_needs, peak, fits.beside_at_most)
 
 
 @dataclass(frozen=True)
@@ -112,8 +125,7 @@ def largest_batch(
     def attempt(batch: int) -> Try:
         with imagine(on, capacity, **options) as t:
             run(batch)
-        fits = t.fits()
-        return Try(batch, bool(fits), fits.surely_needs, t.peak.bytes, fits.beside_at_most)
+        return tried(batch, t.fits(), t.peak.bytes)
 
     batch, tries = search(attempt, card.capacity)
     return Largest(batch, card.name, card.capacity, tries)

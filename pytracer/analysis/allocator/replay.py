@@ -37,7 +37,7 @@ from pytracer.analysis.allocator.steps import (
     recorded_steps,
     steps,
 )
-from pytracer.analysis.facts import devices, grouping, lifetimes, owners, usage
+from pytracer.analysis.facts import devices, doubts, grouping, lifetimes, owners, usage
 from pytracer.recorded import Trace, once_per_trace
 from pytracer.schema import ACTION, Mask
 from pytracer.units import parse_size
@@ -50,10 +50,33 @@ EXACT, INTERVAL, NOT_KNOWN = "exact", "interval", "not known"
 ORDERS, FEW_ORDERS = 64, 12  # of segments, that are tried for one answer, and for one of many
 _STEPS_AT_MOST = 2_000_000  # in all orders together
 
+_LATE = (
+    "The recording began late, so blocks alive then are placed without gaps. To be exact, start it "
+    "before the model is on the GPU."
+)
 _DEPARTED = (
     "From event {:,} on the allocator placed blocks otherwise than its model, so a rule is missing "
     "here, and the answer may be wrong. Please report it with the trace."
 )
+
+
+YES, PERHAPS, NO = "fits", "may fit", "does not fit"
+
+
+def verdict(basis: str, *, surely: bool, perhaps: bool, proves_failure: bool = True) -> str:
+    """YES, PERHAPS, NO or NOT_KNOWN.
+
+    Args:
+        basis: what the figures rest on.
+        surely: with the most that the run may take.
+        perhaps: with the least.
+        proves_failure: the run takes at least what was recorded.
+    """
+    if not perhaps and proves_failure:
+        return NO
+    if basis == NOT_KNOWN:
+        return NOT_KNOWN
+    return YES if surely else PERHAPS
 
 
 @dataclass(frozen=True)
@@ -105,6 +128,11 @@ class Replay:
     def may_run(self) -> bool:
         """Whether the program runs to the end in some order."""
         return self.failing_orders < self.orders
+
+    @property
+    def proves_failure(self) -> bool:
+        """Whether a replay that fails in every order proves that the program fails."""
+        return not wrong(self._trace, self.device)
 
     def __repr__(self) -> str:
         """The main fields, without the trace."""
@@ -215,7 +243,8 @@ def _steps(trace: Trace, device: str, *, follows: bool, with_refusals: bool) -> 
 
 def _basis(trace: Trace, own_steps: Steps, tried: dict[str, Any]) -> tuple[str, tuple[str, ...]]:
     """How the answer is known, and why it is not known."""
-    why = notes(trace, own_steps.device, follows="address" in own_steps.columns)
+    why = wrong(trace, own_steps.device) + missing(trace, own_steps.device)
+    why += [] if "address" in own_steps.columns else late(trace, own_steps.device)
     if why:
         return NOT_KNOWN, tuple(why)
     if tried["are_all"] and tried["lowest_peak"] == tried["highest_peak"]:
@@ -357,24 +386,34 @@ def _alive_before(trace: Trace, steps: Steps, at: int) -> Mask:
     return alive
 
 
-def notes(trace: Trace, device: str, *, follows: bool = False) -> list[str]:
-    """What the recording lacks; nothing for the CPU, which is not replayed.
-
-    A replay that follows the recording knows what was there before it.
-    """
+def missing(trace: Trace, device: str) -> list[str]:
+    """Why the program takes more than was recorded; nothing for the CPU, which is not replayed."""
+    texts: list[str] = []
     if device == "cpu":
-        return []
-    own_steps, texts = steps(trace, device), []
-    if own_steps.late_bytes and not follows:
-        texts.append(
-            "The recording began late, so blocks alive then are placed without gaps. To be exact, "
-            "start it before the model is on the GPU."
-        )
-    failures = np.flatnonzero(trace.events.action == ACTION["oom"])
-    if len(failures):
+        return texts
+    if (trace.events.action == ACTION["oom"]).any():
         texts.append("The recording ends where a request failed; the later requests are unknown.")
     if trace.losses.get("lost_alloc"):
         texts.append("Some allocations did not fit into the recording; record fewer steps.")
-    elif device in _departures(trace):
-        texts.append(_DEPARTED.format(_departures(trace)[device]))
     return texts
+
+
+def wrong(trace: Trace, device: str) -> list[str]:
+    """Why the program may take less than was recorded, or the allocator place it otherwise."""
+    return [*doubts.doubts(trace), *departed(trace, device)]
+
+
+def departed(trace: Trace, device: str) -> list[str]:
+    """Why the model of the allocator is wrong here."""
+    at = _departures(trace).get(device)
+    return [] if at is None or trace.losses.get("lost_alloc") else [_DEPARTED.format(at)]
+
+
+def late(trace: Trace, device: str) -> list[str]:
+    """Why it is not known where blocks lay, unless a replay follows the recording."""
+    return [_LATE] if device != "cpu" and steps(trace, device).late_bytes else []
+
+
+def reasons(trace: Trace, device: str) -> tuple[str, ...]:
+    """All reasons why a replay with other steps is not known."""
+    return (*wrong(trace, device), *missing(trace, device), *late(trace, device))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pytracer import meta
 from pytracer.analysis.allocator.blocks import DeviceBytes, device_bytes
 from pytracer.analysis.answers import hints, peaks, recording_quality, training_steps
-from pytracer.analysis.facts import grouping, usage
+from pytracer.analysis.facts import doubts, grouping, usage
 from pytracer.recorded import Trace
 
 
@@ -25,6 +25,7 @@ class Overview:
     hint: hints.Hint | None
     health: list[recording_quality.HealthRow]
     own_time: recording_quality.OwnTime | None
+    doubts: tuple[str, ...]  # why the figures of an imagined run may be wrong
     events: int
     scopes: int
     meta: meta.Meta
@@ -50,6 +51,7 @@ def overview(trace: Trace, device: str | None = None) -> Overview:
         hint=hints.hint(trace, peak.device),
         health=recording_quality.health_rows(trace),
         own_time=recording_quality.own_time(trace),
+        doubts=doubts.doubts(trace),
         events=len(trace.events.ticks),
         scopes=len(trace.scopes.ticks),
         meta=noted,

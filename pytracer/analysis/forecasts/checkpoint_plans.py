@@ -68,6 +68,7 @@ _MOST_COUNTS = 128  # of modules, in an order of more candidates than that
 _WORTH = 0.005  # of the activations at the peak: a module that keeps less is no candidate
 _FORWARD = 1 / 3  # of a step, if its phases were not timed
 _BUS = 25e9  # bytes a second between the device and pinned memory
+_MOST_SURE = 8  # plans that are tried in several orders of segments, the quickest first
 _MOST_OFFLOADED = 6  # choices of how many modules to offload
 _BESIDE = 16  # blocks that a module keeps beside its result are that many times smaller
 _GENERATOR_BYTES = 5056  # the CPU generator's state; CUDA's is kept on the CPU
@@ -91,7 +92,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class CheckpointPlan:
-    """The cheapest plan that fits, or else the smallest plan. It is true if it fits."""
+    """The cheapest plan that fits, or else the smallest plan. It is true if it surely fits."""
 
     device: str
     budget: int
@@ -104,14 +105,35 @@ class CheckpointPlan:
     _render: Callable[["CheckpointPlan"], str] = field(repr=False, compare=False)
     verified: Verified | None = None  # None: not verified
     roots: Roots = ONE  # the models, for the code
+    reserved: tuple[int, int] | None = None  # the least and the most, as segments may lie
+    failing_orders: int = 0  # of segments, in which the chosen plan does not fit
+    proves_failure: bool = True  # if no plan fits
 
     def __str__(self) -> str:
         """The answer as text."""
         return self._render(self)
 
     def __bool__(self) -> bool:
-        """Whether the chosen plan fits."""
-        return self.chosen.fits
+        """Whether the chosen plan surely fits."""
+        return self.verdict == replay.YES
+
+    @property
+    def basis(self) -> str:
+        """What the figures are: exact, an interval, or not known."""
+        if self.notes:
+            return replay.NOT_KNOWN
+        is_exact = self.reserved is None or self.reserved[0] == self.reserved[1]
+        return replay.EXACT if is_exact else replay.INTERVAL
+
+    @property
+    def verdict(self) -> str:
+        """YES, PERHAPS, NO or NOT_KNOWN."""
+        return replay.verdict(
+            self.basis,
+            surely=not self.failing_orders,
+            perhaps=self.chosen.fits,
+            proves_failure=self.proves_failure,
+        )
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -203,11 +225,17 @@ def plan(
         raise errors.UsageError(work.why_no_units())
     judged = {chosen: work.judge(*chosen, size) for chosen in work.proposals(host)}
     now = judged[(), ()]
-    fitting = [each for each in judged.values() if each.fits]
+    fitting = sorted(
+        (each for each in judged.values() if each.fits),
+        key=lambda each: (each.time_ratio, each.peak),
+    )
     if fitting:
-        best = min(fitting, key=lambda each: (each.time_ratio, each.peak))
+        tried = [(each, *work.in_orders(each, size)) for each in fitting[:_MOST_SURE]]
+        sure = [one for one in tried if not one[2]]
+        best, reserved, failing = (sure or tried)[0]
     else:
         best = min(judged.values(), key=lambda each: (each.peak_reserved or each.peak, each.peak))
+        reserved, failing = work.in_orders(best, None)
     return CheckpointPlan(
         device=name,
         budget=size,
@@ -216,7 +244,10 @@ def plan(
         chosen=best,
         frontier=tuple(_frontier(judged.values())),
         warnings=tuple(work.warnings(best)),
-        notes=tuple(replay.notes(trace, name)),
+        notes=replay.reasons(trace, name),
+        reserved=reserved,
+        failing_orders=failing,
+        proves_failure=not replay.wrong(trace, name),
         _render=render,
         roots=meta.of(trace).roots,
     )
@@ -660,6 +691,17 @@ class _Work:
         ratio = 1 + sum(self.units[name].again for name in chosen) + over_the_bus / self.step_ns
         pinned = sum(self.units[name].pinned for name in offloaded)
         return Plan(chosen, peak, reserved, ratio, fits, offloaded, pinned)
+
+    def in_orders(self, plan: Plan, budget: int | None) -> tuple[tuple[int, int] | None, int]:
+        """What the plan reserves in a few orders of segments, and in how many it does not fit."""
+        if self.device == "cpu":
+            return None, 0
+        steps = self.steps_of(plan.modules, plan.offloaded)
+        rules = replay.recorded_rules(self.trace, self.device, budget)
+        tried = replay.in_orders(steps, rules, replay.FEW_ORDERS)
+        if tried["failed"] == tried["orders"]:
+            return None, tried["failed"]
+        return (tried["lowest_peak"], tried["highest_peak"]), tried["failed"]
 
     def peak(self, chosen: tuple[str, ...], offloaded: tuple[str, ...] = ()) -> int:
         """The plan's highest requested bytes."""

@@ -30,7 +30,7 @@ _ALLOCATOR = "torch's allocator"
 _MOST_HOLDERS = 8
 _NOTHING_READ = (
     "The memory beside torch's allocator is unknown: the context and libraries take 0.5 GiB and "
-    "more. `pytracer ledger --probe` measures it."
+    "more. Up to 1.2 GiB are counted. `pytracer ledger --probe` measures it."
 )
 _NOT_MEASURED = (
     "This card's memory beside torch's allocator was not measured: the context, kernels and "
@@ -42,9 +42,10 @@ _UNCERTAIN = (
     "without them; the table and the line per card have the most that they may take."
 )
 _NCCL = (
-    "NCCL's own buffers are not counted: it takes 0.2 to 1 GiB of the card beside torch's allocator, "
-    "by the number of its groups and channels."
+    "NCCL's own buffers take 0.2 to 1 GiB of the card beside torch's allocator, by the number of its "
+    "groups and channels. Up to 1 GiB is counted."
 )
+_MOST_OF_NCCL = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -55,9 +56,6 @@ class Holder:
     category: str
     module: str
     line: str
-
-
-YES, PERHAPS, NO = "fits", "may fit", "does not fit"
 
 
 @dataclass(frozen=True)
@@ -75,19 +73,23 @@ class Fits:
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
     uncertain: int = 0  # what torch may reserve beside, at most: not known in an imagined run
     beside_at_most: int = 0  # more than `beside` where it was not measured
+    settings_known: bool = True  # what other settings of the allocator would do
     by_kind: dict[str, Peak] = field(default_factory=dict)  # the peak of each kind of work
     verified: Verified | None = None  # None: not verified
 
     def __bool__(self) -> bool:
         """Whether the run completes on that card, with the most that is uncertain."""
-        return self.verdict == YES
+        return self.verdict == replay.YES
 
     @property
     def verdict(self) -> str:
-        """YES; PERHAPS, if it does with the least that is uncertain; or NO."""
-        if not self.replay.may_run:
-            return NO
-        return YES if self.replay and self._has_room_for_all else PERHAPS
+        """YES, PERHAPS, NO or NOT_KNOWN."""
+        return replay.verdict(
+            self.basis,
+            surely=bool(self.replay) and self._has_room_for_all,
+            perhaps=self.replay.may_run,
+            proves_failure=self.replay.proves_failure,
+        )
 
     @property
     def most_reserved(self) -> int:
@@ -106,8 +108,7 @@ class Fits:
 
     @property
     def _has_room_for_all(self) -> bool:
-        most = self.beside + self.replay.reserved[1] + self.more
-        return not self.more or self.card is None or most <= self.card
+        return not self.more or self.card is None or self.surely_needs <= self.card
 
     @property
     def basis(self) -> str:
@@ -128,7 +129,9 @@ class Fits:
 
     def surely_runs(self, choice: Choice) -> bool:
         """Whether the run completes with these settings, with the most that is uncertain."""
-        most = self.beside + choice.peak_reserved + self.more
+        if self.basis == replay.NOT_KNOWN or not (choice.as_recorded or self.settings_known):
+            return False
+        most = self.beside + choice.smallest_room + self.more
         return choice.runs and (not self.more or self.card is None or most <= self.card)
 
     def settings(self) -> "pd.DataFrame":
@@ -157,7 +160,7 @@ def fits(
         raise errors.NothingOnTheCard
     name = device or usage.main_device(trace)
     steps(trace, name)
-    beside, notes = _beside(trace, name)
+    beside, at_most, notes = _beside(trace, name)
     card = None if on is None else parse_size(on)
     left = None if on is None else room(trace, on, name)
     replayed = replay.replay(trace, settings, device=name, capacity=left, unlimited=True)
@@ -171,7 +174,8 @@ def fits(
         choices=tuple(allocator_advice.choices(trace, name, left)),
         notes=(*replayed.notes, *notes, *([_UNCERTAIN] if _uncertain(trace) else [])),
         uncertain=_uncertain(trace),
-        beside_at_most=MOST_BESIDE if _NOT_MEASURED in notes else beside,
+        beside_at_most=at_most,
+        settings_known=not replay.late(trace, name),
         by_kind=peaks.by_kind(trace, name),
         _render=render,
     )
@@ -195,20 +199,23 @@ def room(trace: Trace, on: int | str, device: str) -> int:
     return max(parse_size(on) - beside, 0)
 
 
-def _beside(trace: Trace, device: str) -> tuple[int, list[str]]:
-    """The card's bytes beside torch's allocator, and notes on how they are known."""
+def _beside(trace: Trace, device: str) -> tuple[int, int, list[str]]:
+    """The card's bytes beside torch's allocator, the most they may be, and how they are known."""
     imagined = meta.of(trace).imagined
     if imagined is not None:
         notes = [_NOT_MEASURED] if imagined.beside is None else []
-        return imagined.beside or 0, [*notes, _NCCL] if imagined.ranks > 1 else notes
+        most = MOST_BESIDE if imagined.beside is None else imagined.beside
+        if imagined.ranks > 1:
+            notes, most = [*notes, _NCCL], most + _MOST_OF_NCCL
+        return imagined.beside or 0, most, notes
     rows = ledger.ledger(trace, "end", device).rows
     others = [
         row for row in rows if row.level == 1 and row.name not in (_ALLOCATOR, _NOT_THE_PROGRAMS)
     ]
     beside = [row.bytes for row in others if row.bytes is not None and row.name != "residual"]
     if not beside:
-        return 0, [_NOTHING_READ]
-    return sum(beside), []
+        return 0, MOST_BESIDE, [_NOTHING_READ]
+    return sum(beside), sum(beside), []
 
 
 def _holders(trace: Trace, replayed: Replay) -> tuple[Holder, ...]:

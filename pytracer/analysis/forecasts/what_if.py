@@ -30,7 +30,7 @@ from pytracer.analysis.allocator import replay
 from pytracer.analysis.allocator.replay import EXACT, FEW_ORDERS, INTERVAL, NOT_KNOWN
 from pytracer.analysis.allocator.steps import steps
 from pytracer.analysis.answers import breakdown
-from pytracer.analysis.facts import grouping, scopes, timelines, usage
+from pytracer.analysis.facts import doubts, grouping, scopes, timelines, usage
 from pytracer.analysis.facts.allocations import Allocations, allocations
 from pytracer.analysis.forecasts import laws
 from pytracer.analysis.forecasts.laws import Shape
@@ -385,12 +385,15 @@ def _answer(case: _Case) -> WhatIf:
         batches=tuple(sorted({shape.batch for shape in case.shapes})),
         with_law=float(sizes.likely[alive & sizes.has_law].sum() / at_peak) if at_peak else 1.0,
         flagged=tuple(_flagged(last, sizes.recorded, sizes.highest, alive & ~sizes.has_law)),
-        notes=(*why, *replay.notes(last, device)),
+        notes=(*why, *replay.departed(last, device), *replay.late(last, device)),
     )
 
 
 def _basis(case: _Case, sizes: _Sizes, alive: Mask) -> tuple[str, list[str]]:
     """What the answer rests on, and why it is not exact."""
+    figures = [*doubts.doubts(case.last), *replay.missing(case.last, case.device)]
+    if figures:
+        return NOT_KNOWN, figures
     if case.wanted in case.shapes:
         return EXACT, []
     wanted = _words(case.wanted)
