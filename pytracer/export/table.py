@@ -33,6 +33,7 @@ def render(trace: Trace, width: int = 80, *, color: bool = False, device: str | 
         return "\n".join([*_nothing(now, width), *_file(now, width), *_health(now, width)])
     lines = [
         *_head(now, width, paint),
+        *(line for doubt in now.doubts for line in paragraph("NOT KNOWN", doubt, width)),
         "",
         *category_lines(now.peak, width, paint),
         "",
@@ -66,8 +67,7 @@ def _imagined(now: Overview, width: int) -> list[str]:
     if lines:
         more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
         text += f". Values were read and are stand-ins: {', '.join(lines[:3])}{more}"
-    doubtful = [line for doubt in now.doubts for line in paragraph("NOT KNOWN", doubt, width)]
-    return [*doubtful, *paragraph("imagined", text, width)]
+    return paragraph("imagined", text, width)
 
 
 def unknown(imagined: Imagined) -> str:
