@@ -134,8 +134,7 @@ def _bound(row: Document, way: str) -> int:
         y = torch.ops.aten.convolution.default(
             x, w, None, *moves, row["transposed"], [0] * ways, row["groups"]
         )
-    convolution = torch.ops.aten.convolution.default
-    return bounds.of_convolution(convolution, (x, w), y).most
+    return bounds.of_pass(x, w, y).most
 
 
 def layer_of(row: Document) -> Any:

@@ -535,18 +535,19 @@ PYBIND11_MODULE(_C, m) {
       .def("keep", &imagined::Device::keep, py::arg("amount"), py::arg("label"))
       .def("hold",
            [](imagined::Device& device, py::handle tensor) {
-             using Kept = std::shared_ptr<imagined::MostBlock>;
+             using Kept = std::shared_ptr<imagined::PossibleBlock>;
              auto kept = std::make_unique<Kept>(device.hold(tensor_of(tensor)));
              return py::capsule(kept.release(), [](void* it) { delete static_cast<Kept*>(it); });
            })
-      .def("take_at_most", &imagined::Device::take_at_most, py::arg("amount"))
+      .def("take", &imagined::Device::take, py::arg("least"), py::arg("most"))
       .def("use", &imagined::Device::use, py::arg("stream"))
       .def("trim", &imagined::Device::trim)
       .def("counters", &counters_of)
-      .def("peaks_at_most",
+      .def("bounds",
            [](const imagined::Device& device) {
              imagined::Device::Counters counted = device.counters();
-             return std::make_pair(counted.most_requested, counted.most_reserved);
+             return std::make_tuple(
+                 counted.most_requested, counted.least_reserved, counted.most_reserved);
            })
       .def("close", &imagined::Device::close);
   py::class_<imagined::Guard>(m, "ImaginedGuard").def(py::init<>());

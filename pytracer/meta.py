@@ -110,6 +110,7 @@ class Imagined(NamedTuple):
     rank: int = 0
     # With cuDNN's scratch and what NCCL keeps, if that may make the peak higher.
     peak_at_most: int | None = None
+    reserved_at_least: int | None = None
     reserved_at_most: int | None = None
     scratch_at_most: int = 0
     not_counted: tuple[str, ...] = ()  # layers whose memory on a host only their library knows
@@ -383,6 +384,7 @@ def _imagined(value: Any) -> Imagined | None:
         ranks=_whole(value.get("ranks")) or 1,
         rank=_whole(value.get("rank")) or 0,
         peak_at_most=_whole(value.get("peak_at_most")),
+        reserved_at_least=_whole(value.get("reserved_at_least")),
         reserved_at_most=_whole(value.get("reserved_at_most")),
         scratch_at_most=_whole(value.get("scratch_at_most")) or 0,
         not_counted=_each(str, value.get("not_counted")),

@@ -234,7 +234,14 @@ def test_every_word_on_the_screen_is_explained() -> None:
 
 def test_every_label_of_every_kind_of_screen_is_explained() -> None:
     explained = {line[2:18].strip() for line in words.legend(of_jobs=True).splitlines()}
-    told = ("imagined", "empty", "file", "steps", "also", "NOT KNOWN")  # a sentence that explains itself
+    told = (
+        "imagined",
+        "empty",
+        "file",
+        "steps",
+        "also",
+        "NOT KNOWN",
+    )  # a sentence that explains itself
     for text in _sources(table, job_text):
         assert text in explained or text in told, f"{text!r} is on a screen and not in --words"
 

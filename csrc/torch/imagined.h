@@ -17,7 +17,7 @@
 namespace pytracer::imagined {
 
 struct Memory;
-struct MostBlock;
+struct PossibleBlock;
 
 // The block behind a pointer of ours; address 0 for any other pointer.
 struct Block {
@@ -53,11 +53,11 @@ class Device {
   bool take_over(const at::Tensor& result, const at::Tensor& before);
   // Takes a block that stays until the device is closed, as a library's workspace does.
   void keep(uint64_t bytes, uint32_t label);
-  // While the result lives, the tensor's block is in use where the most is taken: the card may need
-  // it after the program has let it go. Null if it has no block.
-  std::shared_ptr<MostBlock> hold(const at::Tensor& tensor);
-  // The card takes at most so many bytes more, for a moment.
-  void take_at_most(uint64_t bytes);
+  // While the result lives, the tensor's block is in use in the possible placements: the card may
+  // need it after the program has let it go. Null if it has no block.
+  std::shared_ptr<PossibleBlock> hold(const at::Tensor& tensor);
+  // The card takes a block of so many bytes, for a moment. The least is sure.
+  void take(uint64_t least, uint64_t most);
   // New blocks are for this stream from here on. 0 is the default stream.
   void use(uint64_t stream);
   // Records no more from here on.
@@ -67,11 +67,11 @@ class Device {
   void trim();
 
   // The allocator's own counters: requested, allocated, active and reserved bytes, now and at their
-  // peak; and the peaks where the most is taken.
+  // peak; and the peaks of the possible placements.
   struct Counters {
     uint64_t requested, allocated, active, reserved;
     uint64_t peak_requested, peak_allocated, peak_active, peak_reserved;
-    uint64_t most_requested, most_reserved;
+    uint64_t most_requested, least_reserved, most_reserved;
   };
 
   Counters counters() const;

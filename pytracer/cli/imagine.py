@@ -439,6 +439,7 @@ def _document(answer: _Answer) -> dict[str, Any]:
             "by_category": dict(peak.by_category),
             "peaks": {kind: one.bytes for kind, one in fits.by_kind.items()},
             "peak_reserved": fits.replay.peak_reserved,
+            "reserved": list(fits.reserved),
             "beside": card.beside,
             "stand_ins": run["stand_ins"],
         }

@@ -185,7 +185,7 @@ def _document(prediction: Any) -> dict[str, Any]:
         "smallest_card": prediction.smallest_card,
         "beside": prediction.beside,
         "peak_reserved": prediction.replay.peak_reserved,
-        "reserved": [prediction.replay.reserved[0], prediction.most_reserved],
+        "reserved": list(prediction.reserved),
         "retries": prediction.replay.retries,
         "failed": None if failed is None else asdict(failed),
         "holders": [vars(row) for row in prediction.holders],

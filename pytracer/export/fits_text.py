@@ -77,7 +77,7 @@ def _doubt(fits: Fits) -> str:
             f"a request fails in {fits.replay.failing_orders:,} of {fits.replay.orders:,} orders in "
             "which the driver may place segments"
         )
-    reserves = f"torch's allocator may reserve {size_text(fits.most_reserved)}"
+    reserves = f"torch's allocator may reserve {size_text(fits.reserved[1])}"
     if fits.beside_at_most <= fits.beside:
         return reserves
     beside = f"the context and libraries may take {size_text(fits.beside_at_most)} beside it"
@@ -97,7 +97,7 @@ def _beside(fits: Fits) -> str:
 def _reserves(fits: Fits) -> str:
     replayed = fits.replay
     if replayed:
-        return f"reserves {_between(*replayed.reserved)} if it can"
+        return f"reserves {_between(*fits.reserved)} if it can"
     return f"has reserved {size_text(replayed.peak_reserved)} when a request fails"
 
 
@@ -139,11 +139,10 @@ def on_a_card(fits: Fits) -> str:
         needs = f"what is counted needs a card of {size_text(fits.smallest_card)}"
         return f"not known: {why}; {needs}{peaks}; {beside}"
     if failed is None:
-        reserves = _between(*fits.replay.reserved)
-        most = f", at most {size_text(fits.most_reserved)}" if fits.uncertain else ""
+        reserves = _between(*fits.reserved)
         if fits.verdict == PERHAPS:
             return f"{fits.verdict}: {_doubt(fits)}{peaks}; {beside}"
-        return f"{fits.verdict}: torch reserves {reserves}{most}{peaks}; {beside}"
+        return f"{fits.verdict}: torch reserves {reserves}{peaks}; {beside}"
     if fits.verdict == PERHAPS:
         return f"{fits.verdict}: {_doubt(fits)}{peaks}; {beside}"
     failure = (

@@ -52,10 +52,19 @@ _COMPOSED = private_torch.dispatch_keys.CompositeExplicitAutograd
 _READS_A_NUMBER = aten._local_scalar_dense.default
 _COPIES = frozenset((aten._to_copy.default, aten.copy_.default))
 _STEP = "Optimizer.step#"
-# The engine adds gradients and rows in place, but not where a dispatch mode is there.
-_IN_PLACE = frozenset((aten.add.Tensor, aten.index_add.default))
-# A card makes the last of their results first.
-_LAST_FIRST = frozenset((aten.native_dropout.default,))
+# The engine and its nodes do these in place, but not where a dispatch mode is there.
+_IN_PLACE = frozenset(
+    (
+        aten.add.Tensor,
+        aten.index_add.default,
+        aten.index_put.default,
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.scatter_add.default,
+    )
+)
+# How many of their last results a card makes first.
+_MADE_FIRST = {aten.native_dropout.default: 1, aten._scaled_dot_product_cudnn_attention.default: 2}
 _FAKE = private_torch.mode_keys.FAKE
 
 
@@ -68,7 +77,7 @@ class Fakes:
         memory: Any,
         reads: Reads,
         attention_: Callable[..., Any] | None,
-        ran: Callable[[Any, Any], None],
+        ran: Callable[[Any, Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
@@ -81,7 +90,7 @@ class Fakes:
             memory: the imagined memory.
             reads: answers the program's reads of values.
             attention_: replaces `scaled_dot_product_attention`, if anything does.
-            ran: called with each operator of the device and its arguments after it ran.
+            ran: called with each operator of the device, its arguments and its result after it ran.
             job: the ranks of which the program is one.
             take: takes the scratch of a convolution or of a recurrent layer.
             sizes_: makes up sizes that depend on values.
@@ -181,7 +190,7 @@ class _Watching(TorchDispatchMode):
         memory: Any,
         known: Known,
         attention_: Callable[..., Any] | None,
-        ran: Callable[[Any, Any], None],
+        ran: Callable[[Any, Any, Any], None],
         job: ranks.Job,
         take: Callable[[scratch.Scratch], None],
         sizes_: sizes.Sizes,
@@ -192,6 +201,7 @@ class _Watching(TorchDispatchMode):
         self._mode, self._job, self._take, self._sizes = mode, job, take, sizes_
         self._device, self._memory, self._known = device, memory, known
         self._attention, self._ran = attention_, ran
+        self._is_card = device != CPU
         self._kernels = kernels.Kernels(take, attention_)
         self._composites = composites
         self._doubts = doubts_
@@ -232,6 +242,8 @@ class _Watching(TorchDispatchMode):
             result = self._of_known_values(func, args, given, problem)
         except UnsupportedOperatorException:
             result = kernels.in_place(func, args, given)
+        if self._is_card and func in scratch.IN_ROWS:
+            result = tree_map(scratch.in_rows, result)
         losses.keep(func, args, result)
         if func in _COPIES:
             self._copied(func, args, given, result)
@@ -240,15 +252,20 @@ class _Watching(TorchDispatchMode):
         ours = [one for one in tree_iter(result) if self._is_ours(one)]
         if func in _IN_PLACE and (self._composites.is_running or _is_of_the_engine()):
             self._memory.take_over(result, args[0])
-        self._memory.back(ours[::-1] if func in _LAST_FIRST else ours)
-        self._kernels.take_scratch()
+        held = scratch.blocks(scratch.copies(func, args)) if ours and self._is_card else []
+        self._memory.back(held)
         if func in scratch.CONVOLUTIONS and ours:
-            self._take(scratch.of_convolution(func, args, result))
+            for made, taken in scratch.of_convolution(func, args, result):
+                self._memory.back([made])
+                self._take(taken)
+        made_first = len(ours) - _MADE_FIRST.get(func, 0)
+        self._memory.back(ours[made_first:] + ours[:made_first])
+        self._kernels.take_scratch()
         if func in scratch.TABLES and ours:
             self._take(scratch.of_table(func, args))
         if ours:
             self._doubts.made(ours)
-            self._ran(func, args)
+            self._ran(func, args, result)
         return result
 
     def _of_known_values(self, func: Any, args: Any, kwargs: Any, problem: Exception) -> Any:

@@ -278,7 +278,7 @@ def kernels(
         own = attention_scratch.of_cudnn_attention(
             query, key, value, backward=True, known=is_measured
         )
-        take(scratch.Scratch(copied + own.least, copied + own.most))
+        take(scratch.Scratch(own.least, own.most, beside=(copied,)))
         return gradients
 
     def flash(

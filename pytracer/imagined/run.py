@@ -183,7 +183,7 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
                 for name, answer in hosts.random_state().items():
                     stack.enter_context(replaced(owner, name, answer))
 
-            def noted(func: Any, args: Any) -> None:
+            def noted(func: Any, args: Any, result: Any) -> None:
                 if library := scratch.of_onednn(func):
                     self._not_counted.add(library)
 
@@ -208,9 +208,9 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
         self._workspaces = Workspaces(self.card, device)
         sums = reductions.Reductions(self.card)
 
-        def ran(func: Any, args: Any) -> None:
+        def ran(func: Any, args: Any, result: Any) -> None:
             self._workspaces.used_by(func, args)
-            self._scratch.hold(*sums.scratch(func, args), scratch.beside(func, args))
+            self._scratch.hold(*sums.scratch(func, args), *scratch.beside(func, args, result))
 
         take = self._scratch.take
         fakes = Fakes(

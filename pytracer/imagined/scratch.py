@@ -5,6 +5,7 @@ made from measurements (benchmarks/cudnn_scratch.py), and a test holds every mea
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +37,7 @@ class Scratch:
     least: int
     most: int
     stays: bool = False  # taken once, for all later calls
+    beside: tuple[int, ...] = ()  # blocks that are there at the same time
 
 
 class Taken:
@@ -54,26 +56,40 @@ class Taken:
                 self._staying = [torch.empty(scratch.least, dtype=torch.uint8, device="cuda")]
                 self._device.back(self._staying)
             return
-        self.hold(scratch.least)
-        self._device.take_at_most(scratch.most)
-        self._largest = max(self._largest, scratch.most)
+        held = blocks(scratch.beside)
+        self._device.back(held)
+        self._device.take(scratch.least, scratch.most)
+        self._largest = max(self._largest, scratch.most + sum(scratch.beside))
 
     def hold(self, *amounts: int) -> None:
         """Takes blocks of these bytes for a moment, all at once."""
-        if any(amounts):
-            blocks = [torch.empty(one, dtype=torch.uint8, device="cuda") for one in amounts]
-            self._device.back(blocks)
+        self._device.back(blocks(amounts))
 
     def document(self) -> dict[str, int]:
-        """The upper bounds, as far as they are above what is sure."""
+        """The bounds, as far as they are not what is sure.
+
+        What is reserved was tried with a few sizes of all scratch. Others may move it further, so half
+        of the distance is added on both sides.
+        """
+        further = 2 if self._largest else 0
         counters = self._device.counters()
-        peak, reserved = self._device.peaks_at_most()
+        peak, least, most = self._device.bounds()
+        sure = counters["reserved_bytes.peak"]
         bounds: dict[str, int] = {}
         if peak > counters["requested_bytes.peak"]:
             bounds |= {"peak_at_most": peak, "scratch_at_most": self._largest}
-        if reserved > counters["reserved_bytes.peak"]:
-            bounds["reserved_at_most"] = reserved
+        if least < sure:
+            least -= (sure - least) // further if further else 0
+            bounds["reserved_at_least"] = max(least, counters["allocated_bytes.peak"])
+        if most > sure:
+            most += (most - sure) // further if further else 0
+            bounds["reserved_at_most"] = most
         return bounds
+
+
+def blocks(amounts: Iterable[int]) -> list[Any]:
+    """Tensors of so many bytes on the card."""
+    return [torch.empty(one, dtype=torch.uint8, device="cuda") for one in amounts if one]
 
 
 def of_onednn(func: Any) -> str:
@@ -83,16 +99,20 @@ def of_onednn(func: Any) -> str:
     return "recurrent layers" if func.name().startswith("aten::mkldnn_rnn_layer") else ""
 
 
-def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> Scratch:
-    """The scratch of a convolution that ran.
+def of_convolution(func: Any, args: tuple[Any, ...], result: Any) -> list[tuple[Any, Scratch]]:
+    """What a convolution makes, one after the other, and the scratch for each.
 
     cuDNN's kernels want other layouts, so they copy the input and the output, and for a weight's
     gradient they add up partial results. At most each is there twice, and the weight four times.
     """
     if func is aten.convolution.default:
-        x, w, y = args[0], args[1], result
-    else:
-        y, x, w = args[0], args[1], args[2]
+        return [(result, of_pass(args[0], args[1], result))]
+    taken = of_pass(args[1], args[2], args[0])
+    return [(one, taken) for one in result[:2] if one is not None]
+
+
+def of_pass(x: Any, w: Any, y: Any) -> Scratch:
+    """The scratch of one pass of a convolution of `x` to `y`."""
     return Scratch(0, 2 * (_padded(x) + _padded(y)) + 16 * math.prod(w.shape) + _SMALL)
 
 
@@ -107,11 +127,10 @@ def of_table(func: Any, args: tuple[Any, ...]) -> Scratch:
     is_bag = func is aten._embedding_bag_backward.default
     if count == 0 or (args[_SPARSE] if is_bag else count <= _FEW_WORDS):
         return Scratch(0, 0)
-    fixed = 5 * words.nbytes + 16 + (0 if grad.is_contiguous() else grad.nbytes)
-    wide = grad.shape[-1] + -grad.shape[-1] % _WARP
-    each = words.element_size() + 4 * wide
+    wide = 4 * (grad.shape[-1] + -grad.shape[-1] % _WARP)
     least, most = -(-count // _RUN), min(count, rows) + count // _RUN + 1
-    return Scratch(fixed + least * each, fixed + most * each)
+    numbers = words.element_size() * most
+    return Scratch(least * wide, most * wide, beside=(*[words.nbytes] * 5, numbers, 8, 8))
 
 
 def of_recurrent(layer: "Layer") -> Scratch:
@@ -151,11 +170,102 @@ def of_grouped_product(groups: int, processors: int, capability: tuple[int, int]
     return Scratch(0, 2 * most if capability[0] == 10 else 0)
 
 
-def beside(func: Any, args: Any) -> int:
+# Operators of torch's own whose kernels on a card want contiguous arguments, and which.
+_CONTIGUOUS: dict[Any, tuple[int, ...]] = {
+    aten.native_layer_norm.default: (0,),
+    aten.native_layer_norm_backward.default: (0, 1),
+    aten._fused_rms_norm.default: (0,),
+    aten._fused_rms_norm_backward.default: (0, 1),
+    aten._softmax.default: (0,),
+    aten._softmax_backward_data.default: (0, 1),
+    aten._log_softmax.default: (0,),
+    aten._log_softmax_backward_data.default: (0, 1),
+    aten.embedding_dense_backward.default: (0,),
+    aten.max_pool2d_with_indices.default: (0,),
+    aten.max_pool2d_with_indices_backward.default: (0, 1),
+    aten.avg_pool2d.default: (0,),
+    aten.avg_pool2d_backward.default: (0, 1),
+    aten._adaptive_avg_pool2d.default: (0,),
+    aten._adaptive_avg_pool2d_backward.default: (0,),
+    aten.upsample_nearest2d.default: (0,),
+    aten.upsample_nearest2d_backward.default: (0,),
+    aten.upsample_bilinear2d_backward.default: (0,),
+    aten.upsample_bicubic2d_backward.default: (0,),
+    aten.reflection_pad2d_backward.default: (0,),
+    aten.roll.default: (0,),
+    aten.cumsum.default: (0,),
+    aten.cumprod.default: (0,),
+    aten.median.dim: (0,),
+    aten.topk.default: (0,),
+}
+# Operators of torch's own whose results are contiguous on a card, whatever their arguments are.
+IN_ROWS = frozenset(
+    (
+        aten.native_layer_norm_backward.default,
+        aten._fused_rms_norm_backward.default,
+        aten._softmax_backward_data.default,
+        aten._log_softmax_backward_data.default,
+        aten.native_batch_norm_backward.default,
+        aten.mse_loss_backward.default,
+        aten.smooth_l1_loss_backward.default,
+        aten.huber_loss_backward.default,
+    )
+)
+_RECURRENT = {aten._cudnn_rnn.default: 10, aten._cudnn_rnn_backward.default: 14}  # rows first
+
+
+def copies(func: Any, args: Any) -> list[int]:
+    """The bytes of the copies that the operator makes of its arguments, before its results."""
+    if func in _RECURRENT:
+        given = args[0].transpose(0, 1) if args[_RECURRENT[func]] else args[0]
+        return [] if given.is_contiguous() else [int(given.nbytes)]
+    wanted = [args[one] for one in _CONTIGUOUS.get(func, ())]
+    return [int(one.nbytes) for one in wanted if not _lies_as_wanted(one)]
+
+
+def in_rows(one: Any) -> Any:
+    """The result as it lies on a card."""
+    is_turned = isinstance(one, torch.Tensor) and not _lies_as_wanted(one)
+    return one.new_empty(one.shape) if is_turned else one
+
+
+def _lies_as_wanted(tensor: Any) -> bool:
+    """Images may have their channels last."""
+    return bool(tensor.is_contiguous()) or (
+        tensor.dim() == _IMAGES and tensor.is_contiguous(memory_format=torch.channels_last)
+    )
+
+
+_IMAGES = 4  # dimensions
+_LOSSES = {aten.mse_loss.default: 2, aten.smooth_l1_loss.default: 2, aten.huber_loss.default: 2}
+_SUMS = frozenset((aten.cumsum.default, aten.cumprod.default))
+_NUMBER = 8  # bytes of an index
+
+
+def beside(func: Any, args: Any, result: Any) -> list[int]:
     """What other operators of torch's own take on a card beside their result, and no fake kernel does."""
     if func is aten._softmax_backward_data.default:  # the product of its two inputs
-        return max(int(one.nbytes) for one in args[:2])
-    return 0
+        return [max(int(one.nbytes) for one in args[:2])]
+    if func in _LOSSES and (len(args) < 3 or args[_LOSSES[func]] != 0):  # the loss of each number
+        return [int(args[0].nbytes)]
+    if func in _SUMS and args[0].dtype != result.dtype:
+        return [int(result.nbytes)]
+    if func is aten.multinomial.default:
+        return [int(args[0].nbytes)]
+    if func is aten.native_group_norm.default:
+        return [4 * args[3] * args[4]] * 2
+    if func is aten.native_group_norm_backward.default:
+        return [4 * args[5] * args[6]] * 3 + [4 * args[5] * args[8]] * 2
+    if func in _PUTS and len(args) > _ADDS and args[_ADDS]:  # sorts the places
+        count = math.prod(
+            torch.broadcast_shapes(*(one.shape for one in args[1] if one is not None))
+        )
+        return [_NUMBER * count] * 5
+    return []
+
+
+_PUTS = frozenset((aten.index_put.default, aten.index_put_.default))
+_ADDS = 3  # the argument
 
 
 def reserve(layer: "Layer") -> int:

@@ -72,6 +72,7 @@ class Fits:
     notes: tuple[str, ...]
     _render: Callable[["Fits"], str] = field(repr=False, compare=False)
     uncertain: int = 0  # what torch may reserve beside, at most: not known in an imagined run
+    saved_at_most: int = 0  # and less than that, where other blocks suit it better
     beside_at_most: int = 0  # more than `beside` where it was not measured
     settings_known: bool = True  # what other settings of the allocator would do
     by_kind: dict[str, Peak] = field(default_factory=dict)  # the peak of each kind of work
@@ -92,9 +93,10 @@ class Fits:
         )
 
     @property
-    def most_reserved(self) -> int:
-        """What torch may reserve at most."""
-        return self.replay.reserved[1] + self.uncertain
+    def reserved(self) -> tuple[int, int]:
+        """The least and the most that torch reserves."""
+        least, most = self.replay.reserved
+        return max(least - self.saved_at_most, 0), most + self.uncertain
 
     @property
     def more(self) -> int:
@@ -113,7 +115,8 @@ class Fits:
     @property
     def basis(self) -> str:
         """What the reserved bytes are: exact, an interval, or not known."""
-        is_interval = self.uncertain and self.replay.basis == replay.EXACT
+        moves = self.uncertain or self.saved_at_most
+        is_interval = moves and self.replay.basis == replay.EXACT
         return replay.INTERVAL if is_interval else self.replay.basis
 
     def __str__(self) -> str:
@@ -164,6 +167,7 @@ def fits(
     card = None if on is None else parse_size(on)
     left = None if on is None else room(trace, on, name)
     replayed = replay.replay(trace, settings, device=name, capacity=left, unlimited=True)
+    saved, uncertain = _uncertain(trace)
     return Fits(
         device=name,
         card=card,
@@ -172,8 +176,9 @@ def fits(
         smallest_card=replayed.smallest_room + beside,
         holders=_holders(trace, replayed),
         choices=tuple(allocator_advice.choices(trace, name, left)),
-        notes=(*replayed.notes, *notes, *([_UNCERTAIN] if _uncertain(trace) else [])),
-        uncertain=_uncertain(trace),
+        notes=(*replayed.notes, *notes, *([_UNCERTAIN] if uncertain else [])),
+        uncertain=uncertain,
+        saved_at_most=saved,
         beside_at_most=at_most,
         settings_known=not replay.late(trace, name),
         by_kind=peaks.by_kind(trace, name),
@@ -181,12 +186,15 @@ def fits(
     )
 
 
-def _uncertain(trace: Trace) -> int:
+def _uncertain(trace: Trace) -> tuple[int, int]:
+    """How much less and how much more an imagined run may reserve, by what only the card knows."""
     imagined = meta.of(trace).imagined
-    if imagined is None or imagined.reserved_at_most is None:
-        return 0
-    sure = devices.counted(trace, usage.main_device(trace), "reserved_bytes.peak", "end")
-    return max(imagined.reserved_at_most - (sure or 0), 0)
+    if imagined is None:
+        return 0, 0
+    sure = devices.counted(trace, usage.main_device(trace), "reserved_bytes.peak", "end") or 0
+    less = sure if imagined.reserved_at_least is None else imagined.reserved_at_least
+    more = sure if imagined.reserved_at_most is None else imagined.reserved_at_most
+    return max(sure - less, 0), max(more - sure, 0)
 
 
 def room(trace: Trace, on: int | str, device: str) -> int:
