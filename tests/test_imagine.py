@@ -574,6 +574,7 @@ def test_compiled_code_is_counted_as_eager_and_the_table_says_so() -> None:
     with pytracer.imagine("H100") as t:
         model = torch.compile(Words().to("cuda"), fullgraph=True)
         square = torch.compile(fullgraph=True)(torch.square)
+        torch.compile(torch.sin)  # which never runs
         square(model(torch.randint(500, (2, 8), device="cuda"))).sum().backward()
     assert t.data.meta["imagined"]["compiled"] == ["Words", "square"]
     assert "counted as eager" in " ".join(t.table().split())

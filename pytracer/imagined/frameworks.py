@@ -1,6 +1,7 @@
 """Code of frameworks that an imagined run replaces, as soon as the program imports it."""
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,13 +16,25 @@ _STOPS_AT_A_WORD = "transformers.generation.stopping_criteria"
 
 @contextlib.contextmanager
 def eager(compiled: list[str]) -> Iterator[None]:
-    """Runs functions that the program compiles as they are, and notes their names."""
+    """Runs what the program compiles as it is, and notes the names of models and of functions run.
+
+    A library may compile functions that the program never runs.
+    """
 
     def compile_(model: Any = None, **_: Any) -> Any:
         if model is None:
             return compile_
-        compiled.append(getattr(model, "__name__", type(model).__name__))
-        return model
+        name = getattr(model, "__name__", None)
+        if name is None:
+            compiled.append(type(model).__name__)
+            return model
+
+        @functools.wraps(model)
+        def run(*args: Any, **options: Any) -> Any:
+            compiled.append(name)
+            return model(*args, **options)
+
+        return run
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(replaced(torch, "compile", compile_))
