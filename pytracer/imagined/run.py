@@ -210,7 +210,8 @@ class imagine(Views):  # noqa: N801 - reads as a verb: `with imagine("H100"):`
 
         def ran(func: Any, args: Any, result: Any) -> None:
             self._workspaces.used_by(func, args)
-            self._scratch.hold(*sums.scratch(func, args), *scratch.beside(func, args, result))
+            for blocks in (sums.scratch(func, args), *scratch.beside(func, args, result)):
+                self._scratch.hold(*blocks)
 
         take = self._scratch.take
         fakes = Fakes(

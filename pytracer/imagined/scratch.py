@@ -193,11 +193,15 @@ _CONTIGUOUS: dict[Any, tuple[int, ...]] = {
     aten.upsample_bicubic2d_backward.default: (0,),
     aten.reflection_pad2d_backward.default: (0,),
     aten.roll.default: (0,),
-    aten.cumsum.default: (0,),
-    aten.cumprod.default: (0,),
     aten.median.dim: (0,),
     aten.topk.default: (0,),
 }
+# A torch for the CPU has no operator of cuDNN's for these, which a card takes for images.
+_NORMS_OF_IMAGES: dict[Any, tuple[int, ...]] = (
+    {}
+    if torch.backends.cuda.is_built()
+    else {aten.native_batch_norm.default: (0,), aten.native_batch_norm_backward.default: (0, 1)}
+)
 # Operators of torch's own whose results are contiguous on a card, whatever their arguments are.
 IN_ROWS = frozenset(
     (
@@ -220,6 +224,8 @@ def copies(func: Any, args: Any) -> list[int]:
         given = args[0].transpose(0, 1) if args[_RECURRENT[func]] else args[0]
         return [] if given.is_contiguous() else [int(given.nbytes)]
     wanted = [args[one] for one in _CONTIGUOUS.get(func, ())]
+    if func in _NORMS_OF_IMAGES and args[0].dim() > 2:
+        wanted = [args[one] for one in _NORMS_OF_IMAGES[func]]
     return [int(one.nbytes) for one in wanted if not _lies_as_wanted(one)]
 
 
@@ -242,25 +248,29 @@ _SUMS = frozenset((aten.cumsum.default, aten.cumprod.default))
 _NUMBER = 8  # bytes of an index
 
 
-def beside(func: Any, args: Any, result: Any) -> list[int]:
-    """What other operators of torch's own take on a card beside their result, and no fake kernel does."""
+def beside(func: Any, args: Any, result: Any) -> list[list[int]]:
+    """What other operators of torch's own take on a card beside their result, and no fake kernel does.
+
+    The blocks of a list are there at the same time.
+    """
     if func is aten._softmax_backward_data.default:  # the product of its two inputs
-        return [max(int(one.nbytes) for one in args[:2])]
+        return [[max(int(one.nbytes) for one in args[:2])]]
     if func in _LOSSES and (len(args) < 3 or args[_LOSSES[func]] != 0):  # the loss of each number
-        return [int(args[0].nbytes)]
-    if func in _SUMS and args[0].dtype != result.dtype:
-        return [int(result.nbytes)]
+        return [[int(args[0].nbytes)]]
+    if func in _SUMS:  # a copy in another type, and one in order
+        copied = (args[0].dtype != result.dtype) + (not args[0].is_contiguous())
+        return [[int(result.nbytes)] * copied]
     if func is aten.multinomial.default:
-        return [int(args[0].nbytes)]
+        return [[int(args[0].nbytes)]]
     if func is aten.native_group_norm.default:
-        return [4 * args[3] * args[4]] * 2
+        return [[4 * args[3] * args[4]] * 2]
     if func is aten.native_group_norm_backward.default:
-        return [4 * args[5] * args[6]] * 3 + [4 * args[5] * args[8]] * 2
+        return [[4 * args[5] * args[6]] * 3 + [4 * args[5] * args[8]] * 2]
     if func in _PUTS and len(args) > _ADDS and args[_ADDS]:  # sorts the places
-        count = math.prod(
-            torch.broadcast_shapes(*(one.shape for one in args[1] if one is not None))
-        )
-        return [_NUMBER * count] * 5
+        places = [one.shape for one in args[1] if one is not None]
+        numbers, values = _NUMBER * math.prod(torch.broadcast_shapes(*places)), args[2]
+        copied = 0 if values.is_contiguous() else int(values.nbytes)
+        return [[numbers], [copied, *[numbers] * 4, 1]]
     return []
 
 
