@@ -13,7 +13,7 @@ BUILT := pytracer/_build.json
 NATIVE := setup.py _build_backend/native.py $(shell find csrc -name '*.cpp' -o -name '*.h')
 CXX_FILES = $(shell git ls-files '*.cpp' '*.h' '*.cc' '*.cuh' '*.cu')
 
-.PHONY: help demo test nightly build lint bench wheels matrix torch-tests public-programs clean FORCE
+.PHONY: help demo test nightly build lint bench wheels release-check matrix torch-tests public-programs clean FORCE
 
 help:
 	@echo "make demo    build, trace a small training run and print what it found"
@@ -23,6 +23,7 @@ help:
 	@echo "make lint    formatting, lint, spelling and types"
 	@echo "make bench   what tracing costs, beside the peers"
 	@echo "make wheels  one wheel for this Python and all supported releases of torch, in dist/"
+	@echo "make release-check  build, install and try a release on this machine"
 	@echo "make matrix  install, test and run beside each of them, and write docs/support.md"
 	@echo "make torch-tests      PyTorch's own tests, traced and not.  ARGS='FOLDER --quick'"
 	@echo "make public-programs  other people's programs, traced and not.  ARGS='gan diffusion'"
@@ -59,6 +60,9 @@ bench: $(BUILT)
 
 wheels:
 	@$(call python,wheels) tools/wheels.py $(ARGS)
+
+release-check:
+	@$(call python,test) tools/release.py check $(ARGS)
 
 # ARGS='ENVIRONMENT/bin/python ...' takes environments that are there already.
 matrix:

@@ -79,9 +79,12 @@ def find_cuda() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--torch", type=Path, action="append", default=[], metavar="FOLDER")
-    named = parser.parse_args().torch
-    torches = os.pathsep.join(str(headers(release, named)) for release in releases())
+    parser.add_argument("--headers", action="store_true", help="only get the headers")
+    options = parser.parse_args()
+    torches = os.pathsep.join(str(headers(release, options.torch)) for release in releases())
     find_cuda()
+    if options.headers:
+        return
     made = ROOT / "build" / "wheels"
     shutil.rmtree(made, ignore_errors=True)
     pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(made), "."]
